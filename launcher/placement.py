@@ -24,8 +24,9 @@ class Placement:
     """A split of a model, the reason for it, and how many ranks each node is expected to hold.
 
     `warnings` say what works but costs something: TP across the network, GPUs left over. `dp` is
-    how many replicas of the split there are; `experts` is how many the model has: 0 of a dense one,
-    `None` where nobody could tell.
+    how many replicas of the split there are, `pcp` the prefill context parallel size, by which each
+    stage has more ranks (world_size in vllm/config/parallel.py); `experts` is how many the model
+    has: 0 of a dense one, `None` where nobody could tell.
     """
 
     tp: int
@@ -34,12 +35,18 @@ class Placement:
     nodes: tuple[tuple[str, int], ...]
     warnings: tuple[str, ...] = ()
     dp: int = 1
+    pcp: int = 1
     experts: int | None = None
+
+    @property
+    def stage(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.pcp
 
     @property
     def each(self) -> int:
         """Ranks, and so GPUs, of one replica."""
-        return self.tp * self.pp
+        return self.stage * self.pp
 
     @property
     def world(self) -> int:
@@ -49,7 +56,9 @@ class Placement:
     @property
     def words(self) -> str:
         """Name the split for people."""
-        return (f"DP {self.dp} × " if self.dp > 1 else "") + f"TP {self.tp} × PP {self.pp}"
+        sizes = (("DP", self.dp), ("TP", self.tp), ("PCP", self.pcp), ("PP", self.pp))
+        shown = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("TP", "PP")]
+        return " × ".join(shown)
 
     @property
     def crosses(self) -> bool:
@@ -141,6 +150,7 @@ def choose(
     model_config: Mapping[str, Any] | None = None,
     *,
     dp: int | None = None,
+    pcp: int = 1,
     backend: Backend = "ray",
 ) -> Placement:
     """Choose a split: TP = GPUs per node and PP = nodes, unless something else is asked for.
@@ -152,6 +162,7 @@ def choose(
         model_config: the model's `config.json`, or None when nobody could read it.
         dp: replicas of the split behind one endpoint; with more than one, each takes an equal part
             of the GPUs.
+        pcp: prefill context parallel size, of a single replica.
         backend: who hands out the ranks; each does it in its own way.
 
     Raises:
@@ -159,21 +170,47 @@ def choose(
     """
     shape = shape_of(model_config)
     if dp is not None and dp > 1:
+        if pcp > 1:
+            raise PlacementError(
+                f"{dp} replicas with prefill context parallelism cannot be placed",
+                hint="use one of the two: `--data-parallel-size`, or -- --prefill-context-parallel",
+            )
         return _replicate(inventory, dp, tp, pp, shape, backend)
-    chosen_tp, chosen_pp, why = _sizes(inventory, tp, pp)
-    wrong = impossible(inventory, chosen_tp, chosen_pp, shape)
-    if wrong:
+    stage, chosen_pp, why = _single(inventory, tp, pp, pcp, shape)
+    chosen_tp = stage // pcp
+    wrong = impossible(inventory, chosen_tp, chosen_pp, shape, pcp) if chosen_tp else _UNEVEN
+    placed = Placement(
+        tp=chosen_tp, pp=chosen_pp, pcp=pcp, why=why, nodes=(), experts=shape.experts
+    )
+    if wrong or stage % pcp:
         raise PlacementError(
-            f"TP {chosen_tp} × PP {chosen_pp} cannot run: {wrong}",
+            f"{placed.words} cannot run: {wrong or _UNEVEN}",
             evidence=f"{why}; {_brings(inventory)}",
-            hint=_instead(inventory, shape),
+            hint=_instead(inventory, shape, pcp),
         )
     mp = backend == "mp"
-    nodes = (
-        share(inventory, chosen_tp, chosen_pp) if mp else _fill(inventory, chosen_tp * chosen_pp)
-    )
-    placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, experts=shape.experts)
+    nodes = share(inventory, stage, chosen_pp) if mp else _fill(inventory, stage * chosen_pp)
+    placed = replace(placed, nodes=nodes)
     return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
+
+
+_UNEVEN = "the GPUs of a stage cannot be divided by PCP"
+
+
+def _single(
+    inventory: Inventory, tp: int | None, pp: int | None, pcp: int, shape: ModelShape
+) -> tuple[int, int, str]:
+    """Return the ranks of a stage and the stages of a single replica, and why.
+
+    Where each node has one GPU, and RDMA between them, all are one stage: with the ranks of a
+    layer's reductions a network apart, latency decides, which RDMA has and pipelines waste (the
+    recipes for DGX Spark: eugr/spark-vllm-docker).
+    """
+    count = len(inventory.nodes)
+    free = tp is None and pp is None and count % pcp == 0
+    if free and _close(inventory) and not impossible(inventory, count // pcp, 1, shape, pcp):
+        return count, 1, "one GPU per node, and RDMA between them: TP = nodes"
+    return _sizes(inventory, None if tp is None else tp * pcp, pp)
 
 
 def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
@@ -444,6 +481,12 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
     return _gpus_per_node(inventory), count, "TP = GPUs per node, PP = nodes"
 
 
+def _close(inventory: Inventory) -> bool:
+    """True of several nodes with one GPU each and RDMA between them."""
+    single = all(node.gpus == 1 for node in inventory.nodes)
+    return single and len(inventory.nodes) > 1 and inventory.fabric != "ethernet"
+
+
 def _gpus_per_node(inventory: Inventory) -> int:
     sizes = {node.gpus for node in inventory.nodes}
     if len(sizes) == 1:
@@ -494,7 +537,7 @@ def _fill(inventory: Inventory, world: int) -> tuple[tuple[str, int], ...]:
 
 def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> list[str]:
     said, tp = [], placed.tp
-    if placed.crosses:
+    if placed.crosses and not _close(inventory):
         said.append(
             f"TP {tp} crosses nodes: every layer waits for the network between them, which only"
             " pays with InfiniBand or RoCE"
@@ -509,7 +552,7 @@ def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> lis
     return said
 
 
-def _instead(inventory: Inventory, shape: ModelShape) -> str:
+def _instead(inventory: Inventory, shape: ModelShape, pcp: int = 1) -> str:
     """Name up to three splits that work, those that use most GPUs and keep TP inside nodes
     first.
     """
@@ -519,7 +562,7 @@ def _instead(inventory: Inventory, shape: ModelShape) -> str:
         (tp, pp)
         for tp in range(1, total + 1)
         for pp in range(1, total // tp + 1)
-        if not impossible(inventory, tp, pp, shape)
+        if not impossible(inventory, tp, pp, shape, pcp)
     ]
     options.sort(key=lambda each: (-each[0] * each[1], smallest % each[0] != 0, -each[0]))
     if not options:

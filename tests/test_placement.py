@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -382,3 +383,46 @@ def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
     assert narrow(INVENTORY, ("n2",)).head.name == "n2"
     assert narrow(INVENTORY, gpus=2).gpus == 4
     assert choose(narrow(INVENTORY, ("n2",)), None, None, backend="mp").nodes == (("n2", 8),)
+
+
+def test_nodes_of_one_gpu_with_rdma_are_one_stage() -> None:
+    """TP = nodes where the model can be divided so; else, and over Ethernet, a pipeline."""
+    sparks = replace(cluster(1, 1), fabric="roce")
+    three = replace(cluster(1, 1, 1), fabric="roce")
+
+    assert split(choose(sparks, None, None, LLAMA_70B)) == (2, 1)
+    assert choose(sparks, None, None).warnings == ()
+    assert "RDMA between them: TP = nodes" in choose(sparks, None, None).why
+    assert split(choose(three, None, None, LLAMA_70B)) == (1, 3)
+    assert split(choose(sparks, None, 2)) == (1, 2)
+    assert split(choose(replace(cluster(8, 8), fabric="infiniband"), None, None)) == (8, 2)
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_prefill_context_parallelism_multiplies_the_ranks(backend: Backend) -> None:
+    """Those of a stage stay together; the rest of the split gets what it leaves."""
+    placed = choose(cluster(8, 8), None, None, LLAMA_70B, pcp=2, backend=backend)
+
+    assert (placed.tp, placed.pcp, placed.pp, placed.world) == (4, 2, 2, 16)
+    assert placed.nodes == (("n0", 8), ("n1", 8))
+    assert placed.words == "TP 4 × PCP 2 × PP 2"
+    assert not placed.crosses
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "pcp", "reason"),
+    [
+        (8, 2, None, 2, "it needs 32 GPUs, the cluster has 16"),
+        (None, None, None, 3, "the GPUs of a stage cannot be divided by PCP"),
+        (None, None, None, 16, "the GPUs of a stage cannot be divided by PCP"),
+        (None, None, 2, 2, "2 replicas with prefill context parallelism"),
+    ],
+)
+def test_prefill_context_parallelism_that_does_not_fit(
+    tp: int | None, pp: int | None, dp: int | None, pcp: int, reason: str
+) -> None:
+    """Told before vLLM waits half an hour for GPUs."""
+    with pytest.raises(PlacementError) as error:
+        choose(cluster(8, 8), tp, pp, LLAMA_70B, dp=dp, pcp=pcp)
+
+    assert reason in error.value.message

@@ -90,12 +90,12 @@ def _accelerator(host: Host) -> Finding | None:
             ),
         )
     if len(facts.used(node)) < node.gpus:
-        there = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
+        fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
         return failed(
             node,
             f"{len(facts.gpus)} GPUs visible, {_declared(node)}",
             evidence=", ".join(gpu.name for gpu in facts.gpus),
-            fix=f"set {there} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
+            fix=f"set {fewer} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
         )
     return None
 

@@ -86,6 +86,7 @@ class Asked:
         """
         from launcher import placement
         from launcher.plan.request import Request
+        from launcher.tools import vllm
 
         self._refuse(inventory)
         here = placement.narrow(inventory, self.nodes, self.gpus)
@@ -100,7 +101,15 @@ class Asked:
         return Request(
             name=self.name,
             model=self.model,
-            placement=placement.choose(here, tp, pp, config, dp=dp, backend=self.backend),
+            placement=placement.choose(
+                here,
+                tp,
+                pp,
+                config,
+                dp=dp,
+                pcp=vllm.prefill_context_parallel(self.args),
+                backend=self.backend,
+            ),
             backend=self.backend,
             host=self.host,
             port=self.port,

@@ -55,7 +55,7 @@ def desired(seen: ClusterSnapshot, request: Request, *, asked: float, policy: Po
         addresses={node.name: node.ip for node in inventory.nodes},
         asked=asked,
         replicas=split.dp,
-        tp=split.tp,
+        tp=split.stage,
         visible=_VISIBLE[inventory.accelerator],
         memory_share=None if inventory.accelerator == "cpu" else vllm.memory_share(request.args),
         ray=None if inventory.ray.off else ray,

@@ -275,3 +275,19 @@ def test_root_cause(name: str, cause: str) -> None:
 
     assert found.startswith(cause)
     assert bool(found) == bool(cause)
+
+
+@pytest.mark.parametrize(
+    ("args", "size"),
+    [
+        ((), 1),
+        (("--prefill-context-parallel-size", "2"), 2),
+        (("--prefill_context_parallel_size=4",), 4),
+        (("-pcp", "2", "-pcp", "8"), 8),
+        (("-pcp", "two"), 1),
+        (("-pcp",), 1),
+    ],
+)
+def test_prefill_context_parallelism_is_read(args: tuple[str, ...], size: int) -> None:
+    """In either form, the last one counts."""
+    assert vllm.prefill_context_parallel(args) == size
