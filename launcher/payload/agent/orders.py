@@ -7,6 +7,7 @@ from dataclasses import replace
 from .desired import Desired, Process
 from .monitor import Monitor
 from .node import KEEP, PREPARE, RUN, Order
+from .read_ahead import stages_of
 from .reservation import Reservation
 
 
@@ -19,6 +20,7 @@ def for_nodes(
 ) -> dict[str, Order]:
     """Return what each node is to do in a phase: start processes, or only look after ranks."""
     busy = monitor is not None and monitor.busy
+    stages = _stages(want) if want.read_ahead else {}
     found = {
         node: Order(
             generation=generation,
@@ -26,6 +28,8 @@ def for_nodes(
             pids=_pids(monitor, node),
             share=want.memory_share if want.places.get(node) else None,
             busy=busy,
+            model=want.model if node in stages else "",
+            stages=stages.get(node, (0, 1, 1)),
         )
         for node in want.nodes
     }
@@ -47,6 +51,15 @@ def for_nodes(
             gpus=gpus,
         )
     return found
+
+
+def _stages(want: Desired) -> dict[str, tuple[int, int, int]]:
+    """Return the pipeline stages of each node with ranks: where Ray puts them elsewhere, what was
+    read there is read in vain.
+    """
+    each = sum(want.places.values()) // want.replicas
+    count = max(1, each // want.tp)
+    return stages_of([(node, held) for node, held in want.places.items() if held], want.tp, count)
 
 
 def _pids(monitor: Monitor | None, node: str) -> tuple[int, ...]:

@@ -52,7 +52,15 @@ def test_the_api_is_on_the_first_process_node() -> None:
     assert FULL.api_node == "gpu1"
 
 
-@pytest.mark.parametrize("name", sorted(plain(FULL)))
+def test_a_server_that_a_launcher_of_before_wrote() -> None:
+    """It did not say whether the model is read ahead."""
+    said = plain(FULL)
+    del said["read_ahead"]
+
+    assert desired.read(said) == FULL
+
+
+@pytest.mark.parametrize("name", sorted({*plain(FULL)} - {"read_ahead"}))
 def test_a_server_without_a_field_is_none(name: str) -> None:
     """A half of one must not be started."""
     said = plain(FULL)
