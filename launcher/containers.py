@@ -6,17 +6,36 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.model import Argv, ExistingMount, Inventory, Mount, Node, Secret
 from launcher.site import Site
-from launcher.tools import docker, payload, ray
+from launcher.tools import derived, docker, payload, ray
 
 PAYLOAD = "/opt/vlaunch"
 SECRETS = "/run/vlaunch/secrets"
 SERVERS = "/var/lib/vlaunch"  # what is served, and how it goes: payload/agent/state.py
+COMPILED = "/var/cache/vlaunch"
+_NO_IMAGE = "made-for-the-image"
+# Where each looks for what it compiled before: vllm/envs.py and vllm/compilation (0.32), triton's
+# and torch's own, flashinfer/jit/env.py, DeepGEMM's README, tilelang/env.py, and CUDA's C++
+# Programming Guide for what the driver compiles. The same in all containers, for Ray hands the
+# driver's environment to workers.
+_COMPILED_ENV = {
+    "VLLM_CACHE_ROOT": f"{COMPILED}/vllm",
+    "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED}/inductor",
+    "TRITON_CACHE_DIR": f"{COMPILED}/triton",
+    "FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer",
+    "DG_JIT_CACHE_DIR": f"{COMPILED}/deep_gemm",
+    "TILELANG_CACHE_DIR": f"{COMPILED}/tilelang",
+    "CUDA_CACHE_PATH": f"{COMPILED}/cuda",
+}
 _RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
+# What the driver `local` does by itself; `json-file` writes without end
+# (https://docs.docker.com/engine/logging/drivers/local/).
+_LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 
 
 def role(node: Node) -> docker.Role:
@@ -78,9 +97,26 @@ def probe_spec(site: Site, node: Node, argv: Argv) -> docker.ContainerSpec:
     """
     spec = _spec(site, node, "probe", site.inventory.image, argv, {})
     spec = replace(spec, name=f"{spec.name}-probe", restart="no").labelled()
-    return replace(
-        spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVERS))
+    # A directory that is not there yet would be made by Docker, as root's.
+    left_out = (SECRETS, SERVERS, COMPILED)
+    return replace(spec, mounts=tuple(each for each in spec.mounts if each.target not in left_out))
+
+
+def compiled_by(site: Site, node: Node, image: str) -> str:
+    """Return the folder on a node for what engines in a container of an image compile there.
+
+    It is the inventory's image that counts, of which others are made: Ray on top of it changes
+    nothing that is compiled. Where a node lacks it, another's stands for it: `up` makes sure that
+    they are the same.
+    """
+    made = site.image(node, image)
+    bases = (site.image(each, site.inventory.image) for each in (node, *site.seen))
+    names = (
+        *(each.identity for each in bases if each),
+        made.labels.get(derived.BASE, "") if made else "",
     )
+    known = next((each[:12] for each in names if re.match("[0-9a-f]{12}", each)), _NO_IMAGE)
+    return f"{site.cache_dir(node)}/{known}"
 
 
 def _spec(
@@ -90,6 +126,11 @@ def _spec(
     inventory = site.inventory
     nvidia, amd = inventory.accelerator == "nvidia", inventory.accelerator == "amd"
     rdma = inventory.fabric != "ethernet"
+    devices = (
+        *(_amd_devices(site, node) if amd else ()),
+        *(("/dev/infiniband",) if rdma else ()),
+        *inventory.devices,
+    )
     return docker.ContainerSpec(
         name=site.container_name(node),
         image=image,
@@ -97,20 +138,21 @@ def _spec(
         cluster=inventory.cluster,
         role=role,
         node=node.name,
-        env={**_node_env(site, node), **env, **node.env},
-        mounts=_mounts(site, node),
+        env={**_COMPILED_ENV, **_node_env(site, node), **env, **node.env},
+        mounts=_mounts(site, node, image),
         shm=inventory.shm,
         gpus=docker.gpu_request(node) if nvidia else "",
-        devices=(
-            *(_amd_devices(site, node) if amd else ()),
-            *(("/dev/infiniband",) if rdma else ()),
-        ),
-        cap_add=("IPC_LOCK",) if rdma else (),
+        # Each place in the container once: what the inventory says of it wins.
+        devices=tuple({_place(each): each for each in devices}.values()),
+        cap_add=tuple(dict.fromkeys((*(("IPC_LOCK",) if rdma else ()), *inventory.cap_add))),
         groups=("video",) if amd else (),
         # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD
         # installation).
         security=("seccomp=unconfined",) if amd else (),
-        ulimits=_RDMA_ULIMITS if rdma else {},
+        ulimits={**(_RDMA_ULIMITS if rdma else {}), **inventory.ulimits},
+        privileged=inventory.privileged,
+        log_driver=inventory.logging.driver or "",
+        log_options=_log_options(site, node),
     )
 
 
@@ -128,7 +170,27 @@ def _amd_devices(site: Site, node: Node) -> tuple[str, ...]:
     return ("/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors))
 
 
-def _mounts(site: Site, node: Node) -> tuple[Mount, ...]:
+def _place(device: str) -> str:
+    """Return where `HOST[:CONTAINER][:rwm]` puts a device; a CDI name stands for itself."""
+    host, _, rest = device.partition(":")
+    place = rest.partition(":")[0]
+    if not host.startswith("/"):
+        return device
+    return place if place.startswith("/") else host
+
+
+def _log_options(site: Site, node: Node) -> Mapping[str, str]:
+    """Return what keeps a container's log small: no other driver knows these options, and Docker
+    refuses a container with an option that its driver does not know (`ValidateLogOpts` in moby).
+    """
+    wanted, facts, there = site.inventory.logging, site.facts_of(node), site.container(node)
+    if wanted.options is not None:
+        return wanted.options
+    own = (facts.log_driver if facts else "") or (there.log_driver if there else "")
+    return _LOG_LIMITS if (wanted.driver or own or "json-file") in ("json-file", "local") else {}
+
+
+def _mounts(site: Site, node: Node, image: str) -> tuple[Mount, ...]:
     directory = site.state_dir(node)
     return (
         Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
@@ -138,6 +200,7 @@ def _mounts(site: Site, node: Node) -> tuple[Mount, ...]:
             source=f"{secrets_base(site, node)}/secrets", target=SECRETS, read_only=True
         ),
         Mount(source=f"{directory}/server", target=SERVERS),
+        Mount(source=compiled_by(site, node, image), target=COMPILED),
         Mount(source=node.hf_home, target=node.hf_home),
         *site.inventory.mounts,
     )
@@ -181,9 +244,12 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
     # whose CPUs or disks are busy is silent for longer than one would think. The reconnection:
     # workers end 15 s after they have lost the head (60), restart, and join the one that is back.
     # The memory monitor: it kills ranks while they load, above all where GPUs share the host's
-    # memory (vllm issue 15102).
+    # memory (vllm issue 15102). The rotation: a log of Ray's own grows to 3 GB by default, one of
+    # its workers without end (ray/_private/workers/default_worker.py).
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_ROTATION_BACKUP_COUNT": "1",
+        "RAY_ROTATION_MAX_BYTES": str(64 << 20),
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
         "RAY_health_check_failure_threshold": "5",
         "RAY_health_check_period_ms": "1000",

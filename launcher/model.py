@@ -101,6 +101,7 @@ class Node:
     docker: Argv = ("docker",)
     hf_home: str = "/data/huggingface"
     state_dir: str | None = None
+    cache_dir: str | None = None
     interface: str | None = None
     hca: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -222,6 +223,18 @@ class ExistingMount(Mount):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Logging:
+    """What Docker does with the containers' logs, written as in Docker Compose."""
+
+    driver: values.LogDriver | None = None
+    """Docker's log driver, such as local or journald; the daemon's own by default."""
+    options: Mapping[values.LogOption, values.Argument] | None = None
+    """Its options, such as {max-size: 20m, max-file: 5}, which json-file and local have by default;
+    {} leaves it to the daemon.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """A validated inventory: what was asked for. `path` is the file it came from."""
 
@@ -234,6 +247,11 @@ class Inventory:
     fabric: Fabric = "ethernet"
     require: Required = "auto"
     shm: int | Literal["private", "host"] = "private"
+    devices: tuple[str, ...] = ()
+    cap_add: tuple[str, ...] = ()
+    ulimits: Mapping[str, str] = field(default_factory=dict)
+    privileged: bool = False
+    logging: Logging = field(default_factory=Logging)
     mounts: tuple[Mount, ...] = ()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     secrets_in: SecretsIn = "disk"

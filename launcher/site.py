@@ -68,10 +68,18 @@ class Site:
         """Return the directory on a node that holds the cluster's small files; the home is assumed
         when nobody was asked.
         """
+        return f"{self._of_all_clusters(node)}/{self.inventory.cluster}"
+
+    def cache_dir(self, node: Node) -> str:
+        """Return the directory on a node that holds what the cluster's engines compile there."""
+        base = node.cache_dir or f"{self._of_all_clusters(node)}/cache"
+        return f"{base}/{self.inventory.cluster}"
+
+    def _of_all_clusters(self, node: Node) -> str:
         facts = self.facts_of(node)
         assumed = "/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}"
         home = facts.home if facts is not None else assumed
-        return f"{node.state_dir or home + '/.vlaunch'}/{self.inventory.cluster}"
+        return node.state_dir or f"{home}/.vlaunch"
 
     def inside(
         self,

@@ -6,6 +6,7 @@ import re
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
 _LARGEST = 2**53
+MIB = 1 << 20
 # Docker reads a bare `g` as 1024³; GB and GiB mean what they say.
 _UNITS = {"": 1, "b": 1} | {
     unit: base**power
@@ -25,3 +26,8 @@ def read(value: object) -> int:
     if match is None or unit is None or not 1 <= float(match[1]) * unit < _LARGEST:
         raise ValueError("not a size")
     return int(float(match[1]) * unit)
+
+
+def told(size: int) -> str:
+    """Return a size as people read it: `340 MiB`, `1.2 GiB`."""
+    return f"{size / MIB:.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"

@@ -144,6 +144,64 @@ Model = Annotated[
     ),
 ]
 NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
+
+# HOST[:CONTAINER][:rwm], or a CDI name, as `docker run --device` takes them.
+Device = Annotated[
+    str,
+    Like(
+        r"/dev/(?!.*\.\.)[A-Za-z0-9._/-]*[A-Za-z0-9](?::/[A-Za-z0-9._/-]+)?(?::(?=[rwm])r?w?m?)?"
+        r"|[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*",
+        "a device of the nodes such as /dev/gdrdrv or /dev/gdrdrv:/dev/gdrdrv:rw, or a CDI name"
+        " such as vendor.com/class=name",
+    ),
+]
+# capabilities(7); ALL is Docker's own.
+_CAPABILITIES = (
+    "ALL AUDIT_CONTROL AUDIT_READ AUDIT_WRITE BLOCK_SUSPEND BPF CHECKPOINT_RESTORE CHOWN"
+    " DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE LINUX_IMMUTABLE"
+    " MAC_ADMIN MAC_OVERRIDE MKNOD NET_ADMIN NET_BIND_SERVICE NET_BROADCAST NET_RAW PERFMON"
+    " SETFCAP SETGID SETPCAP SETUID SYSLOG SYS_ADMIN SYS_BOOT SYS_CHROOT SYS_MODULE SYS_NICE"
+    " SYS_PACCT SYS_PTRACE SYS_RAWIO SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG WAKE_ALARM"
+)
+
+
+def _capability(value: object) -> object:
+    return value.upper().removeprefix("CAP_") if isinstance(value, str) else value
+
+
+Capability = Annotated[
+    str,
+    Like(
+        _CAPABILITIES.replace(" ", "|"),
+        "a capability such as IPC_LOCK or SYS_PTRACE (see `man capabilities`)",
+    ),
+    Read(_capability, str),
+]
+# What Docker knows: ulimit.go of https://github.com/docker/go-units.
+UlimitName = Annotated[
+    str,
+    Like(
+        "core|cpu|data|fsize|locks|memlock|msgqueue|nice|nofile|nproc|rss|rtprio|rttime|sigpending"
+        "|stack",
+        "a limit that Docker knows, such as memlock, nofile, nproc or stack",
+    ),
+]
+
+
+def _ulimit(value: object) -> str:
+    """Read what Docker Compose takes, too: a number, SOFT:HARD, or both by name; -1: no limit."""
+    if isinstance(value, dict) and value.keys() == {"soft", "hard"}:
+        value = f"{value['soft']}:{value['hard']}"
+    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+    if not re.fullmatch(r"(?:-1|[0-9]{1,18})(?::(?:-1|[0-9]{1,18}))?", text):
+        raise should("should be a number (-1: no limit), SOFT:HARD, or {soft: …, hard: …}")
+    soft, hard = int(text.partition(":")[0]), int(text.rpartition(":")[2])
+    if hard != -1 and not 0 <= soft <= hard:
+        raise should("should have a soft limit that is not above the hard one")
+    return text
+
+
+Ulimit = Annotated[str, Read(_ulimit, int | str | dict[str, int])]
 Port = Annotated[int, Bounds(ge=1, le=65535)]
 
 
@@ -152,6 +210,19 @@ def _argument(value: object) -> object:
 
 
 Argument = Annotated[NonEmpty, Read(_argument, str | int | float)]
+
+
+LogDriver = Annotated[
+    str,
+    Like(
+        r"(?!none$)[A-Za-z0-9][A-Za-z0-9._/:-]*",
+        "a log driver of Docker's such as json-file, local or journald; of none, nothing could be"
+        " read",
+    ),
+]
+LogOption = Annotated[
+    str, Like(r"[a-z][a-z0-9_.-]*", "an option of the log driver, such as max-size or max-file")
+]
 
 
 def _bind(value: object) -> object:

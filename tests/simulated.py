@@ -41,7 +41,8 @@ class Machine:
     fields of a container's look, or all of it when it is text; `unreadable` is what the node says
     instead of a model's files, `model` its files with their sizes, `config` its `config.json`,
     `engine_log` what vLLM's ranks wrote of NCCL, `memory` where secrets may lie in memory, `kept`
-    those that do, `modes` mode and owner of a secret's file where they are not what they should be.
+    those that do, `modes` mode and owner of a secret's file where they are not what they should be,
+    `compiled` the file system of what engines compile, and, where there is some, its KiB.
     """
 
     node: Node
@@ -65,6 +66,7 @@ class Machine:
     memory: str = ""
     kept: dict[str, bytes] = field(default_factory=dict)
     modes: dict[str, str] = field(default_factory=dict)
+    compiled: str = "ext4"
 
 
 class World:
@@ -156,6 +158,8 @@ class World:
         name, word, rest = machine.node.name, command.argv[3], command.argv[4:]
         if word == "probe":
             out = self.probe(machine, *rest)
+            if "sh_c compiled" in command.argv[2]:
+                out += f"\n@@vlaunch compiled\n{machine.compiled}\n@@vlaunch rc 0\n"
             return Answer(
                 node=name,
                 code=0,
@@ -183,7 +187,7 @@ class World:
                 for each in rest[1:]
             ]
             return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
-        if word in ("unpack", "server", "store", "keep", "clear", "forget", "want"):
+        if word in ("unpack", "folders", "store", "keep", "clear", "forget", "want", "purge"):
             failed = self._change(machine, command, word)
             if failed is not None:
                 return failed
@@ -215,6 +219,8 @@ class World:
                 machine.files[f"secrets/{rest[1]}" if word == "store" else rest[1]] = stdin()
         elif word == "forget":
             machine.kept.clear()
+        elif word == "purge":
+            machine.compiled = machine.compiled.partition("\n")[0]
         elif word == "want":
             assert stdin is not None
             machine.files[self._below("/".join(rest))] = stdin()
@@ -826,7 +832,18 @@ def read_run(words: Argv) -> Json:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--detach", action="store_true")
-    for single in ("name", "network", "ipc", "tmpfs", "shm-size", "restart", "gpus", "entrypoint"):
+    parser.add_argument("--privileged", action="store_true")
+    for single in (
+        "name",
+        "network",
+        "ipc",
+        "tmpfs",
+        "shm-size",
+        "restart",
+        "gpus",
+        "entrypoint",
+        "log-driver",
+    ):
         parser.add_argument(f"--{single}")
     for many in (
         "device",
@@ -834,6 +851,7 @@ def read_run(words: Argv) -> Json:
         "group-add",
         "security-opt",
         "ulimit",
+        "log-opt",
         "volume",
         "mount",
         "env",
@@ -863,6 +881,8 @@ def read_run(words: Argv) -> Json:
             "Binds": asked.volume,
             "RestartPolicy": {"Name": asked.restart},
             "CapAdd": asked.cap_add,
+            "Privileged": asked.privileged,
+            "LogConfig": {"Type": asked.log_driver or "json-file", "Config": asked.log_opt},
             "GroupAdd": asked.group_add,
             "SecurityOpt": asked.security_opt,
             "Ulimits": asked.ulimit,

@@ -74,6 +74,104 @@ def test_an_rdma_fabric_brings_its_devices_and_locked_memory(fabric: str, load: 
     )
 
 
+MORE = """
+devices: [/dev/gdrdrv, "/dev/infiniband:rw", "/dev/other:/dev/kfd", a.com/nic=0, a.com/nic=1]
+cap_add: [IPC_LOCK, SYS_PTRACE, SYS_PTRACE]
+ulimits: {stack: -1, nofile: 1048576}
+"""
+
+
+def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -> None:
+    """A place in the container is given to one device, a capability and a limit are named once, and
+    the inventory's word wins.
+    """
+    found = spec(load(f"{MORE}network: {{fabric: roce}}"))
+
+    assert found.devices == (
+        "/dev/infiniband:rw",
+        "/dev/gdrdrv",
+        "/dev/other:/dev/kfd",
+        "a.com/nic=0",
+        "a.com/nic=1",
+    )
+    assert found.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+    assert found.ulimits == {"memlock": "-1", "stack": "-1", "nofile": "1048576"}
+    assert found.privileged is False
+
+
+def test_what_the_inventory_adds_needs_no_fabric(load: Load) -> None:
+    """And does not take the place of an accelerator's."""
+    cpu, amd = spec(load(f"{MORE}accelerator: cpu")), spec(load(f"{MORE}accelerator: amd"))
+
+    assert cpu.devices[:2] == ("/dev/gdrdrv", "/dev/infiniband:rw")
+    assert amd.devices[:3] == ("/dev/other:/dev/kfd", "/dev/dri", "/dev/gdrdrv")
+    assert cpu.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+
+
+def test_every_right_is_given_only_when_the_inventory_says_so(load: Load) -> None:
+    """To the containers that serve, and to those that measure for them."""
+    inventory = load("privileged: true")
+    probe = containers.probe_spec(Site(inventory, {"gpu01": FACTS}), inventory.head, ("a",))
+
+    assert "--privileged" in docker.run((), spec(inventory))
+    assert "--privileged" in docker.run((), probe, once=True)
+    assert "--privileged" not in docker.run((), spec(load()))
+
+
+LIMITS = {"max-size": "20m", "max-file": "5"}
+
+
+@pytest.mark.parametrize(
+    ("daemon", "more", "driver", "options"),
+    [
+        ("json-file", "", "", LIMITS),
+        ("local", "", "", LIMITS),
+        ("", "", "", LIMITS),
+        ("journald", "", "", {}),
+        ("journald", "logging: {driver: local}", "local", LIMITS),
+        ("json-file", "logging: {driver: syslog}", "syslog", {}),
+        ("json-file", "logging: {options: {max-size: 1g}}", "", {"max-size": "1g"}),
+        ("json-file", "logging: {options: {}}", "", {}),
+    ],
+)
+def test_a_containers_log_is_kept_small_where_its_driver_can(
+    daemon: str, more: str, driver: str, options: dict[str, str], load: Load
+) -> None:
+    """Docker refuses the options with any other driver; the inventory's word wins."""
+    found = spec(load(more), facts=replace(FACTS, log_driver=daemon))
+
+    assert (found.log_driver, found.log_options) == (driver, options)
+
+
+def test_a_log_driver_that_was_not_told_is_that_of_the_container_there(load: Load) -> None:
+    """A daemon that was slow to tell about itself must not have its containers replaced."""
+    inventory = load()
+    there = Container(
+        name="vlaunch-c-gpu01",
+        id="1",
+        role="head",
+        node="gpu01",
+        image="i",
+        status="running",
+        spec="",
+        exit_code=0,
+        restarts=0,
+        env={},
+        labels={},
+        log_driver="journald",
+    )
+
+    assert spec(inventory, facts=replace(FACTS, containers=(there,))).log_options == {}
+
+
+def test_rays_logs_are_kept_small_too(load: Load) -> None:
+    """Unless the inventory says otherwise."""
+    name = "RAY_ROTATION_MAX_BYTES"
+
+    assert spec(load()).env[name] == str(64 << 20)
+    assert spec(load(f"env: {{{name}: 1000}}")).env[name] == "1000"
+
+
 def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
     """NVIDIA by `--gpus N`, AMD by its devices, CPU slots by nothing."""
     nvidia, amd, cpu = spec(load()), spec(load("accelerator: amd")), spec(load("accelerator: cpu"))
@@ -196,10 +294,44 @@ def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
         ("/home/ops/.vlaunch/c/payload", "/opt/vlaunch", True),
         ("/home/ops/.vlaunch/c/secrets", "/run/vlaunch/secrets", True),
         ("/home/ops/.vlaunch/c/server", "/var/lib/vlaunch", False),
+        ("/home/ops/.vlaunch/cache/c/made-for-the-image", "/var/cache/vlaunch", False),
         ("/models/hf", "/models/hf", False),
         ("/a", "/b", True),
     ]
     assert found.env["HF_HOME"] == "/models/hf"
+
+
+def _image(identity: str, **labels: str) -> docker.Image:
+    return docker.Image(
+        id="sha256:1", identity=identity, digests=(), architecture="amd64", labels=labels
+    )
+
+
+def test_what_engines_compile_is_kept_for_each_image(load: Load) -> None:
+    """For the inventory's, whatever Ray is put on top of it; another one has its own folder."""
+    inventory = load("cache_dir: /nvme")
+    base, made = "a" * 64, _image("c" * 64, **{"vlaunch.base": "a" * 64})
+
+    def folder(images: dict[str, docker.Image | None], image: str) -> str:
+        site = Site(inventory, {"gpu01": replace(FACTS, images=images)})
+        return containers.compiled_by(site, inventory.head, image)
+
+    same = folder({inventory.image: _image(base)}, inventory.image)
+    assert same == "/nvme/c/aaaaaaaaaaaa"
+    assert folder({inventory.image: _image(base), "made:1": made}, "made:1") == same
+    assert folder({"made:1": made}, "made:1") == same
+    assert folder({inventory.image: _image("b" * 64)}, inventory.image) == "/nvme/c/bbbbbbbbbbbb"
+    assert folder({}, inventory.image) == "/nvme/c/made-for-the-image"
+
+
+def test_everything_that_compiles_is_told_where_to_keep_it(load: Load) -> None:
+    """At the same place in all containers, unless the inventory says otherwise."""
+    found = spec(load("env: {TRITON_CACHE_DIR: /mine}")).env
+    places = {name: value for name, value in found.items() if "/var/cache/vlaunch/" in value}
+
+    assert places["VLLM_CACHE_ROOT"] == "/var/cache/vlaunch/vllm"
+    assert len(places) == len(set(places.values())) == 6
+    assert found["TRITON_CACHE_DIR"] == "/mine"
 
 
 def test_the_first_process_is_the_agent(load: Load) -> None:
@@ -311,7 +443,7 @@ def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     """What is measured is what will serve; a throw-away container leaves nothing and is told
     nothing.
     """
-    inventory = load("network: {fabric: roce}")
+    inventory = load(f"{MORE}network: {{fabric: roce}}")
     node = inventory.head
     own = spec(inventory)
     probe = containers.probe_spec(Site(inventory, {node.name: FACTS}), node, ("a",))
@@ -321,6 +453,7 @@ def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     assert set(probe.env.items()) < set(own.env.items())
     assert {mount.target for mount in own.mounts} - {mount.target for mount in probe.mounts} == {
         "/run/vlaunch/secrets",
+        "/var/cache/vlaunch",
         "/var/lib/vlaunch",
     }
     argv = docker.run(node.docker, probe, once=True)

@@ -46,6 +46,21 @@ def test_of_a_node_that_was_not_looked_at_nothing_is_there() -> None:
 
 
 @pytest.mark.parametrize(
+    ("node", "folder"),
+    [
+        (HEAD, "/home/me/.vlaunch/cache/c"),
+        (replace(HEAD, state_dir="/srv/v"), "/srv/v/cache/c"),
+        (replace(HEAD, cache_dir="/nvme"), "/nvme/c"),
+    ],
+)
+def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
+    node: Node, folder: str
+) -> None:
+    """Each cluster's by itself."""
+    assert seen(HEAD).cache_dir(node) == folder
+
+
+@pytest.mark.parametrize(
     ("node", "assumed", "known"),
     [
         (HEAD, "/root/.vlaunch/c", "/home/me/.vlaunch/c"),

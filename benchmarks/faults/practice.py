@@ -34,8 +34,9 @@ _STAND_IN = "/srv/stand-in"
 # started, by the pid that a host has until its next reboot.
 _OWN = {"sleep", "sshd", "sshd-session", "sshd-auth", "dockerd", "containerd", "nsenter"}
 _FILES = ("root/.vlaunch", "tmp", "var/tmp")
-# Kept by design: what changed the node, and the file that the kernel's lock is on.
-_KEPT = ("root/.vlaunch/audit", "root/.vlaunch/locks")
+# Kept by design: what changed the node, the file that the kernel's lock is on, and what engines
+# compiled.
+_KEPT = ("root/.vlaunch/audit", "root/.vlaunch/locks", "root/.vlaunch/cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

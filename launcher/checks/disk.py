@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped
+from launcher import sizes
+from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped, warned
 from launcher.model import Node
 from launcher.tools.host import HostFacts
 
@@ -89,6 +90,32 @@ def _step(free: int) -> str:
     return f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
 
 
+def _compiled(host: Host) -> Finding:
+    """Judge where engines keep what they compile; that it is not there yet is no fault."""
+    found = host.facts.compiled
+    if found is None:
+        return skipped(host, "the file system of `cache_dir` is not known")
+    if found.remote:
+        return warned(
+            host,
+            f"what engines compile would lie on {found.kind}, a file system over the network",
+            fix=f"set `cache_dir:` of {host.name} to a folder on a disk of its own",
+        )
+    if found.size is None or found.size < sizes.MIB:
+        return passed(host, f"{found.kind}, nothing compiled yet")
+    return passed(host, f"{found.kind}, {sizes.told(found.size)} compiled")
+
+
+COMPILED = Check(
+    id="cache-dir",
+    what="what engines compile is kept on each node's own disk",
+    why=(
+        "it is thousands of small files, for this node's GPUs alone: over a network they are slow,"
+        " and nodes that share them spoil them for each other"
+    ),
+    judge=each(_compiled),
+    group="storage",
+)
 DISK = Check(
     id="disk",
     what="there is room for the image, and for the model where its size is known",

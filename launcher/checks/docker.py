@@ -21,7 +21,7 @@ from launcher.checks.shape import (
     surveys,
     warned,
 )
-from launcher.model import Node
+from launcher.model import Inventory, Node
 from launcher.tools.survey import Survey
 
 _OLDEST = (19, 3)  # the first with `--gpus`
@@ -115,6 +115,22 @@ def _fix(name: str, driver: str) -> str:
     )
 
 
+def _unprivileged(inventory: Inventory) -> str:
+    """Say why there is nothing to warn of."""
+    return "" if inventory.privileged else "privileged: false, as it should be"
+
+
+def _privileged(host: Host) -> Finding:
+    return warned(
+        host,
+        "`privileged: true` gives its container every device and every right of root's",
+        fix=(
+            "remove it, and name what is needed: `devices:`, `cap_add:` and `ulimits:`"
+            " (docs/security.md)"
+        ),
+    )
+
+
 CHECKS = (
     Check(
         id="docker-version",
@@ -142,5 +158,16 @@ CHECKS = (
         judge=_cgroup,
         group="docker",
         needs=("docker",),
+    ),
+    Check(
+        id="privileged",
+        what="the containers have no more rights than they need",
+        why=(
+            "who gets into a privileged container is root on its node, and Ray runs whatever a job"
+            " says"
+        ),
+        judge=each(_privileged),
+        group="docker",
+        skip_reason=_unprivileged,
     ),
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import click
+
+from launcher import sizes
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
@@ -17,22 +20,23 @@ if TYPE_CHECKING:
 
 
 @command(path=True, flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
-def down(call: Call) -> None:
+@click.option("--purge", is_flag=True, help="Remove what engines compiled, too.")
+def down(call: Call, purge: bool) -> None:
     """Remove the cluster's containers, helper files and secrets from every node, and verify that
     they are gone.
 
     Safe at any moment and as often as wanted. A node that cannot be reached is named, the others
     are cleaned all the same, and the exit code is 1. Images and models stay, what batch jobs did,
-    and the lines of `vlaunch audit`.
+    the lines of `vlaunch audit`, and, without --purge, what engines compiled.
     """
     with call.session(hooks_of="down", partial=True) as session:
         with call.locked(session, unless=not session.reached, needed=False) as ours:
             ours.hooks.pre(ours.to)
-            _remove(call, ours)
+            _remove(call, ours, purge=purge)
         session.hooks.post(session.to)
 
 
-def _remove(call: Call, session: Session) -> None:
+def _remove(call: Call, session: Session, *, purge: bool) -> None:
     """Look, remove, and verify; raises NodeError or GateError with the story of every node that is
     not clean.
     """
@@ -40,10 +44,12 @@ def _remove(call: Call, session: Session) -> None:
     from launcher.site import Site
     from launcher.state.observe import commands, read
 
-    facts, failed = read(session.transport.run(commands(session.inventory, (), session.reached)))
+    images = (session.inventory.image,) if purge else ()
+    asked = commands(session.inventory, images, session.reached, compiled=True)
+    facts, failed = read(session.transport.run(asked))
     failed |= _without_docker(facts) | session.missing
     facts = {name: each for name, each in facts.items() if name not in failed}
-    plan = plan_down(Site(session.inventory, facts))
+    plan = plan_down(Site(session.inventory, facts), purge=purge)
     if call.dry_run:
         call.print_script([plan])
     else:
@@ -51,7 +57,7 @@ def _remove(call: Call, session: Session) -> None:
     if failed:
         raise together(list(failed.values()))
     if not call.dry_run:
-        _tell(session, plan, facts)
+        _tell(session, plan, facts, purged=purge)
 
 
 def _without_docker(facts: Mapping[str, HostFacts]) -> dict[str, NodeError]:
@@ -85,7 +91,7 @@ def _apply(session: Session, plan: Plan, failed: Mapping[str, NodeError]) -> Non
         ) from None
 
 
-def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts]) -> None:
+def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts], *, purged: bool) -> None:
     """Tell that the cluster is down, and what stays on its nodes."""
     from launcher.batch.job_spec import jobs_folder
     from launcher.site import Site
@@ -98,6 +104,13 @@ def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts]) -> None:
             f" {state.rpartition('/')[0]}/audit/{wanted.cluster}.ndjson (`vlaunch audit`)"
         )
         session.note("audit", trail)
+    compiled = sum(each.compiled.size or 0 for each in facts.values() if each.compiled)
+    if compiled >= sizes.MIB and not purged:
+        note = (
+            f"what engines compiled stays on the nodes, {sizes.told(compiled)} in all"
+            " (`vlaunch down --purge` removes it)"
+        )
+        session.note("compiled", note, data={"bytes": compiled})
     if left := _left(session, facts):
         where = f"{jobs_folder(wanted)} on {wanted.head.name}"
         note = (

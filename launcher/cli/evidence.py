@@ -54,7 +54,9 @@ def _survey(session: Session, model: str, known: Expectations) -> Evidence:
     began = time.monotonic()
     session.begin("check", "Look at the nodes")
     session.wait("check", "surveying every node")
-    asked = observe.commands(inventory, [inventory.image], nodes, survey=True, clock=time.time)
+    asked = observe.commands(
+        inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
+    )
     facts, silent = observe.read(session.transport.run(asked))
     missing = {name: _short(error) for name, error in (session.missing | silent).items()}
     evidence = Evidence(

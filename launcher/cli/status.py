@@ -54,14 +54,15 @@ def look(session: Session) -> ClusterStatus:
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
-    facts, silent = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
+    asked = commands(inventory, [inventory.image], nodes, compiled=True)
+    facts, silent = read(session.transport.run(asked))
     site, said = Site(inventory, facts), plan.Said()
-    if asked := plan.query_head(site):
-        about, proof = session.transport.run(asked)
+    if questions := plan.query_head(site):
+        about, proof = session.transport.run(questions)
         said = plan.Said(head=plan.parse_answer(about), network=parse_record(proof))
     said = _ask_servers(session, site, said)
-    if asked := plan.query_batches(site, said.head):
-        (about,) = session.transport.run(asked)
+    if questions := plan.query_batches(site, said.head):
+        (about,) = session.transport.run(questions)
         said = replace(said, batches=plan.parse_batches(about))
     missing = {
         name: error.message.removeprefix(f"{name}: ")

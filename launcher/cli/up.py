@@ -81,6 +81,8 @@ def bring_up(
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
         unknown = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
         return [first, plan_up(site, secrets, unknown)]
+    for note in first.notes:
+        session.warn("rights", note)
     session.apply(first)
     if first.steps:
         facts = observe(inventory, session.transport, [inventory.image])

@@ -15,7 +15,11 @@ from launcher.model import Mount
 # mounted inside the first two: they are read-only, and Docker must make the directory that it
 # mounts on.
 _SEALED: Mapping[str, str] = {"/opt/vlaunch": "its programs", "/run/vlaunch/secrets": "the secrets"}
-_OWN: Mapping[str, str] = {**_SEALED, "/var/lib/vlaunch": "what it knows about servers"}
+_OWN: Mapping[str, str] = {
+    **_SEALED,
+    "/var/lib/vlaunch": "what it knows about servers",
+    "/var/cache/vlaunch": "what engines compile",
+}
 _SHM = "/dev/shm"
 _HF_CACHE = "/root/.cache/huggingface"
 
@@ -58,7 +62,23 @@ def cache(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text=text)
 
 
-ALL = (mounts, cache)
+def compiled(draft: Draft) -> Iterator[Mistake]:
+    """What one node compiles is no other's: it must not lie where all nodes may look for models."""
+    for one in draft.placed:
+        own: Where = ("nodes", one.entry, "cache_dir")
+        where = own if draft.written(*own) else ("cache_dir",)
+        if one.node.cache_dir is None or not draft.sound(*where):
+            continue
+        home, folder = _clean(one.node.hf_home), _clean(one.node.cache_dir)
+        if folder == home or _inside(folder, home):
+            text = (
+                f"should lie outside `hf_home` ({home}), which nodes may share: what one compiles"
+                " is for itself alone"
+            )
+            yield Mistake(where=where, text=text)
+
+
+ALL = (mounts, cache, compiled)
 
 
 def _root(target: str) -> str:

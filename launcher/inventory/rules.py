@@ -16,8 +16,9 @@ from launcher.inventory.mistakes import Mistake, Where
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _SMALLEST_STORE = 75 * 2**20
-# launcher/tools/audit.py and launcher/tools/lock.py: beside the clusters' folders in `state_dir`.
-_OWN_FOLDERS = ("audit", "locks")
+# launcher/tools/audit.py, launcher/tools/lock.py and launcher/site.py: beside the clusters' folders
+# in `state_dir`.
+_OWN_FOLDERS = ("audit", "cache", "locks")
 _OWNED_ENV = {
     "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
     "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
@@ -214,6 +215,18 @@ def secrets(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=("secrets", name), text=f"should be removed; {_OWNED_ENV[name]}")
 
 
+def logging(draft: Draft) -> Iterator[Mistake]:
+    """`docker inspect` shows the options of a log driver to everybody who may use Docker."""
+    for name, value in (draft.file.logging.options or {}).items():
+        secret = name.endswith(("token", "secret", "password"))
+        if secret or secret_patterns.VALUE.search(value):
+            text = (
+                "a secret should not be written here; give it to Docker itself, in `log-opts` of"
+                " /etc/docker/daemon.json"
+            )
+            yield Mistake(where=("logging", "options", name), text=text)
+
+
 def arguments(draft: Draft) -> Iterator[Mistake]:
     """Arguments are words: nothing splits them later."""
     for at, argument in enumerate(draft.file.serve.args):
@@ -250,7 +263,19 @@ def docker(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text="should name docker once")
 
 
-ALL = (name, ports, placement, ray, memory, network, environment, secrets, arguments, docker)
+ALL = (
+    name,
+    ports,
+    placement,
+    ray,
+    memory,
+    logging,
+    network,
+    environment,
+    secrets,
+    arguments,
+    docker,
+)
 
 
 def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:

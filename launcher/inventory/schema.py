@@ -29,6 +29,7 @@ from launcher.model import (
     Connection,
     Fabric,
     Inventory,
+    Logging,
     Mount,
     Node,
     Ports,
@@ -39,7 +40,17 @@ from launcher.model import (
     ServeDefaults,
     Ssh,
 )
-from launcher.values import Bounds, EnvName, NodePath, NonEmpty, should
+from launcher.values import (
+    Bounds,
+    Capability,
+    Device,
+    EnvName,
+    NodePath,
+    NonEmpty,
+    Ulimit,
+    UlimitName,
+    should,
+)
 
 # What the nouns say: a default stands once.
 _CLUSTER: Mapping[str, Any] = {each.name: each.default for each in fields(Inventory)}
@@ -203,6 +214,8 @@ class NodeSection(Section, use_attribute_docstrings=True):
     """Overrides the cluster's `hf_home`."""
     state_dir: NodePath | None = None
     """Overrides the cluster's `state_dir`."""
+    cache_dir: NodePath | None = None
+    """Overrides the cluster's `cache_dir`."""
     network: NodeNetworkSection = Field(default_factory=NodeNetworkSection)
     """Overrides the cluster's `network`, key by key."""
     env: Env
@@ -232,8 +245,22 @@ class InventoryFile(Section, use_attribute_docstrings=True):
     """Hugging Face cache on the nodes, mounted into the containers."""
     state_dir: NodePath | None = None
     """Where the launcher keeps files on the nodes; in the login's home by default."""
+    cache_dir: NodePath | None = None
+    """Where engines keep what they compile, on a disk of each node's own; below `state_dir` by
+    default.
+    """
     shm: values.Shm = _CLUSTER["shm"]
     """Shared memory: private, host, or a size such as 10GiB."""
+    devices: list[Device] = Field(default_factory=list)
+    """More devices for the containers, as HOST[:CONTAINER][:rwm], such as /dev/gdrdrv."""
+    cap_add: list[Capability] = Field(default_factory=list)
+    """More Linux capabilities for the containers, such as SYS_PTRACE."""
+    ulimits: dict[UlimitName, Ulimit] = Field(default_factory=dict)
+    """Limits of the containers' processes, such as nofile: a number or SOFT:HARD; -1 is none."""
+    privileged: bool = _CLUSTER["privileged"]
+    """Give the containers every right on their nodes; `devices` and `cap_add` give single ones."""
+    logging: FromMapping[Logging] = Field(default_factory=Logging)
+    """What Docker does with the containers' logs."""
     network: NetworkSection = Field(default_factory=NetworkSection)
     """How the nodes reach each other."""
     env: Env

@@ -12,6 +12,8 @@ if [ "$1" = agent ]; then
   shift
   # A restarted container keeps its layer: NCCL's logs of a job that had the same name would be read as the new one's.
   rm -f /tmp/vlaunch-nccl.*
+  # So does Ray's folder: the last session says how it ended, those before it only take room.
+  before=; for each in /tmp/ray/session_2*; do rm -rf "$before"; before=$each; done
   case " $* " in *' -- ray '*) command -v ray >/dev/null || {
     echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
     exit 127

@@ -10,21 +10,23 @@ from launcher.model import Node
 from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty
 from launcher.site import Site
 from launcher.state import verdict
-from launcher.tools import docker
+from launcher.tools import compile_cache, docker
 from launcher.transport import Answers, Command
 
 # Only what vlaunch put there: a directory that holds something else is left, and said to be.
-# Several nodes may share a home: another one may have been quicker.
+# Several nodes may share a home: another one may have been quicker. Where nothing was compiled,
+# its folders go as well.
 _CLEAR = (
-    'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && { rmdir "$1" 2>/dev/null ||'
-    ' [ ! -d "$1" ]; } && { rmdir "${1%/*}" 2>/dev/null || true; }'
+    'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && {'
+    ' rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && {'
+    ' rmdir "${1%/*}" 2>/dev/null || true; }'
 )
 _FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
 
 
-def plan_down(site: Site) -> Plan:
-    """Remove workers and ranks first, then the head, then files; what was seen is only of the nodes
-    that could be reached.
+def plan_down(site: Site, *, purge: bool = False) -> Plan:
+    """Remove workers and ranks first, then the head, then files, and, with `purge`, what engines
+    compiled; what was seen is only of the nodes that could be reached.
     """
     head = [node for node in site.seen if node.head]
     workers = (
@@ -39,6 +41,11 @@ def plan_down(site: Site) -> Plan:
             steps=_removals(site, head, lambda role: role == "head"),
         ),
         Stage(id="files", title="Remove files and secrets", steps=_clearing(site)),
+        Stage(
+            id="compiled",
+            title="Remove what engines compiled",
+            steps=_purging(site) if purge else (),
+        ),
         Stage(
             id="absent",
             title="Verify that nothing is left",
@@ -72,13 +79,41 @@ def _removals(site: Site, nodes: Sequence[Node], wanted: Callable[[str], bool]) 
 def _clearing(site: Site) -> tuple[Step, ...]:
     """Remove what lies on the disk of each node, then what lies in memory."""
     nodes, facts = site.seen, site.facts
-    disk = [_clear(node, site.state_dir(node)) for node in nodes if facts[node.name].has_directory]
+    disk = [_clear(site, node) for node in nodes if facts[node.name].has_directory]
     memory = [_forget(node, folder) for node in nodes for folder in facts[node.name].folders]
     return (*disk, *memory)
 
 
-def _clear(node: Node, directory: str) -> Step:
-    argv = ("sh", "-c", _CLEAR, "clear", directory, verdict.FILE)
+def _purging(site: Site) -> tuple[Step, ...]:
+    return tuple(
+        _purge(site, node)
+        for node in site.seen
+        if (found := site.facts[node.name].compiled) is None or found.size is not None
+    )
+
+
+def _purge(site: Site, node: Node) -> Step:
+    images = site.facts[node.name].images
+    image = next((name for name, image in images.items() if image is not None), "")
+    folder, around = _compiled(site, node)
+    argv = compile_cache.purge(node.docker, folder, around=around, image=image)
+    return Step(
+        title="removing what engines compiled",
+        command=Command(node=node.name, argv=argv, timeout=600),
+    )
+
+
+def _compiled(site: Site, node: Node) -> tuple[str, str]:
+    """Return the folder of what a cluster's engines compiled, and the one around it, where that is
+    no folder that the inventory names.
+    """
+    folder = site.cache_dir(node)
+    return folder, "" if node.cache_dir else folder.rpartition("/")[0]
+
+
+def _clear(site: Site, node: Node) -> Step:
+    directory = site.state_dir(node)
+    argv = ("sh", "-c", _CLEAR, "clear", directory, verdict.FILE, *_compiled(site, node))
     return Step(
         title="removing helper files and secrets",
         command=Command(node=node.name, argv=argv, timeout=30),

@@ -38,12 +38,14 @@ _PROGRAMS = ("entry.sh", "head.py", "desk.py", *_NETWORK)
 _FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
 # The directory is made private first; tar and mv replace files whole, so that a container never
 # reads half of one. The name on the way is the node's own: several nodes may share a home. `server`
-# is made by the login, so that it may remove it: Docker would make it as root's. What runs in the
-# container is root, or the login itself, where Docker is rootless.
+# and the folder of what engines compile are made by the login, so that it may remove them: Docker
+# would make them as root's. What runs in the container is root, or the login itself, where Docker
+# is rootless.
 _UNPACK = (
-    'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
+    'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" &&'
+    ' tar -xf - -C "$d/payload"'
 )
-_FOLDER_OF_SERVER = 'umask 022 && mkdir -p "$1/server" && chmod 711 "$1"'
+_FOLDERS = 'd=$1; shift; umask 022 && mkdir -p "$d/server" "$@" && chmod 711 "$d"'
 # A directory in /dev/shm may be somebody else's, who was there first.
 _OWN = (
     'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'
@@ -84,6 +86,7 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
     is about to start.
     """
     directory, facts = site.state_dir(node), site.facts_of(node)
+    compiled = (containers.compiled_by(site, node, site.inventory.image),) if fresh else ()
     found = facts.files if facts else {}
     steps = []
     if any(found.get(path) != digest for path, digest in payload_digests().items()):
@@ -92,7 +95,7 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
                 title="writing the helper files that containers mount",
                 command=Command(
                     node=node.name,
-                    argv=("sh", "-c", _UNPACK, "unpack", directory),
+                    argv=("sh", "-c", _UNPACK, "unpack", directory, *compiled),
                     timeout=30,
                     stdin=payload_tar,
                     shown_stdin="vlaunch payload",
@@ -100,10 +103,10 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
             )
         )
     elif fresh:
-        argv = ("sh", "-c", _FOLDER_OF_SERVER, "server", directory)
+        argv = ("sh", "-c", _FOLDERS, "folders", directory, *compiled)
         steps.append(
             Step(
-                title="making the folder of the server's record",
+                title="making the folders that containers write to",
                 command=Command(node=node.name, argv=argv, timeout=30),
             )
         )

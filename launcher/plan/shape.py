@@ -66,7 +66,7 @@ class Stage:
 class Plan:
     """Everything that will be done, in order.
 
-    `notes` say in words what differs from what was observed.
+    `notes` say in words what differs from what was observed, and what a person should know first.
 
     With `keep_going` a step or gate that fails does not spare what comes after it: cleaning up goes
     as far as it can.

@@ -55,7 +55,17 @@ def plan_image(site: Site) -> Plan:
     )
     if pulls:
         stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
-    return Plan(verb="up", stages=tuple(stages))
+    return Plan(verb="up", stages=tuple(stages), notes=_rights(site.inventory))
+
+
+def _rights(inventory: Inventory) -> tuple[str, ...]:
+    """Say loudly that the containers get every right on their nodes."""
+    if not inventory.privileged:
+        return ()
+    return (
+        "PRIVILEGED: with `privileged: true` who gets into a container is root on its node;"
+        " `devices:` and `cap_add:` give single rights",
+    )
 
 
 def plan_up(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from launcher import redaction
 from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import host
+from launcher.tools import compile_cache, host
 from launcher.transport import Command, Transport
 
 # The survey has twice as many parts, each with a deadline of its own.
@@ -24,8 +24,10 @@ def commands(
     *,
     survey: bool = False,
     clock: Callable[[], float] | None = None,
+    compiled: bool = False,
 ) -> list[Command]:
-    """Return the probe of each node; `images` are looked at besides the containers of the cluster.
+    """Return the probe of each node; `images` are looked at besides the containers of the cluster,
+    and, with `compiled`, how large what engines compiled there is.
 
     With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is
     read when a command is sent, so that the node's answer says how far its own clock is off.
@@ -42,6 +44,7 @@ def commands(
                 accelerator=inventory.accelerator,
                 images=tuple(dict.fromkeys(images)),
                 survey=survey,
+                more=compile_cache.script(node.cache_dir, inventory.cluster) if compiled else "",
             ),
             timeout=_SURVEY_TIMEOUT if survey else _TIMEOUT,
             stdin=stdin,

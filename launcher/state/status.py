@@ -38,6 +38,8 @@ class NodeStatus:
     at.
 
     `agent` is `connected` or `lost`, as the head's agent says; empty where nobody says it.
+    `privileged` is true when its container has every right of root's; `compiled` is the size in
+    bytes of what engines compiled there, where that is known.
     """
 
     node: str
@@ -51,6 +53,8 @@ class NodeStatus:
     ranks: tuple[str, ...] = ()
     drift: tuple[str, ...] = ()
     trouble: str = ""
+    privileged: bool = False
+    compiled: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +287,8 @@ def _node(
         ranks=ranks,
         drift=drift(site, node),
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
+        privileged=own is not None and own.privileged,
+        compiled=facts.compiled.size if facts.compiled else None,
     )
 
 

@@ -58,6 +58,9 @@ class ContainerSpec:
     groups: tuple[str, ...] = ()
     security: tuple[str, ...] = ()
     ulimits: Mapping[str, str] = field(default_factory=dict)
+    privileged: bool = False
+    log_driver: str = ""
+    log_options: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     restart: str = "unless-stopped"
 
@@ -100,6 +103,8 @@ class Container:
     error: str = ""
     argv: Argv = ()
     started: str = ""
+    privileged: bool = False
+    log_driver: str = ""
 
     @property
     def running(self) -> bool:
@@ -152,11 +157,14 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         *shm,
         *(() if once else ("--restart", spec.restart)),
         *(("--gpus", spec.gpus) if spec.gpus else ()),
+        *(("--privileged",) if spec.privileged else ()),
         *_each("--device", spec.devices),
         *_each("--cap-add", spec.cap_add),
         *_each("--group-add", spec.groups),
         *_each("--security-opt", spec.security),
         *_each("--ulimit", _assignments(spec.ulimits)),
+        *(("--log-driver", spec.log_driver) if spec.log_driver else ()),
+        *_each("--log-opt", _assignments(spec.log_options)),
         *_each("--volume", (_volume(each) for each in spec.mounts if not _must_exist(each))),
         *_each("--mount", (_bind(each) for each in spec.mounts if _must_exist(each))),
         *_each("--env", _assignments(spec.env)),
@@ -335,9 +343,11 @@ def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, s
             said.append(f"env {name}: {_shown(before)} → {_shown(after)}")
     if there.argv != spec.command:
         said.append(f"command: {_changed_words(there.argv, spec.command)}")
+    if there.privileged != spec.privileged:
+        said.append("it becomes privileged" if spec.privileged else "it is no longer privileged")
     if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
         said.append("a secret has another value")
-    return said or ["devices, mounts or limits of its container"]
+    return said or ["devices, rights, mounts, limits or log of its container"]
 
 
 def _changed_words(before: Argv, after: Argv) -> str:
@@ -404,6 +414,7 @@ def _texts(values: object) -> tuple[str, ...]:
 
 def _container(item: dict[str, Any]) -> Container:
     config, state = item["Config"], item["State"]
+    host = dict(item.get("HostConfig") or {})
     labels = _labels(config)
     return Container(
         name=_text(item["Name"]).lstrip("/"),
@@ -420,6 +431,8 @@ def _container(item: dict[str, Any]) -> Container:
         error=_text(state.get("Error", "")),
         argv=_texts(config.get("Cmd")),
         started=_text(state.get("StartedAt", "")),
+        privileged=host.get("Privileged") is True,
+        log_driver=_text(dict(host.get("LogConfig") or {}).get("Type", "")),
     )
 
 

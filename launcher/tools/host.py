@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, Node
+from launcher.tools import compile_cache, gpu_survey, survey_read, untrusted
 from launcher.tools import docker as docker_tool
-from launcher.tools import gpu_survey, survey_read, untrusted
+from launcher.tools.compile_cache import CompileCache
 from launcher.tools.survey import GpuProcess, Survey
 from launcher.tools.survey_read import Parts, good, said
 
@@ -83,10 +84,12 @@ class HostFacts:
     folders: tuple[str, ...] = ()
     docker_version: str | None = None
     runtimes: tuple[str, ...] = ()
+    log_driver: str = ""
     toolkit: bool = False
     images: Mapping[str, docker_tool.Image | None] = field(default_factory=dict)
     containers: tuple[docker_tool.Container, ...] = ()
     given: tuple[docker_tool.Given, ...] = ()
+    compiled: CompileCache | None = None
     said: Mapping[str, str] = field(default_factory=dict)
     survey: Survey | None = None
 
@@ -179,10 +182,12 @@ def _read(text: str) -> HostFacts:
         folders=_folders(said(parts, "folders")),
         docker_version=_told(good(parts, "docker"), _version),
         runtimes=tuple(sorted((info.get("Runtimes") or {}).keys())),
+        log_driver=str(info.get("LoggingDriver") or ""),
         toolkit=bool(said(parts, "toolkit").strip()),
         images=_images(parts),
         containers=docker_tool.parse_containers(said(parts, "containers")),
         given=docker_tool.parse_given(said(parts, "given")),
+        compiled=compile_cache.read(good(parts, "compiled")),
         said={name: out for name, (out, code) in parts.items() if code != 0},
         survey=survey_read.read(parts, info),
     )

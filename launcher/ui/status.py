@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from launcher import sizes
 from launcher.model import fold
 from launcher.state.servers import DEFAULT
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
@@ -46,6 +47,8 @@ def render(status: ClusterStatus) -> RenderableType:
     if len(status.nodes) > _MOST:
         lines.append(plain("  each node by itself: `vlaunch status --json`", "dim"))
     lines += [line(text, lead=f"  {names}: ") for text, names in _remarks(status.nodes).items()]
+    if compiled := _compiled(status.nodes):
+        lines.append(line(compiled, lead="compiled: "))
     if status.network:
         style = "" if status.network.startswith("proven") else "yellow"
         lines.append(line(status.network, style, lead=plain("network: ", style)))
@@ -110,6 +113,10 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     for node in nodes:
         for each in node.drift:
             lines.setdefault(f"differs from the inventory: {each}", []).append(node.node)
+        if node.privileged:
+            lines.setdefault(
+                "its container is privileged: root in it is root on the node", []
+            ).append(node.node)
         if node.agent == "lost":
             lines.setdefault(
                 "its agent is not connected to the head's: `vlaunch logs` says why", []
@@ -117,6 +124,15 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
         if node.trouble:
             lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
     return {text: fold(names) for text, names in lines.items()}
+
+
+def _compiled(nodes: tuple[NodeStatus, ...]) -> str:
+    """Say how much engines have compiled; nothing where that is not worth a word."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.compiled is not None and node.compiled >= sizes.MIB:
+            found.setdefault(sizes.told(node.compiled), []).append(node.node)
+    return ", ".join(f"{size} on {fold(names)}" for size, names in found.items())
 
 
 def _server(server: ServerStatus, alone: bool) -> list[Line]:

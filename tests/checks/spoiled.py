@@ -15,6 +15,7 @@ from launcher.checks.shape import Evidence, Finding, Hub
 from launcher.inventory.load import loads
 from launcher.model import Inventory
 from launcher.tools import expectations
+from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.inside import Inside
@@ -118,6 +119,7 @@ def facts(name: str, **changed: Any) -> HostFacts:
         docker_version="28.3.0",
         runtimes=("nvidia", "runc"),
         images={IMAGE: image},
+        compiled=CompileCache(kind="xfs"),
         survey=survey(),
     )
     return replace(good, **changed)

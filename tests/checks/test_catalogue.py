@@ -28,7 +28,7 @@ def test_a_healthy_cluster_has_nothing_red() -> None:
     }
 
     assert [result.check.id for result in results if result.status not in ("pass", "skip")] == []
-    assert set(skipped) == {"sudo", "interface", "rdma-unused"}
+    assert set(skipped) == {"sudo", "interface", "rdma-unused", "privileged"}
     assert all(skipped.values())
 
 
@@ -77,6 +77,7 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
         "one-nic-per-subnet",
         "rdma-devices",
         "image",
+        "cache-dir",
         "disk",
     }
 

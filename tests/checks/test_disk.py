@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Container
 from tests.checks.spoiled import MODEL, NODES, Case, findings, named, turns_red
 
@@ -40,6 +41,13 @@ CASES = (
         facts={"gpu03": {"disk_free": 500 * GIB}},
         files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
         also=("model",),
+    ),
+    Case(
+        id="cache-dir",
+        red={"gpu02": "warn"},
+        text="would lie on nfs4, a file system over the network",
+        fix="set `cache_dir:` of gpu02",
+        facts={"gpu02": {"compiled": CompileCache(kind="nfs4", size=GIB)}},
     ),
 )
 
@@ -85,6 +93,23 @@ def test_green_says_no_more_than_is_known(
     )
 
     assert {(each.status, each.text) for each in found} == {("pass", text)}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "status", "text"),
+    [
+        (CompileCache(kind="xfs"), "pass", "xfs, nothing compiled yet"),
+        (CompileCache(kind="xfs", size=5 * GIB // 2), "pass", "xfs, 2.5 GiB compiled"),
+        (None, "skip", "the file system of `cache_dir` is not known"),
+    ],
+)
+def test_what_engines_compiled_is_told_with_its_size(
+    compiled: CompileCache | None, status: str, text: str
+) -> None:
+    """And is not called good where nobody knows."""
+    case = Case(id="cache-dir", red={}, text="", fix="", facts={"*": {"compiled": compiled}})
+
+    assert {(each.status, each.text) for each in findings(case)} == {(status, text)}
 
 
 def test_a_cluster_of_cpus_needs_less() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.spoiled import NODES, Case, findings, named, turns_red
+from tests.checks.spoiled import NODES, ROCE, Case, findings, named, turns_red
 
 CASES = (
     Case(
@@ -41,6 +41,13 @@ CASES = (
         text="cgroups: cgroupfs v2, while gpu[01-02] has cgroupfs v1",
         fix="systemd.unified_cgroup_hierarchy=",
         survey={"gpu03": {"docker_cgroup": "cgroupfs v2"}},
+    ),
+    Case(
+        id="privileged",
+        red=dict.fromkeys(NODES, "warn"),
+        text="`privileged: true` gives its container every device",
+        fix="`cap_add:`",
+        more=f"{ROCE}\nprivileged: true",
     ),
 )
 

@@ -115,6 +115,22 @@ def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path
     assert (folder / "reviews").is_dir()
 
 
+def test_what_engines_compiled_stays_and_is_told(up: Cluster) -> None:
+    """With its size, and what would remove it; `--purge` does."""
+    for machine in up.world.machines.values():
+        machine.compiled = f"ext4\n{300 << 10}"
+    ran = up.run("down", "--json")
+    (note,) = [each for each in ran.events if each.get("stage") == "compiled"]
+
+    assert note["data"] == {"bytes": 600 << 20}
+    assert "600 MiB in all (`vlaunch down --purge` removes it)" in note["text"]
+    assert "compiled" not in up.run("down").err.partition("--purge")[2]
+    ran = up.run("down", "--purge")
+    assert ran.code == 0
+    assert "removing what engines compiled" in ran.err
+    assert {machine.compiled for machine in up.world.machines.values()} == {"ext4"}
+
+
 def test_no_secret_is_needed(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """One may be on another machine than the one that brought it up."""
     monkeypatch.delenv("HF_TOKEN")

@@ -151,6 +151,7 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
         accelerator: amd
         ray: "2.61.0"
         shm: 1GiB
+        privileged: true
         cap: 5
         network: {fabric: infiniband, require: rdma}
         mounts: ["/a:/b:ro", {source: /c, target: /d}]
@@ -168,7 +169,11 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
         2**30,
         5,
     )
-    assert (inventory.fabric, inventory.require) == ("infiniband", "rdma")
+    assert (inventory.fabric, inventory.require, inventory.privileged) == (
+        "infiniband",
+        "rdma",
+        True,
+    )
     assert (
         Mount(source="/a", target="/b", read_only=True),
         Mount(source="/c", target="/d"),

@@ -18,7 +18,30 @@ _OWN = {
     containers.PAYLOAD: "vlaunch mounts its programs",
     containers.SECRETS: "vlaunch mounts the secrets",
     containers.SERVERS: "vlaunch mounts what it knows about servers",
+    containers.COMPILED: "vlaunch mounts what engines compile",
 }
+
+
+@pytest.mark.parametrize(
+    "folder", ["/data/huggingface", "/data/huggingface/x", "/data//huggingface/"]
+)
+def test_what_engines_compile_is_not_kept_where_models_are(mistakes: Mistakes, folder: str) -> None:
+    """Nodes may share it; told once, at the key that says so."""
+    (told,) = mistakes(f"cache_dir: {folder}")
+
+    assert told.startswith("3: cache_dir: should lie outside `hf_home` (/data/huggingface)")
+
+
+def test_each_node_is_judged_by_its_own_homes(mistakes: Mistakes, load_text: Load) -> None:
+    """Which may differ from node to node."""
+    nodes = "\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, {}}}]"
+
+    assert load_text("cache_dir: /data/cache").head.cache_dir == "/data/cache"
+    assert mistakes("cache_dir: /a/b", nodes.format("hf_home: /a")) != []
+    assert mistakes("hf_home: /a", nodes.format("cache_dir: /a/b"))[0].startswith(
+        "4: nodes[0].cache_dir: should lie outside `hf_home` (/a)"
+    )
+    assert mistakes("hf_home: /a", nodes.format("hf_home: /b, cache_dir: /a/b")) == []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +108,7 @@ def test_every_place_that_a_container_has_is_known_here(
         argv[at + 1].partition(":")[0] for at, word in enumerate(argv) if word == "--tmpfs"
     ]
 
-    assert len(own) == 5
+    assert len(own) == 6
     for place in own:
         assert len(mistakes(f"mounts: [/a:{place}]")) == 1, place
 

@@ -391,6 +391,103 @@ def test_wrong_values_are_told_in_plain_words(mistakes: Mistakes, more: str, exp
 
 
 @pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("1048576", "1048576"),
+        ("-1", "-1"),
+        ('"1024:65536"', "1024:65536"),
+        ('"1024:-1"', "1024:-1"),
+        ("{soft: 1024, hard: 65536}", "1024:65536"),
+    ],
+)
+def test_limits_are_written_as_in_docker_and_in_compose(
+    load_text: Load, written: str, read: str
+) -> None:
+    """And handed to `docker run` in its own form."""
+    assert load_text(f"ulimits: {{nofile: {written}}}").ulimits == {"nofile": read}
+
+
+@pytest.mark.parametrize("written", ["lots", "1.5", '"2:1"', '"-1:5"', "true", "{soft: 1}", "-2"])
+def test_limits_that_docker_would_refuse_are_refused_first(
+    mistakes: Mistakes, written: str
+) -> None:
+    """With what it should be."""
+    (told,) = mistakes(f"ulimits: {{nofile: {written}}}")
+
+    assert told.startswith("3: ulimits.nofile: should ")
+    assert mistakes("ulimits: {files: 1}")[0].startswith(
+        "3: ulimits.files: should be a limit that Docker knows"
+    )
+
+
+def test_logging_is_written_as_in_compose(load_text: Load, mistakes: Mistakes) -> None:
+    """A driver and its options; one that keeps nothing would leave nothing to read."""
+    found = load_text("logging: {driver: local, options: {max-size: 10m, max-file: 3}}").logging
+
+    assert (found.driver, found.options) == ("local", {"max-size": "10m", "max-file": "3"})
+    assert load_text().logging.options is None
+    assert load_text("logging: {options: {}}").logging.options == {}
+    assert mistakes("logging: {driver: none}")[0].startswith(
+        "3: logging.driver: should be a log driver of Docker's"
+    )
+    assert mistakes("logging: {options: {Max Size: 1}}")[0].startswith(
+        "3: logging.options.Max Size: should be an option of the log driver"
+    )
+    assert mistakes("logging: {max-size: 1m}")[0].startswith("3: logging: unknown key `max-size`")
+
+
+def test_a_secret_is_no_option_of_a_log_driver(mistakes: Mistakes) -> None:
+    """`docker inspect` would show it."""
+    assert mistakes("logging: {driver: splunk, options: {splunk-token: 0123456789abcdef}}") == [
+        (
+            "3: logging.options.splunk-token: a secret should not be written here; give it to"
+            " Docker itself, in `log-opts` of /etc/docker/daemon.json"
+        )
+    ]
+
+
+def test_capabilities_are_known_by_both_of_their_names(load_text: Load, mistakes: Mistakes) -> None:
+    """The kernel's begin with CAP_; one that there is not is a mistake."""
+    assert load_text("cap_add: [CAP_SYS_PTRACE, net_admin, ALL]").cap_add == (
+        "SYS_PTRACE",
+        "NET_ADMIN",
+        "ALL",
+    )
+    assert mistakes("cap_add: [SYS_TRACE]") == [
+        (
+            "3: cap_add[0]: should be a capability such as IPC_LOCK or SYS_PTRACE (see `man"
+            ' capabilities`), not "SYS_TRACE"'
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "/dev/gdrdrv",
+        "/dev/nvidia-caps-imex-channels/channel0",
+        "/dev/a:/dev/b",
+        "/dev/a:rw",
+        "/dev/a:/b:r",
+        "nvidia.com/gpu=all",
+    ],
+)
+def test_devices_are_written_as_docker_takes_them(load_text: Load, device: str) -> None:
+    """Files below /dev, and names of CDI."""
+    assert load_text(f'devices: ["{device}"]').devices == (device,)
+
+
+@pytest.mark.parametrize(
+    "device", ["gdrdrv", "/etc/passwd", "/dev/", "/dev/../etc", "/dev/a:x", "/dev/a b", "/dev/a:"]
+)
+def test_what_is_no_device_is_refused(mistakes: Mistakes, device: str) -> None:
+    """Before a container fails for it."""
+    (told,) = mistakes(f'devices: ["{device}"]')
+
+    assert told.startswith("3: devices[0]: should be a device of the nodes such as /dev/gdrdrv")
+
+
+@pytest.mark.parametrize(
     ("more", "expected"),
     [
         ("imagee: x", "unknown key `imagee`; did you mean `image`?"),

@@ -15,7 +15,7 @@ from launcher.model import Answer, Inventory, Secret
 from launcher.plan.down import plan_down
 from launcher.plan.shape import Plan
 from launcher.site import Site
-from launcher.state.observe import observe
+from launcher.state.observe import commands, observe, read
 from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
 from tests.plan import case
@@ -126,6 +126,27 @@ def test_files_alone_are_removed_too(world: World) -> None:
     assert [step.title for step in plan(world).steps] == ["removing helper files and secrets"] * 2
 
 
+def test_what_engines_compiled_goes_when_that_is_asked_for(world: World) -> None:
+    """Where there is some, or nobody could say; after the containers that may still write it."""
+    world.machines["gpu01"].compiled = "ext4\n2048"
+    transport = FakeTransport(world.answer)
+    asked = commands(world.inventory, [world.inventory.image], compiled=True)
+    site = Site(world.inventory, read(transport.run(asked))[0])
+    purge = plan_down(site, purge=True)
+    titles = [stage.title for stage in purge.stages]
+    (step,) = [each for each in purge.steps if each.command.argv[3:4] == ("purge",)]
+
+    assert titles.index("Remove the head") < titles.index("Remove what engines compiled")
+    assert step.command.node == "gpu01"
+    assert step.command.argv[4:] == (
+        "/root/.vlaunch/cache/c",
+        "/root/.vlaunch/cache",
+        "vllm/vllm-openai:v0.32.0",
+        "docker",
+    )
+    assert "purge" not in {each.command.argv[3] for each in plan_down(site).steps}
+
+
 def test_secrets_alone_are_removed_too(world: World) -> None:
     """Whatever else is missing."""
     for machine in world.machines.values():
@@ -137,13 +158,18 @@ def test_secrets_alone_are_removed_too(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("extra", "code", "left"),
-    [(None, 0, []), ("c/mine.txt", 1, ["c", "c/mine.txt"]), ("d/mine.txt", 0, ["d", "d/mine.txt"])],
+    [
+        (None, 0, []),
+        ("c/mine.txt", 1, ["c", "c/mine.txt"]),
+        ("d/mine.txt", 0, ["d", "d/mine.txt"]),
+        ("cache/c/0123/k", 0, ["cache", "cache/c", "cache/c/0123", "cache/c/0123/k"]),
+    ],
 )
 def test_only_what_vlaunch_wrote_is_removed(
     extra: str | None, code: int, left: list[str], load: Load, tmp_path: Path
 ) -> None:
     """Run here: a file that somebody put there stays and is a failure; another cluster's directory
-    stays.
+    stays, and so does what engines compiled, but not a folder in which nothing is.
     """
     state = tmp_path / "state"
     inventory = load(f"state_dir: {state}")
@@ -158,8 +184,9 @@ def test_only_what_vlaunch_wrote_is_removed(
     ):
         (state / "c" / name).parent.mkdir(parents=True, exist_ok=True)
         (state / "c" / name).write_text("x")
+    (state / "cache/c/4567").mkdir(parents=True)
     if extra:
-        (state / extra).parent.mkdir(exist_ok=True)
+        (state / extra).parent.mkdir(parents=True, exist_ok=True)
         (state / extra).write_text("mine")
     clear = next(
         step.command.argv for step in plan(world).steps if step.command.argv[3:4] == ("clear",)

@@ -117,7 +117,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
     assert titles(
         files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
     ) == [
-        "making the folder of the server's record",
+        "making the folders that containers write to",
         "writing secret HF_TOKEN",
         "writing secret RAY_AUTH_TOKEN",
     ]

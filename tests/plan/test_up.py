@@ -184,7 +184,7 @@ def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
     ("more", "word"),
     [
         ("env: {A: '1'}", "env A: unset → 1"),
-        ("shm: 16GiB", "devices, mounts or limits"),
+        ("shm: 16GiB", "devices, rights, mounts, limits or log"),
         ("ray: {object_store: 200MB}", "command: (nothing) → --object-store-memory 200000000"),
         ("hf_home: /models", "env HF_HOME: /data/huggingface → /models"),
         ("ports: {gcs: 7000}", "6379"),

@@ -12,7 +12,7 @@ from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Observed
 from launcher.site import Site
 from launcher.state import status, verdict
-from launcher.state.observe import observe
+from launcher.state.observe import commands, read
 from launcher.state.status import ClusterStatus, ServerStatus
 from tests import kept
 from tests.conftest import Load
@@ -41,11 +41,8 @@ def look(
     """Observe as the command does; servers answer by their names, or do not."""
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
-    facts = {
-        name: each
-        for name, each in observe(inventory, transport, [inventory.image]).items()
-        if name not in missing
-    }
+    seen, _ = read(transport.run(commands(inventory, [inventory.image], compiled=True)))
+    facts = {name: each for name, each in seen.items() if name not in missing}
     said = status.Said()
     if asked := status.query_head(Site(inventory, facts)):
         answer, proof = transport.run(asked)

@@ -43,7 +43,11 @@ def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
         ("", "env: {A: '1'}", "env A: unset → 1"),
         ("env: {A: '1'}", "env: {A: '2'}", "env A: 1 → 2"),
         ("env: {A: '1'}", "", "env A: 1 → unset"),
-        ("", "mounts: ['/models:/models:ro']", "devices, mounts or limits of its container"),
+        (
+            "",
+            "mounts: ['/models:/models:ro']",
+            "devices, rights, mounts, limits or log of its container",
+        ),
         (
             "",
             "secrets: {HF_TOKEN: {env: X}}",

@@ -132,6 +132,22 @@ def test_a_container_that_has_ended_is_seen(world: World) -> None:
     assert (seen.nodes[1].container, seen.whole) == ("exited", False)
 
 
+def test_a_container_with_every_right_is_named(world: World) -> None:
+    """As it runs, whatever the inventory says of it by now."""
+    world.container("gpu02")["HostConfig"]["Privileged"] = True
+    seen = look(world)
+
+    assert [each.privileged for each in seen.nodes] == [False, True]
+    assert seen.nodes[1].drift == ()
+
+
+def test_the_size_of_what_engines_compiled_is_told(world: World) -> None:
+    """Where somebody asked, and there is some."""
+    world.machines["gpu02"].compiled = "ext4\n2048"
+
+    assert [each.compiled for each in look(world).nodes] == [None, 2 << 20]
+
+
 def test_a_node_that_cannot_be_reached_is_unknown_and_says_why(world: World) -> None:
     """Its container is not called absent."""
     seen = look(world, "gpu02")

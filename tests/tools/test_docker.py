@@ -55,6 +55,9 @@ OTHERS: dict[str, Any] = {
     "groups": ("video",),
     "security": ("seccomp=unconfined",),
     "ulimits": {"memlock": "-1"},
+    "privileged": True,
+    "log_driver": "local",
+    "log_options": {"max-size": "1m"},
     "labels": {"x": "y"},
     "restart": "no",
 }
@@ -92,6 +95,9 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         labels={"x": "y=z"},
         ulimits={"stack": "67108864", "memlock": "-1"},
         security=("seccomp=unconfined",),
+        privileged=True,
+        log_driver="local",
+        log_options={"max-size": "1m", "max-file": "2"},
         shm=16 << 30,
     )
     found = read_run(docker.run((), full))
@@ -104,6 +110,8 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         "Binds": ["/s:/t:ro"],
         "RestartPolicy": {"Name": "unless-stopped"},
         "CapAdd": ["IPC_LOCK"],
+        "Privileged": True,
+        "LogConfig": {"Type": "local", "Config": ["max-file=2", "max-size=1m"]},
         "GroupAdd": ["video"],
         "SecurityOpt": ["seccomp=unconfined"],
         "Ulimits": ["memlock=-1", "stack=67108864"],
@@ -297,8 +305,31 @@ def test_a_difference_that_inspect_does_not_show_in_words_is_still_said() -> Non
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
     assert docker.differences(container(SPEC.labelled()), spec, {}) == [
-        "devices, mounts or limits of its container"
+        "devices, rights, mounts, limits or log of its container"
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [(False, True, "it becomes privileged"), (True, False, "it is no longer privileged")],
+)
+def test_rights_that_come_or_go_are_said(before: bool, after: bool, said: str) -> None:
+    """Both ways: who took `privileged: true` out of the inventory wants to see it go."""
+    there = container(SPEC.labelled(), privileged=before)
+    spec = dataclasses.replace(SPEC, privileged=after).labelled()
+
+    assert docker.differences(there, spec, {}) == [said]
+
+
+@pytest.mark.parametrize(
+    ("said", "privileged"),
+    [({"Privileged": True}, True), ({"Privileged": "yes"}, False), ({}, False)],
+)
+def test_what_runs_with_every_right_is_seen(said: dict[str, Any], privileged: bool) -> None:
+    """As Docker's `inspect` says it, and not where it says nothing."""
+    item = {**json.loads(RECORDED)[0], "HostConfig": said}
+
+    assert docker.parse_containers(json.dumps([item]))[0].privileged is privileged
 
 
 def test_another_secret_is_said_without_its_value() -> None:
@@ -315,7 +346,7 @@ def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> 
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
     assert docker.differences(there, spec, {"B": "2"}) == [
-        "devices, mounts or limits of its container"
+        "devices, rights, mounts, limits or log of its container"
     ]
 
 

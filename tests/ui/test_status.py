@@ -169,6 +169,24 @@ def test_the_servers_line(server: ServerStatus) -> None:
     )
 
 
+def test_a_container_with_every_right_is_named() -> None:
+    """With what it means, nodes of which it is true together."""
+    nodes = tuple(replace(node, privileged=True) for node in NODES[:2])
+
+    assert "  gpu[01-02]: its container is privileged: root in it is root on the node\n" in drawn(
+        200, nodes=nodes
+    )
+
+
+def test_what_engines_compiled_is_told_with_its_size() -> None:
+    """Nodes with as much of it together; nothing where it is not worth a word."""
+    sizes = (1 << 30, (1 << 30) + 4096, 340 << 20, 4096)
+    nodes = tuple(replace(node, compiled=size) for node, size in zip(NODES, sizes, strict=True))
+
+    assert "\ncompiled: 1.0 GiB on gpu[01-02], 340 MiB on gpu03\n" in drawn(200, nodes=nodes)
+    assert "compiled" not in drawn(200)
+
+
 def test_no_server_is_said() -> None:
     """In the words of old."""
     assert "server: none" in drawn(80, servers=())

@@ -1,0 +1,123 @@
+"""What engines compile on a node: asked, read and removed, run here for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.tools import compile_cache, host
+from launcher.tools.compile_cache import CompileCache
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ext4", CompileCache(kind="ext4")),
+        ("xfs\n340", CompileCache(kind="xfs", size=340 * 1024)),
+        ("UNKNOWN (0x1badface)", CompileCache(kind="UNKNOWN (0x1badface)")),
+        ("", None),
+        (None, None),
+        ("stat: cannot read", None),
+        ("ext4\nmany", None),
+    ],
+)
+def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache | None) -> None:
+    """A size that is not there is a folder that is not there yet."""
+    assert compile_cache.read(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "remote"),
+    [
+        *((each, True) for each in ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs")),
+        *((each, True) for each in ("beegfs", "fuse.sshfs", "fuse.juicefs", "wekafs", "9p")),
+        *((each, False) for each in ("ext4", "ext2/ext3", "xfs", "btrfs", "zfs", "overlay")),
+        *((each, False) for each in ("tmpfs", "fuseblk", "fuse.fuse-overlayfs")),
+    ],
+)
+def test_file_systems_of_others_are_known(kind: str, remote: bool) -> None:
+    """By the names that findmnt and stat give them."""
+    assert CompileCache(kind=kind).remote is remote
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_node_tells_what_is_there(given: bool, tmp_path: Path) -> None:
+    """Behind the probe, below the login's home or where the inventory says; before anything is
+    there, the folder above tells the file system.
+    """
+    argv = host.probe(
+        ("no-docker",),
+        cluster="c",
+        state_dir="",
+        hf_home="/",
+        accelerator="cpu",
+        images=(),
+        more=compile_cache.script(str(tmp_path / "own") if given else None, "c"),
+    )
+    folder = tmp_path / ("own/c" if given else ".vlaunch/cache/c")
+
+    def found() -> CompileCache | None:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return host.parse_probe(done.stdout).compiled
+
+    before = found()
+    (folder / "0123").mkdir(parents=True)
+    (folder / "0123" / "kernel").write_bytes(os.urandom(3 << 20))
+    after = found()
+
+    assert before is not None and before.size is None and before.kind
+    assert after is not None and after.kind == before.kind
+    assert after.size is not None and 3 << 20 <= after.size < 4 << 20
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_a_purge_leaves_nothing_of_its_own(around: bool, tmp_path: Path) -> None:
+    """And nothing of what else lies there; the folder that the inventory names stays."""
+    state = tmp_path / "state"
+    (state / "cache/c/0123/vllm").mkdir(parents=True)
+    (state / "cache/c/0123/vllm/kernel").write_text("x")
+    argv = compile_cache.purge(
+        ("no-docker",),
+        str(state / "cache/c"),
+        around=str(state / "cache") if around else "",
+        image="",
+    )
+
+    assert subprocess.run(argv, check=False).returncode == 0
+    assert not (state / "cache/c").exists()
+    assert state.exists() is (state / "cache").exists() is not around
+    assert subprocess.run(argv, check=False).returncode == 0  # nothing is left to remove
+
+
+def test_what_root_wrote_is_removed_by_root(tmp_path: Path) -> None:
+    """In a container of an image that is there, which a program stands in for here; when that
+    cannot be done either, it is an error.
+    """
+    folder = tmp_path / "cache/c"
+    folder.mkdir(parents=True)
+    rm, docker = tmp_path / "rm", tmp_path / "docker"
+    rm.write_text(f'#!/bin/sh\n[ -e "{tmp_path}/done" ] || exit 1\nexec /bin/rm "$@"\n')
+    docker.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/done"\n')
+    for each in (rm, docker):
+        each.chmod(0o755)
+
+    def purge(image: str) -> int:
+        argv = compile_cache.purge((str(docker),), str(folder), around="", image=image)
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(argv, env=env, check=False).returncode
+
+    assert purge("") == 1
+    assert folder.exists()
+    assert purge("vllm:1") == 0
+    assert not folder.exists()
+    said = (tmp_path / "done").read_text()
+    assert f"--user 0:0 --volume {folder}:/cache --entrypoint sh vllm:1" in said
