@@ -27,6 +27,7 @@ from .ray_view import ENGINE, Rank, RayView
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
 _SOON = 1.0  # the same, while some are there already and the server starts
+_LAST_WORDS = 5.0  # seconds for vLLM to end when its ranks have
 # what an odd report of an agent raises
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -70,6 +71,7 @@ class Monitor:
         self.movement = Movement(clock.monotonic(), self.parts)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
         self._met: set[str] = set()  # the actors of those whose processes have been seen
+        self._bereft: float | None = None  # since when some of these have ended
         self._asked: Background[list[Rank]] | None = None
         self._eye: Probe | None = None  # on a server whose node's agent cannot be asked
         self._last_answer = self._fresh = 0.0
@@ -300,11 +302,12 @@ class Monitor:
         return found
 
     def _lost_ranks(self, seen: Observed) -> list[Trouble]:
-        """Return that ranks of Ray's have ended, as the agents beside them see it.
+        """Return that ranks of Ray's have ended, as their agents see it, and vLLM goes on.
 
-        vLLM sees it, too, and ends; but not always: its v1/executor/ray_executor_v2.py shuts all
-        ranks down, and the engine may wait for ever for an answer of theirs. Where it has several
-        replicas, it may have ended some on purpose: only when no work is done, it is dead.
+        vLLM sees it, too, and ends within seconds, with words that tell more; but not always: its
+        v1/executor/ray_executor_v2.py shuts all ranks down, and the engine may wait for ever for an
+        answer of theirs. Where it has several replicas, it may have ended some on purpose: it is
+        dead only when no work is done.
         """
         lost = [
             rank
@@ -313,9 +316,13 @@ class Monitor:
             and self.lead.fresh(rank.node)
             and str(rank.pid) not in self._processes(rank.node)
         ]
-        idle = self.movement.idle(self.clock.monotonic())
-        patience = 3 * self.want.policy.canary if self.want.replicas > 1 else 0.0
-        if not lost or idle < patience or self.rests(seen):
+        now = self.clock.monotonic()
+        if not lost or self.rests(seen):
+            self._bereft = None
+            return []
+        self._bereft = now if self._bereft is None else self._bereft
+        idle = self.movement.idle(now)
+        if now - self._bereft < _LAST_WORDS or (self.want.replicas > 1 and idle < _rest(self.want)):
             return []
         said = self.lead.report(self.want.api_node, self.name) or {}
         if len(lost) > 1:  # whose end was first, Ray may know
@@ -350,7 +357,7 @@ class Monitor:
         work without it.
         """
         why = self.lead.gone(node)
-        if not why or self.movement.idle(self.clock.monotonic()) < 3 * self.want.policy.canary:
+        if not why or self.movement.idle(self.clock.monotonic()) < _rest(self.want):
             return []
         return [Trouble(5, f"{node} is gone", node, rank, evidence=f"its agent: {why}")]
 
@@ -362,6 +369,11 @@ class Monitor:
         weight = 4 if "killed" in how else 3 if number else 2
         of = f"vLLM's process on {node}" if rank else "vLLM"
         return _of(Trouble(weight, f"{of} {how}", node if rank else "", rank), said)
+
+
+def _rest(want: Desired) -> float:
+    """Return for how many seconds no work is done by an engine that works no more."""
+    return 3 * want.policy.canary
 
 
 def _part(key: str) -> int | None:

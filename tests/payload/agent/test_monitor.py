@@ -425,11 +425,25 @@ def test_a_rank_that_has_ended_under_an_engine_that_goes_on(ready: Make, view: t
     stage.run(20)
     stage.engine.answers = False
     stage.lead.nodes["gpu2"].ranks = {}
-    stage.until("stopping", within=3)
+    stage.run(4)
+    assert stage.seen.state == "ready"  # vLLM may still say why
+    stage.until("stopping", within=4)
     (fault,) = stage.seen.faults
 
     assert fault.what == "vLLM goes on, though its rank PP1 has ended"
     assert (fault.node, fault.rank) == ("gpu2", "PP1")
+
+
+def test_ranks_that_come_back_are_forgiven(ready: Make, view: type[View]) -> None:
+    """An agent that reports them again was wrong, or they were not these."""
+    stage = with_ranks(ready)
+    for _ in range(5):
+        stage.lead.nodes["gpu2"].ranks = {}
+        stage.run(3)
+        stage.lead.nodes["gpu2"].ranks = {"42": 1}
+        stage.run(3)
+
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
 
 
 def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: type[View]) -> None:
@@ -437,7 +451,7 @@ def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: ty
     stage = with_ranks(ready)
     for node in stage.lead.nodes.values():
         node.ranks = {}
-    stage.step()
+    stage.run(3)
     stage.kill("gpu1", "ended with exit code 1", cause="ValueError: no")
     stage.until("stopping", within=3)
 
