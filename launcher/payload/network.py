@@ -9,6 +9,7 @@ at its deadline, or with a signal, and leaves no process behind. The shape of wh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import selectors
@@ -17,11 +18,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import network_node
+import network_start
 
 TAIL = 2000
+LOOKED_UP = 16  # names of other nodes at most
+# resolv.conf(5): the shortest that glibc waits for a name server
+QUICK_NAMES = "timeout:1 attempts:1"
 
 
 class Child:
@@ -30,7 +36,8 @@ class Child:
     def __init__(self, rank: int, local: int) -> None:
         self.rank, self.local = rank, local
         self.phase, self.error, self.note, self.ended = "starting", "", "", False
-        self.killed = False
+        self.killed, self.ready = False, False
+        self.took: dict[str, float] = {}
         self.transfers: list[dict[str, object]] = []
         self.collective: dict[str, object] | None = None
         self.facts: dict[str, object] = {}
@@ -56,7 +63,7 @@ class Child:
                     "--parent",
                     str(os.getpid()),
                 ],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=env,
@@ -82,12 +89,23 @@ class Child:
             self.error = said.get("error", self.error)
             self.note = said.get("note", self.note)
             self.ended = bool(said.get("done", self.ended))
+            self.ready = bool(said.get("ready", self.ready))
+            self.took.update(said.get("took", {}))
             self.facts.update(said.get("facts", {}))
             self.collective = said.get("collective", self.collective)
             if "transfer" in said:
                 self.transfers.append(said["transfer"])
             if "log" in said:
                 self.logged.append(said["log"])
+
+    def is_ready(self) -> bool:
+        """Tell whether it has torch, or never will."""
+        return self.ready or (self.process is not None and self.process.poll() is not None)
+
+    def go(self, word: str) -> None:
+        """Tell it to go on, or why it cannot (see `Rank.let_go`)."""
+        with contextlib.suppress(OSError):
+            os.write(self.process.stdin.fileno(), f"{word}\n".encode())
 
     def printed(self, data: bytes) -> None:
         self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
@@ -108,6 +126,8 @@ class Child:
             "exit": code,
             "error": error,
             "tail": self.tail,
+            "torch": self.took.get("torch"),
+            "meeting": self.took.get("meeting"),
         }
 
 
@@ -123,6 +143,9 @@ class Probe:
         self.started = time.monotonic()
         self.error = ""
         self.env = network_node.environment()
+        self.peers = dict(each.split("=", 1) for each in args.nodes.split(","))
+        del self.peers[args.node]
+        self.names: network_start.Names | None = None
 
     def run(self) -> dict[str, object]:
         """Start the ranks, wait, end them, and return the report."""
@@ -137,8 +160,9 @@ class Probe:
             for child in self.children:
                 held = listener.fileno() if listener and child.rank == 0 else -1
                 child.start([*self.program, "--child", str(child.local), *self.argv], env, held)
-            if listener:
-                listener.close()
+            looked_up = dict(list(self.peers.items())[:LOOKED_UP])
+            self.names = network_start.Names(looked_up)
+            threading.Thread(target=self.meet, args=(listener,), daemon=True).start()
             self.error = self.watch()
         except network_node.Unusable as error:
             self.error = str(error)
@@ -149,6 +173,34 @@ class Probe:
             log, pairs = network_node.logs(folder), self.pair_logs(folder)
             shutil.rmtree(folder, ignore_errors=True)
         return {**self.report(), "log": log, "pair_logs": pairs}
+
+    def meet(self, listener) -> None:
+        """Let the ranks go on once those of all nodes have torch, or tell them why they will not
+        meet.
+        """
+        args, word = self.args, "go"
+        try:
+            if listener is None:
+                network_start.follow(
+                    args.master,
+                    args.port,
+                    args.nonce,
+                    args.node,
+                    self.is_ready,
+                    args.reach,
+                    args.torch,
+                )
+            else:
+                here = network_start.Gathering(listener, args.nonce, list(self.peers))
+                word = f"go {','.join(here.wait(self.is_ready, args.reach, args.torch))}"
+                listener.close()
+        except (network_start.Unmet, OSError) as error:
+            word = f"no {error}"
+        for child in self.children:
+            child.go(word)
+
+    def is_ready(self) -> bool:
+        return all(child.is_ready() for child in self.children)
 
     def signalled(self, number: int, _frame: object) -> None:
         self.signal = number
@@ -230,6 +282,7 @@ class Probe:
                 "nccl": versions.get("nccl", ""),
                 "cuda": versions.get("cuda", ""),
             },
+            "names": self.names.seconds() if self.names else {},
             "seconds": round(time.monotonic() - self.started, 3),
             "error": self.error,
         }
@@ -289,6 +342,9 @@ def child_environment(own: dict[str, str], folder: str) -> dict[str, str]:
         "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
         "NCCL_DEBUG_FILE": os.path.join(folder, "nccl.%h.%p.log"),
         "PYTHONUNBUFFERED": "1",
+        # A name server that does not answer would cost each connection of torch's store 10 s, and
+        # the head's one all of them in turn (c10d, socket.cpp: `formatSockAddr`).
+        "RES_OPTIONS": f"{own.get('RES_OPTIONS', '')} {QUICK_NAMES}".strip(),
     }
 
 
@@ -307,7 +363,13 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds for everything")
     parser.add_argument(
-        "--window", type=float, default=30.0, help="seconds to wait for the others to come"
+        "--reach", type=float, default=60.0, help="seconds until the head's probe answers"
+    )
+    parser.add_argument(
+        "--torch", type=float, default=180.0, help="seconds until all ranks have torch"
+    )
+    parser.add_argument(
+        "--window", type=float, default=120.0, help="seconds after that for all ranks to meet"
     )
     parser.add_argument("--pair-timeout", type=float, default=20.0)
     parser.add_argument(

@@ -15,15 +15,12 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
 
 import network_lanes
 from network_work import SLACK, AllWork, Failed, PairWork, bounded, short
-
-HELLO = 10.0  # seconds within which a probe's own store answers
 
 
 def main(args) -> int:
@@ -79,16 +76,38 @@ class Rank:
         self.since = 0.0  # when the last meeting was over: all ranks began what follows then
 
     def begin(self) -> None:
-        """Import torch, tell what it is, and meet all the others. Raises Failed."""
+        """Import torch, tell what it is, wait until all ranks have done so, and meet the others.
+
+        Raises Failed.
+        """
         self.told.say(phase="importing torch")
+        began = time.monotonic()
         self.torch = load(self.args.backend, self.local)
         self.told.say(facts=facts(self.torch, self.args.backend, self.local))
-        self.told.say(phase=f"rendezvous at {self.args.master}:{self.args.port}")
         free = memory(self.torch, self.args.backend)
         self.most = network_lanes.limit(self.args.backend, self.args.max_bytes, free, self.per_node)
+        where = f"rendezvous at {self.args.master}:{self.args.port}"
+        took = round(time.monotonic() - began, 3)
+        phase = f"{where}: waiting until all ranks have torch"
+        self.told.say(phase=phase, ready=True, took={"torch": took})
+        self.let_go(sys.stdin)
+        self.told.say(phase=where)
+        began = self.since = time.monotonic()
         self.store = self.open()
-        self.since = time.monotonic()
         self.meet("rendezvous", self.args.window)
+        self.told.say(took={"meeting": round(time.monotonic() - began, 3)})
+
+    def let_go(self, words) -> None:
+        """Wait for the parent's word: `go`, on the head with the nodes that will not come, or `no`
+        and why. Raises Failed.
+        """
+        word, _, rest = words.readline().rstrip("\n").partition(" ")
+        if word != "go":
+            raise Failed(rest or "its probe ended")
+        gone = [self.names.index(name) for name in rest.split(",") if name]
+        self.lost = [node * self.per_node + each for node in gone for each in range(self.per_node)]
+        if self.lost:
+            self.told.say(note=f"at rendezvous: {self.called(self.lost)} did not arrive")
 
     def open(self):
         """Open the store (as its owner on rank 0) and see by the nonce that it is this run's.
@@ -96,11 +115,9 @@ class Rank:
         Raises Failed.
         """
         where, master = f"{self.args.master}:{self.args.port}", self.rank == 0
-        if not master:
-            knock(self.args.master, self.args.port, self.args.window)
         # In a thread: a stranger that accepts and never answers holds the constructor beyond its
         # own timeout.
-        done, found, error = bounded(self.connect, HELLO + SLACK)
+        done, found, error = bounded(self.connect, self.args.window + SLACK)
         if not done:
             raise Failed(
                 f"something else answers at {where}: it does not speak as this run's store does"
@@ -111,7 +128,7 @@ class Rank:
             found.set("hello", "here")
         else:
             try:
-                found.wait(["hello"], datetime.timedelta(seconds=HELLO))
+                found.wait(["hello"], datetime.timedelta(seconds=self.args.window))
             except Exception:
                 raise Failed(
                     f"something else answers at {where}: a store, but not this run's"
@@ -126,7 +143,7 @@ class Rank:
             self.args.port,
             None,
             first,
-            timeout=datetime.timedelta(seconds=HELLO),
+            timeout=datetime.timedelta(seconds=self.args.window),
             wait_for_workers=False,
             **(
                 {"master_listen_fd": self.args.listener}
@@ -271,26 +288,6 @@ def tournament(count: int) -> list[list[tuple[int, int]]]:
         rounds.append([(low, high) for low, high in met if low >= 0])
         ring = [ring[0], ring[-1], *ring[1:-1]]
     return rounds
-
-
-def knock(host: str, port: int, window: float) -> None:
-    """Wait until the head listens.
-
-    Raises Failed with the system's words when it does not within `window` seconds.
-    """
-    deadline, said = time.monotonic() + window, "no answer"
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, port), timeout=min(5.0, window)).close()
-            return
-        except OSError as error:
-            said = (
-                "no answer"
-                if isinstance(error, TimeoutError)
-                else (error.strerror or str(error)).lower()
-            )
-        time.sleep(0.2)
-    raise Failed(f"the head did not open {host}:{port} within {window:.0f} s: {said}")
 
 
 def load(backend: str, local: int):

@@ -24,6 +24,7 @@ _NETWORK = (
     "network.py",
     "network_lanes.py",
     "network_node.py",
+    "network_start.py",
     "network_rank.py",
     "network_work.py",
 )

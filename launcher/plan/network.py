@@ -79,10 +79,11 @@ def commands(site: Site, ask: Ask) -> list[Command]:
 
 
 def deadline(inventory: Inventory, ask: Ask) -> float:
-    """Return how many seconds the probes may take in all: time to start and to meet, and each
-    round's at its worst.
+    """Return how many seconds the probes may take in all: time to import torch and to meet, and
+    each round's at its worst.
     """
-    return ask.deadline or 90.0 + (ask.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
+    start = probe.TORCH + probe.WINDOW
+    return ask.deadline or start + (ask.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
 
 
 def ranks(inventory: Inventory, ask: Ask) -> int:

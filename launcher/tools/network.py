@@ -21,6 +21,9 @@ from launcher.tools.inside import Inside
 Backend = Literal["nccl", "gloo"]
 
 _NOT_TRIED = "not tried: "  # as `payload/network_rank.py` begins the error
+# Seconds until a probe must have come to the head's, until all ranks must have torch, and after
+# that until all must have met.
+REACH, TORCH, WINDOW = 60.0, 180.0, 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,8 @@ class RankReport:
     """How far one rank came.
 
     `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs; `ended`
-    means it did all it was asked; `tail` is the end of what it printed.
+    means it did all it was asked; `tail` is the end of what it printed. `torch` and `meeting` are
+    the seconds that the import of torch and, after the last rank's, the rendezvous took.
     """
 
     rank: int
@@ -80,6 +84,8 @@ class RankReport:
     exit: int | None = None
     error: Text = ""
     tail: Text = ""
+    torch: float | None = None
+    meeting: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,8 @@ class Report:
     `log` is what NCCL wrote there, its telling lines only; `env` its network variables; `inside` is
     what it saw of its container: memlock, capabilities, /dev/infiniband, libibverbs (see
     `tools.inside`); `rdma` are the active RDMA ports there (`mlx5_0:1`); `pair_logs` is, by peer,
-    what NCCL wrote as that pair was measured.
+    what NCCL wrote as that pair was measured; `names` are the seconds that it took to look up the
+    names of other nodes' addresses in this container.
     """
 
     node: Text
@@ -106,6 +113,7 @@ class Report:
     inside: Inside | None = None
     rdma: tuple[str, ...] = ()
     pair_logs: Mapping[str, Text] = field(default_factory=dict)
+    names: Mapping[str, float] = field(default_factory=dict)
 
 
 def probe(
@@ -119,7 +127,6 @@ def probe(
     backend: Backend,
     nonce: str,
     deadline: float = 120.0,
-    window: float = 30.0,
     pair_timeout: float = 20.0,
     max_bytes: int = 0,
     running: bool = False,
@@ -128,9 +135,8 @@ def probe(
     standard input held open.
 
     `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at
-    `master`, its address. `deadline`, `window` (how long to wait for the others to come) and
-    `pair_timeout` are seconds; `max_bytes` 0 leaves the size to the probe; `running` says that the
-    container is the one that serves.
+    `master`, its address. `deadline` and `pair_timeout` are seconds; `max_bytes` 0 leaves the size
+    to the probe; `running` says that the container is the one that serves.
     """
     return (
         "python3",
@@ -152,8 +158,12 @@ def probe(
         backend,
         "--deadline",
         f"{deadline:g}",
+        "--reach",
+        f"{REACH:g}",
+        "--torch",
+        f"{TORCH:g}",
         "--window",
-        f"{window:g}",
+        f"{WINDOW:g}",
         "--pair-timeout",
         f"{pair_timeout:g}",
         "--max-bytes",

@@ -11,7 +11,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 FOLDER = Path(__file__).parent.parent.parent / "launcher" / "payload"
-NAMES = ("network", "network_node", "network_lanes", "network_work", "network_rank")
+NAMES = (
+    "network",
+    "network_start",
+    "network_node",
+    "network_lanes",
+    "network_work",
+    "network_rank",
+)
 
 
 @pytest.fixture(scope="module")

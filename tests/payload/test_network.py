@@ -231,18 +231,37 @@ def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
     assert report["ranks"][0]["phase"] == "starting"
 
 
-def test_the_port_is_reserved_but_refuses_until_the_store_opens(payload: SimpleNamespace) -> None:
-    """Nobody can take it meanwhile; who knocks too early is refused, and waits no longer than its
-    window.
-    """
-    with payload.node.reserve("127.0.0.1", 0) as held:
-        port = held.getsockname()[1]
+def test_ranks_wait_for_their_parents_word(tmp_path: Path) -> None:
+    """A rank that has torch is let go, with nobody to wait for; the report has how long it took."""
+    does = (
+        "say(ready=True, took={'torch': 2.5}); word = sys.stdin.readline()\n"
+        "say(took={'meeting': 0.5}, phase=word.strip(), done=True)"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = Run(tmp_path, does, "--port", str(port), "--nodes", "a=127.0.0.1", rank=0)
+    (rank,) = run.report()["ranks"]
 
-        with pytest.raises(
-            payload.work.Failed,
-            match=f"did not open 127.0.0.1:{port} within 0 s: connection refused",
-        ):
-            payload.rank.knock("127.0.0.1", port, 0.3)
+    assert (rank["phase"], rank["ended"]) == ("go", True)
+    assert (rank["torch"], rank["meeting"]) == (2.5, 0.5)
+
+
+def test_ranks_are_told_why_they_will_not_meet(tmp_path: Path) -> None:
+    """Nobody opens the head's port."""
+    does = "say(ready=True); say(error=sys.stdin.readline().strip())"
+    report = Run(tmp_path, does, "--reach", "0.3").report()
+
+    assert report["ranks"][0]["error"] == (
+        "no the head did not open 127.0.0.1:1 within 0 s: connection refused"
+    )
+
+
+def test_ranks_do_not_wait_long_for_a_name_server(payload: SimpleNamespace) -> None:
+    """What somebody has set for the resolver stays, but for that."""
+    env = payload.network.child_environment({"RES_OPTIONS": "rotate", "A": "1"}, "/tmp/x")
+
+    assert (env["RES_OPTIONS"], env["A"]) == ("rotate timeout:1 attempts:1", "1")
 
 
 def test_the_probe_needs_torch_and_the_standard_library_only() -> None:

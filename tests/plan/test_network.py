@@ -66,9 +66,9 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
 @pytest.mark.parametrize(
     ("ask", "nodes", "seconds"),
     [
-        (ASK, 2, 90 + 25 * 3),
-        (ASK, 3, 90 + 25 * 4),
-        (replace(ASK, pair_timeout=5.0), 3, 90 + 10 * 4),
+        (ASK, 2, 300 + 25 * 3),
+        (ASK, 3, 300 + 25 * 4),
+        (replace(ASK, pair_timeout=5.0), 3, 300 + 10 * 4),
         (replace(ASK, deadline=30.0), 3, 30),
     ],
 )

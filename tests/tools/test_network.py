@@ -62,9 +62,10 @@ def test_the_probe_understands_its_command_line() -> None:
         "word",
         True,
     )
+    assert (args.reach, args.torch) == (60, 180)
     assert (args.deadline, args.window, args.pair_timeout, args.max_bytes, args.child) == (
         90,
-        30,
+        120,
         12.5,
         0,
         None,

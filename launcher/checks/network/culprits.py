@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.checks.network import causes, transport_kinds
+from launcher.checks.network import causes, slow, transport_kinds
 from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, by_node
 from launcher.checks.shape import Finding, failed
-from launcher.model import Inventory, Level, Node, natural
+from launcher.model import Level, Node, natural
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
 
@@ -37,6 +37,7 @@ def nodes(measured: Measurement) -> list[Finding]:
             findings.append(failed(node, text, fix=fix))
         else:
             findings += _reported(measured, node, arrived)
+            findings += slow.start(node, measured.reports[node.name])
     return findings
 
 
@@ -58,7 +59,7 @@ def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list
                 node,
                 f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
                 evidence=rank.error or rank.tail,
-                fix=_rank_fix(node, rank, inventory),
+                fix=_rank_fix(measured, node, rank),
             )
         )
     return findings
@@ -99,13 +100,24 @@ def _probe_fix(node: Node, error: str, port: int) -> str:
     return f"run `vlaunch check --group network`, then look at `vlaunch logs {node.name}`"
 
 
-def _rank_fix(node: Node, rank: RankReport, inventory: Inventory) -> str:
-    if "rendezvous" in rank.phase and not node.head:
-        head = inventory.head
+def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
+    """Say what to do about a rank that did not end well. Only who could not open the head's port is
+    told to allow it: who was late, or met nobody, got through.
+    """
+    inventory = measured.inventory
+    head, port = inventory.head, inventory.ports.probe
+    if "did not open" in rank.error:
+        said = measured.reports.get(head.name)
+        if said is None or said.error:
+            return f"see first what is said of {head.name}: nothing waited there for the others"
         return (
-            f"allow TCP from {node.ip} to {head.ip}:{inventory.ports.probe}, then run `vlaunch"
-            " check --only ports-reachable`"
+            f"allow TCP from {node.ip} to {head.ip}:{port}, then run `vlaunch check --only"
+            " ports-reachable`"
         )
+    if "importing" in rank.phase and rank.exit in (None, -9):
+        return slow.TORCH_FIX.format(node=node.name)
+    if "rendezvous" in rank.phase and rank.exit in (None, -9):
+        return slow.NAMES_FIX
     if rank.exit == -9:
         return f"look for a lack of memory on {node.name}: `sudo dmesg | grep -i oom`"
     return "run `vlaunch check --group network`"

@@ -159,12 +159,8 @@ def ranked(rank: RankReport) -> list[Finding]:
 @pytest.mark.parametrize(
     ("phase", "exit_", "text", "fix"),
     [
-        (
-            "rendezvous at 10.0.0.1:29500",
-            None,
-            "; arrived: n1, n3",
-            "allow TCP from 10.0.0.2 to 10.0.0.1:29500",
-        ),
+        ("rendezvous at 10.0.0.1:29500", None, "; arrived: n1, n3", "--only names-resolve"),
+        ("importing torch", -9, "; arrived: n1, n3", "`uptime`, `iostat -x 1`"),
         ("starting", 1, "; arrived: n1, n3", "vlaunch check --group network"),
         ("pair n1 ↔ n2", -9, "was killed (signal 9) in the phase “pair n1 ↔ n2”", "dmesg"),
         ("all_reduce", 3, "ended with exit code 3", "vlaunch check --group network"),
@@ -181,6 +177,33 @@ def test_a_rank_is_told_with_its_phase_and_who_arrived(
     assert (found.node, found.evidence) == ("n2", "last words")
     assert text in found.text
     assert ("arrived" in found.text) is ("arrived" in text)
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    ("head", "fix"),
+    [
+        ({}, "allow TCP from 10.0.0.2 to 10.0.0.1:29500"),
+        ({"error": "port 29500 is taken on the head"}, "see first what is said of n1"),
+    ],
+)
+def test_only_who_did_not_reach_the_head_is_told_to_open_its_port(
+    head: dict[str, Any], fix: str
+) -> None:
+    """And nobody is, where nothing could have answered there."""
+    rank = RankReport(
+        rank=1,
+        local_rank=0,
+        phase="rendezvous at 10.0.0.1:29500",
+        ended=False,
+        exit=1,
+        error="the head did not open 10.0.0.1:29500 within 60 s: no answer",
+    )
+    reports = healthy(via=GDR)
+    reports["n1"] = replace(reports["n1"], **head)
+    reports["n2"] = replace(reports["n2"], ranks=(rank,))
+    (found,) = [each for each in culprits.nodes(measured(reports)) if each.node == "n2"]
+
     assert fix in found.fix
 
 
