@@ -1,19 +1,20 @@
 #!/bin/sh
 # Tell everything about a node that is needed before the first write; it changes nothing.
 #
-# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of
-# images, the images, what starts docker. Images that vlaunch derived are looked at besides, found
+# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, addresses
+# of the nodes (one word), number of images, the images, what starts docker. Images that vlaunch derived are looked at besides, found
 # by their label.
 #
 # Each part stands under a line with its name, before one with its exit status. `timeout` bounds
 # each: a hung NFS mount or a wedged daemon must not take the other answers with it.
 #
 # shellcheck disable=SC2016 # what is quoted is for the shell of a part
+# shellcheck disable=SC2034 # survey.sh looks up the names of the addresses
 # shellcheck disable=SC3067 # dash, bash and busybox know `-O`
 # shellcheck disable=SC2086 # lists of words: images, ids, and folders of logins, without blanks
 
 in_memory="$(cat ./folders_in_memory.sh)"
-cluster=$1 state=$2 hf=$3 accelerator=$4 words=$5; shift 5
+cluster=$1 state=$2 hf=$3 accelerator=$4 peers=$5 words=$6; shift 6
 images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
 part() {
   name=$1; shift
@@ -36,6 +37,19 @@ part hostname uname -n
 part addr ip -j addr
 sh_c listen 'ss -ltnH 2>/dev/null || netstat -ltn'
 sh_c disk 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"' "$hf"
+sh_c state '
+  d=$1; while [ ! -e "$d" ]; do d=$(dirname "$d"); done
+  point=$(df -P "$d" | awk "END { print \$NF }")
+  if [ -d "$d" ] && [ -w "$d" ] && [ -x "$d" ]; then echo writable
+  elif grep -q "^[^ ]* $point [^ ]* ro[, ]" /proc/mounts; then echo read-only
+  else echo closed; fi
+  df -Pk "$d"
+' "$dir"
+# With the labels of what containers mount: SELinux may keep them from it.
+sh_c selinux '
+  cat /sys/fs/selinux/enforce 2>/dev/null || exit
+  for each; do [ ! -e "$each" ] || stat -c "%C %n" "$each"; done
+' "$hf" "$state"
 part infiniband ls /dev/infiniband
 sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
 if [ "$accelerator" = nvidia ]; then

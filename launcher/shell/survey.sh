@@ -9,6 +9,7 @@
 # them, and a process for each is slow.
 #
 # shellcheck disable=SC2016 # what is quoted is for the shell of a part
+# shellcheck disable=SC2086,SC2154 # addresses are words; probe.sh sets them
 
 sent=$(timeout -k 1 2 head -n1) now=$(date +%s.%N)
 exec </dev/null
@@ -17,7 +18,8 @@ exec </dev/null
 printf '\n@@vlaunch clock\n%s %s\n@@vlaunch rc 0\n' "$sent" "$now"
 sh_c system "$(cat ./survey_system.sh)"
 part shm df -Pk /dev/shm
-sh_c own 'getent ahosts "$(uname -n)"'
+sh_c names "$(cat ./survey_names.sh)" $peers
+sh_c own 'timeout -k 1 5 getent ahosts "$(uname -n)"'
 sh_c synced 'timedatectl show --property NTPSynchronized 2>/dev/null || chronyc -n tracking'
 part link ip -j -d link
 part route ip -j route show default

@@ -15,6 +15,7 @@ from launcher.transport import Command, Transport
 
 # The survey has twice as many parts, each with a deadline of its own.
 _TIMEOUT, _SURVEY_TIMEOUT = 120.0, 240.0
+_LOOKED_UP = 32  # nodes whose names every node looks up, all of them at once
 
 
 def commands(
@@ -32,6 +33,7 @@ def commands(
     With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is
     read when a command is sent, so that the node's answer says how far its own clock is off.
     """
+    addresses = tuple(node.ip for node in inventory.nodes[:_LOOKED_UP]) if survey else ()
     stdin = None if clock is None or not survey else _told(clock)
     return [
         Command(
@@ -43,6 +45,7 @@ def commands(
                 hf_home=node.hf_home,
                 accelerator=inventory.accelerator,
                 images=tuple(dict.fromkeys(images)),
+                addresses=addresses,
                 survey=survey,
                 more=compile_cache.script(node.cache_dir, inventory.cluster) if compiled else "",
             ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +129,31 @@ class ModelCache:
     size: int
 
 
+LOOKUP_DEADLINE = 5  # seconds, as `shell/survey_names.sh` has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """A name that was looked up: that of an address (`reverse`), the address of a name (`forward`),
+    or what the node's own name resolves to (`own`).
+
+    `seconds` is how long it took; `answered` is false where the deadline ended it.
+    """
+
+    kind: Literal["reverse", "forward", "own"]
+    what: str
+    seconds: float
+    answered: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """A node as it was when it was asked.
 
     `skew` is the node's clock minus the launcher's in seconds (positive: the node is ahead),
     `synced` whether a time daemon says so; `own_names` are the addresses that the node's own host
-    name resolves to; `memory`, `shm` and `shm_free` are bytes.
+    name resolves to; `lookups` are of the cluster's addresses, `asks` whom the node asks for names,
+    as its configuration says it; `memory`, `shm` and `shm_free` are bytes.
     """
 
     system: str = ""
@@ -149,6 +168,8 @@ class Survey:
     skew: float | None = None
     synced: bool | None = None
     own_names: tuple[str, ...] | None = None
+    lookups: tuple[Lookup, ...] | None = None
+    asks: tuple[str, ...] = ()
     default_nic: str = ""
     nics: tuple[Nic, ...] | None = None
     rdma: tuple[RdmaDevice, ...] = ()

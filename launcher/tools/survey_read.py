@@ -6,12 +6,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from launcher.tools import gpu_survey, rdma, untrusted
-from launcher.tools.survey import ModelCache, Nic, Survey
+from launcher.tools.survey import Lookup, ModelCache, Nic, Survey
 
 Parts = Mapping[str, tuple[str, int]]
+
+_LOOKUP = re.compile(
+    # BusyBox' `date` knows no fraction of a second, and prints `%N` as it stands.
+    r"(reverse|forward|own) (\S{1,255}) (\d{1,12}(?:\.\d+)?)\S*"
+    r" (\d{1,12}(?:\.\d+)?)\S* (\d{1,3}) .*",
+    re.ASCII,
+)
+_KINDS: dict[str, Literal["reverse", "forward", "own"]] = {
+    "reverse": "reverse",
+    "forward": "forward",
+    "own": "own",
+}
 
 
 def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
@@ -39,6 +51,8 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         skew=_skew(said(parts, "clock")),
         synced=_synced(good(parts, "synced")),
         own_names=_first_words(own) if code in (0, 2) else None,
+        lookups=_lookups(good(parts, "names")),
+        asks=_asks(said(parts, "names")),
         default_nic=_default(good(parts, "route")),
         nics=_nics(parts, said(parts, "net")),
         rdma=rdma.read(said(parts, "rdma")),
@@ -190,3 +204,28 @@ def _linger(text: str | None) -> bool | None:
 
 def _first_words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.split()))
+
+
+def _lookups(text: str | None) -> tuple[Lookup, ...] | None:
+    """Return the names that were looked up, in the order of what was sought; None where nobody
+    could.
+    """
+    if text is None:
+        return None
+    found = (
+        Lookup(
+            kind=_KINDS[match[1]],
+            what=match[2],
+            seconds=max(0.0, float(match[4]) - float(match[3])),
+            # timeout(1) ends with 124, and with 137 when it had to kill
+            answered=match[5] not in ("124", "137"),
+        )
+        for line in text.splitlines()
+        if (match := _LOOKUP.fullmatch(f"{line} "))
+    )
+    return tuple(sorted(found, key=lambda each: (tuple(_KINDS).index(each.kind), each.what)))
+
+
+def _asks(text: str) -> tuple[str, ...]:
+    rows = (" ".join(line.split()) for line in text.splitlines())
+    return tuple(row[:200] for row in rows if row.startswith(("nameserver ", "hosts: ")))

@@ -43,6 +43,7 @@ def test_each_node_is_asked_in_its_own_way(load: Load) -> None:
         "/s",
         inventory.node("a").hf_home,
         "nvidia",
+        "",
         "1",
         "x:1",
         "sudo",
@@ -126,7 +127,8 @@ def test_a_survey_carries_the_clock_of_the_moment_it_is_sent(load: Load) -> None
     assert first.stdin is not None
     assert second.stdin is not None
     assert (second.stdin(), first.stdin()) == (b"1000.250000\n", b"1003.500000\n")
-    assert first.argv[4:] == plain[0].argv[4:]
+    assert (plain[0].argv[8], first.argv[8]) == ("", "10.0.0.11 10.0.0.12")
+    assert first.argv[9:] == plain[0].argv[9:]
     assert first.argv[2] != plain[0].argv[2]
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.tools import host
-from launcher.tools.survey import Gid, ModelCache, Survey
+from launcher.tools.survey import LOOKUP_DEADLINE, Gid, Lookup, ModelCache, Survey
 
 pytestmark = pytest.mark.processes
 
@@ -179,6 +179,21 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
             (ModelCache(name="gpt2", size=4096),),
         ),
         ("boot", "next=6.8\n", "next_kernel_has_driver", None),
+        (
+            "names",
+            "own n1 7.5 12.625 124 \nreverse 10.0.0.2 7.%N 8.%N 0 10.0.0.2 n2\nreverse x y\n",
+            "lookups",
+            (
+                Lookup(kind="reverse", what="10.0.0.2", seconds=1.0),
+                Lookup(kind="own", what="n1", seconds=5.125, answered=False),
+            ),
+        ),
+        (
+            "names",
+            "nameserver\t192.0.2.53\nhosts:  files dns\nsearch a",
+            "asks",
+            ("nameserver 192.0.2.53", "hosts: files dns"),
+        ),
     ],
 )
 def test_tools_say_it_in_their_own_ways(name: str, text: str, field: str, value: object) -> None:
@@ -241,6 +256,39 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
     if not bare:
         assert found.memory
         assert found.nics
+
+
+def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
+    """Both ways and the own one; who does not answer costs the deadline once."""
+    getent = tmp_path / "getent"
+    getent.write_text(
+        '#!/bin/sh\n[ "$2" = 10.0.0.3 ] || [ "$2" = 10.0.0.4 ] && exec sleep 60\n'
+        '[ "$1" = hosts ] && echo "$2      node${2##*.} alias" || echo "10.0.0.9 STREAM $2"\n'
+    )
+    getent.chmod(0o755)
+    began = time.monotonic()
+    done = subprocess.run(
+        ["sh", "-c", shell.program("survey_names"), "probe", "10.0.0.2", "10.0.0.3", "10.0.0.4"],
+        check=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    took = time.monotonic() - began
+    found = host.parse_probe(parts(names=done.stdout)).survey
+
+    assert found is not None
+    assert found.lookups is not None
+    assert [(each.kind, each.what, each.answered) for each in found.lookups] == [
+        ("reverse", "10.0.0.2", True),
+        ("reverse", "10.0.0.3", False),
+        ("reverse", "10.0.0.4", False),
+        ("forward", "node2", True),
+        ("own", os.uname().nodename, True),
+    ]
+    assert took < 2 * LOOKUP_DEADLINE
+    assert [round(each.seconds) for each in found.lookups if not each.answered] == [5, 5]
 
 
 def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:
