@@ -602,6 +602,7 @@ class World:
                 "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 1056700000 0"
                 " 1056700000 1% /dev/shm"
             ),
+            "names": f"own {machine.node.name} 1.0 1.01 0 {machine.node.ip} STREAM",
             "own": f"{machine.node.ip} STREAM {machine.node.name}",
             "synced": "NTPSynchronized=yes",
             "link": json.dumps([address]),
@@ -707,6 +708,7 @@ class World:
         state: str,
         hf: str,
         accelerator: str,
+        addresses: str,
         count: str,
         *rest: str,
     ) -> str:
@@ -751,6 +753,11 @@ class World:
             (
                 "listen",
                 "".join(f"LISTEN 0 4096 0.0.0.0:{port} 0.0.0.0:*\n" for port in machine.listening),
+                0,
+            ),
+            (
+                "state",
+                f"writable\nx\n/dev/sda1 1 1 999999999 1% {machine.home}",
                 0,
             ),
             (

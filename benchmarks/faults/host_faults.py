@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import VlaunchError
@@ -212,6 +214,26 @@ def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
     path.write_text(
         f"127.0.1.1 {host.name}\n{right.replace(f'{host.ip} {host.name}', '')}" if yes else right
     )
+
+
+@contextmanager
+def lost_names(lab: Lab, host: Host) -> Iterator[None]:
+    """Let a host ask a name server that never answers, and know no name by itself, for a while."""
+    server = next(each for each in lab.hosts if each is not host)
+    rule = ("INPUT", "-p", "udp", "--dport", "53", "-j", "DROP")
+    etc, right = host.root / "etc", render.etc_files(lab, host)
+    _filter(server, "-I", *rule)
+    (etc / "hosts").write_text("127.0.0.1 localhost\n")
+    (etc / "resolv.conf").write_text(f"nameserver {server.ip}\n")
+    (etc / "nsswitch.conf").write_text(
+        right["nsswitch.conf"].replace("hosts: files", "hosts: files dns")
+    )
+    try:
+        yield
+    finally:
+        _filter(server, "-D", *rule)
+        for name in ("hosts", "resolv.conf", "nsswitch.conf"):
+            (etc / name).write_text(right[name])
 
 
 def heal(host: Host, other: Host | None = None) -> None:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from launcher import sizes
 from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped, warned
 from launcher.model import Node
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 
 # Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
@@ -18,6 +19,8 @@ _ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
 # (https://github.com/vllm-project/vllm/pull/22377); the CPU build has no CUDA libraries, and a
 # tenth of that.
 _IMAGE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
+# Programs take a MiB, secrets a few bytes; what servers write down grows.
+_STATE = 64 * 1024**2
 # Free space is told in steps, so that nodes that differ by a few files are told once.
 _STEPS = (1, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10_240)
 
@@ -90,6 +93,35 @@ def _step(free: int) -> str:
     return f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
 
 
+def _state(host: Host) -> Finding:
+    node, seen = host.node, host.facts.state
+    folder = Site(host.inventory, host.evidence.facts).state_dir(node)
+    if seen is None:
+        return skipped(node, f"{folder} could not be looked at")
+    elsewhere = "or set `state_dir:` in the inventory to a folder that the login may write to"
+    if seen.read_only:
+        fix = f"remount it (`sudo mount -o remount,rw …`), {elsewhere}"
+        return failed(node, f"{folder} is on a read-only file system", fix=fix)
+    if not seen.writable:
+        user = host.facts.user or node.ssh.user or "the login"
+        fix = f"see `ls -ld` of it and of the folders above it on {node.name}, {elsewhere}"
+        return failed(node, f"{folder} cannot be written to by `{user}`", fix=fix)
+    if seen.free < _STATE:
+        fix = f"free some space there: `df -h` and `du -sh ~` on {node.name}, {elsewhere}"
+        text = f"{seen.free / 2**20:.0f} MiB free for {folder}, {_STATE / 2**20:.0f} MiB needed"
+        return failed(node, text, fix=fix)
+    return passed(node, "the state directory can be written to")
+
+
+STATE = Check(
+    id="state-dir",
+    what="the state directory can be written to",
+    why="the programs and secrets that containers mount, and what servers write down, lie there",
+    judge=each(_state),
+    group="storage",
+)
+
+
 def _compiled(host: Host) -> Finding:
     """Judge where engines keep what they compile; that it is not there yet is no fault."""
     found = host.facts.compiled
@@ -116,6 +148,7 @@ COMPILED = Check(
     judge=each(_compiled),
     group="storage",
 )
+
 DISK = Check(
     id="disk",
     what="there is room for the image, and for the model where its size is known",

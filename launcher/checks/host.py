@@ -7,21 +7,27 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from launcher.checks.disk import DISK
+from launcher.checks import sudo
+from launcher.checks.disk import DISK, STATE
 from launcher.checks.ports import PORTS
-from launcher.checks.shape import Check, Finding, Host, each, failed, skipped
+from launcher.checks.shape import Check, Finding, Host, each, failed, skipped, ssh_command
 from launcher.model import Inventory, Node
 from launcher.tools.docker import Given
-from launcher.tools.host import Address
+from launcher.tools.host import DEADLINE, Address
+
+# What containers may read and write, under its present and its former name (container-selinux).
+_CONTAINER_LABELS = ("container_file_t", "svirt_sandbox_file_t", "nfs_t", "cifs_t", "fusefs_t")
 
 
 def _docker(host: Host) -> Finding | None:
     node, facts = host.node, host.facts
-    if facts.docker_version is not None:
+    if facts.docker_version is not None or facts.podman:
         return None
     said = facts.said.get("docker", "") or facts.said.get("info", "")
     user = facts.user or node.ssh.user or "USER"
     lowered = said.lower()
+    if "docker" in facts.late:
+        return _late(host, said)
     if "permission denied" in lowered:
         return failed(
             node,
@@ -32,16 +38,8 @@ def _docker(host: Host) -> Finding | None:
                 f" docker {user}` on {node.name}"
             ),
         )
-    if "password is required" in lowered or "a terminal is required" in lowered:
-        return failed(
-            node,
-            "sudo asks for a password",
-            evidence=said,
-            fix=(
-                f"allow it without one: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo"
-                " tee /etc/sudoers.d/vlaunch`"
-            ),
-        )
+    if (refused := sudo.refused(node, user, said)) is not None:
+        return refused
     if _no_program(lowered):
         return failed(
             node,
@@ -57,11 +55,72 @@ def _docker(host: Host) -> Finding | None:
     )
 
 
+def _late(host: Host, said: str) -> Finding:
+    """Say of a Docker that was not ready in time what was asked, and how to see what takes so long;
+    sudo looks the node's own name up before it runs anything.
+    """
+    node, command = host.node, " ".join(host.node.docker)
+    text = f"`{command} version` did not answer within {DEADLINE} s"
+    fix = f"see what takes so long: `{ssh_command(node)} time {command} version`"
+    if node.docker[:1] != ("sudo",):
+        return failed(node, text, evidence=said, fix=f"{fix}; then `sudo systemctl status docker`")
+    name = host.facts.hostname or node.name
+    if "unable to resolve host" in said:
+        text = f"{text}: sudo cannot resolve the node's own name, `{name}`"
+    fix = (
+        f"run `echo '{node.ip} {name}' | sudo tee -a /etc/hosts` on {node.name}, for sudo looks up"
+        f" the node's own name; {fix}"
+    )
+    return failed(node, text, evidence=said, fix=fix)
+
+
 def _no_program(said: str) -> bool:
     """True when the shell found no program of that name; it is another matter when the program
     finds no socket.
     """
     return "not found" in said or ("no such file" in said and "docker.sock" not in said)
+
+
+def _engine(host: Host) -> Finding | None:
+    """Refuse what answers as Docker and is not the daemon that containers of a cluster need."""
+    node, facts = host.node, host.facts
+    own = "`docker: [sudo, -n, /usr/bin/docker, --host, unix:///var/run/docker.sock]`"
+    if facts.podman:
+        return failed(
+            node,
+            f"`{' '.join(node.docker)}` is Podman here, not Docker",
+            fix=(
+                "install Docker Engine: https://docs.docker.com/engine/install/; where it is there"
+                f" besides, name it in the inventory: {own}"
+            ),
+        )
+    if facts.docker_version is None:
+        return skipped(node, "Docker did not answer: see `docker`")
+    if "rootless" in facts.security:
+        return failed(
+            node,
+            "Docker runs rootless here: its containers do not get the node's own network",
+            fix=f"use root's daemon: {own}",
+        )
+    return None
+
+
+def _selinux(host: Host) -> Finding | None:
+    labels = host.facts.selinux
+    if not labels or "selinux" not in host.facts.security:
+        return None
+    closed = sorted(path for path, label in labels.items() if label not in _CONTAINER_LABELS)
+    if not closed:
+        return None
+    return failed(
+        host,
+        f"SELinux keeps containers from {' and '.join(closed)}",
+        evidence="\n".join(f"{path}: {labels[path]}" for path in closed),
+        fix=(
+            f"label them for containers on {host.name}: `sudo chcon -Rt container_file_t"
+            f" {' '.join(closed)}`, and for good with `sudo semanage fcontext`"
+        ),
+    )
 
 
 def _accelerator(host: Host) -> Finding | None:
@@ -244,6 +303,21 @@ CHECKS = (
         needs=("sudo",),
     ),
     Check(
+        id="docker-engine",
+        what="the daemon is Docker, run by root",
+        why="rootless daemons and Podman give containers another network and other answers",
+        judge=each(_engine),
+        group="docker",
+    ),
+    Check(
+        id="selinux",
+        what="SELinux lets containers use the mounted folders",
+        why="containers that may not read their files end at once, without a word of SELinux",
+        judge=each(_selinux),
+        group="docker",
+        needs=("docker",),
+    ),
+    Check(
         id="accelerator",
         what="the declared accelerators are there",
         why=(
@@ -289,4 +363,5 @@ CHECKS = (
     ),
     PORTS,
     DISK,
+    STATE,
 )

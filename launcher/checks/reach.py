@@ -6,7 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.checks.shape import Check, Evidence, Finding, Host, each, failed, passed
+from launcher.checks import sudo
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    each,
+    failed,
+    passed,
+    skipped,
+    ssh_command,
+)
 from launcher.model import Inventory
 
 
@@ -21,16 +32,14 @@ def _ssh(evidence: Evidence) -> Sequence[Finding]:
         lines = evidence.missing.get(node.name, "it gave no answer").strip().splitlines() or [
             "it gave no answer"
         ]
-        login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
-        port = f" -p {node.ssh.port}" if node.ssh.port not in (None, 22) else ""
         findings.append(
             failed(
                 node,
                 f"cannot be reached: {lines[0]}",
                 evidence="\n".join(lines[1:]),
                 fix=(
-                    f"make `ssh{port} {login} true` work without a question, or correct `host:` and"
-                    f" `ssh:` of {node.name}"
+                    f"make `{ssh_command(node)} true` work without a question, or correct `host:`"
+                    f" and `ssh:` of {node.name}"
                 ),
             )
         )
@@ -40,30 +49,17 @@ def _ssh(evidence: Evidence) -> Sequence[Finding]:
 def _sudo(host: Host) -> Finding:
     node, facts = host.node, host.facts
     said = facts.said.get("docker", "") or facts.said.get("info", "")
-    command = " ".join(node.docker)
-    if facts.docker_version is None and any(word in said.lower() for word in _REFUSED):
+    if facts.docker_version is None:
         user = facts.user or node.ssh.user or "USER"
-        return failed(
-            node,
-            f"`{command}` may not be run by `{user}` without a password",
-            evidence=said,
-            fix=(
-                f"run on {node.name}: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo"
-                " tee /etc/sudoers.d/vlaunch`"
-            ),
-        )
+        if (refused := sudo.refused(node, user, said)) is not None:
+            return refused
+        if "docker" in facts.late:
+            return skipped(node, "sudo was not done in time: see `docker`")
+    command = " ".join(node.docker)
     return passed(
         node,
         f"`{command}` asks for no password" if node.docker[:1] == ("sudo",) else "sudo is not used",
     )
-
-
-_REFUSED = (
-    "password is required",
-    "a terminal is required",
-    "is not in the sudoers file",
-    "is not allowed to execute",
-)
 
 
 def _no_sudo(inventory: Inventory) -> str:

@@ -209,6 +209,13 @@ def surveys(evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
     return found, [skipped(host, UNSURVEYED) for host in evidence.reached if host.name not in found]
 
 
+def ssh_command(node: Node) -> str:
+    """Return the words that log in to a node, as a person types them."""
+    login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
+    port = f" -p {node.ssh.port}" if node.ssh.port not in (None, 22) else ""
+    return f"ssh{port} {login}"
+
+
 def worst(findings: Sequence[Finding]) -> Status:
     """Return the most serious status among findings; `pass` when there are none."""
     order: tuple[Status, ...] = ("fail", "wait", "warn", "skip", "pass")

@@ -49,7 +49,9 @@ def look(
 def _behind_sudo(
     reached: Session, answers: Mapping[str, Probed], wishes: Wishes
 ) -> dict[str, Probed]:
-    """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps."""
+    """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps, or
+    would in more time.
+    """
     refused = [
         node
         for node in reached.inventory.nodes
@@ -58,7 +60,11 @@ def _behind_sudo(
     if not refused:
         return {}
     again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
-    return {name: each for name, each in again.items() if each.facts.docker_version is not None}
+    return {
+        name: each
+        for name, each in again.items()
+        if each.facts.docker_version is not None or "docker" in each.facts.late
+    }
 
 
 def _refused(host: Probed) -> bool:

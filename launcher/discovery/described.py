@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.discovery.shape import Probed
 from launcher.model import Accelerator, fold
+from launcher.tools.host import DEADLINE
 
 
 def describe(hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator) -> tuple[str, ...]:
@@ -35,11 +36,18 @@ def health(hosts: Sequence[Probed], order: Sequence[str]) -> list[str]:
     silent: dict[str, list[str]] = {}
     for host, name in zip(hosts, order, strict=True):
         if host.facts.docker_version is None:
-            words = (host.facts.said.get("docker", "").strip() or "it is not there").splitlines()[
-                -1
-            ][:160]
-            silent.setdefault(f"Docker does not answer: {words}", []).append(name)
+            silent.setdefault(_silence(host), []).append(name)
     return [f"{fold(names)}: {text}" for text, names in silent.items()]
+
+
+def _silence(host: Probed) -> str:
+    facts, command = host.facts, " ".join(host.docker)
+    if facts.podman:
+        return f"`{command}` is Podman here, not Docker"
+    if "docker" in facts.late:
+        return f"`{command} version` did not answer within {DEADLINE} s"
+    words = (facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1]
+    return f"Docker does not answer: {words[:160]}"
 
 
 def on_some(names: Sequence[str], order: Sequence[str]) -> str:

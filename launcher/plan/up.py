@@ -245,7 +245,8 @@ def _gpu_memory(site: Site) -> Gate:
 
 
 def _observed_gate(check: Check, site: Site) -> Gate:
-    evidence = Evidence(inventory=site.inventory, facts=site.facts)
+    model = site.inventory.serve.model or ""
+    evidence = Evidence(inventory=site.inventory, facts=site.facts, model=model)
     return observed(check.id, check.what, lambda: check.judge(evidence))
 
 

@@ -24,7 +24,10 @@ from launcher.tools.survey_read import Parts, good, said
 
 _T = TypeVar("_T")
 _MARK = "@@vlaunch"
+DEADLINE = 15  # seconds for each part, as `shell/probe.sh` has it
 
+_OF_DOCKER = ("docker", "info", "image", "containers")
+_JSON = re.compile(r"^[\[{]", re.MULTILINE)
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
 
 
@@ -51,10 +54,26 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateDir:
+    """Where the cluster's files lie or will lie on a node: whether the login may write there,
+    whether the file system is read-only, and how many bytes are free.
+    """
+
+    writable: bool
+    read_only: bool
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What a node was when it was looked at.
 
-    A part that could not be asked is `None` and its words are in `said`.
+    A part that could not be asked is `None` and its words are in `said`; `late` are the parts that
+    were ended after `DEADLINE` seconds.
+
+    `podman` is true where that is what calls itself Docker; `security` are `docker info`'s options,
+    such as `rootless` and `selinux`; `selinux` has the labels of mounted folders where SELinux
+    enforces, `None` where it does not.
 
     `amd_renders` has for each AMD GPU the minor number of its render node, `/dev/dri/renderD128`
     and so on; `given` are the NVIDIA GPUs that clusters' containers have.
@@ -86,11 +105,16 @@ class HostFacts:
     runtimes: tuple[str, ...] = ()
     log_driver: str = ""
     toolkit: bool = False
+    podman: bool = False
+    security: tuple[str, ...] = ()
+    state: StateDir | None = None
+    selinux: Mapping[str, str] | None = None
     images: Mapping[str, docker_tool.Image | None] = field(default_factory=dict)
     containers: tuple[docker_tool.Container, ...] = ()
     given: tuple[docker_tool.Given, ...] = ()
     compiled: CompileCache | None = None
     said: Mapping[str, str] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
     survey: Survey | None = None
 
     def container(self, name: str) -> docker_tool.Container | None:
@@ -119,13 +143,15 @@ def probe(
     hf_home: str,
     accelerator: str,
     images: tuple[str, ...],
+    addresses: tuple[str, ...] = (),
     survey: bool = False,
     more: str = "",
 ) -> Argv:
     """Ask a node everything in one round trip; it changes nothing.
 
-    With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is
-    then taken as the launcher's clock at the moment it was sent, in seconds since 1970. `more` is
+    With `survey` it also tells what it is made of (`HostFacts.survey`), and how long it takes to
+    look up the names of `addresses`. A line on standard input is then taken as the launcher's
+    clock at the moment it was sent, in seconds since 1970. `more` is
     shell that runs last, with `$hf` the Hugging Face home and `"$@"` what starts docker; what it
     prints is left alone.
     """
@@ -139,6 +165,7 @@ def probe(
         state_dir,
         hf_home,
         accelerator,
+        " ".join(addresses),
         str(len(images)),
         *images,
         *docker,
@@ -157,7 +184,7 @@ def parse_probe(text: str) -> HostFacts:
 
 
 def _read(text: str) -> HostFacts:
-    parts = _parts(text)
+    parts = _without_noise(_parts(text))
     if not _is_whole(parts):
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
     info = _info(good(parts, "info"))
@@ -183,12 +210,18 @@ def _read(text: str) -> HostFacts:
         docker_version=_told(good(parts, "docker"), _version),
         runtimes=tuple(sorted((info.get("Runtimes") or {}).keys())),
         log_driver=str(info.get("LoggingDriver") or ""),
+        podman=_is_podman(good(parts, "docker") or "", info),
+        security=_security(info),
+        state=_told(good(parts, "state"), _state),
+        selinux=_told(good(parts, "selinux"), _labels),
         toolkit=bool(said(parts, "toolkit").strip()),
         images=_images(parts),
         containers=docker_tool.parse_containers(said(parts, "containers")),
         given=docker_tool.parse_given(said(parts, "given")),
         compiled=compile_cache.read(good(parts, "compiled")),
-        said={name: out for name, (out, code) in parts.items() if code != 0},
+        said={name: _words_of(out) for name, (out, code) in parts.items() if code != 0},
+        # timeout(1) ends with 124, and with 137 when it had to kill
+        late=frozenset(name for name, (_, code) in parts.items() if code in (124, 137)),
         survey=survey_read.read(parts, info),
     )
 
@@ -225,6 +258,24 @@ def _parts(text: str) -> dict[str, tuple[str, int]]:
     return parts
 
 
+def _without_noise(parts: Parts) -> Parts:
+    """Take away what stands before the JSON of Docker's command line: warnings of its own and of
+    sudo, which reach the same stream.
+    """
+    found = dict(parts)
+    for name, (out, code) in parts.items():
+        if code == 0 and name.split(" ")[0] in _OF_DOCKER and (at := _JSON.search(out)):
+            found[name] = (out[at.start() :], code)
+    return found
+
+
+def _words_of(out: str) -> str:
+    """Return what a part that failed said; for a server that it cannot reach, Docker's command line
+    prints `null` besides.
+    """
+    return "\n".join(line for line in out.splitlines() if line != "null")
+
+
 def _info(text: str | None) -> Any:
     """Read `docker info`; nothing where Docker did not answer."""
     return _json(text, "docker info") if text and text.startswith("{") else {}
@@ -247,6 +298,36 @@ def _token(text: str) -> str:
 def _version(text: str) -> str | None:
     version = _json(text, "docker version").get("Version") if text.startswith("{") else None
     return None if version is None else str(_of(str, version))
+
+
+def _is_podman(version: str, info: Mapping[str, Any]) -> bool:
+    """Tell whether Podman answered: by its socket, which names itself, or as a program called
+    `docker`, whose `info` has a form of its own.
+    """
+    return '"Podman Engine"' in version or ("host" in info and "store" in info)
+
+
+def _security(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names in `SecurityOptions`, which are written `name=selinux`, with more behind
+    commas.
+    """
+    options = info.get("SecurityOptions")
+    words = [str(each) for each in options] if isinstance(options, list) else []
+    return tuple(each.partition(",")[0].removeprefix("name=")[:40] for each in words)
+
+
+def _state(text: str) -> StateDir:
+    word = text.partition("\n")[0]
+    return StateDir(writable=word == "writable", read_only=word == "read-only", free=_df(text))
+
+
+def _labels(text: str) -> dict[str, str] | None:
+    """Return the SELinux types by path: `system_u:object_r:container_file_t:s0 /data/hf`."""
+    enforce, _, rest = text.partition("\n")
+    if enforce != "1":
+        return None
+    rows = (line.partition(" ") for line in rest.splitlines())
+    return {path: label.split(":")[2] for label, _, path in rows if label.count(":") >= 2}
 
 
 def _of(kind: type, value: Any) -> Any:

@@ -13,7 +13,7 @@ from launcher.checks import host
 from launcher.checks.shape import Evidence, Finding
 from launcher.inventory.load import loads
 from launcher.model import Inventory
-from launcher.tools.host import Address, Gpu, HostFacts
+from launcher.tools.host import Address, Gpu, HostFacts, StateDir
 
 Load = Callable[..., Inventory]
 Good = Callable[..., HostFacts]
@@ -65,6 +65,7 @@ def good() -> Callable[..., HostFacts]:
             amd_renders=(128, 129),
             docker_version="28.3.0",
             runtimes=("nvidia", "runc"),
+            state=StateDir(writable=True, read_only=False, free=1 << 40),
         )
         return dataclasses.replace(facts, **changed)
 

@@ -17,12 +17,13 @@ from launcher.model import Inventory
 from launcher.tools import expectations
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Image
-from launcher.tools.host import Address, Gpu, HostFacts
+from launcher.tools.host import Address, Gpu, HostFacts, StateDir
 from launcher.tools.inside import Inside
 from launcher.tools.pairs import PortProbe
 from launcher.tools.survey import (
     Gid,
     GpuState,
+    Lookup,
     Nic,
     NvlinkFabric,
     RdmaDevice,
@@ -76,6 +77,12 @@ def survey(**changed: Any) -> Survey:
         skew=0.1,
         synced=True,
         own_names=("10.0.0.1",),
+        lookups=(
+            Lookup(kind="reverse", what="10.0.0.12", seconds=0.002),
+            Lookup(kind="forward", what="gpu02", seconds=0.002),
+            Lookup(kind="own", what="gpu01", seconds=0.001),
+        ),
+        asks=("nameserver 10.0.0.1", "hosts: files dns"),
         nics=(ETH0, Nic(name="ens1", up=True, mtu=9000, speed=400000)),
         rdma=(HCA,),
         gpus=(GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=0)),
@@ -118,6 +125,7 @@ def facts(name: str, **changed: Any) -> HostFacts:
         gpu_processes=(),
         docker_version="28.3.0",
         runtimes=("nvidia", "runc"),
+        state=StateDir(writable=True, read_only=False, free=1 << 40),
         images={IMAGE: image},
         compiled=CompileCache(kind="xfs"),
         survey=survey(),

@@ -63,6 +63,8 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
     assert green == {
         "ssh",
         "docker",
+        "docker-engine",
+        "selinux",
         "docker-version",
         "gpu-runtime",
         "gpu-shared",
@@ -79,6 +81,7 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
         "image",
         "cache-dir",
         "disk",
+        "state-dir",
     }
 
 

@@ -43,11 +43,20 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
             "`ops` may not talk to Docker",
             "docker: [sudo, -n, docker]",
         ),
-        ("sudo: a password is required", "sudo asks for a password", "/etc/sudoers.d/vlaunch"),
+        (
+            "sudo: a password is required",
+            "`docker` may not be run by `ops` without a password",
+            "/etc/sudoers.d/vlaunch",
+        ),
         (
             "sudo: a terminal is required to read the password",
-            "sudo asks for a password",
+            "`docker` may not be run by `ops` without a password",
             "NOPASSWD",
+        ),
+        (
+            "sudo: sorry, you must have a tty to run sudo",
+            "sudo runs `docker` only from a terminal (`requiretty` in sudoers)",
+            "Defaults:ops !requiretty",
         ),
         (
             "sh: 1: docker: not found",
@@ -72,6 +81,39 @@ def test_a_docker_that_does_not_answer_is_told_why(
 
     assert (found.status, found.text, found.evidence) == ("fail", text, said)
     assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    ("docker", "said", "text", "fix"),
+    [
+        ("[docker]", "", "`docker version` did not answer within 15 s", "`ssh gpu01 time docker"),
+        (
+            "[sudo, -n, docker]",
+            "",
+            "`sudo -n docker version` did not answer within 15 s",
+            "`ssh gpu01 time sudo -n docker version`",
+        ),
+        (
+            "[sudo, -n, docker]",
+            "sudo: unable to resolve host n1: Temporary failure in name resolution",
+            "`sudo -n docker version` did not answer within 15 s: sudo cannot resolve the node's"
+            " own name, `n1`",
+            "`echo '10.0.0.11 n1' | sudo tee -a /etc/hosts` on gpu01",
+        ),
+    ],
+)
+def test_a_docker_that_is_late_is_not_said_to_be_down(
+    docker: str, said: str, text: str, fix: str, load: Load, good: Good
+) -> None:
+    """What did not answer within how many seconds, and what to try."""
+    facts = good(
+        docker_version=None, hostname="n1", said={"docker": said}, late=frozenset({"docker"})
+    )
+    found = first("docker", load, facts, f"docker: {docker}")
+
+    assert (found.status, found.text, found.evidence) == ("fail", text, said)
+    assert fix in found.fix
+    assert "systemctl start" not in found.fix
 
 
 @pytest.mark.parametrize("status", ["fail", "pass"])

@@ -461,3 +461,28 @@ def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
     assert len(asking) == 5
     assert all("timeout -k 2 15" in line or "part " in line for line in asking)
     assert shutil.which("timeout")
+
+
+def test_warnings_before_dockers_answer_are_no_part_of_it() -> None:
+    """Sudo and Docker's command line print them on the same stream."""
+    noise = "sudo: unable to resolve host node1: Name or service not known\n"
+    facts = host.parse_probe(
+        parts(
+            docker=noise + '{"Version":"28.1"}',
+            info=f'{noise}{{"Runtimes":{{"runc":{{}}}},"SecurityOptions":["name=seccomp,profile=default","name=rootless"]}}',
+            containers=f"{noise}[]",
+        )
+    )
+
+    assert (facts.docker_version, facts.runtimes, facts.containers) == ("28.1", ("runc",), ())
+    assert facts.security == ("seccomp", "rootless")
+
+
+@pytest.mark.parametrize("code", [1, 124, 137])
+def test_what_came_too_late_is_told_from_what_failed(code: int) -> None:
+    """By the exit status of timeout(1); the `null` of a server that was not reached is no word."""
+    text = parts(docker="null\npermission denied")
+    facts = host.parse_probe(text.replace("denied\n@@vlaunch rc 0", f"denied\n@@vlaunch rc {code}"))
+
+    assert facts.said["docker"] == "permission denied"
+    assert ("docker" in facts.late) is (code != 1)
