@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -127,12 +128,11 @@ def test_strangers_are_let_in_by_nobody(head: Callable[..., Head], line: bytes) 
     one = head("b")
     with socket.create_connection(("127.0.0.1", one.port)) as stranger:
         stranger.settimeout(10)
-        stranger.sendall(line)
-        stranger.shutdown(socket.SHUT_WR)
-        try:
+        told = b""
+        with contextlib.suppress(OSError):  # the head may have hung up already
+            stranger.sendall(line)
+            stranger.shutdown(socket.SHUT_WR)
             told = stranger.recv(100)
-        except ConnectionResetError:
-            told = b""
     one.has_torch.set()
     one.follow("b")
     one.thread.join(10)
