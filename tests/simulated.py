@@ -641,11 +641,12 @@ class World:
             ("disk", state, on_disk),
             ("memory", f"{machine.memory}/{self.inventory.cluster}/secrets", [*machine.kept]),
         ):
-            lines += [f"{place} 700 0 940 {folder}"] if names else []
+            lines += [f"{place} 700 0 0 940 {folder}"] if names else []
             lines += [
-                f"{place} {machine.modes.get(each, '600 0')} 940 {folder}/{each}" for each in names
+                f"{place} {machine.modes.get(each, '600 0')} 0 940 {folder}/{each}"
+                for each in names
             ]
-        return "\n".join(["", "@@secrets 1000 0", *lines, "@@secrets end", ""])
+        return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", ""])
 
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}

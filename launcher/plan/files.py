@@ -16,6 +16,7 @@ from launcher import containers
 from launcher.model import Argv, Inventory, Node, Secret
 from launcher.plan.shape import Step
 from launcher.site import Site
+from launcher.tools import image_user
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -55,8 +56,8 @@ _OWN = (
 # A directory that holds something else is left.
 _FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
 _STORE = (
-    'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ &&'
-    ' cat > "$new" && mv "$new" "$1/secrets/$2"'
+    'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" &&'
+    ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
 )
 
 
@@ -116,7 +117,31 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
             steps += _elsewhere(site, node, facts)
             steps += _unwanted(site, node, facts, secrets)
         steps += _written(site, node, secrets)
+        steps += _handed_over(site, node)
     return steps
+
+
+def _handed_over(site: Site, node: Node) -> list[Step]:
+    """Let an image's user who is not root read the secrets, and write what its containers write."""
+    name = site.inventory.image
+    image = site.image(node, name)
+    if image is None or image.root:
+        return []
+    folders = (
+        f"{containers.secrets_base(site, node)}/secrets",
+        f"{site.state_dir(node)}/server",
+        containers.compiled_by(site, node, name),
+    )
+    cluster = site.inventory.cluster
+    argv = image_user.hand_over(
+        node.docker, name, image.user, *folders, cluster=cluster, node=node.name
+    )
+    return [
+        Step(
+            title=f"letting the image's user {image.user} read the secrets",
+            command=Command(node=node.name, argv=argv, timeout=120),
+        )
+    ]
 
 
 def _unwanted(

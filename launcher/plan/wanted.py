@@ -24,10 +24,11 @@ _VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "cpu
 _READY = "VLLM_ENGINE_READY_TIMEOUT_S"  # seconds that vLLM's front waits for its engine
 _MEETING = ("--master-port", "--data-parallel-rpc-port")
 # Whole, and on the disk: the keeper never reads half of it, and a reboot finds it. Arguments: the
-# server's folder, the file.
+# server's folder, the file. The set-group-ID bit of the folder around it says that the image's user
+# is not root (`hand_over.sh`).
 _WANT = (
-    'umask 022; saved() { sync "$1" 2>/dev/null || sync; }; new=$1/.$2.$$; '
-    'mkdir -p "$1" && cat >"$new" && saved "$new" && mv "$new" "$1/$2" && saved "$1"'
+    'umask 022; [ ! -g "${1%/*}" ] || umask 002; saved() { sync "$1" 2>/dev/null || sync; }; '
+    'new=$1/.$2.$$; mkdir -p "$1" && cat >"$new" && saved "$new" && mv "$new" "$1/$2" && saved "$1"'
 )
 
 

@@ -125,6 +125,12 @@ class Image:
     architecture: str
     labels: Mapping[str, str]
     env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+
+    @property
+    def root(self) -> bool:
+        """True when its containers run as root, unless told otherwise."""
+        return self.user.partition(":")[0] in ("", "0", "root")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +391,7 @@ def _image(item: dict[str, Any]) -> Image:
         architecture=_text(item.get("Architecture", "")),
         labels=_labels(config),
         env=_env(config),
+        user=_text(config.get("User") or ""),
     )
 
 

@@ -16,7 +16,8 @@ _MARK = "@@secrets"
 class SecretFile:
     """A file with a secret, or (`name` is empty) the directory of them.
 
-    `own` means that it belongs to the login.
+    `own` means that it belongs to the login, `handed` that its group is that of the image's user,
+    who is not root.
     """
 
     name: str
@@ -25,11 +26,13 @@ class SecretFile:
     mode: str
     own: bool
     age: float
+    handed: bool = False
 
     @property
     def private(self) -> bool:
-        """True when the login owns it and nobody else may read it."""
-        return self.own and self.mode == ("600" if self.name else "700")
+        """True when the login owns it and nobody else may read it, but for the image's user."""
+        alone, handed = ("600", "640") if self.name else ("700", "750")
+        return self.own and (self.mode == alone or (self.handed and self.mode == handed))
 
 
 def listing(cluster: str, state_dir: str) -> Argv:
@@ -40,23 +43,32 @@ def listing(cluster: str, state_dir: str) -> Argv:
 def parse(text: str) -> tuple[SecretFile, ...]:
     """Read the answer to `listing`; raises UnreadableAnswer when it is not whole."""
     said = re.search(
-        rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}})\n(.*?)^{_MARK} end$", text, re.MULTILINE | re.DOTALL
+        rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}}) (-|\d{{1,10}})\n(.*?)^{_MARK} end$",
+        text,
+        re.MULTILINE | re.DOTALL,
     )
     if said is None:
         raise UnreadableAnswer("the node does not say which secrets lie there")
-    now, user, rows = int(said[1]), said[2], said[3]
+    now, user, handed, rows = int(said[1]), said[2], said[3], said[4]
     found = []
     for row in rows.splitlines():
         match = re.fullmatch(
-            r"(disk|memory) ([0-7]{1,4}) (\d{1,10}) (\d{1,12}) (/.*/secrets(?:/([^/]+))?)", row
+            r"(disk|memory) ([0-7]{1,4}) (\d{1,10}) (\d{1,10}) (\d{1,12})"
+            r" (/.*/secrets(?:/([^/]+))?)",
+            row,
         )
         if match is None:
             raise UnreadableAnswer("the node's list of secrets cannot be read")
-        place, mode, owner, changed, path, name = match.groups()
-        age = float(max(0, now - int(changed)))
+        place, mode, owner, group, changed, path, name = match.groups()
         found.append(
             SecretFile(
-                name=name or "", path=path, place=place, mode=mode, own=owner == user, age=age
+                name=name or "",
+                path=path,
+                place=place,
+                mode=mode,
+                own=owner == user,
+                age=float(max(0, now - int(changed))),
+                handed=group == handed,
             )
         )
     return tuple(found)

@@ -56,6 +56,7 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
         "mode": "600",
         "own": True,
         "age": 60.0,
+        "handed": False,
     }
     assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"}
     for text in (ran.out, keyed.run("secrets", "list").out):

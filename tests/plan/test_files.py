@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import stat
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher import shell
 from launcher.model import Inventory, Secret
 from launcher.plan import files
 from launcher.plan.shape import Step
 from launcher.site import Site
 from launcher.tools.host import HostFacts
+from tests.plan.served import IMAGE
 
 Load = Callable[..., Inventory]
 SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "HF_TOKEN": Secret("hf\n$x'")}
@@ -40,6 +43,60 @@ def send(step: Step) -> None:
     """Run a step on this machine."""
     given = step.command.stdin() if step.command.stdin else b""
     subprocess.run(step.command.argv, input=given, check=True, timeout=10)
+
+
+@pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:video"])
+def test_an_image_of_roots_is_handed_nothing(user: str, load: Load) -> None:
+    """Root may read what the login wrote."""
+    inventory = load()
+    facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user=user)})
+    found = files.steps(seen_as(inventory, facts), inventory.head, SECRETS, fresh=True)
+
+    assert titles(found)[-1] == "writing secret RAY_AUTH_TOKEN"
+
+
+def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
+    """After the secrets are written, by root in a container of that image; not when nothing of the
+    node starts anew.
+    """
+    inventory = load("docker: [sudo, -n, docker]")
+    facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user="vllm")})
+    site = seen_as(inventory, facts)
+    *_, step = files.steps(site, inventory.head, SECRETS, fresh=True)
+    said = " ".join(step.command.argv)
+
+    assert step.title == "letting the image's user vllm read the secrets"
+    assert "sudo -n docker run --rm" in said
+    assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in said
+    assert said.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
+    assert files.steps(site, inventory.head, SECRETS, fresh=False) == []
+
+
+def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) -> None:
+    """Run here, for the group that this test has: secrets to read, folders to write, also those
+    that are in them; of a user whom the image does not know nothing comes.
+    """
+    secrets, server = tmp_path / "secrets", tmp_path / "server"
+    (server / "chat").mkdir(parents=True)
+    secrets.mkdir(mode=0o700)
+    for each in (secrets / "TOKEN", server / "chat" / "desired.json"):
+        each.write_text("x")
+        each.chmod(0o600)
+
+    def hand(user: str) -> subprocess.CompletedProcess[str]:
+        argv = ["sh", "-c", shell.program("hand_over"), "hand-over", user, secrets, server]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    def modes() -> list[str]:
+        each = (secrets, secrets / "TOKEN", server, server / "chat", server / "chat/desired.json")
+        return [oct(path.stat().st_mode & 0o7777)[2:] for path in each]
+
+    nobody = hand("no-such-user-here")
+    assert (nobody.returncode, nobody.stderr) == (1, "the image has no user no-such-user-here\n")
+    assert modes()[:2] == ["700", "600"]
+    assert hand(f"{os.getuid()}:{os.getgid()}").returncode == 0
+    assert modes() == ["750", "640", "2775", "2775", "660"]
+    assert (secrets / "TOKEN").stat().st_uid == os.getuid()
 
 
 def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) -> None:

@@ -156,14 +156,34 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
     assert found["B"].age < 3600
 
 
+def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> None:
+    """To its group alone, which the folder of servers shows."""
+    folder, server = tmp_path / "c" / "secrets", tmp_path / "c" / "server"
+    folder.mkdir(parents=True)
+    server.mkdir()
+    (folder / "A").write_text("x")
+    (folder / "A").chmod(0o640)
+    folder.chmod(0o750)
+
+    def private() -> list[bool]:
+        out = _said(secret_files.listing("c", str(tmp_path)))
+        return [each.private for each in secret_files.parse(out)]
+
+    assert private() == [False, False]
+    server.chmod(0o2775)
+    assert private() == [True, True]
+    (folder / "A").chmod(0o644)
+    assert private() == [True, False]
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "@@secrets 1 0\n",
-        "@@secrets 1 0\nnoise\n@@secrets end\n",
-        "@@secrets x 0\n@@secrets end\n",
-        "@@secrets 1 0\ndisk 600 0 1 relative/secrets/A\n@@secrets end\n",
+        "@@secrets 1 0 -\n",
+        "@@secrets 1 0 -\nnoise\n@@secrets end\n",
+        "@@secrets x 0 -\n@@secrets end\n",
+        "@@secrets 1 0 -\ndisk 600 0 0 1 relative/secrets/A\n@@secrets end\n",
     ],
 )
 def test_anything_else_cannot_be_read(text: str) -> None:

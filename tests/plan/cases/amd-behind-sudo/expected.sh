@@ -37,8 +37,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 vlaunch payload | on mi01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/mi300x /home/ops/.vlaunch/cache/mi300x/c6753ea1fc74 &
 vlaunch payload | on mi02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /srv/vlaunch/mi300x /srv/vlaunch/cache/mi300x/c6753ea1fc74 &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /srv/vlaunch/mi300x RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /srv/vlaunch/mi300x RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head

@@ -35,7 +35,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # == Write helper files and secrets
 on node2 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/server" "$@" && chmod 711 "$d"' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab/92bcbb49f0bf
-printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN
+printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN
 
 # == Start the Ray workers
 on node2 docker rm --force --volumes vlaunch-lab-node2

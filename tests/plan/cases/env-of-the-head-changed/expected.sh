@@ -37,8 +37,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 on node1 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/server" "$@" && chmod 711 "$d"' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 on node2 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/server" "$@" && chmod 711 "$d"' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head

@@ -49,11 +49,11 @@ on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
 vlaunch payload | on gpu01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/h100-pair /home/ops/.vlaunch/cache/h100-pair/3e994d563b51 &
 vlaunch payload | on gpu02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/h100-pair /home/ops/.vlaunch/cache/h100-pair/3e994d563b51 &
 all
-printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
-printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head

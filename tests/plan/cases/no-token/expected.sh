@@ -35,8 +35,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 vlaunch payload | on node1 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 vlaunch payload | on node2 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head

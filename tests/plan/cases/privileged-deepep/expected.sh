@@ -31,8 +31,8 @@ all
 vlaunch payload | on gpu01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/deepep /root/.vlaunch/cache/deepep/made-for-the-image &
 vlaunch payload | on gpu02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/deepep /root/.vlaunch/cache/deepep/made-for-the-image &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head
