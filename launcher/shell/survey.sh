@@ -40,6 +40,7 @@ if command -v nvidia-smi >/dev/null 2>&1; then
     '
     part topo nvidia-smi topo -m
     sh_c fabric "$(cat ./survey_fabric.sh)"
+    sh_c imex 'ls /dev/nvidia-caps-imex-channels 2>/dev/null; :'
     sh_c gpunuma 'cd /sys/bus/pci/drivers/nvidia && grep -H "" *:*/numa_node'
   fi
 fi

@@ -175,6 +175,7 @@ class Survey:
     rdma: tuple[RdmaDevice, ...] = ()
     gpus: tuple[GpuState, ...] = ()
     nvlink: NvlinkFabric | None = None
+    imex: tuple[str, ...] | None = None
     driver_cuda: str = ""
     xid: tuple[str, ...] | None = None
     modules: tuple[str, ...] = ()

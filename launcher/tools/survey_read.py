@@ -58,6 +58,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         rdma=rdma.read(said(parts, "rdma")),
         gpus=gpu_survey.read(good(parts, "gpustate"), good(parts, "topo"), said(parts, "gpunuma")),
         nvlink=gpu_survey.read_fabric(good(parts, "fabric")),
+        imex=_told(good(parts, "imex")),
         driver_cuda=gpu_survey.read_cuda(said(parts, "cuda")),
         xid=None if xid is None else tuple(untrusted.cut(xid).splitlines()),
         modules=tuple(sorted(set(said(parts, "modules").split()))),
@@ -71,6 +72,11 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         next_kernel_has_driver={"yes": True, "no": False}.get(boot.get("driver", "")),
         python=system.get("python", "").removeprefix("Python "),
     )
+
+
+def _told(text: str | None) -> tuple[str, ...] | None:
+    """Return the words of an answer; None where there was none."""
+    return None if text is None else tuple(untrusted.cut(text).split())
 
 
 def answer(parts: Parts, name: str) -> tuple[str, int]:
