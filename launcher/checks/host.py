@@ -138,6 +138,16 @@ def _accelerator(host: Host) -> Finding | None:
                 fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
             )
         return None
+    if facts.lost_gpus:
+        return failed(
+            node,
+            f"the driver has lost {_count(len(facts.lost_gpus))}",
+            evidence="\n".join(facts.lost_gpus),
+            fix=(
+                f"reboot {node.name}, for no container with GPUs starts there before; `sudo dmesg |"
+                " grep Xid` tells why, and one that gets lost again is to be replaced"
+            ),
+        )
     if facts.gpus is None:
         return failed(
             node,
@@ -191,6 +201,10 @@ def _other_gpus(host: Host, others: Sequence[Given]) -> str:
     if len(free) < host.node.gpus:
         return f"end the other one, or use fewer: {len(free)} of {host.name} are free"
     return f"name others for {host.name}: `gpus: {free[: host.node.gpus]}`"
+
+
+def _count(gpus: int) -> str:
+    return "a GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 def _gpu_runtime(host: Host) -> Finding | None:

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.errors import RequestError, VlaunchError
 from launcher.ui.terminal import say
+
+if TYPE_CHECKING:
+    from launcher.lab.layout import Lab
 
 _NAME = click.option(
     "--name", default="vlaunch-lab", show_default=True, help="Which practice cluster."
@@ -43,7 +46,33 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @lab.command(short_help="start practice hosts, or mend them")
 @_lab_options
 @click.option("--nodes", default=2, show_default=True, help="How many hosts.")
-@click.option("--gpus", default=1, show_default=True, help="Slots that each host counts as GPUs.")
+@click.option(
+    "--gpus",
+    default=1,
+    show_default=True,
+    help="Slots or stand-in GPUs of each host.",
+)
+@click.option(
+    "--accelerator",
+    type=click.Choice(["cpu", "nvidia"]),
+    default="cpu",
+    show_default=True,
+    help="cpu: slots of processors that are counted as GPUs. nvidia: stand-ins that `nvidia-smi`"
+    " and Docker know; vLLM's CPU build answers in their place.",
+)
+@click.option(
+    "--gpu-model",
+    default="h100",
+    show_default=True,
+    help="What the stand-ins are like: h100, a100, l4 or gb10.",
+)
+@click.option(
+    "--gpu-trouble",
+    multiple=True,
+    metavar="HOST:KIND[:INDEX]",
+    help="Something wrong with a stand-in: busy, display, ecc, lost; or no-toolkit, of a whole"
+    " host. Can be given several times; `lab up` again without it mends it.",
+)
 @click.option(
     "--subnet",
     default="10.77.0.0/24",
@@ -60,6 +89,9 @@ def up(
     directory: Path | None,
     nodes: int,
     gpus: int,
+    accelerator: str,
+    gpu_model: str,
+    gpu_trouble: tuple[str, ...],
     subnet: str,
     cache: Path,
     install_missing: bool,
@@ -71,12 +103,22 @@ def up(
     """
     from launcher.lab import bring_up, layout, parts
 
-    wanted = layout.make(name=name, directory=directory, subnet=subnet, nodes=nodes, gpus=gpus)
+    wanted = layout.make(
+        name=name,
+        directory=directory,
+        subnet=subnet,
+        nodes=nodes,
+        gpus=gpus,
+        accelerator=accelerator,
+        gpu_model=gpu_model,
+        troubles=gpu_trouble,
+    )
     parts.ensure(install=install_missing, say=say)
     bring_up.up(wanted, cache=cache, with_image=not no_image, say=say)
     click.echo(wanted.inventory)
     say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {wanted.inventory}`")
     say(f"`vlaunch lab down{_again(name, directory)}` removes them without a trace")
+    _say_of_gpus(wanted)
 
 
 @lab.command(short_help="install the Debian packages that practice hosts need")
@@ -105,6 +147,7 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
         )
     states = observed.observe(found)
     click.echo(observed.to_json(found, states) if as_json else observed.to_text(states))
+    _say_of_gpus(found)
     if down := [state.name for state in states if not state.up]:
         raise VlaunchError(
             f"not all is up on {', '.join(down)}",
@@ -138,6 +181,16 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
         remove.cache(cache)
     elif cache.exists():
         say(f"wheels and image stay in `{cache}` for the next time; `--purge-cache` removes them")
+
+
+def _say_of_gpus(lab: Lab) -> None:
+    """Say that GPUs are none, and what is wrong with them."""
+    from launcher.lab.gpu_models import MODELS, PLAINLY
+
+    if lab.accelerator == "nvidia":
+        say(f"{lab.gpus} × {MODELS[lab.gpu_model].name} on each host; {PLAINLY}")
+    for trouble in lab.troubles:
+        say(f"{trouble}: {trouble.meaning}")
 
 
 def _again(name: str, directory: Path | None) -> str:

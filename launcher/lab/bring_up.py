@@ -13,7 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import RequestError
-from launcher.lab import hosts, image, layout, machine, models, network, render
+from launcher.lab import (
+    gpu_image,
+    gpus,
+    hosts,
+    image,
+    layout,
+    machine,
+    models,
+    network,
+    processes,
+    render,
+)
 from launcher.lab.layout import Host, Lab
 from launcher.lab.machine import Say
 
@@ -32,6 +43,8 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
         network.ensure(lab)
         for host in lab.hosts:
             hosts.prepare(lab, host)
+            if gpus.prepare(lab, host):
+                processes.end(processes.on_host(host))
         _write_files(lab)
         for host in lab.hosts:
             if hosts.boot(host):
@@ -40,8 +53,12 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
                 hosts.start_service(host, service)
         for host in lab.hosts:
             hosts.await_services(host)
+        for host in lab.hosts:
+            gpus.hold(lab, host)
         if archive is not None:
-            load_image(lab, archive, say)
+            load_image(lab, archive, image.NAME, say)
+            if lab.accelerator == "nvidia":
+                load_image(lab, gpu_image.ensure(cache, archive), gpu_image.NAME, say)
             models.ensure(lab, cache, archive, say)
 
 
@@ -62,7 +79,8 @@ def refuse_strange(lab: Lab) -> None:
     there = layout.load(lab.dir)
     if there is None:
         return
-    for what, old, new in (("name", there.name, lab.name), ("subnet", there.subnet, lab.subnet)):
+    for what in ("name", "subnet", "accelerator"):
+        old, new = getattr(there, what), getattr(lab, what)
         if old != new:
             raise RequestError(
                 f"the practice cluster in `{lab.dir}` has the {what} {old}, not {new}",
@@ -75,14 +93,14 @@ def refuse_strange(lab: Lab) -> None:
         )
 
 
-def load_image(lab: Lab, archive: Path, say: Say) -> None:
-    """Load the image into every host's Docker that lacks it, two at a time: more would only wait
+def load_image(lab: Lab, archive: Path, name: str, say: Say) -> None:
+    """Load an image into every host's Docker that lacks it, two at a time: more would only wait
     for the disk.
     """
     wanted = image.image_id(archive)
-    lacking = [host for host in lab.hosts if _image_of(host) != wanted]
+    lacking = [host for host in lab.hosts if _image_of(host, name) != wanted]
     if lacking:
-        say(f"loading the image into {len(lacking)} hosts")
+        say(f"loading {name} into {len(lacking)} hosts")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda host: _load(host, archive), lacking))
 
@@ -97,9 +115,9 @@ def _load(host: Host, archive: Path) -> None:
         )
 
 
-def _image_of(host: Host) -> str:
+def _image_of(host: Host, name: str) -> str:
     return machine.attempt(
-        *hosts.docker_argv(host, "image", "inspect", "--format", "{{.Id}}", image.NAME)
+        *hosts.docker_argv(host, "image", "inspect", "--format", "{{.Id}}", name)
     ).stdout.strip()
 
 

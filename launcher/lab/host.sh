@@ -2,6 +2,7 @@
 # The first process of a practice host, already in namespaces of its own: give it a file system like
 # a fresh server's. The machine lends /usr and its like; everything a server writes to (/etc, /var,
 # /run, /root, ...) lies below $1/fs.
+# What lies in $1/programs, where there is such a folder, comes before the machine's own programs.
 # usage: host.sh DIRECTORY HOSTNAME
 set -eu
 own=$1/fs
@@ -24,6 +25,10 @@ for path in /usr /opt /nix /dev; do
         mkdir "$new$path" && mount --rbind "$path" "$new$path"
     fi
 done
+if [ -d "$1/programs" ]; then
+    cd "$1" # a colon or comma in its name would mean something among the options
+    mount -t overlay -o lowerdir=programs:/usr/local/bin overlay "$new/usr/local/bin"
+fi
 for path in "$own"/*; do
     mkdir "$new/${path##*/}" && mount --bind "$path" "$new/${path##*/}"
 done

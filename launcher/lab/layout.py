@@ -10,11 +10,17 @@ import ipaddress
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launcher.errors import RequestError
+from launcher.lab import gpu_trouble
+from launcher.lab.gpu_models import BUSES, MODELS
+from launcher.lab.gpu_trouble import Trouble
+
+LabAccelerator = Literal["cpu", "nvidia"]
 
 DEFAULT_NAME = "vlaunch-lab"
 DEFAULT_SUBNET = "10.77.0.0/24"
@@ -53,6 +59,11 @@ class Host:
         return self.dir / "fs"
 
     @property
+    def programs(self) -> Path:
+        """What lies over the machine's /usr/local/bin, if anything: programs of stand-in GPUs."""
+        return self.dir / "programs"
+
+    @property
     def docker_socket(self) -> Path:
         """Its Docker daemon's socket, seen from the machine."""
         return self.root / "run/docker.sock"
@@ -60,13 +71,19 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lab:
-    """A practice cluster: its hosts stand on one bridge, their files below `dir`."""
+    """A practice cluster: its hosts stand on one bridge, their files below `dir`.
+
+    `gpus` are slots of its processors, or stand-ins of `gpu_model` with `troubles`.
+    """
 
     name: str
     dir: Path
     subnet: str
     nodes: int
     gpus: int
+    accelerator: LabAccelerator = "cpu"
+    gpu_model: str = "h100"
+    troubles: tuple[Trouble, ...] = ()
 
     @property
     def bridge(self) -> str:
@@ -144,8 +161,21 @@ def default_dir(name: str) -> Path:
     return Path("/var/lib") / name
 
 
-def make(*, name: str, directory: Path | None, subnet: str, nodes: int, gpus: int) -> Lab:
-    """Return a lab as asked for; raises RequestError when it cannot exist."""
+def make(
+    *,
+    name: str,
+    directory: Path | None,
+    subnet: str,
+    nodes: int,
+    gpus: int,
+    accelerator: str = "cpu",
+    gpu_model: str = "h100",
+    troubles: Sequence[str] = (),
+) -> Lab:
+    """Return a lab as asked for; raises RequestError when it cannot exist.
+
+    `troubles` are words like `node1:lost:3` (`gpu_trouble`).
+    """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
         raise RequestError(
             f"a practice cluster cannot be called `{name}`",
@@ -162,15 +192,36 @@ def make(*, name: str, directory: Path | None, subnet: str, nodes: int, gpus: in
         raise RequestError(
             f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(room, 0)} nodes"
         )
-    if gpus < 0:
-        raise RequestError("a host cannot have fewer than 0 slots")
+    _gpus(gpus, accelerator, gpu_model, troubles)
+    names = [f"node{number}" for number in range(1, nodes + 1)]
     return Lab(
         name=name,
         dir=(directory or default_dir(name)).absolute(),
         subnet=subnet,
         nodes=nodes,
         gpus=gpus,
+        accelerator="nvidia" if accelerator == "nvidia" else "cpu",
+        gpu_model=gpu_model,
+        troubles=gpu_trouble.read(troubles, hosts=names, gpus=gpus),
     )
+
+
+def _gpus(gpus: int, accelerator: str, model: str, troubles: Sequence[str]) -> None:
+    """Raise RequestError when hosts cannot have such GPUs."""
+    if accelerator != "nvidia":
+        if gpus < 0:
+            raise RequestError("a host cannot have fewer than 0 slots")
+        if troubles:
+            raise RequestError(
+                "`--gpu-trouble` needs GPUs, and these hosts have slots of their processors only",
+                hint="add `--accelerator nvidia`",
+            )
+    elif not 1 <= gpus <= len(BUSES):
+        raise RequestError(f"a host has 1 to {len(BUSES)} stand-in GPUs, not {gpus}")
+    elif model not in MODELS:
+        raise RequestError(
+            f"there is no stand-in for the GPU `{model}`", hint=f"choose one of {', '.join(MODELS)}"
+        )
 
 
 def save(lab: Lab) -> None:
@@ -178,7 +229,15 @@ def save(lab: Lab) -> None:
     removed.
     """
     lab.dir.mkdir(parents=True, exist_ok=True)
-    record = {"name": lab.name, "subnet": lab.subnet, "nodes": lab.nodes, "gpus": lab.gpus}
+    record = {
+        "name": lab.name,
+        "subnet": lab.subnet,
+        "nodes": lab.nodes,
+        "gpus": lab.gpus,
+        "accelerator": lab.accelerator,
+        "gpu_model": lab.gpu_model,
+        "troubles": [str(each) for each in lab.troubles],
+    }
     (lab.dir / RECORD).write_text(json.dumps(record) + "\n")
 
 
@@ -194,6 +253,9 @@ def load(directory: Path) -> Lab | None:
             subnet=str(record["subnet"]),
             nodes=int(record["nodes"]),
             gpus=int(record["gpus"]),
+            accelerator=str(record.get("accelerator", "cpu")),
+            gpu_model=str(record.get("gpu_model", "h100")),
+            troubles=[str(each) for each in record.get("troubles", ())],
         )
     except (OSError, ValueError, KeyError, TypeError, RequestError):
         return None

@@ -40,6 +40,10 @@ PARTS = (
     Part(name="pivot_root", package="util-linux"),
     Part(name="setsid", package="util-linux"),
     Part(name="sudo", package="sudo"),
+    # for stand-in GPUs
+    Part(name="python3", package="python3"),
+    Part(name="flock", package="util-linux"),
+    Part(name="setpriv", package="util-linux"),
 )
 
 

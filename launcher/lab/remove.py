@@ -58,10 +58,10 @@ def leftovers(name: str, directory: Path) -> list[str]:
 
 
 def cache(directory: Path) -> None:
-    """Remove the kept wheels, image and model, and the directory when nothing else is in it."""
+    """Remove the kept wheels, images and model, and the directory when nothing else is in it."""
     for path in (
         path
-        for kind in ("wheels-*", "image-*", "model-*", "building-*")
+        for kind in ("wheels-*", "image-*", "gpus-*", "model-*", "building-*")
         for path in directory.glob(kind)
     ):
         if path.is_dir():

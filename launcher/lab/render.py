@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from launcher.lab import image
+from launcher.lab import gpu_image, image
+from launcher.lab.gpu_models import PLAINLY
 from launcher.lab.layout import HF_HOME, Host, Lab
 
 MODEL = f"{HF_HOME}/tiny-llama"
@@ -101,6 +102,8 @@ def known_hosts(lab: Lab, keys: dict[str, str]) -> str:
 
 def inventory(lab: Lab) -> str:
     """Return the inventory of the practice cluster."""
+    nvidia = lab.accelerator == "nvidia"
+    slots = PLAINLY if nvidia else "`gpus` below are slots that Ray counts, not devices"
     nodes = "\n".join(
         f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}"
         for host in lab.hosts
@@ -112,8 +115,8 @@ def inventory(lab: Lab) -> str:
     return f"""\
 # The practice cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
 cluster: lab
-image: {image.NAME}
-accelerator: cpu                  # `gpus` below are slots that Ray counts, not devices
+image: {gpu_image.NAME if nvidia else image.NAME}
+accelerator: {lab.accelerator.ljust(20)} # {slots}
 ray: {{version: "{RAY}", object_store: 200MB}}
 ssh: {{user: root, identity: {identity}, known_hosts: {known}}}
 hf_home: {HF_HOME}

@@ -45,6 +45,9 @@ def to_json(lab: Lab, states: list[HostStatus]) -> str:
     """Return the states as one JSON document."""
     document: dict[str, Any] = {
         "name": lab.name,
+        "accelerator": lab.accelerator,
+        "gpus": lab.gpus,
+        "troubles": [str(each) for each in lab.troubles],
         "inventory": str(lab.inventory),
         "up": all(state.up for state in states),
         "hosts": [{**asdict(state), "up": state.up} for state in states],

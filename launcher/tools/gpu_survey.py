@@ -11,6 +11,9 @@ from launcher.tools import untrusted
 from launcher.tools.survey import GpuProcess, GpuState, NvlinkFabric
 
 _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underlined even into a pipe
+# Of a GPU that has fallen off the bus. Drivers from 545 on name its index and list the others
+# besides (`GPU3: 0000:04:00.0: Unknown Error`), older ones say this alone.
+_LOST = re.compile(r"Unable to determine the device handle for .*")
 
 
 def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...]:
@@ -48,6 +51,12 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
             )
         )
     return tuple(found)
+
+
+def lost(text: str) -> tuple[str, ...]:
+    """Return what `nvidia-smi` says of GPUs that the driver has lost, a line for each."""
+    found = (_LOST.search(line) for line in untrusted.cut(text).splitlines())
+    return tuple(match[0][:200] for match in found if match)
 
 
 def affinity(text: str) -> dict[str, Mapping[str, str]]:

@@ -69,7 +69,8 @@ class HostFacts:
     """What a node was when it was looked at.
 
     A part that could not be asked is `None` and its words are in `said`; `late` are the parts that
-    were ended after `DEADLINE` seconds.
+    were ended after `DEADLINE` seconds; `lost_gpus` is what a driver says of GPUs that it cannot
+    reach any more.
 
     `podman` is true where that is what calls itself Docker; `security` are `docker info`'s options,
     such as `rootless` and `selinux`; `selinux` has the labels of mounted folders where SELinux
@@ -92,6 +93,7 @@ class HostFacts:
     docker_disk_free: int | None = None
     infiniband: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] | None = None
+    lost_gpus: tuple[str, ...] = ()
     gpu_processes: tuple[GpuProcess, ...] | None = None
     amd_renders: tuple[int | None, ...] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
@@ -187,7 +189,7 @@ def _read(text: str) -> HostFacts:
     parts = _without_noise(_parts(text))
     if not _is_whole(parts):
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
-    info = _info(good(parts, "info"))
+    info, lost = _info(good(parts, "info")), gpu_survey.lost(said(parts, "gpus"))
     return HostFacts(
         home=said(parts, "home"),
         user=said(parts, "user"),
@@ -197,7 +199,8 @@ def _read(text: str) -> HostFacts:
         disk_free=_told(good(parts, "disk"), _df),
         docker_disk_free=_told(good(parts, "dockerdisk"), _df),
         infiniband=tuple((good(parts, "infiniband") or "").split()),
-        gpus=_told(good(parts, "gpus"), _gpus),
+        gpus=_gpus(said(parts, "gpus")) if lost else _told(good(parts, "gpus"), _gpus),
+        lost_gpus=lost,
         gpu_processes=_told(good(parts, "gpuapps"), gpu_survey.read_processes),
         amd_renders=_told(good(parts, "gpus"), _amd_renders),
         files=_digests(said(parts, "files")),
@@ -419,11 +422,14 @@ def _amd_renders(text: str) -> tuple[int | None, ...]:
 
 
 def _gpus(text: str) -> tuple[Gpu, ...] | None:
-    """Read nvidia-smi's table; None where there is none, as with AMD's GPUs."""
-    if "," not in text:
+    """Read nvidia-smi's table, without what it says of GPUs that are lost; None where there is
+    none, as with AMD's GPUs.
+    """
+    lines = [line for line in text.splitlines() if not gpu_survey.lost(line)]
+    if not any("," in line for line in lines):
         return None
     found = []
-    for line in text.splitlines():
+    for line in lines:
         fields = [each.strip() for each in line.split(",")]
         if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             raise UnreadableAnswer(

@@ -56,7 +56,8 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         default_nic=_default(good(parts, "route")),
         nics=_nics(parts, said(parts, "net")),
         rdma=rdma.read(said(parts, "rdma")),
-        gpus=gpu_survey.read(good(parts, "gpustate"), good(parts, "topo"), said(parts, "gpunuma")),
+        # Not only where `nvidia-smi` ended well: with one GPU lost it still tells of the others.
+        gpus=gpu_survey.read(said(parts, "gpustate"), good(parts, "topo"), said(parts, "gpunuma")),
         nvlink=gpu_survey.read_fabric(good(parts, "fabric")),
         imex=_told(good(parts, "imex")),
         driver_cuda=gpu_survey.read_cuda(said(parts, "cuda")),

@@ -163,6 +163,19 @@ def test_gpus_belong_to_one_cluster(
     assert fix in found.fix
 
 
+def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -> None:
+    """No container with GPUs starts on such a host, whichever it asks for."""
+    words = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
+    found = first("accelerator", load, good(lost_gpus=(words,)), gpus="2")
+
+    assert (found.status, found.text, found.evidence) == (
+        "fail",
+        "the driver has lost a GPU",
+        words,
+    )
+    assert "reboot gpu01" in found.fix
+
+
 def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
     """`nvidia-smi` is not there."""
     found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))

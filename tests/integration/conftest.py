@@ -201,8 +201,15 @@ def three(bare: Practice) -> Iterator[Practice]:
     bare.write()
 
 
+@pytest.fixture(scope="module")
+def with_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Two practice hosts with eight stand-in GPUs each."""
+    more = ("--gpus", "8", "--accelerator", "nvidia")
+    yield from _practice(tmp_path_factory, "vlaunch-gpus", "10.90.0.0/24", *more, nodes=2)
+
+
 def _practice(
-    tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *, nodes: int
+    tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *more: str, nodes: int
 ) -> Iterator[Practice]:
     command = [
         VLAUNCH,
@@ -215,6 +222,7 @@ def _practice(
         subnet,
         "--nodes",
         str(nodes),
+        *more,
     ]
     log = tmp_path_factory.mktemp("lab") / "up.log"
     with log.open("w") as out:

@@ -40,6 +40,22 @@ def test_another_subnet_or_fewer_hosts_need_a_fresh_start(tmp_path: Path) -> Non
         bring_up.refuse_strange(lab(tmp_path, nodes=1))
 
 
+def test_slots_do_not_become_gpus(tmp_path: Path) -> None:
+    """Programs of GPUs lie under a mount that a host makes when it boots."""
+    layout.save(lab(tmp_path))
+    gpus = layout.make(
+        name="vlaunch-lab",
+        directory=tmp_path,
+        subnet="10.77.0.0/24",
+        nodes=2,
+        gpus=1,
+        accelerator="nvidia",
+    )
+
+    with pytest.raises(RequestError, match="accelerator cpu, not nvidia"):
+        bring_up.refuse_strange(gpus)
+
+
 def test_a_directory_too_deep_for_sockets_is_refused() -> None:
     """A socket's address holds 107 characters."""
     with pytest.raises(RequestError, match="too long"):

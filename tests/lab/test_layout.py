@@ -53,6 +53,44 @@ def test_another_labs_namespace_is_not_taken() -> None:
     assert layout.is_netns("vlaunch-lab-node1-node1", "vlaunch-lab-node1")
 
 
+def test_a_lab_with_gpus_is_loaded_as_it_was(tmp_path: Path) -> None:
+    """Their model and their troubles too."""
+    changes = {"accelerator": "nvidia", "gpu_model": "l4", "troubles": ("node2:lost:1",)}
+    lab = make(tmp_path, gpus=4, **changes)
+    layout.save(lab)
+
+    assert layout.load(tmp_path) == lab
+    assert lab.troubles
+
+
+def test_a_record_of_before_there_were_gpus_has_slots(tmp_path: Path) -> None:
+    """A lab that stands is still there after an upgrade."""
+    record = '{"name": "x", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}'
+    (tmp_path / layout.RECORD).write_text(record)
+    lab = layout.load(tmp_path)
+
+    assert lab is not None
+    assert (lab.accelerator, lab.troubles) == ("cpu", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"troubles": ("node1:lost",)}, "needs GPUs"),
+        ({"accelerator": "nvidia", "gpus": 0}, "1 to 16"),
+        ({"accelerator": "nvidia", "gpus": 17}, "1 to 16"),
+        ({"accelerator": "nvidia", "gpu_model": "h1000"}, "no stand-in"),
+        ({"accelerator": "nvidia", "troubles": ("node9:lost",)}, "no host"),
+    ],
+)
+def test_gpus_that_cannot_be_are_refused(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    """Before anything is made."""
+    with pytest.raises(RequestError, match=said):
+        make(tmp_path, **changes)
+
+
 def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
     """What `up` made is what `status` finds."""
     lab = make(tmp_path, nodes=3, gpus=4)

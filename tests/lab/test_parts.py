@@ -14,8 +14,8 @@ def test_a_bare_machine_is_told_everything_at_once() -> None:
     assert (
         error.hint
         == "run `sudo apt-get install --no-install-recommends debian-archive-keyring docker.io"
-        " iproute2 iptables mmdebstrap openssh-client openssh-server sudo util-linux`, or add"
-        " `--install-missing`"
+        " iproute2 iptables mmdebstrap openssh-client openssh-server python3 sudo util-linux`, or"
+        " add `--install-missing`"
     )
     assert error.exit_code == 2
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from launcher.lab import layout, render
+from launcher.lab import gpu_image, layout, render
 
 LAB = layout.make(
     name="vlaunch-lab", directory=Path("/var/lib/my lab: 1"), subnet="10.78.0.0/24", nodes=2, gpus=3
@@ -30,6 +30,24 @@ def test_the_inventory_names_every_host_and_survives_odd_paths() -> None:
     assert inventory["accelerator"] == "cpu"
     assert all(isinstance(value, str) for value in inventory["env"].values())
     assert all(isinstance(value, str) for value in inventory["serve"]["args"])
+
+
+def test_the_inventory_of_stand_ins_says_what_answers(tmp_path: Path) -> None:
+    """It is one for NVIDIA GPUs, with the image that stands in for one with CUDA."""
+    lab = layout.make(
+        name="vlaunch-lab",
+        directory=tmp_path,
+        subnet="10.78.0.0/24",
+        nodes=1,
+        gpus=8,
+        accelerator="nvidia",
+    )
+    text = render.inventory(lab)
+    inventory = yaml.safe_load(text)
+
+    assert (inventory["accelerator"], inventory["image"]) == ("nvidia", gpu_image.NAME)
+    assert inventory["nodes"][0]["gpus"] == 8
+    assert "vLLM's CPU build answers in their place" in text
 
 
 def test_every_host_resolves_every_host() -> None:

@@ -177,6 +177,25 @@ def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
     )
 
 
+@pytest.mark.parametrize("code", [0, 255])
+def test_a_lost_gpu_does_not_hide_the_others(code: int) -> None:
+    """Drivers from 545 on name it on standard error and list the others."""
+    words = "Unable to determine the device handle for GPU0: 0000:1B:00.0: Unknown Error"
+    text = parts(gpus=f"{words}\n1, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05, GPU-1")
+    facts = host.parse_probe(f"{text[:-2]}{code}\n")
+
+    assert [gpu.index for gpu in facts.gpus or ()] == [1]
+    assert facts.lost_gpus == (words,)
+
+
+def test_where_the_driver_speaks_of_nothing_but_a_lost_gpu() -> None:
+    """Older drivers: what else there is, is not known."""
+    words = "Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error"
+    facts = host.parse_probe(parts(gpus=words))
+
+    assert (facts.gpus, facts.lost_gpus) == (None, (words,))
+
+
 def test_amd_gpus_are_found_with_their_render_nodes() -> None:
     """One topology file with SIMD units each; a kernel may not tell which device is its own."""
     path = "/sys/class/kfd/kfd/topology/nodes"

@@ -1,0 +1,69 @@
+"""The image that stands in for one with CUDA."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+from launcher.lab import gpu_image, image
+from launcher.tools import cpu_plugin
+
+
+def read(archive: Path) -> dict[str, bytes]:
+    with tarfile.open(archive) as tar:
+        return {name: file.read() for name in tar.getnames() if (file := tar.extractfile(name))}
+
+
+def test_the_archive_adds_one_layer_to_the_practice_image(tmp_path: Path) -> None:
+    """The lower one is named and not carried: Docker has it. Same content, same ID, everywhere."""
+    rootfs = tmp_path / "building/rootfs"
+    (rootfs / "etc").mkdir(parents=True)
+    base = tmp_path / "image-abc.tar"
+    image.pack(rootfs, base)
+    below = read(base)
+
+    archive = gpu_image.ensure(tmp_path, base)
+
+    members = read(archive)
+    manifest = json.loads(members["manifest.json"])[0]
+    config = json.loads(members[manifest["Config"]])
+    lower, upper = manifest["Layers"]
+    assert manifest["RepoTags"] == [gpu_image.NAME]
+    assert lower in below and lower not in members
+    assert config["rootfs"]["diff_ids"] == [
+        f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in (below[lower], members[upper])
+    ]
+    assert config["config"]["Entrypoint"] == ["vllm", "serve"]
+    assert len(config["history"]) == 2
+    assert (
+        image.image_id(archive)
+        == f"sha256:{hashlib.sha256(members[manifest['Config']]).hexdigest()}"
+    )
+    first = archive.read_bytes()
+    archive.unlink()
+    assert gpu_image.ensure(tmp_path, base).read_bytes() == first
+
+
+def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path) -> None:
+    """Where the image's Python looks for packages."""
+    rootfs = tmp_path / "building/rootfs"
+    rootfs.mkdir(parents=True)
+    image.pack(rootfs, tmp_path / "image-abc.tar")
+    members = read(gpu_image.ensure(tmp_path, tmp_path / "image-abc.tar"))
+    manifest = json.loads(members["manifest.json"])[0]
+    with tarfile.open(fileobj=io.BytesIO(members[manifest["Layers"][1]])) as layer:
+        names = layer.getnames()
+
+    assert f"{image.SITE}/{cpu_plugin.PACKAGE}/__init__.py" in names
+    assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
+    config = json.loads(members[manifest["Config"]])["config"]
+    assert "vLLM's CPU build answers" in config["Labels"][gpu_image.LABEL]
+
+
+def test_its_name_is_that_of_an_image_for_nvidia_gpus() -> None:
+    """`vlaunch init` takes an image for what its name says."""
+    assert "vllm" in gpu_image.NAME
+    assert not any(word in gpu_image.NAME for word in ("cpu", "rocm", "xpu", "tpu", "hpu"))

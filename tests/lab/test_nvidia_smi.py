@@ -1,0 +1,253 @@
+"""The stand-in `nvidia-smi`, run as a program and read by what reads the real one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher import shell
+from launcher.lab import gpus, layout, nvidia_smi
+from launcher.payload.agent import gpu as agent
+from launcher.tools import gpu_survey
+from launcher.tools.survey import GpuProcess
+
+CSV = "--format=csv,noheader,nounits"
+
+
+class Smi:
+    """A host's `nvidia-smi` and what it tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told = folder / "gpus"
+        self.told.mkdir()
+
+    def be(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
+        """Let the host have GPUs; return their UUIDs."""
+        lab = layout.make(
+            name="lab",
+            directory=self.folder,
+            subnet="10.77.0.0/24",
+            nodes=1,
+            gpus=gpus_,
+            accelerator="nvidia",
+            gpu_model=model,
+            troubles=[f"node1:{each}" for each in troubles],
+        )
+        document = gpus.document(lab, lab.hosts[0])
+        (self.told / "gpus.json").write_text(json.dumps(document))
+        return [each["uuid"] for each in json.loads(json.dumps(document))["gpus"]]
+
+    @contextmanager
+    def held(self, index: int, pid: int) -> Iterator[None]:
+        """Let a process hold a GPU's memory meanwhile."""
+        file = self.told / f"held-{index}"
+        file.write_text(f"{pid}\n")
+        with file.open() as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            yield
+
+    def hand_out(self, *uuids: str) -> None:
+        """Let this be a container that has these GPUs."""
+        (self.folder / "gpus.visible").write_text("\n".join(uuids))
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, nvidia_smi.__file__, *words],
+            env={**os.environ, "PRACTICE_GPUS": str(self.told)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def on_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let programs find it."""
+        program = self.folder / "nvidia-smi"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {nvidia_smi.__file__} "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
+        monkeypatch.setenv("PRACTICE_GPUS", str(self.told))
+
+
+@pytest.fixture
+def smi(tmp_path: Path) -> Smi:
+    return Smi(tmp_path)
+
+
+def asked(program: str) -> str:
+    """Return the fields that a shell program asks for."""
+    text = Path(shell.__file__).with_name(f"{program}.sh").read_text()
+    found = re.search(r"(?:query|fields|--query-gpu)=([a-z_.,]+)", text)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("program", ["probe", "survey", "survey_fabric"])
+def test_whatever_is_asked_of_gpus_is_answered(smi: Smi, program: str) -> None:
+    """A query that gets a new field finds it here too."""
+    smi.be()
+    answer = smi.ask(f"--query-gpu={asked(program)}", CSV)
+
+    assert (answer.returncode, len(answer.stdout.splitlines())) == (0, 8)
+
+
+def test_the_probe_reads_every_gpu(smi: Smi) -> None:
+    """A line for each; the name says that it is for practice."""
+    uuids = smi.be()
+    answer = smi.ask(f"--query-gpu={asked('probe')}", CSV)
+
+    assert answer.stdout.splitlines()[7] == (
+        f"7, NVIDIA H100 80GB HBM3 (practice), 81559, 4, 580.95.05, {uuids[7]}"
+    )
+
+
+def test_the_survey_reads_identity_errors_and_topology(smi: Smi) -> None:
+    """`--query-gpu`, `topo -m` and `--version`, through the functions that read the real one."""
+    uuids = smi.be("ecc:3")
+    found = gpu_survey.read(
+        smi.ask(f"--query-gpu={asked('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout, ""
+    )
+
+    assert [each.uuid for each in found] == uuids
+    assert [each.ecc_errors for each in found] == [0, 0, 0, 2, 0, 0, 0, 0]
+    assert found[0].pci == "0000:1b:00.0"
+    assert gpu_survey.read_cuda(smi.ask("--version").stdout) == "13.0"
+    assert smi.ask("topo", "-m").stdout.count("NV18") == 8 * 7
+
+
+def test_a_holder_is_told_until_it_ends(smi: Smi) -> None:
+    """Its memory is in use for as long as it lives, and no longer."""
+    uuids = smi.be()
+    apps = (f"--query-compute-apps={asked('gpu_processes')}", CSV)
+    with smi.held(5, pid=4711):
+        told = gpu_survey.read_processes(smi.ask(*apps).stdout)
+        used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
+
+    assert told == (GpuProcess(gpu=uuids[5], pid=4711, name=nvidia_smi.HOLDER, memory=61169),)
+    assert used == ["4", "4", "4", "4", "4", "61173", "4", "4"]
+    assert smi.ask(*apps).stdout == ""
+    assert smi.ask("--query-gpu=memory.used", CSV).stdout.split() == ["4"] * 8
+
+
+def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
+    """The others keep their numbers, and the words about it are on standard error."""
+    smi.be("lost:3")
+    answer = smi.ask("--query-gpu=index", CSV)
+
+    assert answer.stdout.split() == ["0", "1", "2", "4", "5", "6", "7"]
+    assert answer.stderr == (
+        "Unable to determine the device handle for GPU3: 0000:61:00.0: Unknown Error\n"
+    )
+    assert answer.returncode == 255
+
+
+def test_a_container_sees_what_it_was_given_numbered_anew(smi: Smi) -> None:
+    """In the order of the bus, whatever was asked for; processes of others have no name there."""
+    uuids = smi.be()
+    smi.hand_out(uuids[5], uuids[4])
+    with smi.held(5, pid=4711):
+        listed = smi.ask("-L").stdout
+        apps = smi.ask("--query-compute-apps=gpu_uuid,process_name", CSV).stdout
+
+    assert listed == (
+        f"GPU 0: NVIDIA H100 80GB HBM3 (practice) (UUID: {uuids[4]})\n"
+        f"GPU 1: NVIDIA H100 80GB HBM3 (practice) (UUID: {uuids[5]})\n"
+    )
+    assert apps == f"{uuids[5]}, [Not Found]\n"
+
+
+def test_the_agents_gate_names_the_gpu_that_is_held(
+    smi: Smi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own commands, run as it runs them."""
+    smi.be()
+    smi.on_path(monkeypatch)
+
+    assert agent.held(0.92, None) == ""
+    with smi.held(2, pid=4711):
+        assert agent.held(0.92, None) == (
+            "GPU 2 has 59.7 of 79.6 GiB in use, by /usr/bin/sleep (pid 4711, 59.7 GiB)"
+        )
+        assert agent.held(0.92, [0, 1]) == ""
+        assert agent.busy(None) == 97.0
+
+
+def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words that it knows of the real one."""
+    smi.be("lost:0")
+    smi.on_path(monkeypatch)
+
+    with pytest.raises(agent.Lost, match="Unable to determine the device handle for GPU0"):
+        agent.look()
+
+
+def test_a_display_is_told(smi: Smi) -> None:
+    """Both that one is attached and that it is in use."""
+    smi.be("display:1", gpus_=2)
+
+    assert smi.ask("--query-gpu=display_attached,display_active", CSV).stdout.splitlines() == [
+        "No, Disabled",
+        "Yes, Enabled",
+    ]
+
+
+def test_units_and_headings_are_as_asked_for(smi: Smi) -> None:
+    """Without `nounits` and `noheader` both are there, as the real one writes them."""
+    smi.be(gpus_=1)
+
+    assert smi.ask("--query-gpu=index,memory.total,memory.free", "--format=csv").stdout == (
+        "index, memory.total [MiB], memory.free [MiB]\n0, 81559 MiB, 81555 MiB\n"
+    )
+
+
+def test_a_gpu_that_shares_the_hosts_memory_tells_none(smi: Smi) -> None:
+    """As a GB10."""
+    smi.be(gpus_=1, model="gb10")
+
+    said = smi.ask("--query-gpu=name,memory.total,memory.used", CSV).stdout
+    assert said == "NVIDIA GB10 (practice), [N/A], [N/A]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "status"),
+    [
+        (("--query-gpu=index,wings", CSV), 'Field "wings" is not a valid field to query.', 2),
+        (("--query-gpu=index",), '"--format=" switch is missing', 2),
+        (("--id=9", "-L"), "No devices were found", 6),
+        (("--gpu-reset",), "does not know `--gpu-reset`", 2),
+    ],
+)
+def test_what_it_cannot_answer_it_says(
+    smi: Smi, words: tuple[str, ...], said: str, status: int
+) -> None:
+    """Never an empty answer that would be taken for one."""
+    smi.be()
+    answer = smi.ask(*words)
+
+    assert said in answer.stdout
+    assert answer.returncode == status
+
+
+def test_one_gpu_can_be_asked_for(smi: Smi) -> None:
+    """By number or UUID."""
+    uuids = smi.be()
+
+    assert smi.ask("-i", "3", "--query-gpu=uuid", CSV).stdout == f"{uuids[3]}\n"
+    assert smi.ask(f"--id={uuids[3]}", "--query-gpu=index", CSV).stdout == "3\n"
+
+
+def test_a_host_without_a_driver(smi: Smi) -> None:
+    """Where nothing tells of GPUs, it fails as the real one without its driver."""
+    answer = smi.ask("-L")
+
+    assert (answer.returncode, "couldn't communicate" in answer.stdout) == (9, True)
