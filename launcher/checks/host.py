@@ -21,7 +21,9 @@ _CONTAINER_LABELS = ("container_file_t", "svirt_sandbox_file_t", "nfs_t", "cifs_
 
 def _docker(host: Host) -> Finding | None:
     node, facts = host.node, host.facts
-    if facts.docker_version is not None or facts.podman:
+    if facts.podman:
+        return skipped(node, "Podman answers in its place: see `docker-engine`")
+    if facts.docker_version is not None:
         return None
     said = facts.said.get("docker", "") or facts.said.get("info", "")
     user = facts.user or node.ssh.user or "USER"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from launcher.remote.held import Held
 
 _ANSWERS = 30.0  # seconds beyond what is waited for anyway
+_TOLD = 6  # lines of what a head complains of that are shown
 
 
 @contextmanager
@@ -126,13 +127,15 @@ def _taken(
     once.
     """
     began = time.monotonic()
-    owner = lock.Owner()
+    owner, complained = lock.Owner(), list[str]()
     while True:
         said = _next(head, held, wait, began + wait + _ANSWERS)
         if isinstance(said, Answer):
-            raise _refused(session, head, said, owner, wait)
+            over = replace(said, err="\n".join((*complained[-_TOLD:], said.err)))
+            raise _refused(session, head, over, owner, wait)
         word, _, rest = said.text.partition(" ")
         if said.error:
+            complained.append(said.text)
             continue
         if word == "held":
             owner = lock.owner(rest)

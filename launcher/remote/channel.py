@@ -29,6 +29,11 @@ _NO_STATUS: Final = 254  # stands for an exit status that no process has
 _PACKET: Final = 32 * 2**10 - 64  # what paramiko sends at once
 
 Lost = "the connection was lost"
+# A shell that sshd starts reads ~/.bashrc, where an `exit` is a success without the command.
+_UNBEGUN: Final = (
+    "the command did not begin: the login's shell ended, or waits, in its start-up files"
+    " (~/.bashrc)"
+)
 
 
 class _Wake(threading.Event):
@@ -116,6 +121,8 @@ def run(
     elif code == -1:
         code, why = _unfinished(ended=bool(ended), cancelled=running.cancelled)
         complained = f"{complained}\n{why}".strip() if why else complained
+    if not out.started and code in (0, 124):
+        code, complained = code or _NO_STATUS, f"{complained}\n{_UNBEGUN}".strip()
     return Answer(
         node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out
     )

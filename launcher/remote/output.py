@@ -28,6 +28,11 @@ class Output:
         self._kept = bytearray()
         self._cut = False
 
+    @property
+    def started(self) -> bool:
+        """True once the marker has come: the command began."""
+        return self._started
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
         if not self._started:

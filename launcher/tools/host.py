@@ -274,9 +274,9 @@ def _without_noise(parts: Parts) -> Parts:
 
 def _words_of(out: str) -> str:
     """Return what a part that failed said; for a server that it cannot reach, Docker's command line
-    prints `null` besides.
+    prints `null` besides, and a shell says of a part that was ended what its deadline says already.
     """
-    return "\n".join(line for line in out.splitlines() if line != "null")
+    return "\n".join(line for line in out.splitlines() if line not in ("null", "Killed"))
 
 
 def _info(text: str | None) -> Any:

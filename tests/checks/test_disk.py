@@ -6,6 +6,8 @@ import pytest
 
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Container
+from launcher.tools.host import StateDir
+from tests.checks.conftest import Good, Load, first
 from tests.checks.spoiled import MODEL, NODES, Case, findings, named, turns_red
 
 GIB = 1024**3
@@ -175,3 +177,35 @@ def test_a_model_that_is_a_path_is_not_counted() -> None:
     )
 
     assert [each.status for each in findings(case)] == ["pass"] * 3
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "text"),
+    [
+        (StateDir(writable=True, read_only=False, free=64 << 20), "pass", "can be written to"),
+        (
+            StateDir(writable=True, read_only=False, free=1 << 20),
+            "fail",
+            "1 MiB free for /srv/v/c, 64 MiB needed",
+        ),
+        (
+            StateDir(writable=False, read_only=True, free=1 << 40),
+            "fail",
+            "/srv/v/c is on a read-only file system",
+        ),
+        (
+            StateDir(writable=False, read_only=False, free=1 << 40),
+            "fail",
+            "/srv/v/c cannot be written to by `ops`",
+        ),
+        (None, "skip", "could not be looked at"),
+    ],
+)
+def test_the_state_directory_must_take_what_is_written(
+    state: StateDir | None, status: str, text: str, load: Load, good: Good
+) -> None:
+    """Room, right and file system; the fix is another place."""
+    found = first("state-dir", load, good(state=state), "state_dir: /srv/v")
+
+    assert (found.status, text in found.text) == (status, True), found
+    assert ("`state_dir:`" in found.fix) is (status == "fail")

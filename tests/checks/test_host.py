@@ -340,3 +340,48 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
     assert all(
         each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "text"),
+    [
+        ({}, "pass", ""),
+        ({"podman": True}, "fail", "`docker` is Podman here, not Docker"),
+        ({"security": ("seccomp", "rootless")}, "fail", "Docker runs rootless here"),
+        ({"docker_version": None}, "skip", "Docker did not answer"),
+    ],
+)
+def test_only_roots_docker_will_do(
+    changed: dict[str, Any], status: str, text: str, load: Load, good: Good
+) -> None:
+    """What else answers is refused, once."""
+    facts = good(**changed)
+    found = first("docker-engine", load, facts)
+
+    assert found.status == status
+    assert text in found.text
+    assert status != "fail" or "unix:///var/run/docker.sock" in found.fix
+    assert not changed.get("podman") or first("docker", load, facts).status == "skip"
+
+
+@pytest.mark.parametrize(
+    ("security", "labels", "status"),
+    [
+        (("selinux",), {"/data/hf": "default_t", "/root/.vlaunch": "container_file_t"}, "fail"),
+        (("selinux",), {"/data/hf": "container_file_t"}, "pass"),
+        (("selinux",), {"/data/hf": "nfs_t"}, "pass"),
+        (("selinux",), None, "pass"),
+        ((), {"/data/hf": "default_t"}, "pass"),
+    ],
+)
+def test_selinux_must_let_containers_read_what_they_mount(
+    security: tuple[str, ...], labels: dict[str, str] | None, status: str, load: Load, good: Good
+) -> None:
+    """Only where it enforces, and Docker has it on; the fix labels just those folders."""
+    found = first("selinux", load, good(security=security, selinux=labels))
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "SELinux keeps containers from /data/hf"
+        assert found.evidence == "/data/hf: default_t"
+        assert "`sudo chcon -Rt container_file_t /data/hf`" in found.fix

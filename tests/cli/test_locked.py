@@ -154,6 +154,16 @@ def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
     assert "goes on without the cluster's lock" in ran.err
 
 
+def test_what_a_head_complains_of_is_the_evidence(up: Cluster) -> None:
+    """A read-only file system, for one: the program that takes the lock says so before it ends."""
+    said = "mkdir: cannot create directory '/root/.vlaunch': Read-only file system"
+    up.lock = [Line(node="gpu01", text=said, error=True), Answer(node="gpu01", code=73)]
+    ran = up.run("up")
+
+    assert (ran.code, up.world.changes) == (1, [])
+    assert said in ran.err
+
+
 def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,6 +321,25 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
     assert world.changes == []
 
 
+@pytest.mark.parametrize(
+    ("serve", "told"),
+    [
+        ("", "no model is named, so its size is not known"),
+        ("serve: {model: org/model}", "the model's size is not known"),
+    ],
+)
+def test_the_preflight_knows_the_model_that_the_inventory_names(
+    load: Load, serve: str, told: str
+) -> None:
+    """Its size is another matter: nobody has asked for its files."""
+    world = World(three(load, serve))
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    preflight = plan_image(Site(world.inventory, facts)).stages[0]
+    disk = next(gate for gate in preflight.gates if gate.id == "disk")
+
+    assert {each.text.partition("; ")[2] for each in disk.judge({})} == {told}
+
+
 def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path: Path) -> None:
     """And its versions are asked there."""
     world = World(three(load))

@@ -305,6 +305,26 @@ def test_one_connection_per_node(server: sshd.Sshd, tmp_path: Path) -> None:
     assert len(ports) == 1
 
 
+@pytest.mark.parametrize(
+    ("does", "code", "timed_out"), [("exit 0", 254, False), ("sleep 60", 124, True)]
+)
+def test_a_login_shell_that_ends_or_waits_before_the_command_is_no_success(
+    start_server: Callable[..., sshd.Sshd],
+    monkeypatch: pytest.MonkeyPatch,
+    does: str,
+    code: int,
+    timed_out: bool,
+) -> None:
+    """An `exit` in a start-up file would pass for a command that did what it was to do."""
+    monkeypatch.setattr("launcher.remote.channel.GRACE", 0.2)
+    one = start_server(extra=f"ForceCommand {does}").node()
+    with Fleet(sshd.inventory(one)) as fleet:
+        answer = run(fleet, "true", timeout=0.5)
+
+    assert (answer.code, answer.timed_out, answer.ok) == (code, timed_out, False)
+    assert "its start-up files (~/.bashrc)" in answer.err
+
+
 def test_noise_of_a_login_shell(start_server: Callable[..., sshd.Sshd]) -> None:
     """What a shell's start-up files print is not part of the answer, on either stream."""
     noisy = start_server(

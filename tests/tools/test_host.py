@@ -505,3 +505,61 @@ def test_what_came_too_late_is_told_from_what_failed(code: int) -> None:
 
     assert facts.said["docker"] == "permission denied"
     assert ("docker" in facts.late) is (code != 1)
+
+
+@pytest.mark.parametrize(("name", "version"), [("podman", None), ("podman-socket", "4.3.1")])
+def test_podman_is_told_from_docker(name: str, version: str | None) -> None:
+    """As a program in Docker's place, which tells of no server, and behind Docker's socket."""
+    facts = host.parse_probe((FIXTURES / f"lab-{name}.txt").read_text())
+
+    assert (facts.podman, facts.docker_version) == (True, version)
+    assert facts.state is not None
+    assert facts.state.writable
+    assert not host.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).podman
+
+
+@pytest.mark.parametrize(
+    ("said", "labels"),
+    [
+        ("0", None),
+        ("1\nsystem_u:object_r:default_t:s0 /data/hf", {"/data/hf": "default_t"}),
+        ("1\n? /root/.vlaunch", {}),
+    ],
+)
+def test_labels_count_where_selinux_enforces(said: str, labels: dict[str, str] | None) -> None:
+    """As stat(1) prints them; `?` where a file system has none."""
+    assert host.parse_probe(parts(selinux=said)).selinux == labels
+
+
+@pytest.mark.parametrize(
+    ("word", "writable", "read_only"),
+    [("writable", True, False), ("read-only", False, True), ("closed", False, False)],
+)
+def test_where_the_clusters_files_lie_is_told(word: str, writable: bool, read_only: bool) -> None:
+    """With the bytes that are free there."""
+    facts = host.parse_probe(parts(state=f"{word}\nFilesystem\n/dev/sda1 1 1 7 1% /home"))
+
+    assert facts.state == host.StateDir(writable=writable, read_only=read_only, free=7 * 1024)
+
+
+@pytest.mark.parametrize("name", ["there", "later/on"])
+def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, name: str) -> None:
+    """The folder itself, or the nearest above it that is there."""
+    (tmp_path / "there").mkdir()
+    argv = host.probe(
+        ("no-docker",),
+        cluster="c",
+        state_dir=str(tmp_path / name),
+        hf_home="/",
+        accelerator="cpu",
+        images=(),
+    )
+    done = subprocess.run(
+        argv, check=True, capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    facts = host.parse_probe(done.stdout)
+
+    assert facts.state is not None
+    assert facts.state.writable
+    assert facts.state.free > 0
+    assert not (tmp_path / "later").exists()
