@@ -69,7 +69,7 @@ def node2(practice: Practice) -> Iterator[Host]:
 def test_a_login_that_talks_is_not_listened_to(practice: Practice, node2: Host, line: str) -> None:
     """What a shell's start-up files print is none of a command's output."""
     with _line(node2, "root/.bashrc", line):
-        ran = practice.vlaunch("exec", "node2", "--", "echo", "only this")
+        ran = practice.vlaunch("exec", "--host", "-n", "node2", "--", "echo", "only this")
 
     assert (ran.code, "welcome" in ran.said, "only this" in ran.out) == (0, False, True), ran.said
 
