@@ -1,5 +1,5 @@
-"""Wait for a server: follow its log through its phases until a completion has come back, or until
-it is known why none will.
+"""Wait for a server: follow its log through its phases until a completion (or what else its model
+gives) has come back, or until it is known why none will.
 
 Watching never holds the server: whoever stops watching leaves it as it is.
 """
@@ -21,6 +21,7 @@ from launcher.errors import (
     UnwatchedError,
 )
 from launcher.events import Event, State
+from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
 from launcher.state.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
@@ -41,7 +42,8 @@ class Served:
     """A server that has answered, and so has each of its replicas, where there are several.
 
     `seconds` is how long the watching took, `answer_seconds` the completion alone, `replicas` each
-    replica's.
+    replica's. `task` is what the model does; `came` what came from one that does not generate, and
+    `refused` what it said to all requests, where `/health` alone answers.
     """
 
     endpoint: str
@@ -53,6 +55,9 @@ class Served:
     seconds: float
     answer_seconds: float
     replicas: tuple[float, ...] = ()
+    task: str = ""
+    came: str = ""
+    refused: str = ""
 
 
 def watch(
@@ -123,19 +128,27 @@ class _Watching:
                     yield self._waiting(self._clock())
                     served = self._first_answer(seen)
                     if served is not None:
-                        yield Event(
-                            kind="step",
-                            stage=_STAGE,
-                            text="a completion has come back",
-                            state="ok",
-                            seconds=self._clock() - self._phase_began,
-                        )
+                        yield from self._told_of(served)
                         return replace(served, ranks=self._ranks(seen))
             now = self._clock()
             if now - self._began >= self._timeout:
                 raise self._too_late()
             yield self._waiting(now)
             self._sleep(_EVERY)
+
+    def _told_of(self, served: Served) -> list[Event]:
+        """Tell what has come back, and what that does not prove."""
+        came = Event(
+            kind="step",
+            stage=_STAGE,
+            text=f"{served.came or COMPLETION.what} has come back",
+            state="ok",
+            seconds=self._clock() - self._phase_began,
+        )
+        if not served.refused:
+            return [came]
+        text = f"{ONLY_HEALTH} ({served.refused})"
+        return [came, Event(kind="warning", stage=_STAGE, text=text, state="warn")]
 
     def _look(self, now: float) -> ServerSnapshot | None:
         """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be
@@ -233,7 +246,7 @@ class _Watching:
         missing = _missing(said)
         self._silent = f"no answer yet from {', '.join(missing)}" if missing else ""
         status, error = _outcome(said, missing)
-        if status == 200 and said.get("tokens", 0) > 0:
+        if status == 200 and (said.get("tokens", 0) > 0 or said.get("came")):
             return self._served(seen, said, self._clock() - self._began)
         if status in (401, 403):
             raise ServerError(
@@ -246,9 +259,10 @@ class _Watching:
             )
         if status:
             self._refusals.append(f"{status}: {error or 'a completion without a token'}")
+        word = (named(said.get("task", "")) or COMPLETION).word
         if len(self._refusals) >= _REFUSALS:
             raise ServerError(
-                f"the API is up, but gives no completion ({len(self._refusals)} times)",
+                f"the API is up, but gives no {word} ({len(self._refusals)} times)",
                 evidence=self._refusals[-1],
                 hint=(
                     f"read its log: `vlaunch logs --server {self._watched.name}`; end it with"
@@ -268,6 +282,9 @@ class _Watching:
             seconds=seconds,
             answer_seconds=float(said.get("seconds", 0)),
             replicas=tuple(float(each["seconds"]) for each in said.get("replicas") or ()),
+            task=said.get("task", ""),
+            came=untrusted.plain(said.get("came", "")),
+            refused=untrusted.plain(said.get("refused", "")),
         )
 
     def _ranks(self, seen: ServerSnapshot) -> Mapping[str, tuple[str, ...]]:
@@ -337,5 +354,6 @@ def summary(served: Served) -> dict[str, Any]:
         "system_fingerprint": served.fingerprint,
         "seconds": round(served.seconds, 1),
         "first_answer_seconds": served.answer_seconds,
+        **({"answer": served.came} if served.came else {}),
         **({"replica_seconds": list(served.replicas)} if served.replicas else {}),
     }

@@ -602,3 +602,56 @@ def test_stopping_to_watch_asks_nothing_more() -> None:
     generator.close()
 
     assert len(transport.commands) == before
+
+
+EMBEDDED = {
+    "status": 200,
+    "model": "m",
+    "task": "embedding",
+    "came": "an embedding of 128 numbers",
+    "seconds": 0.5,
+}
+
+
+def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
+    """It says what has come; there are no tokens and no fingerprint."""
+    _, events, served = follow(look(**READY), completions=[EMBEDDED])
+
+    assert [each.text for each in events if each.state == "ok"][-1] == (
+        "an embedding of 128 numbers has come back"
+    )
+    assert (served.task, served.came, served.text) == (
+        "embedding",
+        "an embedding of 128 numbers",
+        "",
+    )
+    assert summary(served)["answer"] == "an embedding of 128 numbers"
+
+
+def test_where_health_is_all_there_is_it_is_said() -> None:
+    """With what was refused: it may be that nothing of it works."""
+    alone = {
+        "task": "health",
+        "came": "an answer of `/health` alone",
+        "refused": "/pooling: 400 no",
+    }
+    _, events, served = follow(look(**READY), completions=[{**EMBEDDED, **alone}])
+
+    assert served.task == "health"
+    (warning,) = [each.text for each in events if each.kind == "warning"]
+    assert warning.endswith("`/health` is all that is asked of it (/pooling: 400 no)")
+
+
+@pytest.mark.parametrize(
+    ("said", "evidence"),
+    [
+        ({"status": 500, "error": "no luck"}, "500: no luck"),
+        ({"came": "", "error": "no answer of /v1/embeddings: {}"}, "200: no answer of"),
+    ],
+)
+def test_an_embedding_that_does_not_come(said: dict[str, Any], evidence: str) -> None:
+    """Is called by its name."""
+    with pytest.raises(ServerError, match="gives no embedding") as raised:
+        follow(look(**READY), completions=[{**EMBEDDED, **said}])
+
+    assert raised.value.evidence.startswith(evidence)

@@ -5,6 +5,7 @@ Standard output carries the model's words and nothing else.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import sys
 from collections import deque
@@ -15,7 +16,7 @@ import click
 
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
-from launcher.errors import NodeError, VlaunchError
+from launcher.errors import NodeError, RequestError, VlaunchError
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import untrusted
 from launcher.transport import Command
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Messages = list[dict[str, str]]
 
 _LONGEST = 2**26  # characters of an answer; the longest context of a model is a tenth of it
+_PROMPT = "Say hello."
 
 
 @command(shows="none")
@@ -51,9 +53,12 @@ def chat(
 ) -> None:
     """Send PROMPT and stream the answer.
 
-    Without PROMPT: a conversation in a terminal, or what is piped in.
+    Without PROMPT: a conversation in a terminal, or what is piped in. For a model that does not
+    chat (embeddings, scores, transcriptions …) it says how to ask it.
     """
     from launcher.cli import choose
+    from launcher.payload.agent.task import named
+    from launcher.state import servers
 
     talk = prompt is None and sys.stdin.isatty()
     if prompt is None and not talk:
@@ -61,11 +66,15 @@ def chat(
     if not talk and not prompt:
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
-        of = choose.api(session, choose.kept(session), server)
+        found = choose.kept(session)
+        of = choose.api(session, found, server)
+        way = named(servers.choose(found.running, server).task)
 
         def answer(messages: Messages) -> str:
             return _answer(session, *of, messages, max_tokens, timeout)
 
+        if way is not None and not way.generates:
+            prompt = prompt or _PROMPT  # it says itself under which name it is asked, and how
         if prompt:
             answer([{"role": "user", "content": prompt}])
             return
@@ -107,7 +116,7 @@ def _answer(
         if isinstance(item, Answer):
             code = item.code
             continue
-        piece = None if item.error else _piece(wanted.model, item.text)
+        piece = None if item.error else _piece(session.inventory, wanted, item.text)
         if piece is None:
             complaints.append(item.text)
             continue
@@ -130,7 +139,7 @@ def _answer(
     return "".join(pieces)
 
 
-def _piece(model: str, line: str) -> str | None:
+def _piece(inventory: Inventory, wanted: Desired, line: str) -> str | None:
     """Return the piece of the answer that a line brings, None when it brings none; raises
     VlaunchError when it says why there is no answer.
     """
@@ -143,7 +152,8 @@ def _piece(model: str, line: str) -> str | None:
     if not isinstance(said, dict):
         return None
     if "error" in said:
-        raise _refused(model, said)
+        _refuse_silent(inventory, wanted, said)
+        raise _refused(wanted.model, said)
     text = said.get("text")
     return text if isinstance(text, str) else None
 
@@ -184,3 +194,25 @@ def _refused(model: str, said: dict[str, object]) -> Exception:
             hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
         )
     return VlaunchError(f"{model} refused the request ({status})", evidence=str(said["error"]))
+
+
+def _refuse_silent(inventory: Inventory, wanted: Desired, said: dict[str, object]) -> None:
+    """Raise RequestError for a model that does not generate, with the line that asks it."""
+    from launcher.payload.agent.task import HEALTH, named
+    from launcher.state.watched import endpoint
+    from launcher.tools import curl
+
+    way, model = named(str(said.get("task"))), str(said.get("model") or wanted.model)
+    if way is None or way.generates:
+        return
+    if way is HEALTH:
+        raise RequestError(
+            f"{wanted.model} does not chat, and answers nothing else that vlaunch asks",
+            hint="its documentation says how to ask it; `vlaunch tunnel` brings its API here",
+        )
+    url = endpoint(inventory, wanted.host, wanted.port, wanted.api_node)
+    keyed = "VLLM_API_KEY" in inventory.secrets
+    hints = [f"ask it so: `{curl.line(url, way, model, key=keyed)}`"]
+    if ipaddress.ip_address(wanted.host).is_loopback:
+        hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
+    raise RequestError(f"{wanted.model} does not chat: it gives {way.what}", hint="\n".join(hints))

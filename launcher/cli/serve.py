@@ -117,8 +117,8 @@ def serve(
     no_wait: bool,
     args: tuple[str, ...],
 ) -> int:
-    """Prove the network, start a server, wait for a completion, and print where it is and how much
-    it holds.
+    """Prove the network, start a server, wait for a completion (or what else its model gives), and
+    print where it is and how much it holds.
 
     Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the
     same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,

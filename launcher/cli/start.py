@@ -301,14 +301,30 @@ def _wait(
         session.warn("serve", text)
         return 130, []
     network = network_gate.confirm(session, seen, request, start, allow=asked.skip_network_check)
-    text = f"{served.model} answers at {served.endpoint}; talk to it with `vlaunch chat`"
+    ask = _ask_line(session.inventory, served)
+    talk = "ask it with the line below" if ask else "talk to it with `vlaunch chat`"
+    text = f"{served.model} answers at {served.endpoint}; {talk}"
     session.done(
         text, stage="serve", seconds=served.seconds, data={**summary(served), "network": network}
     )
-    return 0, _rows(served, network)
+    return 0, _rows(served, network, ask)
 
 
-def _rows(served: Served, network: str) -> list[str]:
+def _ask_line(inventory: Inventory, served: Served) -> str:
+    """Return the line that asks a model with which one cannot chat; empty for one with which one
+    can.
+    """
+    from launcher.payload.agent.task import named
+    from launcher.tools import curl
+
+    way = named(served.task)
+    if way is None or way.generates:
+        return ""
+    keyed = "VLLM_API_KEY" in inventory.secrets
+    return f"`{curl.line(served.endpoint, way, served.model, key=keyed)}`"
+
+
+def _rows(served: Served, network: str, ask: str) -> list[str]:
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     answered = ", ".join(
@@ -327,9 +343,10 @@ def _rows(served: Served, network: str) -> list[str]:
         ),
         **({"network": network} if network else {}),
         "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
-        "fingerprint": served.fingerprint or "none given",
+        **({"answer": served.came} if ask else {"fingerprint": served.fingerprint or "none given"}),
         "ready after": (
             f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer"
         ),
+        **({"ask it": ask} if ask else {}),
     }
     return [f"{label:<12} {untrusted.plain(value)}" for label, value in rows.items()]

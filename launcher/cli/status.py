@@ -33,9 +33,9 @@ def status(call: Call, watch: bool) -> int:
     """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that
     differs from the inventory.
 
-    A server is `answering` only when a completion has just come back, `busy` when it has too much
-    to do for that and other requests go on, and `silent` when nothing of it moves. The exit code is
-    1 when the cluster is not whole.
+    A server is `answering` only when a completion (or what else its model gives) has just come
+    back, `busy` when it has too much to do for that and other requests go on, and `silent` when
+    nothing of it moves. The exit code is 1 when the cluster is not whole.
     """
     with call.session(partial=True) as session:
         if watch:

@@ -14,10 +14,14 @@ from launcher.lab.machine import Say
 
 NAME = "tiny-llama"
 MOE = "tiny-moe"
-# In this order: the mixture of experts takes the tokenizer of the first one.
+EMBED = "tiny-embed"
+RERANK = "tiny-rerank"
+# In this order: the others take the tokenizer of the first one.
 _SCRIPTS = {
     NAME: Path(__file__).with_name("tiny_llama.py"),
     MOE: Path(__file__).with_name("tiny_moe.py"),
+    EMBED: Path(__file__).with_name("tiny_embed.py"),
+    RERANK: Path(__file__).with_name("tiny_rerank.py"),
 }
 
 

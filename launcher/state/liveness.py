@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from launcher import containers
 from launcher.payload.agent.observed import Observed
+from launcher.payload.agent.task import COMPLETION, named
 from launcher.site import Site
 from launcher.state import running, servers
 from launcher.state.servers import Server
@@ -46,7 +47,7 @@ def judge(
     if server.state in _OVER:
         return _OVER[server.state], seen.doing if seen else ""
     mute = _mute(completion)
-    if completion.get("status") == 200 and not mute:
+    if completion.get("status") == 200 and not completion.get("error") and not mute:
         return "answering", ""
     if completion.get("moved") is True:
         return "busy", ""
@@ -82,7 +83,8 @@ def _moves(seen: Observed) -> bool:
 def _silence(seen: Observed, completion: Mapping[str, Any], mute: list[str]) -> str:
     why = "; ".join(mute)
     if not why:
-        why = f"no completion: {str(completion.get('error') or 'no reason given')[:200]}"
+        word = (named(completion.get("task", "")) or named(seen.task) or COMPLETION).word
+        why = f"no {word}: {str(completion.get('error') or 'no reason given')[:200]}"
     if seen.still >= STILL:
         why += f"; nothing has moved for {seen.still:.0f} s"
     return f"{why}; its keeper: {seen.doing}" if seen.doing else why

@@ -59,6 +59,11 @@ class Server:
         return self.desired.model if self.desired else self.observed.model if self.observed else "?"
 
     @property
+    def task(self) -> str:
+        """What its model does, as it was found out; empty before the first answer."""
+        return self.observed.task if self.observed else ""
+
+    @property
     def what(self) -> str:
         """Name it for people."""
         return f"server `{self.name}`"

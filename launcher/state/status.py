@@ -65,7 +65,8 @@ class ServerStatus:
     meanwhile.
 
     `observed` is what its keeper said `age` seconds ago, with nodes' names in the place of
-    addresses; `seconds` is how long the completion took. A server without a name stands for what
+    addresses; `seconds` is how long the completion took, and `came` what came instead from a model
+    that does not generate. A server without a name stands for what
     nobody could tell.
     """
 
@@ -78,6 +79,7 @@ class ServerStatus:
     detail: str = ""
     warning: str = ""
     fingerprint: str = ""
+    came: str = ""
     seconds: float = 0.0
     kv_tokens: int | None = None
     concurrency: float | None = None
@@ -162,8 +164,8 @@ def query_head(site: Site) -> list[Command]:
 
 
 def query_server(site: Site, server: Server) -> list[Command]:
-    """Return what to ask a server's own node: what its API says, and a completion, the only proof
-    that it answers.
+    """Return what to ask a server's own node: what its API says, and a completion (or what else its
+    model gives), the only proof that it answers.
 
     Nothing where no engine runs that could answer, or where its node cannot be asked.
     """
@@ -176,7 +178,9 @@ def query_server(site: Site, server: Server) -> list[Command]:
     ports, host = replace(site.inventory.ports, api=wanted.port), payload.api_host(wanted.host)
     verbs = (
         payload.server(ports, host),
-        payload.complete(ports, host, "Say hello.", 1, _patience(server), wanted.replicas),
+        payload.complete(
+            ports, host, "Say hello.", 1, _patience(server), wanted.replicas, server.task
+        ),
     )
     return [site.inside(node, verb, timeout=40) for verb in verbs]
 
@@ -352,6 +356,7 @@ def _server(
         detail=detail,
         warning=_warning(seen, agent) if state in ("answering", "busy") else "",
         fingerprint=str(answer.get("system_fingerprint", "")),
+        came=answer.get("came", ""),
         seconds=float(answer.get("seconds", 0)),
         kv_tokens=counters.number(capacity.get("kv_cache_size_tokens"), int),
         concurrency=counters.number(capacity.get("kv_cache_max_concurrency"), float),

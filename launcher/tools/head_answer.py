@@ -60,6 +60,9 @@ class _Said:
     text: str | None = None
     tokens: Whole = 0
     system_fingerprint: str | None = None
+    task: str = ""
+    came: str = ""
+    refused: str = ""
     seconds: Number = 0.0
     submission_id: str = ""
     killed: Whole = 0

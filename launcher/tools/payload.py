@@ -86,9 +86,17 @@ def server(ports: Ports, api_host: str) -> Argv:
 
 
 def complete(
-    ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout: float, replicas: int = 1
+    ports: Ports,
+    api_host: str,
+    prompt: str,
+    max_tokens: int,
+    timeout: float,
+    replicas: int = 1,
+    task: str = "",
 ) -> Argv:
-    """Ask for a completion; of several replicas, each for one more."""
+    """Ask for a completion, or for what else a model gives: its `task`, where it is known; of
+    several replicas, each for one more.
+    """
     return (
         *_HEAD,
         "complete",
@@ -100,6 +108,7 @@ def complete(
         "--timeout",
         str(timeout),
         *(("--engines", str(replicas)) if replicas > 1 else ()),
+        *(("--task", task) if task else ()),
     )
 
 

@@ -174,7 +174,7 @@ def _answers(server: ServerStatus) -> list[str]:
 def _answered(server: ServerStatus) -> list[str]:
     if server.state != "answering":
         return []
-    said = [f"{server.fingerprint}, answered in {server.seconds:.1f}s"]
+    said = [f"{server.came or server.fingerprint}, answered in {server.seconds:.1f}s"]
     if server.kv_tokens is not None:
         said.append(f"{server.kv_tokens:,} tokens of KV cache")
     if server.concurrency is not None:

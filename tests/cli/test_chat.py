@@ -100,3 +100,52 @@ def test_only_the_head_is_needed(serving: Cluster) -> None:
 
     assert serving.run("chat", "hi").out == "Hello\n"
     assert {command.node for command in serving.commands} == {"gpu01"}
+
+
+REFUSED = {"status": 404, "error": "Not Found", "task": "embedding", "model": "served-as"}
+
+
+@pytest.mark.parametrize("known", ["", "embedding"])
+def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, known: str) -> None:
+    """With the line to copy: the address, the name it is served under, and no key, for none is
+    needed. Nothing of it is on standard output.
+    """
+    kept.keep(serving.world, kept.wanted(), task=known)
+    serving.server_log = [json.dumps(REFUSED)]
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "org/m does not chat: it gives an embedding" in ran.err
+    assert (
+        "hint: ask it so: `curl http://10.0.0.11:8000/v1/embeddings -H 'Content-Type:"
+        ' application/json\' -d \'{"model": "served-as", "input": "Say hello."}\'`' in ran.err
+    )
+
+
+def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
+    """The line alone would ask this machine."""
+    kept.keep(serving.world, kept.wanted(host="127.0.0.1"), task="rerank")
+    serving.server_log = [json.dumps({**REFUSED, "task": "rerank"})]
+    ran = serving.run("chat", "hi")
+
+    assert "curl http://127.0.0.1:8000/rerank" in ran.err
+    assert "hint: it listens on its own node only: `vlaunch tunnel`" in ran.err
+
+
+def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
+    """Is not asked with a line that could not work."""
+    serving.server_log = [json.dumps({**REFUSED, "task": "health"})]
+    ran = serving.run("chat", "hi")
+
+    assert ran.code == 2
+    assert "org/m does not chat, and answers nothing else that vlaunch asks" in ran.err
+    assert "curl" not in ran.err
+
+
+@pytest.mark.parametrize("task", ["", "chat", "poetry", 7, None])
+def test_another_refusal_is_told_as_it_is(serving: Cluster, task: object) -> None:
+    """With its status."""
+    serving.server_log = [json.dumps({"status": 400, "error": "too long", "task": task})]
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, "org/m refused the request (400)" in ran.err) == (1, True)

@@ -1,4 +1,4 @@
-"""The practice models: made once, both of them, and the same bytes on every host."""
+"""The practice models: each is made once, and the same bytes are on every host."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def held(lab: Lab, name: str) -> list[str]:
     return [(hosts.hf_home(host) / name / "model.safetensors").read_text() for host in lab.hosts]
 
 
-def test_both_models_are_made_once_and_put_on_every_host(
+def test_all_models_are_made_once_and_put_on_every_host(
     lab: Lab, docker: Docker, tmp_path: Path
 ) -> None:
-    """The mixture of experts second: it takes the tokenizer of the first.
+    """The others after the first, whose tokenizer they take.
 
     What another image made goes.
     """
@@ -74,15 +74,21 @@ def test_both_models_are_made_once_and_put_on_every_host(
     for _ in range(2):
         models.ensure(lab, cache, Path("image-1.tar"), said.append)
 
-    assert docker.made == [("tiny_llama.py", "tiny-llama"), ("tiny_moe.py", "tiny-llama")]
+    assert docker.made == [
+        (f"tiny_{name}.py", "tiny-llama") for name in ("llama", "moe", "embed", "rerank")
+    ]
     assert said == ["making the tiny models"]
     assert held(lab, models.NAME) == ["tiny_llama.py with []"] * 2
-    assert held(lab, models.MOE) == ["tiny_moe.py with ['model.safetensors']"] * 2
+    for name in (models.MOE, models.EMBED, models.RERANK):
+        script = f"{name.replace('-', '_')}.py"
+        assert held(lab, name) == [f"{script} with ['model.safetensors']"] * 2
     assert len(list(cache.iterdir())) == 1
     for host in lab.hosts:
         assert sorted(path.name for path in hosts.hf_home(host).iterdir()) == [
+            "tiny-embed",
             "tiny-llama",
             "tiny-moe",
+            "tiny-rerank",
         ]
         assert (
             hosts.hf_home(host) / models.MOE / "model.safetensors"
@@ -94,11 +100,11 @@ def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path)
     for archive in ("image-1.tar", "image-2.tar"):
         models.ensure(lab, tmp_path / "cache", Path(archive), lambda _: None)
 
-    assert len(docker.made) == 4
+    assert len(docker.made) == 8
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", [models.NAME, models.MOE])
+@pytest.mark.parametrize("name", [models.NAME, models.MOE, models.RERANK])
 def test_a_host_whose_copy_differs_is_given_it_again(
     lab: Lab, docker: Docker, tmp_path: Path, name: str
 ) -> None:
@@ -110,4 +116,4 @@ def test_a_host_whose_copy_differs_is_given_it_again(
     models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
 
     assert held(lab, name) == before
-    assert len(docker.made) == 2
+    assert len(docker.made) == 4

@@ -146,3 +146,21 @@ def test_without_the_head_s_container_nobody_knows(world: World, ended: str, sai
     world.stop("gpu01")
 
     assert [(each.state, each.detail) for each in look(world).servers] == [("unknown", said)]
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "detail"),
+    [
+        ("embedding", LATE, "no embedding: timed out"),
+        ("", {**LATE, "task": "rerank"}, "no score: timed out"),
+        ("embedding", {"status": 200, "error": "no answer of /v1/embeddings: []"}, "no embedding:"),
+    ],
+)
+def test_what_does_not_come_is_called_by_its_name(
+    world: World, known: str, said: dict[str, Any], detail: str
+) -> None:
+    """An embedding is no completion; an answer without one is none."""
+    server = serve(world, kept.seen(task=known), default=said)
+
+    assert server.state == "silent"
+    assert server.detail.startswith(detail)

@@ -92,6 +92,20 @@ def test_a_server_is_asked_on_the_node_that_has_its_api(
     )
 
 
+@pytest.mark.parametrize(("task", "known"), [("embedding", ("--task", "embedding")), ("", ())])
+def test_a_model_is_asked_for_what_it_is_known_to_do(
+    world: World, task: str, known: tuple[str, ...]
+) -> None:
+    """One request is enough then; what is not known is found out on the node."""
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    jobs(world, kept.one(kept.wanted(), kept.seen(task=task)))
+    (server,) = status.Said(head=world.said["jobs"]).kept.servers
+    _, asked = status.query_server(Site(world.inventory, facts), server)
+
+    assert asked.argv[len(asked.argv) - len(known) :] == known
+    assert ("--task" in asked.argv) is bool(known)
+
+
 def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     """And nobody is asked about a server."""
     world = World(load())

@@ -269,3 +269,10 @@ def test_an_empty_trouble_or_a_blank_one_is_no_error() -> None:
     node = NodeStatus(node="a", role="head", ip="10.0.0.1", container="unknown", trouble="\n")
 
     assert "unknown" in drawn(80, nodes=(node,))
+
+
+def test_what_a_model_gave_that_does_not_generate() -> None:
+    """Stands where a completion has its fingerprint."""
+    embeds = replace(ANSWERING, fingerprint="", came="an embedding of 128 numbers", load=None)
+
+    assert "an embedding of 128 numbers, answered in 0.3s" in drawn(200, servers=(embeds,))

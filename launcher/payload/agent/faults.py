@@ -6,10 +6,25 @@ Standard library only. Times are seconds since 1970.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .cause import LONGEST
-from .monitor import Trouble
 from .observed import EVIDENCE, FAULTS, Fault, Observed
 from .ray_view import Culprit
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A sign of an engine's death; `weight` is how near it is to the cause: what a death brings
+    about comes a moment later.
+    """
+
+    weight: int
+    what: str
+    node: str = ""
+    rank: str = ""
+    evidence: str = ""
+    cause: str = ""
 
 
 def add(seen: Observed, trouble: Trouble, *, at: float, pause: float, lost: int | None) -> Fault:

@@ -19,7 +19,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from . import process, state
-from .api import Refused, api, capacity, chat, complete, ray, read_counters, say, until
+from .answer import complete
+from .api import Refused, api, capacity, ray, read_counters, say, until
+from .talk import chat
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
 _AGAIN = 0.25  # seconds between two looks whether an API listens
@@ -282,6 +284,7 @@ def main() -> int:
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--patience", type=float, default=0.0)
     parser.add_argument("--grace", type=float, default=15.0)
+    parser.add_argument("--task", default="")
     parser.add_argument("--prompt", default="Say hello.")
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=60.0)

@@ -20,7 +20,8 @@ from . import faults, health, orders, state
 from .background import Background
 from .crew import Lead
 from .desired import Desired
-from .monitor import Clock, Monitor, Trouble
+from .faults import Trouble
+from .monitor import Clock, Monitor
 from .needs import Needs
 from .node import KEEP, PREPARE, RUN, Order
 from .observed import OVER, Fault, Observed
@@ -264,6 +265,7 @@ class Keeper:
     def _launch(self, want: Desired, seen: Observed) -> None:
         faults.reached(seen, "whole", self.clock.time())
         seen.generation += 1
+        seen.task = ""  # another model may be behind it, or another vLLM
         self._phase, self._troubles = RUN, []
         self._needs.forget()
         self._began = self.clock.monotonic()

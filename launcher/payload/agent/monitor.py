@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from . import health
@@ -18,11 +18,14 @@ from .background import Background
 from .cause import LONGEST
 from .crew import Lead
 from .desired import Desired, Process
+from .faults import Trouble
 from .health import Movement
 from .observed import Load, Observed
 from .probe import Probe
 from .process import RUNNING
+from .rank_name import by_number, placed
 from .ray_view import ENGINE, Rank, RayView
+from .task import HEALTH, ONLY_HEALTH, named
 
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
@@ -40,20 +43,6 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds that only grow."""
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A sign of an engine's death; `weight` is how near it is to the cause: what a death brings
-    about comes a moment later.
-    """
-
-    weight: int
-    what: str
-    node: str = ""
-    rank: str = ""
-    evidence: str = ""
-    cause: str = ""
 
 
 class Monitor:
@@ -144,9 +133,13 @@ class Monitor:
     def _note_probe(self, probe: Mapping[str, Any], seen: Observed, now: float) -> bool:
         moved, came = self.movement, False
         try:
+            if (way := named(str(probe.get("task")))) is not None:
+                seen.task = way.name
             for key, (count, age) in probe.get("answers", {}).items():
                 answered = (count, self._eye is None)
-                moved.changed(("answers", key), answered, now, _part(key), progress=True)
+                # `/health` answers, whatever the other nodes of the engine do
+                work = way is not HEALTH
+                moved.changed(("answers", key), answered, now, _part(key), progress=work)
                 if key == "":
                     came, self._last_answer = True, now - float(age)
                     at = round(self.clock.time() - float(age), 2)
@@ -221,15 +214,14 @@ class Monitor:
         return said if isinstance(said, str) else ""
 
     def warning(self, seen: Observed) -> str:
-        """Say what is odd about our own completions; empty when nothing is."""
-        odd = self._probe(seen).get("odd")
+        """Say what is odd about what we ask ourselves; empty when nothing is."""
+        probe = self._probe(seen)
+        odd, way = probe.get("odd"), named(seen.task)
         if not isinstance(odd, list) or len(odd) != 2:
-            return ""
-        return (
-            f"our own completion was answered with {odd[0]}: {odd[1]}"
-            if odd[0]
-            else f"no completion for us: {odd[1]}"
-        )
+            return f"{ONLY_HEALTH} ({probe.get('refused')})" if way is HEALTH else ""
+        ours = "completion" if way is None else way.word
+        how = f"our own {ours} was answered with {odd[0]}" if odd[0] else f"no {ours} for us"
+        return f"{how}: {odd[1]}"
 
     def still(self) -> tuple[float, int | None]:
         """Return for how many seconds the stillest part has not moved, and which it is."""
@@ -245,8 +237,8 @@ class Monitor:
     def meet(self, seen: Observed) -> bool:
         """Find out which ranks it has, and where; true when the record has changed."""
         if self.view is None:
-            placed, seen.ranks = seen.ranks, _placed(self.want)
-            return placed != seen.ranks
+            before, seen.ranks = seen.ranks, placed(self.want)
+            return before != seen.ranks
         self._ask_for_ranks(self.view, seen)
         before = {node: list(held) for node, held in seen.ranks.items()}
         # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
@@ -255,7 +247,7 @@ class Monitor:
         for rank in _workers(self.ranks) or self.ranks:
             found.setdefault(rank.node, set()).add(rank.name)
         # Ray has them in any order.
-        if there := {node: sorted(held, key=_numbers) for node, held in found.items() if held}:
+        if there := {node: sorted(held, key=by_number) for node, held in found.items() if held}:
             seen.ranks = there
         return before != seen.ranks
 
@@ -389,29 +381,6 @@ def _restarted(node: str, rank: str) -> Trouble:
     return Trouble(5, f"the container of {node} was started anew", node, rank)
 
 
-def _placed(want: Desired) -> dict[str, list[str]]:
-    """Return what each node holds of a server whose processes vLLM numbers itself: whole replicas,
-    or ranks in their order.
-    """
-    if want.replicas > 1:
-        return {
-            each.node: [f"DP{each.replicas[0] + i}" for i in range(each.replicas[1])]
-            for each in want.processes
-        }
-    found, rank, world = dict[str, list[str]](), 0, sum(want.places.values())
-    for each in want.processes:
-        here = range(rank, rank + want.places.get(each.node, 0))
-        rank = here.stop
-        names = [
-            (f"TP{r % want.tp}", f"PP{r // want.tp}")[want.tp == 1 :]
-            if world > want.tp
-            else (f"TP{r % want.tp}",)
-            for r in here
-        ]
-        found[each.node] = [" ".join(each) for each in names] if world > 1 else ["the only rank"]
-    return found
-
-
 def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:
     """Add what a node's engine printed."""
     evidence, cause = said.get("evidence"), said.get("cause")
@@ -420,11 +389,6 @@ def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:
         evidence=evidence if isinstance(evidence, str) else "",
         cause=cause[:LONGEST] if isinstance(cause, str) else "",
     )
-
-
-def _numbers(name: str) -> tuple[list[int], str]:
-    """Return a sort key that puts DP2 before DP10."""
-    return [int(each) for each in re.findall(r"\d+", name)], name
 
 
 def _workers(ranks: Sequence[Rank]) -> list[Rank]:

@@ -70,7 +70,8 @@ class Observed:
     `doing` says what is being done or waited for, `warning` what is odd about a server that is
     ready. `restarts` are the times of restarts, `restarts_left` is None where any number is
     allowed, `next_start` is when a pause ends. `first_start` is how many seconds the first start
-    took; a server with none has never answered. `ranks` has what each node holds.
+    took; a server with none has never answered. `ranks` has what each node holds, `task` is
+    what the model does (`task.py`), empty until it has answered.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Observed:
     asking: float = 0.0
     still: float = 0.0
     load: Load | None = None
+    task: str = ""
     next_start: float | None = None
     restarts: list[float] = field(default_factory=list)
     restarts_left: int | None = None

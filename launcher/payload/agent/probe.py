@@ -1,8 +1,9 @@
 """Asks a server's API on its own node, from threads, what the keeper judges by: canaries, counters,
 `/health`. Judges nothing.
 
-A canary is a completion of one token. It is waited for, however long it takes: under load it stands
-in the queue like any other request, and tells how long that is. Standard library only.
+A canary is a completion of one token, or whatever else the model gives (`task.py`). It is waited
+for, however long it takes: under load it stands in the queue like any other request, and tells how
+long that is. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from . import api
+from . import answer, api
 from .api import Counters, Where
+from .task import CHAT, Task, named
 
 SILENT = (
     OSError,
@@ -39,11 +41,11 @@ _RESTS: tuple[tuple[str, object, str, str], ...] = (
 
 
 class Canary(threading.Thread):
-    """A completion on its way: `status` and `said` are there when it has ended."""
+    """A request on its way: `status` and `said` are there when it has ended."""
 
-    def __init__(self, where: Where, path: str, body: object, replica: int | None) -> None:
+    def __init__(self, where: Where, way: Task, body: object, replica: int | None) -> None:
         super().__init__(daemon=True)
-        self.where, self.path, self.body, self.replica = where, path, body, replica
+        self.where, self.way, self.body, self.replica = where, way, body, replica
         self.status, self.said, self.began, self.seconds = 0, "", time.monotonic(), 0.0
         self.start()
 
@@ -51,7 +53,7 @@ class Canary(threading.Thread):
         """Ask."""
         try:
             self.status, self.said = api.api(
-                self.where, self.path, self.body, _PATIENCE, self.replica
+                self.where, self.way.path, self.body, _PATIENCE, self.replica
             )
         except SILENT as error:
             self.said = f"{type(error).__name__}: {error}"
@@ -67,11 +69,12 @@ class Probe:
     def __init__(self, host: str, port: int, replicas: int, every: float) -> None:
         self.where = Where(api_host=host, api=port, engines=replicas)
         self.every, self.replicas = every, replicas
-        self._path, self._body = "", dict[str, Any]()
+        self._task: Task | None = None  # as which the model has answered first
+        self._body: object = None
         self._canaries: dict[int | None, Canary] = {}
         # replica ("" for the whole) → how many answers, and when the last one came
         self._answers: dict[str, list[float]] = {}
-        self._seconds, self._turn = 0.0, 0
+        self._seconds, self._turn, self._refused = 0.0, 0, ""
         self._status, self._said, self._health, self._rests = 0, "", 0, ""
         self._counters: Counters | None = None
         self._counted = 0.0
@@ -90,6 +93,9 @@ class Probe:
     def report(self) -> dict[str, Any]:
         """Return what is known; all times are seconds ago, for clocks differ between nodes.
 
+        `task` is what the model does, empty before the first answer; `refused` what it said to
+        other requests, where it can be asked for nothing but `/health`.
+
         `answers` has, for each replica that has answered ("" for the whole server), how often and
         how long ago; `asking` how long each canary has been on its way; `odd` the status and text
         of one that came back as no answer.
@@ -107,6 +113,8 @@ class Probe:
             "odd": [self._status, self._said[:300]] if self._said else None,
             "health": self._health,
             "rests": self._rests,
+            "task": self._task.name if self._task is not None else "",
+            "refused": self._refused,
         }
         if counted := self._counters:
             said["counters"] = {
@@ -128,13 +136,13 @@ class Probe:
         while not self._over.wait(pause):
             began = time.monotonic()
             try:
-                if self._path:
-                    self._look()
+                if self._task is not None:
+                    self._look(self._task)
                 else:
                     self._begin()
             except SILENT:
                 pass  # nobody listens yet, or what came is no answer: asked again
-            every = self.every if self._path else min(_EARLY, self.every)
+            every = self.every if self._task is not None else min(_EARLY, self.every)
             pause = max(0.05, every - (time.monotonic() - began))
 
     def _begin(self) -> None:
@@ -144,36 +152,31 @@ class Probe:
         self._health = api.api(self.where, "/health", timeout=5)[0]
         if self._health != 200:
             return
-        said: Any = api.complete(self.where)
-        if said.get("status") != 200:
+        said = answer.complete(self.where)
+        if said.get("status") != 200 or said.get("error"):
             self._status, self._said = int(said.get("status") or 0), str(said.get("error") or "")
             return
         if not all(each["answered"] for each in said.get("replicas", ())):
             return
-        ask = {"model": said["model"], "max_tokens": 1, "temperature": 0}
-        chat = said["path"].endswith("chat/completions")
-        prompt = self.where.prompt
-        self._body = (
-            {**ask, "messages": [{"role": "user", "content": prompt}]}
-            if chat
-            else {**ask, "prompt": prompt}
-        )
+        way = named(said["task"]) or CHAT
+        self._body = way.body(said["model"], self.where.prompt, 1)
+        self._refused = str(said.get("refused", ""))
         self._seconds = float(said["seconds"])
         self._count()
         for each in self._keys():
             self._note(each)
-        self._said, self._path = "", said["path"]
+        self._said, self._task = "", way
 
-    def _look(self) -> None:
+    def _look(self, way: Task) -> None:
         """Gather canaries that have come back, send new ones, and count."""
         for each, canary in list(self._canaries.items()):
             if not canary.is_alive():
                 del self._canaries[each]
                 self._judge(canary)
-        replica = self._turn % self.replicas if self.replicas > 1 else None
+        replica = self._turn % self.replicas if self.replicas > 1 and way.steered else None
         self._turn += 1
         if replica not in self._canaries and not self._over.is_set():
-            self._canaries[replica] = canary = Canary(self.where, self._path, self._body, replica)
+            self._canaries[replica] = canary = Canary(self.where, way, self._body, replica)
             canary.join(min(1.0, self.every / 2))  # mostly it is back at once
             if not canary.is_alive():
                 del self._canaries[replica]
@@ -189,11 +192,14 @@ class Probe:
             self._health, self._rests = 200, ""
 
     def _judge(self, canary: Canary) -> None:
-        if 0 < canary.status < 500:  # also a refusal is an answer: the API key may have changed
+        # Also a refusal is an answer: the API key may have changed.
+        if 0 < canary.status < 500 or canary.status == 501:
             self._said, self._seconds = "", canary.seconds
-            self._note(canary.replica)
-            if canary.replica is not None:
-                self._note(None)
+            # Where vLLM chose the replica, nobody knows whose answer it is; and what is unknown is
+            # not still.
+            whose = self._keys() if canary.replica is None else [None, canary.replica]
+            for each in whose:
+                self._note(each)
         else:
             self._status, self._said = canary.status, canary.said or "no answer"
 

@@ -1,4 +1,4 @@
-"""What a rank of vLLM's is called, by the name of the actor that Ray runs for it.
+"""What a rank of vLLM's is called: by the name of the actor that Ray runs for it, or by its place.
 
 Standard library only; the launcher reads Ray's list of actors with the same rule.
 """
@@ -6,6 +6,8 @@ Standard library only; the launcher reads Ray's list of actors with the same rul
 from __future__ import annotations
 
 import re
+
+from .desired import Desired
 
 _ACTOR = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")
 
@@ -21,3 +23,31 @@ def rank_name(actor: str) -> str:
         return ""
     replica = f"DP{match[1]}" if match[1] else ""
     return f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
+
+
+def by_number(name: str) -> tuple[list[int], str]:
+    """Return a sort key that puts DP2 before DP10."""
+    return [int(each) for each in re.findall(r"\d+", name)], name
+
+
+def placed(want: Desired) -> dict[str, list[str]]:
+    """Return what each node holds of a server whose processes vLLM numbers itself: whole replicas,
+    or ranks in their order.
+    """
+    if want.replicas > 1:
+        return {
+            each.node: [f"DP{each.replicas[0] + i}" for i in range(each.replicas[1])]
+            for each in want.processes
+        }
+    found, rank, world = dict[str, list[str]](), 0, sum(want.places.values())
+    for each in want.processes:
+        here = range(rank, rank + want.places.get(each.node, 0))
+        rank = here.stop
+        names = [
+            (f"TP{r % want.tp}", f"PP{r // want.tp}")[want.tp == 1 :]
+            if world > want.tp
+            else (f"TP{r % want.tp}",)
+            for r in here
+        ]
+        found[each.node] = [" ".join(each) for each in names] if world > 1 else ["the only rank"]
+    return found

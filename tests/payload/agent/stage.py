@@ -147,6 +147,8 @@ class Engine:
     health: int = 200
     odd: list[Any] | None = None
     rests: str = ""
+    task: str = "chat"
+    refused: str = ""
     open: int = 0  # requests of others
     failed: float = 0.0
 
@@ -275,6 +277,8 @@ class Stage:
             "odd": engine.odd,
             "health": engine.health,
             "rests": engine.rests,
+            "task": engine.task if self.answered else "",
+            "refused": engine.refused,
         }
         if engine.counts:
             said["counters"] = {

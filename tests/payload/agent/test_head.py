@@ -457,6 +457,17 @@ def test_chat_with_a_base_model(server: Server, start: Any) -> None:
 
 
 @pytest.mark.processes
+def test_chat_with_a_model_that_embeds(server: Server, start: Any) -> None:
+    """It says what the model does, and under which name, for whoever tells how to ask it."""
+    del server.answers["/v1/chat/completions"]
+    server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
+    with start("chat") as process:
+        (said,) = chat(process)
+
+    assert (said["status"], said["task"], said["model"]) == (404, "embedding", "m")
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("port", "status"), [(1, 0), (None, 400)])
 def test_chat_refused(server: Server, start: Any, port: int | None, status: int) -> None:
     """An error is one object with its status; 0 when nobody listens."""

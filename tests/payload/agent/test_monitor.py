@@ -11,6 +11,7 @@ from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.health import Movement
 from launcher.payload.agent.node import KEEP
 from launcher.payload.agent.ray_view import Rank
+from launcher.payload.agent.task import ONLY_HEALTH
 from tests.payload.agent import wanted
 from tests.payload.agent.stage import Engine, Make, Node, Stage, View
 from tests.payload.agent.wanted import AWAY, RAY
@@ -499,3 +500,68 @@ def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) ->
     (fault,) = stage.until("stopping", within=20).faults
 
     assert (fault.what, fault.node, fault.rank) == ("gpu2 is gone", "gpu2", "PP1")
+
+
+def test_what_a_model_does_is_written_down(ready: Make) -> None:
+    """Once it has answered; a restart finds it out anew: another model may be behind it then."""
+    stage = ready(wanted.mp("gpu1"))
+    assert stage.seen.task == "chat"
+    stage.engine.task = "embedding"
+    stage.kill("gpu1")
+    seen = stage.until("starting", within=30)
+    assert seen.task == ""
+
+    assert stage.until("ready").task == "embedding"
+
+
+@pytest.mark.parametrize("task", ["", "7", "poetry", None, 7])
+def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: Any) -> None:
+    """An agent of another version may say what it likes: answers count all the same."""
+    stage = ready()
+    stage.engine.task = task
+    stage.run(1000, step=5)
+
+    assert (stage.seen.state, stage.seen.task, stage.seen.faults) == ("ready", "chat", [])
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ([500, "no luck"], "our own embedding was answered with 500: no luck"),
+        ([0, "refused"], "no embedding for us: refused"),
+    ],
+)
+def test_a_model_that_embeds_is_called_so(ready: Make, odd: list[Any], said: str) -> None:
+    """In warnings, too."""
+    stage = ready()
+    stage.engine.task, stage.engine.odd = "embedding", odd
+    stage.run(2)
+
+    assert stage.seen.warning == said
+
+
+def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> None:
+    """A server that nobody can ask anything else lives as long as `/health` says so."""
+    stage = ready()
+    stage.engine.task, stage.engine.refused = "health", "/pooling: 400 no plugin"
+    stage.run(1000, step=5)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert stage.seen.warning == f"{ONLY_HEALTH} (/pooling: 400 no plugin)"
+
+    stage.engine.health = 503
+    assert stage.until("stopping").faults[-1].what == "the engine says that it is dead"
+
+
+@pytest.mark.parametrize(("task", "ends"), [("embedding", False), ("health", True)])
+def test_the_word_of_health_is_no_work_of_another_node(ready: Make, task: str, ends: bool) -> None:
+    """A node that is gone is missed by every request, but not by `/health`: it answers without
+    it.
+    """
+    stage = ready()
+    stage.engine.task = task
+    stage.engine.counts = False
+    stage.run(5)
+    stage.lead.away["gpu2"] = "timed out"
+    stage.run(60)
+
+    assert bool(stage.seen.faults) is ends

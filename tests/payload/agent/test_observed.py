@@ -26,6 +26,7 @@ FULL = Observed(
     seconds=0.1,
     load=Load(running=8, waiting=892, tokens_per_s=310.0),
     container="c",
+    task="embedding",
     restarts=[1.0, 2.0],
     restarts_left=1,
     fault_count=2,

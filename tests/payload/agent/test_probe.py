@@ -264,3 +264,86 @@ def test_nobody_asks_any_more(server: Server, start: Start) -> None:
     threading.Event().wait(0.5)  # ten looks' time
 
     assert len(server.asked) - asked <= 3  # of the look that had begun
+
+
+EMBEDDINGS = "/v1/embeddings"
+EMBEDDED = {"data": [{"embedding": [0.5, 0.25]}]}
+
+
+@pytest.fixture
+def embeds(server: Server) -> Server:
+    """A server whose model gives embeddings: it has no route for chats and completions."""
+    del server.answers[COMPLETIONS]
+    server.answers[EMBEDDINGS] = EMBEDDED
+    return server
+
+
+def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None:
+    """What it answered first is remembered; what it does not do is asked once, and is no fault."""
+    probe = start()
+    until(lambda: probe.answers >= 3, "three answers")
+    said = probe.report()
+
+    assert (said["task"], said["odd"], said["refused"]) == ("embedding", None, "")
+    posts = [path for verb, path, *_ in embeds.asked if verb == "POST"]
+    assert posts[:3] == [COMPLETIONS, "/v1/completions", EMBEDDINGS]
+    assert set(posts[2:]) == {EMBEDDINGS}
+
+
+def test_nothing_is_known_before_the_first_answer(embeds: Server, start: Start) -> None:
+    """An embedding without numbers is none."""
+    embeds.answers[EMBEDDINGS] = {"data": [{"embedding": []}]}
+    probe = start()
+    until(lambda: probe.report()["odd"], "it is odd")
+    assert (probe.report()["task"], answers(probe)) == ("", {})
+    assert probe.report()["odd"][1].startswith("no answer of /v1/embeddings: ")
+    embeds.answers[EMBEDDINGS] = EMBEDDED
+
+    until(lambda: probe.report()["task"] == "embedding", "it answers")
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 501])
+def test_a_task_that_is_gone_is_no_fault(embeds: Server, start: Start, status: int) -> None:
+    """The API answers, and says nothing of the engine."""
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    embeds.answers[EMBEDDINGS] = (status, "no")
+    count = probe.answers + 1
+
+    until(lambda: probe.answers > count + 1, "answers count")
+    assert probe.report()["odd"] is None
+
+
+def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
+    embeds: Server, start: Start
+) -> None:
+    """It reads the replica's number for completions only: whose answer it was nobody knows, and
+    what is unknown is not still.
+    """
+    named: list[tuple[str, int | None]] = []
+    find = embeds.find
+
+    def note(verb: str, path: str, query: str, asked: object, replica: int | None) -> Any:
+        named.append((path, replica))
+        return find(verb, path, query, asked, replica)
+
+    embeds.find = note  # type: ignore[method-assign]
+    probe = start(2)
+    until(lambda: min(answers(probe).get(key, 0) for key in ("", "0", "1")) >= 4, "all answer")
+
+    assert set(probe.report()["asking"]) <= {""}
+    assert [replica for path, replica in named if path == EMBEDDINGS][-2:] == [None, None]
+
+
+def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> None:
+    """With what was said to everything else; when it says that the engine is dead, that is told."""
+    del server.answers[COMPLETIONS]
+    server.answers["/pooling"] = (400, "No IOProcessor plugin installed")
+    probe = start()
+    until(lambda: probe.answers >= 2, "it answers")
+    said = probe.report()
+    assert (said["task"], said["odd"]) == ("health", None)
+    assert said["refused"] == "/pooling: 400 No IOProcessor plugin installed"
+    server.answers["/health"] = (503, "")
+
+    until(lambda: probe.report()["health"] == 503, "it is dead")

@@ -78,7 +78,8 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                asked = json.loads(body) if body else None
+                kind = self.headers.get("Content-Type") or ""
+                asked = json.loads(body) if body and kind.endswith("json") else body or None
                 path, _, query = self.path.partition("?")
                 owner.asked.append(
                     (self.command, path, self.headers.get("Authorization") or "", asked)
