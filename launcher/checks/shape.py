@@ -224,11 +224,10 @@ def worst(findings: Sequence[Finding]) -> Status:
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings that say the same thing on several nodes: `gpu[02-04]: …`."""
-    groups: dict[tuple[Status, str, str, str], list[str]] = {}
+    groups: dict[tuple[Status, str, str, str], dict[str, None]] = {}
     for finding in findings:
-        groups.setdefault((finding.status, finding.text, finding.evidence, finding.fix), []).append(
-            finding.node
-        )
+        told = (finding.status, finding.text, finding.evidence, finding.fix)
+        groups.setdefault(told, {})[finding.node] = None
     return [
         Finding(
             node=fold([n for n in names if n]), status=status, text=text, evidence=evidence, fix=fix

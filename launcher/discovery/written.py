@@ -201,7 +201,8 @@ def _groups(
     """
 
     def own(node: DiscoveredNode) -> tuple[str, ...]:
-        words = [f"gpus: {_list(node.gpu_ids) if node.gpu_ids else node.gpus}"]
+        chosen = f"[{', '.join(node.gpu_ids)}]"
+        words = [f"gpus: {chosen if node.gpu_ids else node.gpus}"]
         words += [f"docker: {_list(node.docker)}"] if node.docker != docker else []
         words += [f"ssh: {_ssh(node.ssh)}"] if node.ssh != Ssh() else []
         differs = [f"interface: {scalar(node.interface)}"] if node.interface != interface else []

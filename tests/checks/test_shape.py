@@ -89,3 +89,10 @@ def test_judges_of_a_single_node_become_one_of_all() -> None:
     assert [each_.status for each_ in surveyed(whole)(spoiled)] == ["pass", "skip", "pass"]
     found, gaps = surveys(spoiled)
     assert (list(found), [gap.node for gap in gaps]) == (["gpu01", "gpu03"], ["gpu02"])
+
+
+def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
+    """GPUs are judged on each node, and then the port on one of them."""
+    said = [passed("n1"), passed("n2"), passed("n1")]
+
+    assert [each.node for each in folded(said)] == ["n[1-2]"]

@@ -59,6 +59,7 @@ def test_gpus_that_are_others_are_left_out(
     assert node.gpus == 4 - sum(line.count(",") + 1 for line in why)
     loaded = loads(write(seen), Path("inventory.yaml")).head
     assert (loaded.gpus, loaded.gpu_ids) == (node.gpus, ids)
+    assert f"gpus: [{', '.join(ids)}]" in write(seen) or not ids
 
 
 def test_gpus_in_use_are_left_out() -> None:
