@@ -33,11 +33,14 @@ def describe(hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator) -
 
 def health(hosts: Sequence[Probed], order: Sequence[str]) -> list[str]:
     """Return what `vlaunch check` will find on hosts, as far as it shows already."""
-    silent: dict[str, list[str]] = {}
+    wrong: dict[str, list[str]] = {}
     for host, name in zip(hosts, order, strict=True):
         if host.facts.docker_version is None:
-            silent.setdefault(_silence(host), []).append(name)
-    return [f"{fold(names)}: {text}" for text, names in silent.items()]
+            wrong.setdefault(_silence(host), []).append(name)
+        if host.facts.lost_gpus:
+            text = f"the driver has lost a GPU ({host.facts.lost_gpus[0]}): reboot"
+            wrong.setdefault(text, []).append(name)
+    return [f"{fold(names)}: {text}" for text, names in wrong.items()]
 
 
 def _silence(host: Probed) -> str:

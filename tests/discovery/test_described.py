@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.discovery.discover import discover
 from launcher.discovery.shape import Wishes
-from tests.discovery.hosts import unequal
+from tests.discovery.hosts import h100_pair, unequal
+
+
+def test_a_lost_gpu_is_warned_of() -> None:
+    """With its place on the bus: no container starts beside it, whichever GPUs it has."""
+    words = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
+    first, second = h100_pair()
+    broken = replace(second, facts=replace(second.facts, lost_gpus=(words,)))
+
+    found = discover([first, broken], Wishes())
+    assert [each for each in found.warnings if "lost" in each] == [
+        f"gpu02: the driver has lost a GPU ({words}): reboot"
+    ]
 
 
 def test_differences_are_told_folded() -> None:

@@ -65,6 +65,24 @@ def test_init_takes_them_for_gpus(hosts: Practice) -> None:
     assert "8 × NVIDIA H100 80GB HBM3 (practice)" in hosts.inventory.read_text()
 
 
+def test_init_leaves_out_what_is_not_free(hosts: Practice) -> None:
+    """A GPU that drives a display, one that somebody uses, and one that is lost."""
+    found = hosts.folder / "found.yaml"
+    trouble(hosts, "node1:display:0", "node1:busy:7", "node2:lost:2")
+    try:
+        ran = hosts.vlaunch("init", "node1", "node2", "--output", str(found), "--force")
+    finally:
+        trouble(hosts)
+
+    assert ran.code == 0, ran.said
+    assert [node.gpu_ids for node in load(found).nodes] == [
+        tuple("123456"),
+        tuple("0134567"),
+    ]
+    assert "not GPU 7: in use by ops (on node1)" in found.read_text()
+    assert "node2: the driver has lost a GPU" in ran.err
+
+
 @pytest.mark.parametrize(
     ("wrong", "check", "said", "refused"),
     [
