@@ -90,7 +90,8 @@ def test_whoever_serves_the_same_watches_the_recovery(served: Served) -> None:
 
     assert "this server runs already" in ran.err
     assert "recovering" in ran.err
-    assert record(served.practice)["faults"][-1]["cause"]
+    # On a busy machine the engine's own words may come later than its end.
+    assert record(served.practice)["faults"][-1]["what"].startswith("vLLM")
 
 
 def _rank(served: Served) -> None:
