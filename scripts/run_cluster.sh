@@ -7,6 +7,7 @@ shopt -u patsub_replacement 2>/dev/null || true # bash 5.2 gives `&` a meaning t
 PAYLOAD=/opt/vlaunch
 SECRETS=/run/vlaunch/secrets
 SERVER=/var/lib/vlaunch
+COMPILED=/var/cache/vlaunch
 TOKEN=RAY_AUTH_TOKEN
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -322,10 +323,32 @@ json_words() {
   printf ']'
 }
 
+# What launcher/tools/docker.py calls an image's identity: of its layers and its configuration, as Python's json.dumps writes them.
+# Of an image that vlaunch made on another one, that one's counts.
+image_identity() {
+  local said format list text
+  # shellcheck disable=SC2016 # Docker's template has the variables
+  list='{{with .Config.%s}}[{{range $i, $e := .}}{{if $i}}, {{end}}{{json $e}}{{end}}]{{else}}null{{end}}'
+  text='{{with .Config.%s}}{{json .}}{{else}}null{{end}}'
+  # shellcheck disable=SC2016,SC2059 # here, too; the pieces are formats of printf
+  format='{{with index .Config.Labels "vlaunch.base"}}{{.}}{{else}}[{"Layers": [{{range $i, $e := .RootFS.Layers}}{{if $i}}, {{end}}'$(
+    printf "{{json \$e}}{{end}}], \"Type\": {{json .RootFS.Type}}}, {{json .Architecture}}, $list, $list, $list, $text, $text]{{end}}" \
+      Env Entrypoint Cmd User WorkingDir
+  )
+  said=$(docker image inspect --format "$format" "$image" 2>/dev/null) || return 0
+  case $said in
+    \[*) printf %s "$said" | sed 's/\\u003c/</g; s/\\u003e/>/g; s/\\u0026/\&/g' | sha256sum | cut -c 1-12 ;;
+    *) printf '%s\n' "${said:0:12}" ;;
+  esac
+}
+
 plan_container() {
-  local common ray agent private=(--private-shm) shm=(--ipc private --tmpfs /dev/shm) options=() labels name word
-  local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
-    RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_memory_monitor_refresh_ms=0 RAY_worker_niceness=0
+  local common ray agent private=(--private-shm) shm=(--ipc private --tmpfs /dev/shm) options=() labels name word compiled
+  local words=("VLLM_CACHE_ROOT=$COMPILED/vllm" "TORCHINDUCTOR_CACHE_DIR=$COMPILED/inductor" "TRITON_CACHE_DIR=$COMPILED/triton"
+    "FLASHINFER_WORKSPACE_BASE=$COMPILED/flashinfer" "DG_JIT_CACHE_DIR=$COMPILED/deep_gemm"
+    "TILELANG_CACHE_DIR=$COMPILED/tilelang" "CUDA_CACHE_PATH=$COMPILED/cuda"
+    AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
+    RAY_ROTATION_BACKUP_COUNT=1 RAY_ROTATION_MAX_BYTES=67108864 RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_memory_monitor_refresh_ms=0 RAY_worker_niceness=0
     RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
   if [ -n "$token_auth" ]; then
@@ -349,8 +372,13 @@ plan_container() {
   [ -z "$rdma" ] || options+=(--device /dev/infiniband --cap-add IPC_LOCK)
   [ "$accelerator" != amd ] || options+=(--group-add video --security-opt seccomp=unconfined)
   [ -z "$rdma" ] || options+=(--ulimit memlock=-1 --ulimit stack=67108864)
+  # Other log drivers do not know these, and Docker refuses what a driver does not know.
+  case $(docker info --format '{{.LoggingDriver}}' 2>/dev/null) in
+    '' | json-file | local) options+=(--log-opt max-file=5 --log-opt max-size=20m) ;;
+  esac
+  compiled=$(image_identity)
   options+=(--volume "$state/payload:$PAYLOAD:ro" --volume "$state/secrets:$SECRETS:ro" --volume "$state/server:$SERVER"
-    --volume "$hf_home:$hf_home")
+    --volume "$state_dir/cache/$cluster/${compiled:-made-for-the-image}:$COMPILED" --volume "$hf_home:$hf_home")
   for name in $(sorted "${!env[@]}"); do options+=(--env "$name=${env[$name]}"); done
 
   common=(--num-gpus "$gpus")

@@ -467,12 +467,14 @@ def test_gpus_are_counted_and_the_address_is_found(machine: Machine) -> None:
 
 
 def test_a_dry_run_changes_nothing(machine: Machine) -> None:
-    """No call of docker, no file; a token that is not there yet is said to be missing."""
+    """Docker is only asked, no file is written; a token that is not there yet is said to be
+    missing.
+    """
     done = machine.run("--dry-run", _IMAGE, "10.0.0.11", "--head", "/nowhere")
 
     assert done.returncode == 0
     assert "RAY_AUTH_TOKEN is not there yet" in done.stderr
-    assert machine.calls == []
+    assert {call.split()[0] for call in machine.calls} <= {"info", "image"}
     assert sorted(path.name for path in machine.home.rglob("*")) == ["hf"]
 
 
