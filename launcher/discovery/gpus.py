@@ -11,6 +11,7 @@ from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.tools.docker import Given
 from launcher.tools.host import Gpu
+from launcher.tools.survey import GpuState
 
 # MiB in use by others from which on a GPU counts as theirs; a context alone takes some hundreds.
 _HELD = 1024
@@ -35,23 +36,25 @@ def choose(
     Raises RequestError where the clusters beside this one leave none.
     """
     out = [_left_out(host, name, wishes) for host, name in zip(hosts, order, strict=True)]
-    kept = [
-        tuple(gpu.index for gpu in host.facts.gpus or () if gpu.index not in each)
-        for host, each in zip(hosts, out, strict=True)
-    ]
+    kept = [_kept(host, each) for host, each in zip(hosts, out, strict=True)]
     reasons: dict[str, list[str]] = {}
     for name, each in zip(order, out, strict=True):
         for text in _told(each):
             reasons.setdefault(text, []).append(name)
-    first = [tuple(range(len(each))) for each in kept]
     return Chosen(
         counts=tuple(len(each) or count for each, count in zip(kept, counts, strict=True)),
-        ids=tuple(
-            () if each == plain else tuple(map(str, each))
-            for each, plain in zip(kept, first, strict=True)
-        ),
+        ids=tuple(_named(each) for each in kept),
         why=tuple(text + on_some(names, order) for text, names in reasons.items()),
     )
+
+
+def _kept(host: Probed, out: Mapping[int, str]) -> list[int]:
+    return [gpu.index for gpu in host.facts.gpus or () if gpu.index not in out]
+
+
+def _named(indexes: Sequence[int]) -> tuple[str, ...]:
+    """Name GPUs by their indexes; nothing where they are the first ones, as a number says."""
+    return () if list(indexes) == list(range(len(indexes))) else tuple(map(str, indexes))
 
 
 def _told(out: Mapping[int, str]) -> Iterator[str]:
@@ -76,23 +79,27 @@ def _left_out(host: Probed, name: str, wishes: Wishes) -> dict[int, str]:
 
 
 def _why_not(host: Probed, gpu: Gpu, there: Sequence[Gpu], wishes: Wishes) -> str:
+    """Say why a GPU should be left to others; empty when it need not."""
     for cluster, ids in _of_others(host, there, wishes):
         if gpu.index in ids:
             return f"cluster {cluster} has it"
-    state = next((each for each in host.survey.gpus if each.index == gpu.index), None)
-    if state is not None and state.mig:
+    return _odd(host, gpu) or _busy(host, gpu)
+
+
+def _odd(host: Probed, gpu: Gpu) -> str:
+    state = next((each for each in host.survey.gpus if each.index == gpu.index), GpuState(index=0))
+    if state.mig:
         return "split into instances (MIG)"
-    if state is not None and state.display:
-        return "drives a display"
+    return "drives a display" if state.display else ""
+
+
+def _busy(host: Probed, gpu: Gpu) -> str:
     own = {container.id for container in host.facts.containers}
-    holders = [
-        each
-        for each in host.facts.gpu_processes or ()
-        if each.gpu == gpu.uuid and not each.runs_in(own)
-    ]
-    if sum(each.memory for each in holders) < _HELD:
+    on_it = [each for each in host.facts.gpu_processes or () if each.gpu == gpu.uuid]
+    strangers = [each for each in on_it if not each.runs_in(own)]
+    if sum(each.memory for each in strangers) < _HELD:
         return ""
-    return f"in use by {', '.join(sorted({each.user or 'somebody' for each in holders}))}"
+    return f"in use by {', '.join(sorted({each.user or 'somebody' for each in strangers}))}"
 
 
 def _of_others(
