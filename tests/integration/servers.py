@@ -145,7 +145,7 @@ def comes_back(
     says so.
     """
     until(lambda: any(each.ended > since for each in lost(traffic)), "a request fails", 60)
-    failed = lost(traffic)[0].ended
+    failed = next(each.ended for each in lost(traffic) if each.ended > since)
     until(
         lambda: answered_since(traffic, failed),
         f"it answers again: {status(practice, name)[1]}",
