@@ -16,12 +16,13 @@ NAME = "tiny-llama"
 MOE = "tiny-moe"
 EMBED = "tiny-embed"
 RERANK = "tiny-rerank"
+_OTHERS = Path(__file__).with_name("tiny_others.py")
 # In this order: the others take the tokenizer of the first one.
 _SCRIPTS = {
     NAME: Path(__file__).with_name("tiny_llama.py"),
-    MOE: Path(__file__).with_name("tiny_moe.py"),
-    EMBED: Path(__file__).with_name("tiny_embed.py"),
-    RERANK: Path(__file__).with_name("tiny_rerank.py"),
+    MOE: _OTHERS,
+    EMBED: _OTHERS,
+    RERANK: _OTHERS,
 }
 
 

@@ -2,8 +2,8 @@
 # Tell everything about a node that is needed before the first write; it changes nothing.
 #
 # Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, addresses
-# of the nodes (one word), number of images, the images, what starts docker. Images that vlaunch derived are looked at besides, found
-# by their label.
+# of the nodes (one word), number of images, the images, what starts docker. Images that vlaunch
+# derived are looked at besides, found by their label.
 #
 # Each part stands under a line with its name, before one with its exit status. `timeout` bounds
 # each: a hung NFS mount or a wedged daemon must not take the other answers with it.

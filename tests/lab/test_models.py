@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.lab import hosts, layout, machine, models
+from launcher.lab import hosts, layout, machine, models, tiny_others
 from launcher.lab.layout import Host, Lab
 
 
@@ -75,13 +75,14 @@ def test_all_models_are_made_once_and_put_on_every_host(
         models.ensure(lab, cache, Path("image-1.tar"), said.append)
 
     assert docker.made == [
-        (f"tiny_{name}.py", "tiny-llama") for name in ("llama", "moe", "embed", "rerank")
+        ("tiny_llama.py", "tiny-llama"),
+        *[("tiny_others.py", "tiny-llama")] * 3,
     ]
     assert said == ["making the tiny models"]
     assert held(lab, models.NAME) == ["tiny_llama.py with []"] * 2
     for name in (models.MOE, models.EMBED, models.RERANK):
-        script = f"{name.replace('-', '_')}.py"
-        assert held(lab, name) == [f"{script} with ['model.safetensors']"] * 2
+        assert name in tiny_others.KINDS
+        assert held(lab, name) == ["tiny_others.py with ['model.safetensors']"] * 2
     assert len(list(cache.iterdir())) == 1
     for host in lab.hosts:
         assert sorted(path.name for path in hosts.hf_home(host).iterdir()) == [

@@ -301,20 +301,13 @@ class Monitor:
         answer of theirs. Where it has several replicas, it may have ended some on purpose: it is
         dead only when no work is done.
         """
-        lost = [
-            rank
-            for rank in self.ranks
-            if rank.actor in self._met
-            and self.lead.fresh(rank.node)
-            and str(rank.pid) not in self._processes(rank.node)
-        ]
-        now = self.clock.monotonic()
+        lost, now = self._ended_ranks(), self.clock.monotonic()
         if not lost or self.rests(seen):
             self._bereft = None
             return []
         self._bereft = now if self._bereft is None else self._bereft
-        idle = self.movement.idle(now)
-        if now - self._bereft < _LAST_WORDS or (self.want.replicas > 1 and idle < _rest(self.want)):
+        works = self.want.replicas > 1 and self.movement.idle(now) < _rest(self.want)
+        if works or now - self._bereft < _LAST_WORDS:
             return []
         said = self.lead.report(self.want.api_node, self.name) or {}
         if len(lost) > 1:  # whose end was first, Ray may know
@@ -322,6 +315,16 @@ class Monitor:
         (one,) = lost
         what = f"vLLM goes on, though its rank {one.name} has ended"
         return [_of(Trouble(1, what, one.node, one.name), said)]
+
+    def _ended_ranks(self) -> list[Rank]:
+        """Return the ranks whose processes were there, and are not any more."""
+        return [
+            rank
+            for rank in self.ranks
+            if rank.actor in self._met
+            and self.lead.fresh(rank.node)
+            and str(rank.pid) not in self._processes(rank.node)
+        ]
 
     def _lost_nodes(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
         """Return which nodes that hold ranks of Ray's have gone, or were started anew."""

@@ -1,0 +1,94 @@
+"""Make a tiny random model of another kind with another model's tokenizer; run inside the practice
+image, which has the libraries.
+
+usage: python3 tiny_others.py DIRECTORY OTHER-MODEL
+
+The directory's name tells the kind. Heads and layers are such that two ranks divide them in both
+ways, as those of the tiny Llama.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def main() -> None:
+    """Write the model into the first directory named on the command line, with the tokenizer of the
+    second.
+    """
+    target, source = sys.argv[1:3]
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    KINDS[Path(target).name](transformers, tokenizer, source).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def _words(tokenizer: Any) -> dict[str, int]:
+    return {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _moe(transformers: Any, tokenizer: Any, _: str) -> Any:
+    """A mixture of four experts, two of them for each token: two ranks with expert parallelism hold
+    two experts each. The CPU kernel divides the experts' sizes by 32.
+    """
+    config = transformers.Qwen3MoeConfig(
+        **_SIZES,
+        **_words(tokenizer),
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        decoder_sparse_step=1,
+        tie_word_embeddings=False,
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+def _embed(transformers: Any, _: Any, source: str) -> Any:
+    """The body of a Llama without its head, which vLLM 0.32 serves for embeddings
+    (vllm/model_executor/models/registry.py).
+    """
+    return transformers.LlamaModel(transformers.AutoConfig.from_pretrained(source))
+
+
+def _rerank(transformers: Any, tokenizer: Any, _: str) -> Any:
+    """A BERT that gives a pair of texts a score: vLLM 0.32 ranks with models of exactly one label
+    (`enable_scoring_api` in vllm/entrypoints/pooling/utils.py).
+    """
+    config = transformers.BertConfig(
+        **_SIZES, **_words(tokenizer), max_position_embeddings=512, num_labels=1
+    )
+    tokenizer.chat_template = None  # it is given texts, and no conversation
+    return transformers.BertForSequenceClassification(config)
+
+
+KINDS: Mapping[str, Callable[[Any, Any, str], Any]] = {
+    "tiny-moe": _moe,
+    "tiny-embed": _embed,
+    "tiny-rerank": _rerank,
+}
+
+
+if __name__ == "__main__":
+    main()
