@@ -15,8 +15,7 @@ from typing import Any
 
 from launcher.errors import PlacementError
 from launcher.model import Backend, Inventory, Node, fold
-
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+from launcher.tools.model_config import ModelShape, shape_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +93,6 @@ class Placement:
         do not.
         """
         return len(self.nodes) > 1 and (self.dp == 1 or self.spans or self.coupled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """What a model's `config.json` says about how it can be split; `None` where it says nothing."""
-
-    heads: int | None = None
-    kv_heads: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    experts: int | None = None
 
 
 def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = None) -> Inventory:
@@ -211,38 +199,6 @@ def _single(
     if free and _close(inventory) and not impossible(inventory, count // pcp, 1, shape, pcp):
         return count, 1, "one GPU per node, and RDMA between them: TP = nodes"
     return _sizes(inventory, None if tp is None else tp * pcp, pp)
-
-
-def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
-    """Read heads and layers from a `config.json`; a multimodal model keeps its language part under
-    `text_config`.
-    """
-    if not config:
-        return ModelShape()
-    parts: list[Mapping[str, Any]] = [config]
-    parts += [
-        part
-        for name in ("text_config", "llm_config", "language_config")
-        if isinstance(part := config.get(name), Mapping)
-    ]
-
-    def number(*names: str) -> int | None:
-        found = (
-            part[name]
-            for part in reversed(parts)
-            for name in names
-            if _is_whole_number(part.get(name))
-        )
-        return next((value for value in found if value > 0), None)
-
-    heads = number("num_attention_heads", "n_head", "n_heads")
-    return ModelShape(
-        heads=heads,
-        kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-        layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        hidden=number("hidden_size", "n_embd", "d_model"),
-        experts=_experts(config) if heads is not None else None,
-    )
 
 
 def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape, dp: int = 1) -> str:
@@ -434,26 +390,6 @@ def _other_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
     return "these work: " + ", ".join(
         f"`--data-parallel-size {count} --tp {tp}`" for count, tp in options[:3]
     )
-
-
-def _experts(config: Mapping[str, Any]) -> int:
-    """Count a model's experts, wherever in its parts they are named (vLLM's `get_num_experts`); 0
-    of a dense one.
-    """
-    found = [0]
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            found.append(_experts(value))
-        elif isinstance(value, list) and name == "block_configs":
-            found += [_experts(block) for block in value if isinstance(block, Mapping)]
-        elif name in _EXPERTS:
-            numbers = value if isinstance(value, list) else [value]
-            found += filter(_is_whole_number, numbers)
-    return max(found)
-
-
-def _is_whole_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, int, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher import containers, placement
+from launcher import containers
 from launcher.checks.network import expected, tp_cost, transport
 from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence, Finding
@@ -23,6 +23,7 @@ from launcher.state import verdict
 from launcher.state.verdict import Ask, Proof
 from launcher.tools import docker
 from launcher.tools import network as probe
+from launcher.tools.model_config import shape_of
 from launcher.transport import Answers, Command
 
 # Written whole, as secrets are: a reader never sees half of it.
@@ -214,7 +215,7 @@ def split(
     """Return the split whose cost is worth telling: its TP groups cross nodes, and the model's
     shape is known.
     """
-    shape = placement.shape_of(config)
+    shape = shape_of(config)
     inside = min(node.gpus for node in inventory.nodes)
     while inside > 1 and placed.each % inside:
         inside -= 1
