@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from launcher.checks import sudo
 from launcher.checks.disk import DISK, STATE
 from launcher.checks.ports import PORTS
-from launcher.checks.shape import Check, Finding, Host, each, failed, skipped, ssh_command
+from launcher.checks.shape import (
+    Check,
+    Finding,
+    Host,
+    each,
+    failed,
+    passed,
+    skipped,
+    ssh_command,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.docker import Given
 from launcher.tools.host import DEADLINE, Address
@@ -110,7 +119,7 @@ def _engine(host: Host) -> Finding | None:
 def _selinux(host: Host) -> Finding | None:
     labels = host.facts.selinux
     if not labels or "selinux" not in host.facts.security:
-        return None
+        return passed(host, "SELinux is not enforced for containers")
     closed = sorted(path for path, label in labels.items() if label not in _CONTAINER_LABELS)
     if not closed:
         return None
