@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from launcher import values
+from launcher.values import FromMapping
 
 Accelerator = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["ray", "mp"]
@@ -85,8 +86,32 @@ class Ssh:
     """Seconds until a login is given up (10)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What an inventory says for all nodes, and each node may override."""
+
+    connection: Connection = "ssh"
+    """ssh, or local: the machine the launcher runs on."""
+    ssh: FromMapping[Ssh] = field(default_factory=Ssh)
+    """How to log in."""
+    docker: Annotated[tuple[values.Word, ...], values.Bounds(min_length=1)] = field(
+        default_factory=lambda: ("docker",)
+    )
+    """Command words, such as [sudo, -n, docker]."""
+    hf_home: values.NodePath = "/data/huggingface"
+    """Hugging Face cache on the nodes, mounted into the containers."""
+    state_dir: values.NodePath | None = None
+    """Where the launcher keeps files on the nodes; in the login's home by default."""
+    cache_dir: values.NodePath | None = None
+    """Where engines keep what they compile, on a disk of each node's own; below `state_dir` by
+    default.
+    """
+    env: Mapping[values.EnvName, values.EnvValue] = field(default_factory=dict)
+    """Environment of the containers on every node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node(NodeSettings):
     """One server, with the cluster's values and its own overrides already merged."""
 
     name: str
@@ -96,15 +121,8 @@ class Node:
     # Which of the host's GPUs, each an index or a UUID of its driver's; none: the first ones.
     gpu_ids: tuple[str, ...] = ()
     head: bool = False
-    connection: Connection = "ssh"
-    ssh: Ssh = field(default_factory=Ssh)
-    docker: Argv = ("docker",)
-    hf_home: str = "/data/huggingface"
-    state_dir: str | None = None
-    cache_dir: str | None = None
     interface: str | None = None
     hca: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +232,9 @@ class Mount:
     """Let the containers only read it."""
 
 
+MountItem = Annotated[FromMapping[Mount], values.Read(values.mount, str | FromMapping[Mount])]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExistingMount(Mount):
     """A bind mount without whose source a container does not start.
@@ -234,30 +255,55 @@ class Logging:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """What an inventory says of the cluster as a whole."""
+
+    cluster: values.ClusterName
+    """Name of the cluster; part of container names and labels."""
+    image: values.Image
+    """vLLM image, the same on every node; a tag or a digest."""
+    accelerator: Accelerator = "nvidia"
+    """What the model runs on."""
+    ray: Annotated[
+        FromMapping[RaySettings],
+        values.Read(values.shorthand("version", str, float), str | FromMapping[RaySettings]),
+    ] = field(default_factory=RaySettings)
+    """Ray's version, its settings, or none."""
+    shm: values.Shm = "private"
+    """Shared memory: private, host, or a size such as 10GiB."""
+    devices: tuple[values.Device, ...] = field(default_factory=tuple)
+    """More devices for the containers, as HOST[:CONTAINER][:rwm], such as /dev/gdrdrv."""
+    cap_add: tuple[values.Capability, ...] = field(default_factory=tuple)
+    """More Linux capabilities for the containers, such as SYS_PTRACE."""
+    ulimits: Mapping[values.UlimitName, values.Ulimit] = field(default_factory=dict)
+    """Limits of the containers' processes, such as nofile: a number or SOFT:HARD; -1 is none."""
+    privileged: bool = False
+    """Give the containers every right on their nodes; `devices` and `cap_add` give single ones."""
+    logging: FromMapping[Logging] = field(default_factory=Logging)
+    """What Docker does with the containers' logs."""
+    mounts: tuple[MountItem, ...] = field(default_factory=tuple)
+    """More directories to mount into the containers."""
+    secrets: Mapping[values.EnvName, FromMapping[SecretSource]] = field(default_factory=dict)
+    """Environment variables whose values come from elsewhere and are never shown."""
+    secrets_in: SecretsIn = "disk"
+    """Where secrets lie on the nodes; in memory, a rebooted node needs `vlaunch up`."""
+    ports: FromMapping[Ports] = field(default_factory=Ports)
+    """TCP ports, free on every node."""
+    serve: FromMapping[ServeDefaults] = field(default_factory=ServeDefaults)
+    """Defaults of `vlaunch serve`."""
+    cap: Annotated[int, values.Bounds(ge=1, le=512)] = 32
+    """Nodes talked to at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory(ClusterSettings):
     """A validated inventory: what was asked for. `path` is the file it came from."""
 
     path: Path
-    cluster: str
-    image: str
     nodes: tuple[Node, ...]
-    accelerator: Accelerator = "nvidia"
-    ray: RaySettings = field(default_factory=RaySettings)
     fabric: Fabric = "ethernet"
     require: Required = "auto"
-    shm: int | Literal["private", "host"] = "private"
-    devices: tuple[str, ...] = ()
-    cap_add: tuple[str, ...] = ()
-    ulimits: Mapping[str, str] = field(default_factory=dict)
-    privileged: bool = False
-    logging: Logging = field(default_factory=Logging)
-    mounts: tuple[Mount, ...] = ()
-    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
-    secrets_in: SecretsIn = "disk"
-    ports: Ports = field(default_factory=Ports)
-    serve: ServeDefaults = field(default_factory=ServeDefaults)
-    cap: int = 32
     _by_name: Mapping[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from launcher import sizes
 
 LONGEST = 4096
+_T = TypeVar("_T")
 
 
 class Wrong(ValueError):
@@ -42,19 +43,20 @@ def plainly(text: str) -> Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A number that is at least `ge` (or greater than `gt`) and at most `le`."""
+    """A number that is at least `ge` (or greater than `gt`) and at most `le`, or a list of at least
+    `min_length` items.
+    """
 
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
+    min_length: int | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         """Add the bounds; a schema of pydantic's is a dictionary
         (https://docs.pydantic.dev/latest/api/pydantic_core_schema/).
         """
-        bounds = {
-            key: bound for key in ("ge", "gt", "le") if (bound := getattr(self, key)) is not None
-        }
+        bounds = {key: bound for key, bound in asdict(self).items() if bound is not None}
         return {**handler(source), **bounds}
 
 
@@ -101,11 +103,76 @@ class Like:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class _FromMapping:
+    """Reads a mapping in the file as a dataclass: a known key without a value counts as not
+    written, lists become tuples, and each value is as strict as the file around it.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Make a mapping ready before pydantic looks at its values."""
+        known = {each.name for each in fields(source)}
+
+        def read(value: object) -> object:
+            if not isinstance(value, dict):
+                return value
+            return {
+                key: tuple(item) if isinstance(item, list) else item
+                for key, item in without_unset(value, known).items()
+            }
+
+        schema = handler(source)
+        handler.resolve_ref_schema(schema)["strict"] = False  # or it wants an instance
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": read},
+            "schema": schema,
+        }
+
+
+FromMapping = Annotated[_T, _FromMapping()]
+
+
+def without_unset(value: dict[Any, Any], known: Collection[str]) -> dict[Any, Any]:
+    """Return what a mapping holds but for known keys without a value, which count as not
+    written.
+    """
+    return {key: item for key, item in value.items() if item is not None or key not in known}
+
+
+def shorthand(key: str, *kinds: type) -> Callable[[object], object]:
+    """Let `section: VALUE` stand for `section: {key: VALUE}`, where VALUE is of one of `kinds`."""
+
+    def read(value: object) -> object:
+        return {key: value} if isinstance(value, kinds) and not isinstance(value, bool) else value
+
+    return read
+
+
 LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 # No component may be `..`: what is mounted or written should be what is read.
 _ABSOLUTE = r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]/?"
 _LOCAL = r"(?:~/|/|\./|\.\./)?[A-Za-z0-9._@%+=][A-Za-z0-9 ._@%+=/-]*"
 
+# https://github.com/distribution/reference: domain/path:tag@digest, path in lower case.
+_PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = (
+    rf"(?:(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"
+    rf"|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?/)?{_PATH_PART}(?:/{_PATH_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+
+ClusterName = Annotated[
+    str,
+    Like(
+        r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?",
+        "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`",
+    ),
+]
+Image = Annotated[
+    str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
+]
+Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
 RayVersion = Annotated[
     str,
     Like(
@@ -243,6 +310,47 @@ def _size(value: object) -> int:
 
 
 Size = Annotated[int, Read(_size, int | str)]
+
+
+def _shm(value: object) -> object:
+    try:
+        return value if value in ("private", "host") else sizes.read(value)
+    except ValueError as error:
+        raise should('should be "private", "host" or a size such as 10GiB') from error
+
+
+Shm = Annotated[int | Literal["private", "host"], Read(_shm, int | str)]
+
+
+def _env_value(value: object) -> str:
+    if isinstance(value, bool):
+        word = "true" if value else "false"
+        raise plainly(
+            f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it'
+            " expects"
+        )
+    if isinstance(value, (str, int, float)):
+        text = str(value)
+        if any(character < " " or character == "\x7f" for character in text):
+            raise plainly("should be one line without control characters")
+        return text
+    if value is None:
+        raise plainly('should have a value; write "" for an empty one')
+    raise should("should be text or a number")
+
+
+EnvValue = Annotated[str, Read(_env_value, str | int | float)]
+
+
+def mount(value: object) -> object:
+    """Read `SOURCE:TARGET[:ro]`, which is short for a mapping, as Docker's `--volume` has it."""
+    if not isinstance(value, str):
+        return value
+    source, _, rest = value.partition(":")
+    target, _, mode = rest.partition(":")
+    if not target or mode not in ("", "ro", "rw"):
+        raise should("should be SOURCE:TARGET or SOURCE:TARGET:ro, both absolute paths")
+    return {"source": source, "target": target, "read_only": mode == "ro"}
 
 
 def _question(value: object) -> str:

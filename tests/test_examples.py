@@ -5,7 +5,6 @@ there is.
 from __future__ import annotations
 
 import json
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from launcher.inventory import document
 from launcher.inventory.load import load
-from launcher.inventory.schema import InventoryFile, is_section, known
+from launcher.inventory.schema import InventoryFile, known, sections
 
 _ROOT = Path(__file__).parents[1]
 _EXAMPLES = sorted((_ROOT / "inventory").glob("*.yaml"))
@@ -77,13 +76,6 @@ def _keys(section: Any) -> Iterator[tuple[str, ...]]:
     for name, field in known(section).items():
         # A node's overrides of `ssh` may show any of the keys that the cluster's shows.
         yield (name,)
-        for inner in _sections(field.annotation):
+        for inner in sections(field.annotation):
             if (section.__name__, name) != ("NodeSection", "ssh"):
                 yield from ((name, *key) for key in _keys(inner))
-
-
-def _sections(annotation: Any) -> Iterator[Any]:
-    if is_section(annotation):
-        yield annotation
-    for inner in typing.get_args(annotation):
-        yield from _sections(inner)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from launcher.batch import values
-from launcher.inventory.schema import Section, shorthand
+from launcher.inventory.schema import Section
 from launcher.payload.batch.job import (
     ColumnType,
     DataParallel,
@@ -24,7 +24,7 @@ from launcher.payload.batch.job import (
     Read,
     Write,
 )
-from launcher.values import Model, Size
+from launcher.values import Model, Size, shorthand
 
 # What a key is when it is left out is said by the driver's own classes.
 _READ, _WRITE = Read(sources=(), format="text"), Write()

@@ -8,24 +8,38 @@ editors find it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.inventory.schema import InventoryFile, Section
+from launcher.inventory.schema import InventoryFile, known, reader, sections
 
 
-def json_schema(root: type[Section] = InventoryFile) -> dict[str, Any]:
+def json_schema(root: type[Any] = InventoryFile) -> dict[str, Any]:
     """Return the schema of files that are a `root`; a test keeps `schema.json` in step with it."""
-    schema = root.model_json_schema(mode="validation")
-    for each in (schema, *schema.get("$defs", {}).values()):
-        for described in (each, *each.get("properties", {}).values()):
-            # a docstring, which ends its lines where the source does
-            if "description" in described:
-                described["description"] = " ".join(described["description"].split())
+    schema = reader(root).json_schema(mode="validation")
+    shapes = {root.__name__: schema, **schema.get("$defs", {})}
+    for section in {root, *_inside(root)}:
+        shape = shapes[section.__name__]
+        shape["description"] = " ".join(shape["description"].split())
+        for key, field in known(section).items():
+            if field.description:
+                # Its lines end where the source ends them.
+                text = " ".join(field.description.split())
+                key_shape = {**shape["properties"][key], "description": text}
+                shape["properties"][key] = dict(sorted(key_shape.items()))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def write(root: type[Section], path: Path) -> None:
+def _inside(section: type[Any]) -> Iterator[type[Any]]:
+    """Find the sections below one, at every depth."""
+    for field in known(section).values():
+        for inner in sections(field.annotation):
+            yield inner
+            yield from _inside(inner)
+
+
+def write(root: type[Any], path: Path) -> None:
     """Write the schema where editors find it."""
     text = json.dumps(json_schema(root), indent=2, ensure_ascii=False)
     path.write_text(f"{text}\n", encoding="utf-8")

@@ -4,9 +4,8 @@ merged under nodes' own.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from launcher import model
@@ -43,27 +42,15 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.In
     """Put the checked parts together; the head is decided here."""
     head = head_name(file, placed)
     backend: model.Backend = "mp" if file.ray.off else file.serve.backend
+    settings = {each.name: getattr(file, each.name) for each in fields(model.ClusterSettings)}
+    settings["serve"] = replace(file.serve, backend=backend)
+    settings["secrets"] = {name: _secret(name, source) for name, source in file.secrets.items()}
     return model.Inventory(
+        **settings,
         path=path,
-        cluster=file.cluster,
-        image=file.image,
-        nodes=tuple(dataclasses.replace(one.node, head=one.node.name == head) for one in placed),
-        accelerator=file.accelerator,
-        ray=file.ray,
+        nodes=tuple(replace(one.node, head=one.node.name == head) for one in placed),
         fabric=file.network.fabric,
         require=file.network.require,
-        shm=file.shm,
-        devices=tuple(file.devices),
-        cap_add=tuple(file.cap_add),
-        ulimits=file.ulimits,
-        privileged=file.privileged,
-        logging=file.logging,
-        mounts=tuple(file.mounts),
-        secrets={name: _secret(name, source) for name, source in file.secrets.items()},
-        secrets_in=file.secrets_in,
-        ports=file.ports,
-        serve=dataclasses.replace(file.serve, backend=backend),
-        cap=file.cap,
     )
 
 
@@ -87,12 +74,12 @@ def _node(file: InventoryFile, entry: NodeSection, ssh: model.Ssh, *who: str) ->
         gpu_ids=() if isinstance(entry.gpus, int) else entry.gpus,
         connection=entry.connection or file.connection,
         ssh=ssh,
-        docker=tuple(entry.docker or file.docker),
+        docker=entry.docker or file.docker,
         hf_home=entry.hf_home or file.hf_home,
         state_dir=entry.state_dir or file.state_dir,
         cache_dir=entry.cache_dir or file.cache_dir,
         interface=entry.network.interface or file.network.interface,
-        hca=tuple(hca or ()),
+        hca=hca or (),
         env={**file.env, **entry.env},
     )
 
@@ -106,9 +93,9 @@ def _is_address(host: str) -> bool:
 
 
 def _ssh(cluster: model.Ssh, own: model.Ssh, folder: Path) -> model.Ssh:
-    said = {key: item for key, item in dataclasses.asdict(own).items() if item is not None}
-    merged = dataclasses.replace(cluster, **said)
-    return dataclasses.replace(
+    said = {key: item for key, item in asdict(own).items() if item is not None}
+    merged = replace(cluster, **said)
+    return replace(
         merged,
         identity=_from(folder, merged.identity),
         known_hosts=_from(folder, merged.known_hosts),
@@ -128,4 +115,4 @@ def _expanded(path: Path) -> Path:
 
 def _secret(name: str, source: model.SecretSource) -> model.SecretSource:
     asked = f"Value of {name}" if source.prompt == "" else source.prompt
-    return dataclasses.replace(source, prompt=asked)
+    return replace(source, prompt=asked)

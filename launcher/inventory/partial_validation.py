@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from launcher.inventory import words
 from launcher.inventory.mistakes import Mistake, Where
-from launcher.inventory.schema import Section
+from launcher.inventory.schema import reader
 
 _ROUNDS = 6
-_File = TypeVar("_File", bound=Section)
+_File = TypeVar("_File")
 StandIn = Callable[[Where], object]
 
 
@@ -31,14 +32,23 @@ def validated(
     mistakes: list[Mistake] = []
     for attempt in range(_ROUNDS):
         try:
-            return root.model_validate(data), mistakes
+            return reader(root).validate_python(data), mistakes
         except ValidationError as error:
-            found = [words.mistake(one, root) for one in error.errors(include_url=False)]
+            found = [words.mistake(one, root) for one in _errors(error)]
             if attempt == 0:
                 mistakes = found
             for mistake in found:
                 _mend(data, mistake.where, stand_in)
     return None, mistakes
+
+
+def _errors(error: ValidationError) -> Iterator[ErrorDetails]:
+    """Pass over tuples that are called too short only because some of their items are wrong, which
+    is told of each.
+    """
+    for one in error.errors(include_url=False):
+        if one["type"] != "too_short" or len(one["input"]) < one["ctx"]["min_length"]:
+            yield one
 
 
 def _mend(data: Any, where: Where, stand_in: StandIn) -> None:

@@ -13,6 +13,7 @@ from math import prod
 from launcher import secret_patterns
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
+from launcher.model import Argv
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _SMALLEST_STORE = 75 * 2**20
@@ -167,7 +168,7 @@ def environment(draft: Draft) -> Iterator[Mistake]:
     must set itself.
     """
     file = draft.file
-    places: list[tuple[Where, dict[str, str]]] = [(("env",), file.env)]
+    places: list[tuple[Where, Mapping[str, str]]] = [(("env",), file.env)]
     places += [(("nodes", at, "env"), entry.env) for at, entry in enumerate(file.nodes)]
     for where, env in places:
         for name, value in env.items():
@@ -240,7 +241,7 @@ def arguments(draft: Draft) -> Iterator[Mistake]:
 
 def docker(draft: Draft) -> Iterator[Mistake]:
     """There is no terminal for sudo to ask a password on."""
-    calls: list[tuple[Where, list[str]]] = [(("docker",), draft.file.docker)]
+    calls: list[tuple[Where, Argv]] = [(("docker",), draft.file.docker)]
     calls += [
         (("nodes", at, "docker"), entry.docker)
         for at, entry in enumerate(draft.file.nodes)
@@ -278,10 +279,10 @@ ALL = (
 )
 
 
-def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:
-    yield ("network", "hca"), draft.file.network.hca or []
+def _hcas(draft: Draft) -> Iterator[tuple[Where, tuple[str, ...]]]:
+    yield ("network", "hca"), draft.file.network.hca or ()
     for at, entry in enumerate(draft.file.nodes):
-        yield ("nodes", at, "network", "hca"), entry.network.hca or []
+        yield ("nodes", at, "network", "hca"), entry.network.hca or ()
 
 
 def _looks_secret(name: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""The types of values that only the file has: ranges of hosts, the environment, shared memory."""
+"""The types of values that only entries of `nodes` have: ranges of hosts, and which GPUs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from launcher import sizes
 from launcher.inventory import ranges
-from launcher.values import LABEL, LONGEST, Bounds, EnvName, Like, plainly, should
+from launcher.values import LABEL, LONGEST, Bounds, Like, plainly, should
 
-# https://github.com/distribution/reference: domain/path:tag@digest, path in lower case.
-_PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_REFERENCE = (
-    rf"(?:(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"
-    rf"|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?/)?{_PATH_PART}(?:/{_PATH_PART})*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
-)
-
-ClusterName = Annotated[
-    str,
-    Like(
-        r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?",
-        "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`",
-    ),
-]
-Image = Annotated[
-    str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
-]
 # IFNAMSIZ is 16 with the closing NUL; the kernel's dev_valid_name() forbids `.`, `..`, `/`, `:` and
 # spaces.
 Interface = Annotated[
@@ -50,7 +31,6 @@ Hca = Annotated[
         " /sys/class/infiniband`)",
     ),
 ]
-Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
 
 
 def _expand(value: object) -> tuple[str, ...]:
@@ -66,7 +46,7 @@ def _expand(value: object) -> tuple[str, ...]:
 
 def few_enough(nodes: object) -> object:
     """Bound the nodes of all entries together, before any range is expanded."""
-    if isinstance(nodes, list):
+    if isinstance(nodes, tuple):
         total = sum(_most(entry) for entry in nodes)
         if total > ranges.MAX_NODES:
             raise plainly(f"should be at most {ranges.MAX_NODES} nodes in all, not {total}")
@@ -137,7 +117,7 @@ _MOST_GPUS = 128
 _UUID = "GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-def _gpu_ids(value: list[object]) -> tuple[str, ...]:
+def _gpu_ids(value: tuple[object, ...]) -> tuple[str, ...]:
     ids = tuple(str(each) for each in value if type(each) in (int, str))
     if any(each.startswith("MIG-") for each in ids):
         # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: CUDA enumerates one instance,
@@ -176,7 +156,7 @@ class _Gpus:
         )
 
         def read(value: object, number: core_schema.ValidatorFunctionWrapHandler) -> object:
-            return _gpu_ids(value) if isinstance(value, list) else number(value)
+            return _gpu_ids(value) if isinstance(value, tuple) else number(value)
 
         written = count | Annotated[list[which], Field(min_length=1, max_length=_MOST_GPUS)]
         return core_schema.no_info_wrap_validator_function(
@@ -201,34 +181,3 @@ Names = Annotated[
 Ips = Annotated[
     tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_ips)
 ]
-
-
-def _shm(value: object) -> int | str:
-    try:
-        return value if value in ("private", "host") else sizes.read(value)
-    except ValueError as error:
-        raise should('should be "private", "host" or a size such as 10GiB') from error
-
-
-Shm = Annotated[Any, BeforeValidator(_shm, json_schema_input_type=int | str)]
-
-
-def _env_value(value: object) -> str:
-    if isinstance(value, bool):
-        word = "true" if value else "false"
-        raise plainly(
-            f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it'
-            " expects"
-        )
-    if isinstance(value, (str, int, float)):
-        text = str(value)
-        if any(character < " " or character == "\x7f" for character in text):
-            raise plainly("should be one line without control characters")
-        return text
-    if value is None:
-        raise plainly('should have a value; write "" for an empty one')
-    raise should("should be text or a number")
-
-
-EnvValue = Annotated[str, BeforeValidator(_env_value, json_schema_input_type=str | int | float)]
-EnvMap = dict[EnvName, EnvValue]

@@ -5,13 +5,13 @@ never a secret.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name, shown
-from launcher.inventory.schema import Section, is_section, known
+from launcher.inventory.schema import Section, known, sections
 from launcher.values import Wrong
 
 _KINDS = {
@@ -25,6 +25,7 @@ _KINDS = {
     "list_type": "a list, such as [a, b]",
     "tuple_type": "a list, such as [a, b]",
     "dict_type": "a mapping of keys to values",
+    "is_instance_of": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
     "dataclass_type": "a mapping of keys to values",
     "greater_than_equal": "at least {ge}",
@@ -34,7 +35,7 @@ _KINDS = {
 }
 
 
-def mistake(error: ErrorDetails, root: type[Section]) -> Mistake:
+def mistake(error: ErrorDetails, root: type[Any]) -> Mistake:
     """Put one pydantic error of a file that is a `root` into words."""
     where: Where = tuple(error["loc"])
     if where and where[-1] == "[key]":
@@ -47,7 +48,7 @@ def mistake(error: ErrorDetails, root: type[Section]) -> Mistake:
     return Mistake(where=where, text=_wrong(error, where, root))
 
 
-def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
+def _wrong(error: ErrorDetails, where: Where, root: type[Any]) -> str:
     context: dict[str, Any] = {key: _whole(item) for key, item in error.get("ctx", {}).items()}
     value = error["input"]
     if isinstance(wrong := context.get("error"), Wrong):
@@ -68,7 +69,7 @@ def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
     return text
 
 
-def _other_word(value: object, where: Where, root: type[Section]) -> str:
+def _other_word(value: object, where: Where, root: type[Any]) -> str:
     options = _options(where, root)
     near = did_you_mean(value, options) if isinstance(value, str) else ""
     return f"should be {_one_of(options)}" + _but(value, where) + near
@@ -88,14 +89,14 @@ def _but(value: object, where: Where) -> str:
     return f", not {shown(value)}"
 
 
-def _missing(where: Where, root: type[Section]) -> str:
+def _missing(where: Where, root: type[Any]) -> str:
     field = known(_section(where[:-1], root)).get(str(where[-1]))
     described = " ".join((field.description or "").split()) if field else ""
     about = f": {described.rstrip('.')}" if described else ""
     return f"`{where[-1]}` is missing{about}"
 
 
-def _unknown(where: Where, root: type[Section]) -> str:
+def _unknown(where: Where, root: type[Any]) -> str:
     section, key = _section(where[:-1], root), str(where[-1])
     here = list(known(section))
     text = f"unknown key `{name(key)}`"
@@ -112,14 +113,12 @@ def _unknown(where: Where, root: type[Section]) -> str:
     return text + (did_you_mean(key, here) or f"; known here: {', '.join(here)}")
 
 
-def _homes(key: str, root: type[Section]) -> Iterator[str]:
+def _homes(key: str, root: type[Any]) -> Iterator[str]:
     for section_name, field in known(root).items():
-        yield from (
-            section_name for section in _sections(field.annotation) if key in known(section)
-        )
+        yield from (section_name for section in sections(field.annotation) if key in known(section))
 
 
-def _section(where: Where, root: type[Section]) -> type[Any]:
+def _section(where: Where, root: type[Any]) -> type[Any]:
     """Find the section that the keys at `where` belong to, by walking the schema along the path."""
     section: type[Any] = root
     steps = iter(where)
@@ -127,7 +126,7 @@ def _section(where: Where, root: type[Section]) -> type[Any]:
         field = known(section).get(step) if isinstance(step, str) else None
         if field is None:
             continue
-        inside = next(_sections(field.annotation), None)
+        inside = next(sections(field.annotation), None)
         if inside is None:
             return Section  # what follows are names of the user's
         section = inside
@@ -138,19 +137,12 @@ def _section(where: Where, root: type[Section]) -> type[Any]:
 
 def _named(annotation: Any) -> bool:
     """Tell whether a field is a mapping from names of the user's."""
-    return typing.get_origin(annotation) is dict or any(
+    return typing.get_origin(annotation) in (dict, Mapping) or any(
         _named(inner) for inner in typing.get_args(annotation)
     )
 
 
-def _sections(annotation: Any) -> Iterator[type[Any]]:
-    if is_section(annotation):
-        yield annotation
-    for inner in typing.get_args(annotation):
-        yield from _sections(inner)
-
-
-def _options(where: Where, root: type[Section]) -> list[str]:
+def _options(where: Where, root: type[Any]) -> list[str]:
     """Return the words that are allowed at `where`, or in the list or mapping around it."""
     for length in range(len(where), 0, -1):
         field = known(_section(where[: length - 1], root)).get(str(where[length - 1]))

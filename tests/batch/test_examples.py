@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from launcher.batch.flags import Flags, over
 from launcher.batch.load import parse
 from launcher.batch.schema import JobFile
 from launcher.inventory.partial_validation import validated
-from launcher.inventory.schema import Section
+from launcher.inventory.schema import known, sections
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted((_ROOT / "examples").glob("*.yaml"))
@@ -101,21 +100,14 @@ def test_the_reference_tells_the_defaults() -> None:
             section: Any = file
             for step in where[:-1]:
                 section = getattr(section, str(step))
-            default = type(section).known()[str(where[-1])].default
+            default = known(type(section))[str(where[-1])].default
             assert (where, getattr(section, str(where[-1]))) == (where, default)
             told += 1
     assert told == len(called) >= 12
 
 
-def _keys(section: type[Section]) -> Iterator[tuple[str, ...]]:
-    for name, field in section.known().items():
+def _keys(section: type[Any]) -> Iterator[tuple[str, ...]]:
+    for name, field in known(section).items():
         yield (name,)
-        for inner in _sections(field.annotation):
+        for inner in sections(field.annotation):
             yield from ((name, *key) for key in _keys(inner))
-
-
-def _sections(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    for inner in typing.get_args(annotation):
-        yield from _sections(inner)

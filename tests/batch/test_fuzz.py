@@ -13,6 +13,7 @@ from launcher.batch.flags import Flags, over
 from launcher.batch.refused import JobError
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job
+from launcher.inventory.schema import known
 from tests import fuzz
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -30,7 +31,7 @@ _INNER_KEYS = [
     "files",
     "<<",
 ]
-_KEYS = sorted({*JobFile.known(), *_INNER_KEYS})
+_KEYS = sorted({*known(JobFile), *_INNER_KEYS})
 _values = fuzz.values(
     _KEYS,
     [
@@ -90,7 +91,7 @@ def test_known_keys_with_arbitrary_values(folder: Path, data: dict[str, object])
 
 
 @fuzz.quick
-@given(section=st.sampled_from(sorted(JobFile.known())), value=_values)
+@given(section=st.sampled_from(sorted(known(JobFile))), value=_values)
 def test_a_good_job_with_one_arbitrary_section(folder: Path, section: str, value: object) -> None:
     """The rules run on what is left."""
     good = {"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": "{{ a }}"}

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from launcher.errors import InventoryError
 from launcher.inventory.load import loads
-from launcher.inventory.schema import InventoryFile
+from launcher.inventory.schema import InventoryFile, known
 from launcher.model import Inventory
 from tests import fuzz
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "inventory").glob("*.yaml"))
 _NODE_KEYS = ["host", "name", "ip", "gpus", "head", "env", "network"]
-_KEYS = sorted({*InventoryFile.model_fields, *_NODE_KEYS, "interface", "hca", "<<"})
+_KEYS = sorted({*known(InventoryFile), *_NODE_KEYS, "interface", "hca", "<<"})
 _values = fuzz.values(_KEYS, ["gpu[1-2]", "10.0.0.[1-2]", "[", "host"])
 
 

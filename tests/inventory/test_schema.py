@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import ValidationError
 
-from launcher.inventory.schema import FromMapping, Section, known
-from launcher.values import Bounds, Read, User
+from launcher.inventory.json_schema import json_schema
+from launcher.inventory.schema import InventoryFile, Section, known
+from launcher.values import Bounds, FromMapping, Read, User
 
 
 def _read(value: object) -> object:
@@ -78,3 +79,12 @@ def test_editors_know_the_bounds() -> None:
 
     assert (keys["share"]["exclusiveMinimum"], keys["share"]["maximum"]) == (0, 2)
     assert [each["type"] for each in keys["count"]["anyOf"]] == ["integer", "string", "null"]
+
+
+def test_a_key_that_a_base_class_has_is_explained_too() -> None:
+    """To editors, and where a key is missing: pydantic looks at the class itself alone."""
+    keys = json_schema()["properties"]
+
+    assert keys["image"]["description"].startswith("vLLM image")
+    assert keys["hf_home"]["description"].startswith("Hugging Face cache")
+    assert list(known(InventoryFile))[:2] == ["cluster", "image"]
