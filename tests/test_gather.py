@@ -14,8 +14,9 @@ import pytest
 
 from launcher.errors import BatchError, NodeError
 from launcher.events import Event
-from launcher.gather import Target, claim, gather, size
+from launcher.gather import gather
 from launcher.model import Answer, Inventory, Node
+from launcher.output_folder import OutputFolder
 from launcher.site import Site
 from launcher.transport import Command
 from launcher.ui.progress import plain_line
@@ -53,9 +54,9 @@ def run(
     def sleep(wanted: float) -> None:
         now[0] += wanted
 
-    target = Target(path=path, shown="out", cluster="c", job="j", digest="d")
+    folder = OutputFolder(path=path, shown="out", cluster="c", job="j", digest="d")
     events = gather(
-        Site(INVENTORY), "/w/j", target, FakeTransport(ask), clock=lambda: now[0], sleep=sleep
+        Site(INVENTORY), "/w/j", folder, FakeTransport(ask), clock=lambda: now[0], sleep=sleep
     )
     return list(events), now[0]
 
@@ -120,21 +121,6 @@ def test_a_long_gathering_is_told_now_and_then(
     ]
 
 
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1500, "1.5 kB"),
-        (24 * 2**20, "25.2 MB"),
-        (3 * 10**9, "3.0 GB"),
-    ],
-)
-def test_sizes(count: int, said: str) -> None:
-    """As people write them."""
-    assert size(count) == said
-
-
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     """A folder that somebody else packed may hold links to files of the user's."""
     mine, out = tmp_path / "mine", tmp_path / "out"
@@ -142,7 +128,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (out / "rows").mkdir(parents=True)
     for name in ("rows/.part-000001.jsonl~", ".vlaunch-batch.json~"):
         (out / name).symlink_to(mine)
-    claim(Target(path=out, shown="out", cluster="c", job="j", digest="d"), clear=False)
+    OutputFolder(path=out, shown="out", cluster="c", job="j", digest="d").claim(clear=False)
     run(out, head)
 
     assert mine.read_text() == "mine"

@@ -24,7 +24,7 @@ from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
     from launcher.batch.shape import Job
-    from launcher.gather import Target
+    from launcher.output_folder import OutputFolder
     from launcher.plan.batch import BatchSnapshot, Options, Request, Start
     from launcher.plan.shape import Plan
     from launcher.tools.job_store import Progress
@@ -104,7 +104,7 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
     from launcher.batch import fits, inputs
     from launcher.batch.job_spec import job_spec
-    from launcher.gather import size
+    from launcher.output_folder import size
     from launcher.plan.batch import Request
 
     fits.check(job, inventory)
@@ -144,15 +144,14 @@ def _run(
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
 
-    from launcher import gather
     from launcher.plan.batch import plan_batch
 
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
         start = plan_batch(seen, request, how)
-        target = _target(session.inventory, request)
-        if target is not None:
-            gather.check(target, begun=not seen.entry.absent, restart=how.restart)
+        folder = _output_folder(session.inventory, request)
+        if folder is not None:
+            folder.check(begun=not seen.entry.absent, restart=how.restart)
         already = _already(request, seen, start)
         if call.dry_run:
             noted = replace(start.plan, notes=(*start.plan.notes, *already))
@@ -164,7 +163,7 @@ def _run(
             session.note("batch", text, state="unchanged")
         try:
             if not start.finished:
-                _apply(ours, start, target, clear=how.restart or start.anew)
+                _apply(ours, start, folder, clear=how.restart or start.anew)
         except KeyboardInterrupt:
             text = (
                 "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same"
@@ -176,20 +175,20 @@ def _run(
         return _finish(
             session,
             request,
-            target,
+            folder,
             seen.entry.progress,
             strict=call.strict,
             began=time.monotonic(),
         )
     if detach:
-        return _detach(session, start, target)
-    return _watch(session, request, start, target, strict=call.strict)
+        return _detach(session, start, folder)
+    return _watch(session, request, start, folder, strict=call.strict)
 
 
-def _detach(session: Session, start: Start, target: Target | None) -> tuple[int, list[str]]:
+def _detach(session: Session, start: Start, folder: OutputFolder | None) -> tuple[int, list[str]]:
     """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
 
-    fetches = " and gathers its answers" if target is not None else ""
+    fetches = " and gathers its answers" if folder is not None else ""
     text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
     session.done(text, stage="batch", data={"job": start.job})
@@ -244,14 +243,14 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     return [files], BatchSnapshot(cluster=found, entry=entry)
 
 
-def _target(inventory: Inventory, request: Request) -> Target | None:
+def _output_folder(inventory: Inventory, request: Request) -> OutputFolder | None:
     """Return the folder of this machine that takes the output, if it is one of this machine."""
-    from launcher.gather import Target
+    from launcher.output_folder import OutputFolder
 
     to = request.job.to
     if to.where != "control":
         return None
-    return Target(
+    return OutputFolder(
         path=Path(to.text),
         shown=to.shown,
         cluster=inventory.cluster,
@@ -260,20 +259,19 @@ def _target(inventory: Inventory, request: Request) -> Target | None:
     )
 
 
-def _apply(session: Session, start: Start, target: Target | None, *, clear: bool) -> None:
+def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear: bool) -> None:
     """Begin.
 
     The output folder is made this job's when nothing is in the way any more, and before the first
     row is answered.
     """
-    from launcher import gather
     from launcher.apply import apply
 
     claimed = False
     pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")
     for event in _shipping(apply(start.plan, session.transport), pieces):
-        if event.stage == "prepare" and target is not None and not claimed:
-            gather.claim(target, clear=clear)
+        if event.stage == "prepare" and folder is not None and not claimed:
+            folder.claim(clear=clear)
             claimed = True
         session.to.show(event)
 
@@ -320,7 +318,7 @@ def _sent(files: int, pieces: int) -> str:
 
 
 def _watch(
-    session: Session, request: Request, start: Start, target: Target | None, *, strict: bool
+    session: Session, request: Request, start: Start, folder: OutputFolder | None, *, strict: bool
 ) -> tuple[int, list[str]]:
     from launcher.watch_batch import Watched, watch
 
@@ -337,13 +335,13 @@ def _watch(
         )
         session.warn("batch", text)
         return 130, []
-    return _finish(session, request, target, progress, strict=strict, began=began)
+    return _finish(session, request, folder, progress, strict=strict, began=began)
 
 
 def _finish(
     session: Session,
     request: Request,
-    target: Target | None,
+    folder: OutputFolder | None,
     progress: Progress,
     *,
     strict: bool,
@@ -354,12 +352,12 @@ def _finish(
     from launcher.state import progress_text
     from launcher.watch_batch import data
 
-    if target is not None:
+    if folder is not None:
         # Meanwhile another job may have written there.
-        gather.check(target, begun=True, restart=False)
-        gather.claim(target, clear=False)
+        folder.check(begun=True, restart=False)
+        folder.claim(clear=False)
         try:
-            fetched = gather.gather(session.site, request.work, target, session.transport)
+            fetched = gather.gather(session.site, request.work, folder, session.transport)
             show_through(fetched, session.to)
         except KeyboardInterrupt:
             text = (

@@ -22,8 +22,8 @@ from hypothesis import given
 from launcher import gather
 from launcher.cli import prepare
 from launcher.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
-from launcher.gather import Target
 from launcher.model import Answer
+from launcher.output_folder import OutputFolder
 from launcher.remote import pip, wheels
 from launcher.site import Site
 from launcher.tools import derived, image
@@ -76,11 +76,11 @@ def fetch(
         )
         return Answer(node="gpu01", code=0, out=json.dumps((piece or honest)(offset, count)))
 
-    target = Target(path=out, shown="out", cluster="c", job="j", digest="d")
+    folder = OutputFolder(path=out, shown="out", cluster="c", job="j", digest="d")
     transport = FakeTransport(head)
-    gather.check(target, begun=True, restart=False)
-    gather.claim(target, clear=False)
-    list(gather.gather(Site(seeds.inventory()), "/w/j", target, transport))
+    folder.check(begun=True, restart=False)
+    folder.claim(clear=False)
+    list(gather.gather(Site(seeds.inventory()), "/w/j", folder, transport))
     return transport
 
 
