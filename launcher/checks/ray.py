@@ -11,7 +11,7 @@ from typing import Any
 from launcher.checks.shape import Finding, failed, passed, skipped, worst
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import docker, head_answer, ray, symptoms, untrusted
+from launcher.tools import docker, docker_read, head_answer, ray, symptoms, untrusted
 
 Answers = Mapping[str, Sequence[Answer]]
 
@@ -220,7 +220,7 @@ def _inspected(answer: Answer) -> docker.Container | None:
     read.
     """
     try:
-        found = docker.parse_containers(answer.out) if answer.ok else ()
+        found = docker_read.parse_containers(answer.out) if answer.ok else ()
     except UnreadableAnswer:
         return None
     return found[0] if found else None

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
-from launcher.tools import derived, untrusted
-from launcher.tools import docker as docker_tool
+from launcher.tools import derived, docker_read, untrusted
 
 _MARK = "@@stock"
 
@@ -94,7 +93,7 @@ def _images(text: str) -> dict[str, str]:
         ) from None
     found: dict[str, str] = {}
     for item in listed if isinstance(listed, list) else []:
-        image = docker_tool.parse_image(json.dumps([item]))
+        image = docker_read.parse_image(json.dumps([item]))
         if image is None or derived.CONTENT in image.labels:
             continue
         found |= dict.fromkeys(_tags(item), image.identity)

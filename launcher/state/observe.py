@@ -10,7 +10,7 @@ from dataclasses import replace
 from launcher import redaction
 from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import compile_cache, host
+from launcher.tools import compile_cache, host, host_read
 from launcher.transport import Command, Transport
 
 # The survey has twice as many parts, each with a deadline of its own.
@@ -80,7 +80,7 @@ def _facts(answer: Answer) -> host.HostFacts:
     node = answer.node
     # The end of an answer that was cut off may be the part with the Ray token, which nobody has
     # learned yet.
-    tail = replace(answer, out=host.shown(answer.out)).tail
+    tail = replace(answer, out=host_read.shown(answer.out)).tail
     if answer.timed_out:
         raise NodeError(
             node,
@@ -93,7 +93,7 @@ def _facts(answer: Answer) -> host.HostFacts:
             node, "connection lost", evidence=tail, hint="run the same command again"
         )
     try:
-        facts = host.parse_probe(answer.out)
+        facts = host_read.parse_probe(answer.out)
     except UnreadableAnswer as error:
         raise NodeError(node, error.message, evidence=error.evidence or tail) from None
     redaction.learn(facts.token)

@@ -1,4 +1,4 @@
-"""What we say to the docker command line, and how we read its answers.
+"""What we say to the docker command line, and what it tells; `docker_read` reads its answers.
 
 Every builder takes `docker`, the node's own way to call it (`("docker",)` or `("sudo", "-n",
 "docker")`).
@@ -10,13 +10,10 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, ExistingMount, Mount, Node
-from launcher.tools import untrusted
 
 CLUSTER = "vlaunch.cluster"
 ROLE = "vlaunch.role"
@@ -315,28 +312,6 @@ def list_ids(docker: Argv, cluster: str) -> Argv:
     )
 
 
-def parse_containers(text: str) -> tuple[Container, ...]:
-    """Read `docker inspect` of containers; raises UnreadableAnswer."""
-    with _readable("docker inspect", text):
-        return tuple(_container(item) for item in _objects(text))
-
-
-def parse_given(text: str) -> tuple[Given, ...]:
-    """Read a line `["/NAME", "CLUSTER", DEVICE REQUESTS]` for each container; raises
-    UnreadableAnswer.
-    """
-    with _readable("docker inspect", text):
-        return tuple(
-            _given(*untrusted.loads(line)) for line in text.splitlines() if line.startswith("[")
-        )
-
-
-def parse_image(text: str) -> Image | None:
-    """Read `docker image inspect`; `None` when the image is not there; raises UnreadableAnswer."""
-    with _readable("docker image inspect", text):
-        return next((_image(item) for item in _objects(text)), None)
-
-
 def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, str]) -> list[str]:
     """Say in words how a running container differs from what it should be; never empty when the
     hashes differ.
@@ -366,103 +341,6 @@ def _changed_words(before: Argv, after: Argv) -> str:
 
 def _shown(value: str | None) -> str:
     return "unset" if value is None else value or '""'
-
-
-@contextmanager
-def _readable(what: str, text: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise UnreadableAnswer(
-            f"`{what}` said something that cannot be read", evidence=text[:300]
-        ) from None
-
-
-def _image(item: dict[str, Any]) -> Image:
-    config: dict[str, Any] = {} if item.get("Config") is None else item["Config"]
-    content = [item.get("RootFS"), item.get("Architecture")]
-    content += [
-        config.get(key) or None for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")
-    ]
-    return Image(
-        id=_text(item["Id"]),
-        identity=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
-        digests=_texts(item.get("RepoDigests")),
-        architecture=_text(item.get("Architecture", "")),
-        labels=_labels(config),
-        env=_env(config),
-        user=_text(config.get("User") or ""),
-    )
-
-
-def _env(config: Mapping[str, Any]) -> dict[str, str]:
-    pairs = (pair.partition("=") for pair in _texts(config.get("Env")))
-    return {name: value for name, _, value in pairs}
-
-
-def _labels(config: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): _text(value) for name, value in dict(config.get("Labels") or {}).items()}
-
-
-def _text(value: object) -> str:
-    """Return what must be text; raises TypeError: what becomes a word of a command later must not
-    fail there.
-    """
-    if not isinstance(value, str) or "\0" in value:
-        raise TypeError(f"not text: {value!r:.80}")
-    return value
-
-
-def _texts(values: object) -> tuple[str, ...]:
-    if not isinstance(values, (list, type(None))):
-        raise TypeError(f"not a list: {values!r:.80}")
-    return tuple(_text(each) for each in values or ())
-
-
-def _container(item: dict[str, Any]) -> Container:
-    config, state = item["Config"], item["State"]
-    host = dict(item.get("HostConfig") or {})
-    labels = _labels(config)
-    return Container(
-        name=_text(item["Name"]).lstrip("/"),
-        id=_text(item["Id"]),
-        role=labels.get(ROLE, ""),
-        node=labels.get(NODE, ""),
-        image=_text(config.get("Image", "")),
-        status=_text(state.get("Status", "unknown")),
-        spec=labels.get(SPEC, ""),
-        exit_code=int(state.get("ExitCode", 0)),
-        restarts=int(item.get("RestartCount", 0)),
-        env=_env(config),
-        labels=labels,
-        error=_text(state.get("Error", "")),
-        argv=_texts(config.get("Cmd")),
-        started=_text(state.get("StartedAt", "")),
-        privileged=host.get("Privileged") is True,
-        log_driver=_text(dict(host.get("LogConfig") or {}).get("Type", "")),
-    )
-
-
-def _given(name: Any, cluster: Any, requests: Any) -> Given:
-    # https://docs.docker.com/reference/api/engine/: HostConfig.DeviceRequests
-    asked = [each for each in requests or () if _of_gpus(each)]
-    return Given(
-        container=_text(name).lstrip("/"),
-        cluster=_text(cluster),
-        count=next((int(each["Count"]) for each in asked if each.get("Count")), 0),
-        ids=tuple(found for each in asked for found in _texts(each.get("DeviceIDs"))),
-    )
-
-
-def _of_gpus(request: dict[str, Any]) -> bool:
-    return any("gpu" in _texts(each) for each in request.get("Capabilities") or ())
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = untrusted.loads(text) if text.strip() else []
-    if not isinstance(items, list):
-        raise TypeError("not a list")
-    return items
 
 
 def _must_exist(mount: Mount) -> bool:

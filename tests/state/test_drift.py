@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.model import Secret
-from launcher.tools.docker import parse_image
+from launcher.tools.docker_read import parse_image
 from tests.conftest import Load
 from tests.plan import case
 from tests.simulated import World

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import compile_cache, host
+from launcher.tools import compile_cache, host, host_read
 from launcher.tools.compile_cache import CompileCache
 
 
@@ -67,7 +67,7 @@ def test_a_node_tells_what_is_there(given: bool, tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-        return host.parse_probe(done.stdout).compiled
+        return host_read.parse_probe(done.stdout).compiled
 
     before = found()
     (folder / "0123").mkdir(parents=True)

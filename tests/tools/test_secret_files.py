@@ -16,7 +16,7 @@ from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 from launcher.plan import files
-from launcher.tools import host, secret_files
+from launcher.tools import host, host_read, secret_files
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +58,7 @@ def test_root_has_its_place_in_run_when_that_is_memory(bin_: Fake, tmp_path: Pat
     bin_("id", "case $1 in -u) echo 0 ;; *) echo root ;; esac")
     for kind, place in (("tmpfs", "/run/vlaunch-root"), ("ext2/ext3", "")):
         bin_("stat", f"echo {kind}")
-        facts = host.parse_probe(_ask(tmp_path))
+        facts = host_read.parse_probe(_ask(tmp_path))
         assert facts.memory == place
     assert "is a file system in memory" in facts.said["memory"]
 
@@ -67,7 +67,7 @@ def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> No
     """Where logind runs, its files end with its session; elsewhere they stay."""
     bin_("id", "case $1 in -u) echo 12345 ;; *) echo nobody-of-ours ;; esac")
     bin_("stat", "echo tmpfs")
-    facts = host.parse_probe(_ask(tmp_path))
+    facts = host_read.parse_probe(_ask(tmp_path))
     if Path("/run/systemd/seats").is_dir():
         assert facts.memory == ""
         assert "does not linger" in facts.said["memory"]
@@ -101,15 +101,15 @@ def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path:
     (planted / "c" / "secrets" / "RAY_AUTH_TOKEN").write_text("chosen-by-somebody")
     try:
         place.symlink_to(planted)
-        facts = host.parse_probe(_ask(tmp_path / "state"))
+        facts = host_read.parse_probe(_ask(tmp_path / "state"))
         assert (facts.token, facts.in_memory, facts.folders) == ("", None, ())
         place.unlink()
         shutil.move(planted, place)
-        facts = host.parse_probe(_ask(tmp_path / "state"))
+        facts = host_read.parse_probe(_ask(tmp_path / "state"))
         assert (facts.token, facts.in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
         assert facts.folders == (f"{place}/c",)
         bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
-        facts = host.parse_probe(_ask(tmp_path / "state"))
+        facts = host_read.parse_probe(_ask(tmp_path / "state"))
         assert (facts.memory, facts.in_memory, facts.folders) == ("", None, (f"{place}/c",))
     finally:
         place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
@@ -124,7 +124,7 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
         folder.mkdir(parents=True)
         (folder / "A").touch()
     try:
-        facts = host.parse_probe(_ask(tmp_path))
+        facts = host_read.parse_probe(_ask(tmp_path))
         out = _said(secret_files.listing("c", str(tmp_path)))
     finally:
         shutil.rmtree(place)

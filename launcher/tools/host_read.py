@@ -1,0 +1,300 @@
+"""How the probe's answer becomes `HostFacts`.
+
+Each part is printed under a marker line with its exit status, so that a missing tool is a fact and
+not an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from launcher.errors import UnreadableAnswer
+from launcher.tools import compile_cache, docker_read, gpu_survey, survey_read, untrusted
+from launcher.tools.docker import Image
+from launcher.tools.host import Address, Gpu, HostFacts, StateDir
+from launcher.tools.survey_read import Parts, good, said
+
+_T = TypeVar("_T")
+_MARK = "@@vlaunch"
+_OF_DOCKER = ("docker", "info", "image", "containers")
+_JSON = re.compile(r"^[\[{]", re.MULTILINE)
+_FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
+
+
+def parse_probe(text: str) -> HostFacts:
+    """Read the probe's answer; raises UnreadableAnswer when it is not one."""
+    try:
+        return _read(text)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        why = f"{error!r:.200}"
+        raise UnreadableAnswer(
+            f"the node's answer to the probe cannot be read ({why})", evidence=shown(text)
+        ) from None
+
+
+def _read(text: str) -> HostFacts:
+    parts = _without_noise(_parts(text))
+    if not _is_whole(parts):
+        raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
+    info, lost = _info(good(parts, "info")), gpu_survey.lost(said(parts, "gpus"))
+    return HostFacts(
+        home=said(parts, "home"),
+        user=said(parts, "user"),
+        hostname=said(parts, "hostname"),
+        addresses=_told(good(parts, "addr"), _addresses),
+        listening=_told(good(parts, "listen"), _listening),
+        disk_free=_told(good(parts, "disk"), _df),
+        docker_disk_free=_told(good(parts, "dockerdisk"), _df),
+        infiniband=tuple((good(parts, "infiniband") or "").split()),
+        gpus=_gpus(said(parts, "gpus")) if lost else _told(good(parts, "gpus"), _gpus),
+        lost_gpus=lost,
+        gpu_processes=_told(good(parts, "gpuapps"), gpu_survey.read_processes),
+        amd_renders=_told(good(parts, "gpus"), _amd_renders),
+        files=_digests(said(parts, "files")),
+        has_directory=good(parts, "files") is not None,
+        token=_token(said(parts, "token").strip()),
+        secret_names=_words(said(parts, "secrets")),
+        memory=good(parts, "memory") or "",
+        in_memory=_told(good(parts, "kept"), _words),
+        folders=_folders(said(parts, "folders")),
+        docker_version=_told(good(parts, "docker"), _version),
+        runtimes=tuple(sorted((info.get("Runtimes") or {}).keys())),
+        log_driver=str(info.get("LoggingDriver") or ""),
+        podman=_is_podman(good(parts, "docker") or "", info),
+        security=_security(info),
+        state=_told(good(parts, "state"), _state),
+        selinux=_told(good(parts, "selinux"), _labels),
+        toolkit=bool(said(parts, "toolkit").strip()),
+        images=_images(parts),
+        containers=docker_read.parse_containers(said(parts, "containers")),
+        given=docker_read.parse_given(said(parts, "given")),
+        compiled=compile_cache.read(good(parts, "compiled")),
+        said={name: _words_of(out) for name, (out, code) in parts.items() if code != 0},
+        # timeout(1) ends with 124, and with 137 when it had to kill
+        late=frozenset(name for name, (_, code) in parts.items() if code in (124, 137)),
+        survey=survey_read.read(parts, info),
+    )
+
+
+def _is_whole(parts: Parts) -> bool:
+    surveyed = "survey" in parts or "clock" not in parts
+    return "home" in parts and "containers" in parts and surveyed
+
+
+def _told(text: str | None, read: Callable[[str], _T]) -> _T | None:
+    """Read what a part told; None where it could not be asked."""
+    return None if text is None else read(text)
+
+
+def shown(text: str) -> str:
+    """Return the end of an answer as evidence, without the part that holds the Ray token."""
+    head, _, rest = text.partition(f"{_MARK} token\n")
+    return (head + rest[rest.find(_MARK) :] if _MARK in rest else head)[-400:]
+
+
+def _parts(text: str) -> dict[str, tuple[str, int]]:
+    parts: dict[str, tuple[str, int]] = {}
+    name, lines = "", list[str]()
+    for line in text.splitlines():
+        if not line.startswith(_MARK + " "):
+            lines.append(line)
+            continue
+        word = line[len(_MARK) + 1 :]
+        if word.startswith("rc "):
+            parts[name] = ("\n".join(lines).strip("\n"), int(word[3:]))
+        else:
+            name = word
+        lines = []
+    return parts
+
+
+def _without_noise(parts: Parts) -> Parts:
+    """Take away what stands before the JSON of Docker's command line: warnings of its own and of
+    sudo, which reach the same stream.
+    """
+    found = dict(parts)
+    for name, (out, code) in parts.items():
+        if code == 0 and name.split(" ")[0] in _OF_DOCKER and (at := _JSON.search(out)):
+            found[name] = (out[at.start() :], code)
+    return found
+
+
+def _words_of(out: str) -> str:
+    """Return what a part that failed said; for a server that it cannot reach, Docker's command line
+    prints `null` besides, and a shell says of a part that was ended what its deadline says already.
+    """
+    return "\n".join(line for line in out.splitlines() if line not in ("null", "Killed"))
+
+
+def _info(text: str | None) -> Any:
+    """Read `docker info`; nothing where Docker did not answer."""
+    return _json(text, "docker info") if text and text.startswith("{") else {}
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return untrusted.loads(text)
+    except ValueError:
+        raise UnreadableAnswer(f"`{what}` did not answer in JSON", evidence=text[:300]) from None
+
+
+def _token(text: str) -> str:
+    """Return a token as a header can carry it: from here it goes to all nodes, and is taken out of
+    whatever is shown.
+    """
+    return text if re.fullmatch(r"[\x21-\x7e]{0,4096}", text) else ""
+
+
+def _version(text: str) -> str | None:
+    version = _json(text, "docker version").get("Version") if text.startswith("{") else None
+    return None if version is None else str(_of(str, version))
+
+
+def _is_podman(version: str, info: Mapping[str, Any]) -> bool:
+    """Tell whether Podman answered: by its socket, which names itself, or as a program called
+    `docker`, whose `info` has a form of its own.
+    """
+    return '"Podman Engine"' in version or ("host" in info and "store" in info)
+
+
+def _security(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names in `SecurityOptions`, which are written `name=selinux`, with more behind
+    commas.
+    """
+    options = info.get("SecurityOptions")
+    words = [str(each) for each in options] if isinstance(options, list) else []
+    return tuple(each.partition(",")[0].removeprefix("name=")[:40] for each in words)
+
+
+def _state(text: str) -> StateDir:
+    word = text.partition("\n")[0]
+    return StateDir(writable=word == "writable", read_only=word == "read-only", free=_df(text))
+
+
+def _labels(text: str) -> dict[str, str] | None:
+    """Return the SELinux types by path: `system_u:object_r:container_file_t:s0 /data/hf`."""
+    enforce, _, rest = text.partition("\n")
+    if enforce != "1":
+        return None
+    rows = (line.partition(" ") for line in rest.splitlines())
+    return {path: label.split(":")[2] for label, _, path in rows if label.count(":") >= 2}
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _interface(name: Any) -> str:
+    # as the kernel has it (dev_valid_name)
+    if not isinstance(name, str) or not re.fullmatch(r"[^\s/]{1,64}", name):
+        raise TypeError(f"{name!r:.80} is no network interface")
+    return name
+
+
+def _ip(text: Any, prefix: Any) -> str:
+    """Return an address of a network; raises ValueError: checks compare it with others."""
+    ipaddress.ip_interface(f"{_of(str, text).split('%')[0]}/{_of(int, prefix)}")
+    return str(text)
+
+
+def _addresses(text: str) -> tuple[Address, ...]:
+    return tuple(
+        Address(
+            interface=_interface(link["ifname"]),
+            ip=_ip(each["local"], each["prefixlen"]),
+            prefix=_of(int, each["prefixlen"]),
+            up="UP" in link.get("flags", ()),
+        )
+        for link in _json(text, "ip -j addr")
+        for each in link.get("addr_info", ())
+        if "local" in each
+    )
+
+
+def _listening(text: str) -> frozenset[tuple[str, int]]:
+    found = set[tuple[str, int]]()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 4 and (
+            match := re.fullmatch(r"\[?([^\]]*?)\]?(?:%\w+)?:([0-9]{1,5})", words[3][:200])
+        ):
+            found.add((match[1], int(match[2])))
+    return frozenset(found)
+
+
+def _df(text: str) -> int:
+    words = text.splitlines()[-1].split()
+    if len(words) < 4 or not re.fullmatch("[0-9]{1,18}", words[3]):
+        raise UnreadableAnswer("`df -Pk` did not answer with a table", evidence=text[:300])
+    return int(words[3]) * 1024
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _folders(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if _FOLDER.fullmatch(line))
+
+
+def _digests(text: str) -> dict[str, str]:
+    """Return the digests of files by their names, as sha256sum(1) prints them."""
+    rows = (line.partition("  ") for line in text.splitlines())
+    return {
+        name.removeprefix("./"): digest
+        for digest, _, name in rows
+        if re.fullmatch(r"[0-9a-f]{64}", digest)
+    }
+
+
+def _images(parts: Parts) -> dict[str, Image | None]:
+    """Return the images that were asked for by their names; None for one that is not there."""
+    return {
+        name.removeprefix("image "): _told(good(parts, name), docker_read.parse_image)
+        for name in parts
+        if name.startswith("image ")
+    }
+
+
+def _amd_renders(text: str) -> tuple[int | None, ...]:
+    """Read the files of KFD's topology that are GPUs, each with what it says of its render node."""
+    minors = (
+        re.search(r"drm_render_minor ([0-9]{1,5})", line)
+        for line in text.splitlines()
+        if "/kfd/" in line
+    )
+    return tuple(int(found[1]) if found else None for found in minors)
+
+
+def _gpus(text: str) -> tuple[Gpu, ...] | None:
+    """Read nvidia-smi's table, without what it says of GPUs that are lost; None where there is
+    none, as with AMD's GPUs.
+    """
+    lines = [line for line in text.splitlines() if not gpu_survey.lost(line)]
+    if not any("," in line for line in lines):
+        return None
+    found = []
+    for line in lines:
+        fields = [each.strip() for each in line.split(",")]
+        if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
+            raise UnreadableAnswer(
+                "`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300]
+            )
+        # GB10 shares the host's memory and reports `[N/A]` for its own.
+        memory = [int(each) if re.fullmatch("[0-9]{1,12}", each) else 0 for each in fields[2:4]]
+        found.append(
+            Gpu(
+                index=int(fields[0]),
+                name=fields[1],
+                memory_total=memory[0],
+                memory_used=memory[1],
+                driver=fields[4],
+                uuid=fields[5],
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,136 @@
+"""How Docker's answers are read: containers and images as recorded, and what is neither."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UnreadableAnswer
+from launcher.tools import docker_read
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"
+RECORDED = (FIXTURES / "inspect-ray-head-20.10.json").read_text()
+
+
+def test_a_container_is_read_as_recorded() -> None:
+    """Docker 20.10's `inspect` of a container that `up` started."""
+    (found,) = docker_read.parse_containers(RECORDED)
+
+    assert (found.name, found.role, found.node, found.status, found.running) == (
+        "vlaunch-lab-node1",
+        "head",
+        "node1",
+        "running",
+        True,
+    )
+    assert (found.spec, found.restarts, found.exit_code) == ("5bff3436aec5", 0, 0)
+    assert (found.image, found.argv[:3]) == (
+        "vlaunch/ray:2.60.0-310f925a456a",
+        ("/opt/vlaunch/entry.sh", "ray", "start"),
+    )
+    assert found.env["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_an_image_is_read_as_recorded() -> None:
+    """An imported image has no digest; its identity is its layers and configuration."""
+    found = docker_read.parse_image((FIXTURES / "image-inspect-20.10.json").read_text())
+
+    assert found is not None
+    assert (found.id[:19], found.digests, found.architecture) == (
+        "sha256:ba78a082a12e",
+        (),
+        "amd64",
+    )
+    assert found.env["LANG"] == "C.UTF-8"
+
+
+def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
+    """Two nodes may have loaded the same image at different times, and labels do not run."""
+    said = json.loads((FIXTURES / "image-inspect-20.10.json").read_text())
+
+    def identity(**changed: Any) -> str:
+        found = docker_read.parse_image(json.dumps([{**said[0], **changed}]))
+        assert found is not None
+        return found.identity
+
+    same = identity()
+    config = said[0]["Config"]
+
+    assert (
+        identity(
+            Created="2027",
+            Id="sha256:1",
+            RepoTags=[],
+            GraphDriver={},
+            Config={**config, "Labels": {"a": "b"}},
+        )
+        == same
+    )
+    assert identity(Config={**config, "Entrypoint": ["bash"]}) != same
+    assert identity(Config={**config, "Env": ["A=1"]}) != same
+    assert identity(RootFS={"Layers": []}) != same
+    assert identity(Architecture="arm64") != same
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Cannot connect to the Docker daemon",
+        "{}",
+        "[1]",
+        "[null]",
+        '[{"Name": "x"}]',
+        '[{"Config": 1}]',
+    ],
+)
+def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
+    """With the line, and without a KeyError."""
+    with pytest.raises(UnreadableAnswer):
+        docker_read.parse_containers(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "{}", '[{"Config": {}}]', '[{"Id": "x", "Config": []}]']
+)
+def test_an_image_that_cannot_be_read_says_so(text: str) -> None:
+    """A broken answer is not an image that is absent."""
+    with pytest.raises(UnreadableAnswer):
+        docker_read.parse_image(text)
+
+
+def test_nothing_is_no_container_and_no_image() -> None:
+    """Docker prints an empty list, or nothing."""
+    assert docker_read.parse_containers("") == docker_read.parse_containers("[]\n") == ()
+    assert docker_read.parse_image("[]") is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=8), c, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
+    """Containers, or unreadable; nothing else comes out."""
+    with suppress(UnreadableAnswer):
+        docker_read.parse_containers(
+            json.dumps([{"Name": "/x", "Id": "1", "Config": value, "State": value}])
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "privileged"),
+    [({"Privileged": True}, True), ({"Privileged": "yes"}, False), ({}, False)],
+)
+def test_what_runs_with_every_right_is_seen(said: dict[str, Any], privileged: bool) -> None:
+    """As Docker's `inspect` says it, and not where it says nothing."""
+    item = {**json.loads(RECORDED)[0], "HostConfig": said}
+
+    assert docker_read.parse_containers(json.dumps([item]))[0].privileged is privileged
