@@ -19,7 +19,6 @@ printf '\n@@vlaunch clock\n%s %s\n@@vlaunch rc 0\n' "$sent" "$now"
 sh_c system "$(cat ./survey_system.sh)"
 part shm df -Pk /dev/shm
 sh_c names "$(cat ./survey_names.sh)" $peers
-sh_c own 'timeout -k 1 5 getent ahosts "$(uname -n)"'
 sh_c synced 'timedatectl show --property NTPSynchronized 2>/dev/null || chronyc -n tracking'
 part link ip -j -d link
 part route ip -j route show default

@@ -15,8 +15,8 @@ Parts = Mapping[str, tuple[str, int]]
 
 _LOOKUP = re.compile(
     # BusyBox' `date` knows no fraction of a second, and prints `%N` as it stands.
-    r"(reverse|forward|own) (\S{1,255}) (\d{1,12}(?:\.\d+)?)\S*"
-    r" (\d{1,12}(?:\.\d+)?)\S* (\d{1,3}) .*",
+    r"(?P<kind>reverse|forward|own) (?P<what>\S{1,255}) (?P<begin>\d{1,12}(?:\.\d+)?)\S*"
+    r" (?P<end>\d{1,12}(?:\.\d+)?)\S* (?P<status>\d{1,3}) (?P<found>.*)",
     re.ASCII,
 )
 _KINDS: dict[str, Literal["reverse", "forward", "own"]] = {
@@ -34,9 +34,6 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         return None
     system, boot = _pairs(said(parts, "system")), _pairs(said(parts, "boot"))
     shm, xid = _df(good(parts, "shm")), good(parts, "xid")
-    # getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an
-    # answer too.
-    own, code = answer(parts, "own")
     cgroup = [str(info[key]) for key in ("CgroupDriver", "CgroupVersion") if info.get(key)]
     return Survey(
         system=system.get("system", ""),
@@ -50,7 +47,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         shm_free=shm[1],
         skew=_skew(said(parts, "clock")),
         synced=_synced(good(parts, "synced")),
-        own_names=_first_words(own) if code in (0, 2) else None,
+        own_names=_own_names(good(parts, "names")),
         lookups=_lookups(good(parts, "names")),
         asks=_asks(said(parts, "names")),
         default_nic=_default(good(parts, "route")),
@@ -209,8 +206,11 @@ def _linger(text: str | None) -> bool | None:
     return None if match is None else match[1] == "yes"
 
 
-def _first_words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.split()))
+def _looked_up(text: str | None) -> Iterator[re.Match[str]]:
+    """Find the lines of names that were looked up."""
+    for line in (text or "").splitlines():
+        if match := _LOOKUP.fullmatch(f"{line} "):
+            yield match
 
 
 def _lookups(text: str | None) -> tuple[Lookup, ...] | None:
@@ -221,16 +221,30 @@ def _lookups(text: str | None) -> tuple[Lookup, ...] | None:
         return None
     found = (
         Lookup(
-            kind=_KINDS[match[1]],
-            what=match[2],
-            seconds=max(0.0, float(match[4]) - float(match[3])),
+            kind=_KINDS[match["kind"]],
+            what=match["what"],
+            seconds=max(0.0, float(match["end"]) - float(match["begin"])),
             # timeout(1) ends with 124, and with 137 when it had to kill
-            answered=match[5] not in ("124", "137"),
+            answered=match["status"] not in ("124", "137"),
         )
-        for line in text.splitlines()
-        if (match := _LOOKUP.fullmatch(f"{line} "))
+        for match in _looked_up(text)
     )
     return tuple(sorted(found, key=lambda each: (tuple(_KINDS).index(each.kind), each.what)))
+
+
+def _own_names(text: str | None) -> tuple[str, ...] | None:
+    """Return the addresses of the node's own name; None where they could not be looked up.
+
+    getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an answer
+    too.
+    """
+    for each in _looked_up(text):
+        addresses = tuple(each["found"].split())
+        if each["kind"] == "own" and (
+            each["status"] == "2" or (each["status"] == "0" and addresses)
+        ):
+            return addresses
+    return None
 
 
 def _asks(text: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
-from launcher.tools import host
+from launcher.tools import host, host_read
 from launcher.tools.survey import LOOKUP_DEADLINE, Gid, Lookup, ModelCache, Survey
 
 pytestmark = pytest.mark.processes
@@ -31,7 +31,7 @@ PARTS = [
 
 def survey(name: str) -> Survey:
     """Return what a recorded or written answer says."""
-    found = host.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
+    found = host_read.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
     assert found is not None
     return found
 
@@ -96,7 +96,7 @@ def test_trouble_on_a_node_is_read() -> None:
     """Strangers on GPUs with their user and container, Xids, a name on loopback, a kernel without
     driver.
     """
-    facts = host.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
+    facts = host_read.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
     found = facts.survey
     assert found is not None
     assert facts.gpu_processes is not None
@@ -188,6 +188,9 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
                 Lookup(kind="own", what="n1", seconds=5.125, answered=False),
             ),
         ),
+        ("names", "own n1 7.5 8.5 0 127.0.1.1 ::1 \n", "own_names", ("127.0.1.1", "::1")),
+        ("names", "own n1 7.5 8.5 2 \n", "own_names", ()),
+        ("names", "own n1 7.5 12.5 124 \n", "own_names", None),
         (
             "names",
             "nameserver\t192.0.2.53\nhosts:  files dns\nsearch a",
@@ -198,7 +201,7 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
 )
 def test_tools_say_it_in_their_own_ways(name: str, text: str, field: str, value: object) -> None:
     """Another daemon, an older version, a file that says nothing."""
-    found = host.parse_probe(parts(**{name: text})).survey
+    found = host_read.parse_probe(parts(**{name: text})).survey
 
     assert getattr(found, field) == value
 
@@ -210,14 +213,14 @@ def test_without_a_survey_nothing_is_asked_and_nothing_told() -> None:
     )
 
     assert not any(word in plain[2] for word in ("@@vlaunch clock", "topo -m", "sys/class/net"))
-    assert host.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
+    assert host_read.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
 
 
 def test_a_survey_that_breaks_off_is_unreadable() -> None:
     """What is missing at its end would read as a node without it."""
     text = (FIXTURES / "survey-lab.txt").read_text()
     with pytest.raises(UnreadableAnswer):
-        host.parse_probe(text.partition("@@vlaunch boot")[0])
+        host_read.parse_probe(text.partition("@@vlaunch boot")[0])
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -247,7 +250,7 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
         text=True,
         timeout=60,
     )
-    found = host.parse_probe(done.stdout).survey
+    found = host_read.parse_probe(done.stdout).survey
 
     assert found is not None
     assert found.skew is not None
@@ -276,7 +279,7 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
         timeout=60,
     )
     took = time.monotonic() - began
-    found = host.parse_probe(parts(names=done.stdout)).survey
+    found = host_read.parse_probe(parts(names=done.stdout)).survey
 
     assert found is not None
     assert found.lookups is not None
@@ -287,6 +290,7 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
         ("forward", "node2", True),
         ("own", os.uname().nodename, True),
     ]
+    assert found.own_names == ("10.0.0.9",)
     assert took < 2 * LOOKUP_DEADLINE
     assert [round(each.seconds) for each in found.lookups if not each.answered] == [5, 5]
 
@@ -314,7 +318,7 @@ def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:
         timeout=60,
     )
 
-    assert host.parse_probe(done.stdout).docker_version == ""
+    assert host_read.parse_probe(done.stdout).docker_version == ""
 
 
 GARBAGE = st.one_of(
@@ -357,4 +361,4 @@ GARBAGE = st.one_of(
 def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict[str, str]) -> None:
     """A node may be broken, or hostile."""
     with suppress(UnreadableAnswer):
-        assert isinstance(host.parse_probe(parts(**changed)).survey, Survey | None)
+        assert isinstance(host_read.parse_probe(parts(**changed)).survey, Survey | None)
