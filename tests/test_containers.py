@@ -11,8 +11,9 @@ from launcher import containers
 from launcher.model import Inventory, Secret
 from launcher.site import Site
 from launcher.tools import docker
-from launcher.tools.docker import Container, ContainerSpec
+from launcher.tools.docker import ContainerSpec
 from launcher.tools.host import Address, HostFacts
+from tests.containers import container
 
 Load = Callable[..., Inventory]
 FACTS = HostFacts(
@@ -146,20 +147,7 @@ def test_a_containers_log_is_kept_small_where_its_driver_can(
 def test_a_log_driver_that_was_not_told_is_that_of_the_container_there(load: Load) -> None:
     """A daemon that was slow to tell about itself must not have its containers replaced."""
     inventory = load()
-    there = Container(
-        name="vlaunch-c-gpu01",
-        id="1",
-        role="head",
-        node="gpu01",
-        image="i",
-        status="running",
-        spec="",
-        exit_code=0,
-        restarts=0,
-        env={},
-        labels={},
-        log_driver="journald",
-    )
+    there = container(log_driver="journald")
 
     assert spec(inventory, facts=replace(FACTS, containers=(there,))).log_options == {}
 
@@ -386,20 +374,7 @@ def test_a_container_of_an_earlier_vlaunch_is_known(
     command: tuple[str, ...], renewed: bool, load: Load
 ) -> None:
     """By its first process."""
-    there = Container(
-        name="n",
-        id="1",
-        role="head",
-        node="gpu01",
-        image="i",
-        status="running",
-        spec="",
-        exit_code=0,
-        restarts=0,
-        env={},
-        labels={},
-        argv=command,
-    )
+    there = container(argv=command)
 
     assert containers.renewed(there) is renewed
 

@@ -178,6 +178,14 @@ def failed(node: Node | Host | str, text: str, *, evidence: str = "", fix: str =
     return Finding(node=_name(node), status="fail", text=text, evidence=evidence, fix=fix)
 
 
+def gone(left: Sequence[str], text: str) -> Finding:
+    """Judge that nothing is left of what was stopped; `text` says so."""
+    if left:
+        fix = "run the same command again; `vlaunch down` ends everything"
+        return Finding(node="", status="wait", text="; ".join(left), fix=fix)
+    return passed("", text)
+
+
 def each(judge: Callable[[Host], Finding | None]) -> Judge:
     """Make a judge of all nodes from one that looks at a single node; `None` means that nothing is
     wrong.

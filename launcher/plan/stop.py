@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.checks import serving
+from launcher.checks import batch, serving
 from launcher.checks.ray import read_payload
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
@@ -79,7 +79,7 @@ def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
             for entry in entries
             if entry.alive and entry.name in {each.name for each in found}
         ]
-        return serving.batch_stopped([each.id for each in found], said, alive)
+        return batch.stopped([each.id for each in found], said, alive)
 
     gate = Gate(
         id="batch-gone",

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import containers
-from launcher.checks import serving
-from launcher.checks.serving import OVER, Holder
+from launcher.checks import batch
+from launcher.checks.batch import OVER
+from launcher.checks.gpu_use import Holder
 from launcher.errors import RequestError
 from launcher.site import Site
 from launcher.state import servers
@@ -52,7 +53,7 @@ def holders(said: Mapping[str, Any]) -> list[Holder]:
             Holder(what=each.what, gpus=each.gpus, end=f"vlaunch stop {each.name}")
             for each in found
         ),
-        *serving.batch_holders(said),
+        *batch.holders(said),
     ]
 
 

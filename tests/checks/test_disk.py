@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from launcher.tools.compile_cache import CompileCache
-from launcher.tools.docker import Container
 from launcher.tools.host import StateDir
 from tests.checks.conftest import Good, Load, first
 from tests.checks.spoiled import MODEL, NODES, Case, findings, named, turns_red
+from tests.containers import container
 
 GIB = 1024**3
 BIG = {"model.safetensors": 800 * GIB}
@@ -126,20 +126,7 @@ def test_a_cluster_of_cpus_needs_less() -> None:
 
 def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
     """Its containers are made of an image of ours, which may have another name."""
-    ours = Container(
-        name="vlaunch-c-gpu01",
-        id="1",
-        role="head",
-        node="gpu01",
-        image="i",
-        status="running",
-        spec="",
-        exit_code=0,
-        restarts=0,
-        env={},
-        labels={},
-    )
-    facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (ours,)}
+    facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (container(),)}
 
     assert (
         findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": facts}))[0].status

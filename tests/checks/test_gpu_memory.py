@@ -7,27 +7,15 @@ from dataclasses import replace
 import pytest
 
 from launcher.checks.gpu_memory import left_for_server, noticed
-from launcher.tools.docker import Container
 from launcher.tools.survey import GpuProcess
 from tests.checks.spoiled import GPU, Case, findings, inventory, named, turns_red
+from tests.containers import container
 
 OURS = GpuProcess(
     gpu="GPU-1", pid=9, name="ray::Worker", memory=70000, user="root", container="c0ffee"
 )
 ADA = GpuProcess(gpu="GPU-1", pid=77, name="python3", memory=70000, user="ada")
-CONTAINER = Container(
-    name="vlaunch-c-gpu02",
-    id="c0ffee0123",
-    role="worker",
-    node="gpu02",
-    image="i",
-    status="running",
-    spec="",
-    exit_code=0,
-    restarts=0,
-    env={},
-    labels={},
-)
+CONTAINER = container("vlaunch-c-gpu02", id="c0ffee0123", role="worker", node="gpu02")
 HELD = Case(
     id="gpu-memory",
     red={"gpu02": "fail"},

@@ -11,20 +11,9 @@ from launcher.model import Inventory
 from launcher.tools import payload, ray
 from launcher.tools.docker import Container
 from tests.checks.conftest import Good, Load, first, judge
+from tests.containers import container
 
-RUNNING = Container(
-    name="vlaunch-c-gpu01",
-    id="1",
-    role="head",
-    node="gpu01",
-    image="i",
-    status="running",
-    spec="",
-    exit_code=0,
-    restarts=0,
-    env={},
-    labels={},
-)
+RUNNING = container()
 
 
 def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:

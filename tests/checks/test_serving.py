@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,10 @@ from launcher.checks import serving
 from launcher.checks.shape import Finding, worst
 from launcher.model import Inventory, Node
 from launcher.site import Site
-from launcher.tools import docker
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
+from tests.containers import container
+from tests.ray_rows import group, ray_nodes, table
 
 NODES = (
     Node(name="n1", host="n1", ip="10.77.0.11", gpus=1, head=True),
@@ -26,52 +26,10 @@ INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes
 NAMES = {"n1": "vlaunch-c-n1", "n2": "vlaunch-c-n2"}
 
 
-def table(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"result": {"result": list(rows)}}}
-
-
-def ray_nodes(*ips: str, dead: str = "") -> dict[str, Any]:
-    return table(
-        *(
-            {
-                "node_id": f"id-{ip}",
-                "node_ip": ip,
-                "state": "DEAD" if ip == dead else "ALIVE",
-                "resources_total": {"GPU": 1.0},
-            }
-            for ip in ips
-        )
-    )
-
-
-def group(state: str = "CREATED", gpus: int = 2) -> dict[str, Any]:
-    return {"state": state, "bundles": [{"unit_resources": {"GPU": 1.0}} for _ in range(gpus)]}
-
-
-def rank(ip: str, name: str = "vllm_Worker_17_PP0", **more: object) -> dict[str, Any]:
-    return {"name": name, "state": "ALIVE", "node_id": f"id-{ip}", **more}
-
-
-def container(name: str, status: str = "running") -> docker.Container:
-    return docker.Container(
-        name=name,
-        id="1",
-        role="head",
-        node="",
-        image="i",
-        status=status,
-        spec="",
-        exit_code=0,
-        restarts=0,
-        env={},
-        labels={},
-    )
-
-
 def site(**status: str) -> Site:
     found = {
         name: HostFacts(
-            containers=(container(NAMES[name], status[name]),) if name in status else (),
+            containers=(container(NAMES[name], status=status[name]),) if name in status else (),
             listening=frozenset(),
         )
         for name in NAMES
@@ -154,52 +112,6 @@ def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("said", "busy"),
-    [
-        ({}, 0),
-        ({"groups": table()}, 0),
-        ({"groups": table(group(), group("REMOVED"), group("PENDING"))}, 2),
-        ({"actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0}))}, 1),
-        (
-            {
-                "actors": table(
-                    rank("10.77.0.11", required_resources={"GPU": 1.0}, placement_group_id="g")
-                )
-            },
-            0,
-        ),
-        ({"actors": table(rank("10.77.0.11", required_resources=None))}, 0),
-    ],
-)
-def test_busy_gpus(said: dict[str, Any], busy: float) -> None:
-    """What living placement groups reserve counts once, and actors outside of any count too."""
-    assert busy == serving.busy_gpus(said)
-
-
-def test_busy_gpus_of_a_recorded_cluster() -> None:
-    """One group of two bundles lives; two others have been removed."""
-    rows = json.loads(
-        (
-            Path(__file__).parent.parent / "fixtures" / "vllm" / "placement_groups_pp2.json"
-        ).read_text()
-    )
-
-    assert serving.busy_gpus({"groups": table(*rows)}) == 2
-
-
-def test_free_gpus() -> None:
-    """Too few free GPUs are refused with both numbers."""
-    (enough,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {}, [])
-    (short,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))}, [])
-
-    assert enough.status == "pass"
-    assert (short.status, short.text) == (
-        "fail",
-        "1 of 2 GPUs are free in Ray, TP 1 × PP 2 needs 2",
-    )
-
-
-@pytest.mark.parametrize(
     ("listening", "status"),
     [
         (frozenset({("0.0.0.0", 8000)}), "fail"),
@@ -232,54 +144,6 @@ def test_agents(heard: float | None, argv: tuple[str, ...], text: str) -> None:
 
     assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
     assert bool(found.fix) is bool(text)
-
-
-CHAT = serving.Holder(what="server `chat`", gpus=1, end="vlaunch stop chat")
-
-
-@pytest.mark.parametrize(
-    ("holders", "in_ray", "text"),
-    [
-        ([], 0, ""),
-        ([CHAT], 1, ""),  # what it holds and what Ray has given away are the same
-        (
-            [CHAT],
-            2,
-            "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, work in Ray holds 1",
-        ),
-        (
-            [CHAT, CHAT],
-            0,
-            (
-                "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, server `chat`"
-                " holds 1"
-            ),
-        ),
-        ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray holds 3"),
-    ],
-)
-def test_the_gpus_of_a_node(holders: list[serving.Holder], in_ray: float, text: str) -> None:
-    """Whoever holds them is named, with what ends it or shows it."""
-    found = serving.node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
-
-    assert (found.status, found.text) == ("fail" if text else "pass", text)
-    assert ("vlaunch stop chat" in found.fix or "ray list" in found.fix) is bool(text)
-
-
-def test_where_ray_has_given_gpus_away() -> None:
-    """By the address of the node, from placement groups and from actors outside of any."""
-    bundle = {"unit_resources": {"GPU": 1.0}, "node_id": "id-10.77.0.12"}
-    said = {
-        "nodes": ray_nodes("10.77.0.11", "10.77.0.12"),
-        "groups": table(
-            {"state": "CREATED", "bundles": [bundle, bundle]},
-            {"state": "REMOVED", "bundles": [bundle]},
-        ),
-        "actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0})),
-    }
-
-    assert serving.busy_by_node(said) == {"10.77.0.11": 1, "10.77.0.12": 2}
-    assert serving.busy_by_node({}) == {}
 
 
 @pytest.mark.parametrize(

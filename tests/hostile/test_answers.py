@@ -17,7 +17,7 @@ from hypothesis import given
 from rich.console import Console
 
 from launcher import watch, watch_batch
-from launcher.checks import catalogue, serving
+from launcher.checks import batch, catalogue, gpu_use
 from launcher.checks import ray as ray_checks
 from launcher.checks.network import expected, transport
 from launcher.checks.network.shape import Measurement
@@ -30,9 +30,11 @@ from launcher.site import Site
 from launcher.state import batches, observe, preflight, running, servers, status, verdict, watched
 from launcher.tools import (
     docker,
+    docker_read,
     expectations,
     gpu_survey,
     host,
+    host_read,
     image,
     inside,
     job_store,
@@ -136,7 +138,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
 @given(mutate.chances)
 def test_surveys_of_real_nodes(chance: Chance) -> None:
     """Lines of `nvidia-smi`, of /sys, of `ip` and `docker`: gone, doubled, or something else."""
-    survived(lambda: host.parse_probe(_probe(chance.choice(seeds.surveys()), chance)))
+    survived(lambda: host_read.parse_probe(_probe(chance.choice(seeds.surveys()), chance)))
 
 
 def _probe(text: str, chance: Chance) -> str:
@@ -181,10 +183,10 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         )
         holders = running.holders(heard)
         running.older(Site(inventory, facts), heard)
-        serving.free_gpus(inventory, 2, "TP 2", heard, holders)
-        serving.batch_room(inventory, 1, 2, heard, holders, queue=False)
-        serving.batch_stopped(["batch-rows-1"], heard, [])
-        survived(lambda: serving.busy_by_node(heard))
+        gpu_use.free_gpus(inventory, 2, "TP 2", heard, holders)
+        batch.room(inventory, 1, 2, heard, holders, queue=False)
+        batch.stopped(["batch-rows-1"], heard, [])
+        survived(lambda: gpu_use.busy_by_node(heard))
         seen = status.read(Site(inventory, facts), about, {})
         harmless(shown(ui_status.render(seen)))
         json.loads(json_line.dumps(seen.as_json()))
@@ -285,7 +287,7 @@ def _reports(said: Answer) -> None:
 
 def _containers(said: Answer) -> None:
     ray_checks.container_trouble(seeds.inventory().head, said)
-    for each in docker.parse_containers(said.out):
+    for each in docker_read.parse_containers(said.out):
         docker.remove(("docker",), each.id)
         assert all(
             isinstance(word, str)
@@ -333,7 +335,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     ),
     "an image": (
         lambda: json.loads((seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()),
-        lambda said: docker.parse_image(said.out),
+        lambda said: docker_read.parse_image(said.out),
     ),
     "an image's Python": (
         lambda: json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text()),
@@ -421,7 +423,7 @@ ENDLESS = {
     "escape codes": "\x1b[" * 4_000_000,
 }
 BUSY: dict[str, Callable[[str], Any]] = {
-    "probe": host.parse_probe,
+    "probe": host_read.parse_probe,
     "processes": gpu_survey.read_processes,
     "topology": gpu_survey.affinity,
     "symptoms": symptoms.first,

