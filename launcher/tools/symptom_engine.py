@@ -106,10 +106,10 @@ MEMORY = (
     ),
     Symptom(
         id="host-memory",
-        pattern=r"killed due to memory pressure \(OOM\)|OutOfMemoryError: \d+ task",
+        pattern=r"killed due to memory pressure \(OOM\)|OutOfMemoryError: \d+ (?:task|worker)",
         cause="a node ran out of host memory",
         fix="use a node with more memory than one rank's share of the checkpoint",
-        source="vllm 2669, 1160",
+        source="vllm 2669, 1160; MiaAI-Lab/GLM-5.3-Flash-NVFP4-Dual-DGX-Spark 2",
         batch=(
             "under `predict:` or `preprocess:` raise `num_cpus`, so that fewer run on a node, or"
             " lower `batch_size`"

@@ -294,6 +294,10 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
             "Failed core proc(s): {'EngineCore': -9}",
             "the engine was killed, most likely for lack of host memory",
         ),
+        (
+            "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low",
+            "a node ran out of host memory",
+        ),
         ("INFO: everything is fine", None),
     ],
 )
