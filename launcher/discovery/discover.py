@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
-from launcher.discovery import described, gpus, ports, rdma, software, subnets
+from launcher.discovery import described, gpus, ports, rdma, software, storage, subnets
 from launcher.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
 from launcher.model import Accelerator, fold
 
@@ -50,6 +50,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
             hosts, order, shared.places, chosen.counts, chosen.ids, fabric.hosts, strict=True
         )
     )
+    kept = storage.choose(hosts, order)
     args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
     return Discovery(
         cluster=wishes.cluster,
@@ -57,6 +58,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         accelerator=kind,
         fabric=fabric.fabric,
         hf_home=software.hf_home(hosts, order, wishes.hf_home),
+        state_dir=kept.state_dir,
         nodes=nodes,
         ssh=wishes.ssh,
         summary=described.describe(hosts, order, kind),
@@ -71,6 +73,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         gid_why=_gid_why(nodes) if fabric.fabric == "roce" else (),
         warnings=(
             *described.health(hosts, order),
+            *kept.warnings,
             *shared.warnings,
             *fabric.warnings,
             *_unequal(hosts, nodes, kind),
@@ -140,7 +143,8 @@ def _docker(hosts: Sequence[Probed], order: Sequence[str]) -> tuple[str, ...]:
 def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
     """Bound Ray's object store where it would take memory that the model needs."""
     memory = min((host.survey.memory for host in hosts if host.survey.memory), default=None)
-    if memory is None or kind != "cpu":
+    shared = any(gpu.memory_total == 0 for host in hosts for gpu in host.facts.gpus or ())
+    if memory is None or not (kind == "cpu" or shared):
         return None
     size = max(_SMALLEST_STORE, min(_GIB, memory // 8)) // _MIB
     # https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
