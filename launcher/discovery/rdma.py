@@ -5,7 +5,7 @@ of their GID tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import compress, starmap
 
@@ -60,7 +60,11 @@ def choose(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
     for layer, fabric in _LAYERS.items():
         usable = [[pair for pair in _ports(host) if _fits(*pair, layer)] for host in hosts]
         if all(usable):
-            return _chosen(hosts, order, fabric, [_fastest(pairs) for pairs in usable])
+            kept = [
+                _beside_gpus(host, _fastest(pairs))
+                for host, pairs in zip(hosts, usable, strict=True)
+            ]
+            return _chosen(hosts, order, fabric, kept)
     return _unusable(hosts, order)
 
 
@@ -98,6 +102,31 @@ def _v2(port: RdmaPort) -> list[int]:
 def _fastest(pairs: Sequence[_Pair]) -> list[_Pair]:
     rate = max(port.rate for _, port in pairs)
     return [(device, port) for device, port in pairs if port.rate == rate]
+
+
+def _beside_gpus(host: Probed, pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Leave out ports to which every GPU has a nearer one: as fast as the others, but for storage
+    or management (their PCIe distances: NVIDIA/nccl issue 1264, bytedance/flux issue 14).
+
+    What `nvidia-smi topo -m` does not tell of is kept.
+    """
+    gpus = [gpu.affinity for gpu in host.survey.gpus]
+    # One that is down has its place all the same.
+    down = [device for device, port in _ports(host) if port.state != "ACTIVE"]
+    there = [*(device for device, _ in pairs), *down]
+    best = [min((_distance(near, device) for device in there), default=0) for near in gpus]
+    return [
+        (device, port)
+        for device, port in pairs
+        if not any(device.name in near for near in gpus)
+        or any(_distance(near, device) <= far for near, far in zip(gpus, best, strict=True))
+    ]
+
+
+def _distance(near: Mapping[str, str], device: RdmaDevice) -> int:
+    """Return how far a GPU is from a device; one that it does not know is further than all."""
+    word = near.get(device.name, "")
+    return _NEAR.index(word) if word in _NEAR else len(_NEAR)
 
 
 def _rate(kept: Sequence[_Pair]) -> float:
@@ -149,7 +178,7 @@ def _each_port(
             if (device, port) in pairs:
                 used.setdefault(_about(host, device, port), []).append(name)
             else:
-                reason = _reason(device, port, fabric, _rate(pairs))
+                reason = _reason(host, device, port, fabric, _rate(pairs))
                 left_out.setdefault(f"not {_spelled(device, port)}: {reason}", []).append(name)
     return [text + on_some(names, order) for text, names in (*used.items(), *left_out.items())]
 
@@ -201,18 +230,23 @@ def _interfaces(kept: Sequence[_Pair]) -> frozenset[str]:
 
 
 def _about(host: Probed, device: RdmaDevice, port: RdmaPort) -> str:
-    """Say where a device is: its interface, its NUMA node, and the GPUs that it is nearest to
-    (`nvidia-smi topo -m`).
+    """Say where a device is: its interface, its NUMA node, and the GPUs that it is nearest to."""
+    said = [f"{port.rate:g} Gbit/s", *sorted(device.netdevs)]
+    said += [f"NUMA node {device.numa}"] if device.numa is not None else []
+    said += filter(None, [_nearest(host, device)])
+    return f"{_spelled(device, port)}: {', '.join(said)}"
+
+
+def _nearest(host: Probed, device: RdmaDevice) -> str:
+    """Return `PIX to GPU 0, 1`: how near it is to a GPU at best, and to which ones; empty when that
+    is not known.
     """
     near: dict[str, list[int]] = {}
     for gpu in host.survey.gpus:
         if device.name in gpu.affinity:
             near.setdefault(gpu.affinity[device.name], []).append(gpu.index)
     best = next((level for level in _NEAR if level in near), None)
-    said = [f"{port.rate:g} Gbit/s", *sorted(device.netdevs)]
-    said += [f"NUMA node {device.numa}"] if device.numa is not None else []
-    said += [f"{best} to GPU {', '.join(map(str, near[best]))}"] if best else []
-    return f"{_spelled(device, port)}: {', '.join(said)}"
+    return f"{best} to GPU {', '.join(map(str, near[best]))}" if best else ""
 
 
 def _spelled(device: RdmaDevice, port: RdmaPort) -> str:
@@ -225,7 +259,7 @@ def _told(device: RdmaDevice, port: RdmaPort) -> str:
     return f"{_spelled(device, port)}: {port.state} {port.link_layer}{lacking}"
 
 
-def _reason(device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
+def _reason(host: Probed, device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
     if _SOFTWARE.match(device.name):
         return "RDMA made of software, over the same network as TCP"
     if port.state != "ACTIVE":
@@ -234,7 +268,9 @@ def _reason(device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> s
         return f"its link is {port.link_layer} ({port.rate:g} Gbit/s), not the compute fabric"
     if port.rate != own:
         return f"{port.rate:g} Gbit/s, and the compute fabric has {own:g}"
-    return "it has no RoCE v2 address"
+    if fabric == "roce" and not _v2(port):
+        return "it has no RoCE v2 address"
+    return f"{_nearest(host, device)} at best, and every GPU has a nearer port"
 
 
 def _gid(ports: Sequence[RdmaPort]) -> int | None:

@@ -141,8 +141,8 @@ def host(
 
 
 def h100_pair() -> list[Probed]:
-    """Two servers with 8 × H100: 8 compute ports, one storage port, a port without a cable and an
-    Ethernet one.
+    """Two servers with 8 × H100: 8 compute ports, two for storage, of which one is as fast, a port
+    without a cable and an Ethernet one.
     """
 
     def one(at: int) -> Probed:
@@ -151,8 +151,15 @@ def h100_pair() -> list[Probed]:
             replace(infiniband(f"mlx5_{n}", netdev=f"ibp{n}"), numa=at // 4)
             for at, n in enumerate(compute)
         ]
-        near = [{f"mlx5_{n}": "PIX" if n == own else "NODE" for n in compute} for own in compute]
-        devices += [infiniband("mlx5_7", rate=200.0), infiniband("mlx5_8", state="DOWN", rate=10.0)]
+        near = [
+            {f"mlx5_{n}": "PIX" if n == own else "NODE" for n in compute} | {"mlx5_2": "SYS"}
+            for own in compute
+        ]
+        devices += [
+            infiniband("mlx5_2"),
+            infiniband("mlx5_7", rate=200.0),
+            infiniband("mlx5_8", state="DOWN", rate=10.0),
+        ]
         devices += [roce("mlx5_1", "eno1", rate=25.0)]
         home = Home(
             path="/data/huggingface", models=("Qwen/Qwen3-235B-A22B",), free=(3500 + at) * GIB

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from launcher.discovery.rdma import Rdma, choose
 from launcher.discovery.shape import Probed
-from launcher.tools.survey import RdmaDevice
+from launcher.tools.survey import GpuState, RdmaDevice
 from tests.discovery.hosts import host, infiniband, roce
 
 
@@ -14,6 +16,12 @@ def chosen(*devices: tuple[RdmaDevice, ...]) -> Rdma:
     """What is chosen for hosts with these devices."""
     hosts: list[Probed] = [host(f"h{at}", rdma=each) for at, each in enumerate(devices, start=1)]
     return choose(hosts, [each.host for each in hosts])
+
+
+def beside(devices: tuple[RdmaDevice, ...], *near: dict[str, str]) -> Rdma:
+    """What is chosen for a host whose GPUs are so near to its devices."""
+    states = tuple(GpuState(index=at, affinity=each) for at, each in enumerate(near))
+    return choose([host("h1", rdma=devices, survey={"gpus": states})], ["h1"])
 
 
 def test_infiniband_on_all_hosts_goes_before_roce() -> None:
@@ -107,6 +115,50 @@ def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
 
     assert found.why[0] == "infiniband: 1 ACTIVE InfiniBand port at 200 to 400 Gbit/s on each host"
     assert "(h1 1 at 400 Gbit/s; h2 1 at 200 Gbit/s)" in found.warnings[0]
+
+
+def test_a_port_to_which_every_gpu_has_a_nearer_one_is_left_out() -> None:
+    """It is for storage or management, though it is as fast as the others; how near it is, is
+    told.
+    """
+    two = (infiniband("mlx5_0"), infiniband("mlx5_1"), infiniband("mlx5_2"))
+    found = beside(two, {"mlx5_0": "PXB", "mlx5_1": "NODE", "mlx5_2": "SYS"}, {"mlx5_2": "PIX"})
+
+    assert found.hosts[0].hca == ("mlx5_0", "mlx5_2")
+    assert found.why[1:] == (
+        "mlx5_0: 400 Gbit/s, PXB to GPU 0",
+        "mlx5_2: 400 Gbit/s, PIX to GPU 1",
+        "not mlx5_1: NODE to GPU 0 at best, and every GPU has a nearer port",
+    )
+
+
+def test_a_compute_port_that_is_down_is_not_made_up_for() -> None:
+    """By one for storage: its GPU would share another one's."""
+    devices = (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN"), infiniband("mlx5_2"))
+    near = {"mlx5_0": "NODE", "mlx5_1": "PIX", "mlx5_2": "NODE"}
+    found = beside(devices, {**near, "mlx5_0": "PIX", "mlx5_1": "NODE"}, near)
+
+    assert found.hosts[0].hca == ("mlx5_0",)
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        (),
+        ({},),
+        ({"mlx5_0": "PIX"},),
+        ({"mlx5_0": "NODE", "mlx5_1": "NODE"},),
+        ({"mlx5_0": "PIX", "mlx5_1": "SYS"}, {}),
+        ({"mlx5_0": "PIX", "mlx5_1": "SYS"}, {"mlx5_0": "SYS", "mlx5_1": "SYS"}),
+    ],
+)
+def test_a_port_that_may_be_the_nearest_of_a_gpu_stays(near: tuple[dict[str, str], ...]) -> None:
+    """Where nothing is known of it or of a GPU, where all are alike, and where a GPU has none near
+    by.
+    """
+    found = beside((infiniband("mlx5_0"), infiniband("mlx5_1")), *near)
+
+    assert found.hosts[0].hca == ("mlx5_0", "mlx5_1")
 
 
 def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:
