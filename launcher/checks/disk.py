@@ -131,7 +131,10 @@ def _compiled(host: Host) -> Finding:
         return warned(
             host,
             f"what engines compile would lie on {found.kind}, a file system over the network",
-            fix=f"set `cache_dir:` of {host.name} to a folder on a disk of its own",
+            fix=(
+                f"set `cache_dir:` of {host.name}, or `state_dir:` for all of its files, to a"
+                " folder on a disk of its own"
+            ),
         )
     if found.size is None or found.size < sizes.MIB:
         return passed(host, f"{found.kind}, nothing compiled yet")

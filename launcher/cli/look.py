@@ -13,7 +13,7 @@ from launcher.discovery.shape import DOCKER, HF_HOME, Probed, Wishes
 from launcher.errors import UnreadableAnswer, together
 from launcher.model import Argv, Node, fold
 from launcher.state import observe
-from launcher.tools import host
+from launcher.tools import compile_cache, host
 from launcher.transport import Command
 
 _SUDO: Argv = ("sudo", "-n", "docker")
@@ -87,7 +87,7 @@ def _ask(
             accelerator=wishes.accelerator or "nvidia",
             images=(),
             survey=True,
-            more=local_assets.script(),
+            more=compile_cache.script(None, wishes.cluster) + local_assets.script(),
         )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
     answers = {answer.node: answer for answer in reached.transport.run(commands)}

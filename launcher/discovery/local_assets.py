@@ -1,4 +1,5 @@
-"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs.
+"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs,
+folders on its own disks.
 
 It is asked behind the probe, which looks only at what an inventory names; the question reads and
 changes nothing.
@@ -16,6 +17,8 @@ from launcher.errors import UnreadableAnswer
 from launcher.tools import derived, docker_read, untrusted
 
 _MARK = "@@stock"
+# The paths that an inventory can name.
+_DISK = re.compile(rf"^{_MARK} disk ([0-9]{{1,18}}) (/[A-Za-z0-9._@%+=/-]{{1,200}})$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +31,21 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A folder on a disk of the host's own that belongs to the login; `free` is in bytes."""
+
+    path: str
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAssets:
     """`images` has the identity of each image whose name looks like vLLM's, but not those that
     vlaunch made.
     """
 
     homes: tuple[Home, ...] = ()
+    disks: tuple[Disk, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
     amd_gpus: int = 0
 
@@ -56,6 +68,9 @@ def parse(text: str) -> LocalAssets:
     amd = re.search(rf"^{_MARK} amd[ \t]+([0-9]{{1,6}})[ \t]*$", head, re.MULTILINE)
     return LocalAssets(
         homes=tuple(_homes(head.splitlines())),
+        disks=tuple(
+            Disk(path=found[2], free=int(found[1]) * 1024) for found in _DISK.finditer(head)
+        ),
         images=_images(images.strip()),
         amd_gpus=int(amd[1]) if amd else 0,
     )

@@ -97,6 +97,7 @@ class Discovery:
     fabric: Fabric
     hf_home: Choice
     nodes: tuple[DiscoveredNode, ...]
+    state_dir: Choice | None = None
     ssh: Ssh = field(default_factory=Ssh)
     summary: tuple[str, ...] = ()
     network: tuple[str, ...] = ()

@@ -46,6 +46,7 @@ def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
         [f"cluster: {scalar(found.cluster)}"],
         _software(found),
         _choice("hf_home", found.hf_home),
+        _choice("state_dir", found.state_dir) if found.state_dir else (),
         _docker(found, docker),
         _login(found),
         _object_store(found),

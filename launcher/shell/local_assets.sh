@@ -1,6 +1,6 @@
 #!/bin/sh
-# List what a host has that could be used: Hugging Face homes with their models, AMD GPUs, images of
-# vLLM.
+# List what a host has that could be used: Hugging Face homes with their models, AMD GPUs, folders on
+# disks of its own, images of vLLM.
 #
 # Runs behind probe.sh, which sets $hf and leaves what starts docker in "$@". A cache is
 # `hub/models--OWNER--NAME` (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
@@ -18,6 +18,7 @@ for home in "$hf" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; d
 done
 printf '@@stock amd '
 grep -l 'simd_count [1-9]' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null | wc -l
+timeout -k 2 15 sh -c "$(cat ./own_disks.sh)"
 names=$(timeout -k 2 15 "$@" images --format '{{.Repository}}:{{.Tag}}' 2>/dev/null |
   grep -i vllm | grep -v '<none>' | head -n 40)
 printf '@@stock images\n'

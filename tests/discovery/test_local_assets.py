@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.discovery.local_assets import Home, parse, script
+from launcher.discovery.local_assets import Disk, Home, parse, script
 from launcher.errors import UnreadableAnswer
 from tests.simulated import image_json
 
@@ -45,11 +45,13 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     assert homes[str(tmp_path / ".cache/huggingface")].models == ()
     assert all(home.free for home in found.homes)
     assert found.amd_gpus == 0
+    assert all(Path(disk.path).is_dir() and disk.free for disk in found.disks)
 
 
 def test_what_is_said_is_read() -> None:
     """Two homes, eight AMD GPUs, no image."""
     text = (
+        "@@stock disk 2048 /raid/ops\n@@stock disk x /y\n"
         "@@stock home /data/huggingface\n/dev/nvme0n1 100 10 90 10% /data\n@@stock model"
         " models--a--b\n@@stock home /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
         " images\n\n@@stock end\n"
@@ -61,6 +63,7 @@ def test_what_is_said_is_read() -> None:
         Home(path="/home/x/.cache/huggingface"),
     )
     assert (found.amd_gpus, found.images) == (8, {})
+    assert found.disks == (Disk(path="/raid/ops", free=2 << 20),)
 
 
 @pytest.mark.parametrize(
