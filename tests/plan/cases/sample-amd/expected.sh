@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster mi300x, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    mi01) ssh ops@mi01 "$(printf '%q ' "$@")" ;;
+    mi02) ssh ops@mi02 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Have the image on every node
+on mi01 docker pull --quiet vllm/vllm-openai-rocm:v0.32.0 &
+on mi02 docker pull --quiet vllm/vllm-openai-rocm:v0.32.0 &
+all
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Write helper files and secrets
+vlaunch payload | on mi01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/mi300x /home/ops/.vlaunch/cache/mi300x/made-for-the-image &
+vlaunch payload | on mi02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/mi300x /home/ops/.vlaunch/cache/mi300x/made-for-the-image &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
+all
+
+# == Start the Ray head
+on mi01 docker run --detach --name vlaunch-mi300x-mi01 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --device /dev/kfd --device /dev/dri --device /dev/infiniband --cap-add IPC_LOCK --cap-add SYS_PTRACE --group-add video --security-opt seccomp=unconfined --ulimit memlock=-1 --ulimit stack=67108864 --log-opt max-file=5 --log-opt max-size=20m --volume /home/ops/.vlaunch/mi300x/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/mi300x/secrets:/run/vlaunch/secrets:ro --volume /home/ops/.vlaunch/mi300x/server:/var/lib/vlaunch --volume /home/ops/.vlaunch/cache/mi300x/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=ens51f0np0 --env HF_HOME=/data/huggingface --env NCCL_IB_HCA==rdma0,rdma1,rdma2,rdma3,rdma4,rdma5,rdma6,rdma7 --env NCCL_SOCKET_IFNAME==ens51f0np0 --env RAY_ADDRESS=10.0.4.1:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=ens51f0np0 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.4.1 --label vlaunch.cluster=mi300x --label vlaunch.node=mi01 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=e466291e4bd3 --entrypoint /bin/sh vllm/vllm-openai-rocm:v0.32.0 /opt/vlaunch/entry.sh agent --node mi01 --head 10.0.4.1 --port 29560 --lead --private-shm -- ray start --head --block --node-ip-address 10.0.4.1 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate head: the Ray head listens
+
+# == Start the Ray workers
+on mi02 docker run --detach --name vlaunch-mi300x-mi02 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --device /dev/kfd --device /dev/dri --device /dev/infiniband --cap-add IPC_LOCK --cap-add SYS_PTRACE --group-add video --security-opt seccomp=unconfined --ulimit memlock=-1 --ulimit stack=67108864 --log-opt max-file=5 --log-opt max-size=20m --volume /home/ops/.vlaunch/mi300x/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/mi300x/secrets:/run/vlaunch/secrets:ro --volume /home/ops/.vlaunch/mi300x/server:/var/lib/vlaunch --volume /home/ops/.vlaunch/cache/mi300x/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=ens51f0np0 --env HF_HOME=/data/huggingface --env NCCL_IB_HCA==rdma0,rdma1,rdma2,rdma3,rdma4,rdma5,rdma6,rdma7 --env NCCL_SOCKET_IFNAME==ens51f0np0 --env RAY_ADDRESS=10.0.4.1:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=ens51f0np0 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.4.2 --label vlaunch.cluster=mi300x --label vlaunch.node=mi02 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=5eee90811710 --entrypoint /bin/sh vllm/vllm-openai-rocm:v0.32.0 /opt/vlaunch/entry.sh agent --node mi02 --head 10.0.4.1 --port 29560 --private-shm -- ray start --block --address 10.0.4.1:6379 --node-ip-address 10.0.4.2 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 16 GPUs
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
+exit
+} </dev/null

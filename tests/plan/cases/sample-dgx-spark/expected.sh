@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster spark, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    spark-1) ssh nvidia@spark-1.local "$(printf '%q ' "$@")" ;;
+    spark-2) ssh nvidia@spark-2.local "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Have the image on every node
+on spark-1 docker pull --quiet vllm/vllm-openai:v0.32.0 &
+on spark-2 docker pull --quiet vllm/vllm-openai:v0.32.0 &
+all
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Write helper files and secrets
+vlaunch payload | on spark-1 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/nvidia/.vlaunch/spark /home/nvidia/.vlaunch/cache/spark/made-for-the-image &
+vlaunch payload | on spark-2 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/nvidia/.vlaunch/spark /home/nvidia/.vlaunch/cache/spark/made-for-the-image &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on spark-1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on spark-2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark RAY_AUTH_TOKEN &
+all
+
+# == Start the Ray head
+on spark-1 docker run --detach --name vlaunch-spark-spark-1 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --gpus 1 --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864 --log-opt max-file=5 --log-opt max-size=20m --volume /home/nvidia/.vlaunch/spark/payload:/opt/vlaunch:ro --volume /home/nvidia/.vlaunch/spark/secrets:/run/vlaunch/secrets:ro --volume /home/nvidia/.vlaunch/spark/server:/var/lib/vlaunch --volume /home/nvidia/.vlaunch/cache/spark/made-for-the-image:/var/cache/vlaunch --volume /home/nvidia/.cache/huggingface:/home/nvidia/.cache/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=enp1s0f0np0 --env HF_HOME=/home/nvidia/.cache/huggingface --env NCCL_IB_HCA==rocep1s0f0,roceP2p1s0f0 --env NCCL_SOCKET_IFNAME==enp1s0f0np0 --env RAY_ADDRESS=192.168.100.10:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=enp1s0f0np0 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=192.168.100.10 --label vlaunch.cluster=spark --label vlaunch.node=spark-1 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=5d94310afc28 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node spark-1 --head 192.168.100.10 --port 29560 --lead --private-shm -- ray start --head --block --node-ip-address 192.168.100.10 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 1 --object-store-memory 1073741824 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate head: the Ray head listens
+
+# == Start the Ray workers
+on spark-2 docker run --detach --name vlaunch-spark-spark-2 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --gpus 1 --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864 --log-opt max-file=5 --log-opt max-size=20m --volume /home/nvidia/.vlaunch/spark/payload:/opt/vlaunch:ro --volume /home/nvidia/.vlaunch/spark/secrets:/run/vlaunch/secrets:ro --volume /home/nvidia/.vlaunch/spark/server:/var/lib/vlaunch --volume /home/nvidia/.vlaunch/cache/spark/made-for-the-image:/var/cache/vlaunch --volume /home/nvidia/.cache/huggingface:/home/nvidia/.cache/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=enp1s0f1np1 --env HF_HOME=/home/nvidia/.cache/huggingface --env NCCL_IB_HCA==rocep1s0f1,roceP2p1s0f1 --env NCCL_SOCKET_IFNAME==enp1s0f1np1 --env RAY_ADDRESS=192.168.100.10:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=enp1s0f1np1 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=192.168.100.11 --label vlaunch.cluster=spark --label vlaunch.node=spark-2 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=14745801c726 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node spark-2 --head 192.168.100.10 --port 29560 --private-shm -- ray start --block --address 192.168.100.10:6379 --node-ip-address 192.168.100.11 --num-gpus 1 --object-store-memory 1073741824 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
+exit
+} </dev/null

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster workstation, 1 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    workstation) "$@" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Have the image on every node
+on workstation docker pull --quiet vllm/vllm-openai:v0.32.0
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Write helper files and secrets
+vlaunch payload | on workstation sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/workstation /root/.vlaunch/cache/workstation/made-for-the-image
+printf %s "${RAY_AUTH_TOKEN:?}" | on workstation sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/workstation RAY_AUTH_TOKEN
+
+# == Start the Ray head
+on workstation docker run --detach --name vlaunch-workstation-workstation --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --gpus 2 --log-opt max-file=5 --log-opt max-size=20m --volume /root/.vlaunch/workstation/payload:/opt/vlaunch:ro --volume /root/.vlaunch/workstation/secrets:/run/vlaunch/secrets:ro --volume /root/.vlaunch/workstation/server:/var/lib/vlaunch --volume /root/.vlaunch/cache/workstation/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env HF_HOME=/data/huggingface --env RAY_ADDRESS=192.168.1.20:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=192.168.1.20 --label vlaunch.cluster=workstation --label vlaunch.node=workstation --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=f7717f74425c --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node workstation --head 192.168.1.20 --port 29560 --lead --private-shm -- ray start --head --block --node-ip-address 192.168.1.20 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 2 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate head: the Ray head listens
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 1 nodes with 2 GPUs
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
+exit
+} </dev/null

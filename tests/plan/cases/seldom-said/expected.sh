@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster odd, 1 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    gpu01) ssh ops@gpu01 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Have the image on every node
+on gpu01 docker pull --quiet vllm/vllm-openai:v0.32.0
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Write helper files and secrets
+vlaunch payload | on gpu01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/odd /home/ops/.vlaunch/cache/odd/made-for-the-image
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to somebody else" >&2; exit 1; }; done && umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /run/vlaunch-ops/odd RAY_AUTH_TOKEN
+
+# == Start the Ray head
+on gpu01 docker run --detach --name vlaunch-odd-gpu01 --network host --ipc host --restart unless-stopped --gpus 8 --log-driver journald --log-opt tag=vllm --volume /home/ops/.vlaunch/odd/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/odd/server:/var/lib/vlaunch --volume /home/ops/.vlaunch/cache/odd/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --mount type=bind,source=/run/vlaunch-ops/odd/secrets,target=/run/vlaunch/secrets,readonly --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env HF_HOME=/data/huggingface --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.0.11 --label vlaunch.cluster=odd --label vlaunch.node=gpu01 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=353c2b070599 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node gpu01 --head 10.0.0.11 --port 29560 --lead -- ray start --head --block --node-ip-address 10.0.0.11 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate head: the Ray head listens
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 1 nodes with 8 GPUs
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
+exit
+} </dev/null
