@@ -42,7 +42,8 @@ class Machine:
     instead of a model's files, `model` its files with their sizes, `config` its `config.json`,
     `engine_log` what vLLM's ranks wrote of NCCL, `memory` where secrets may lie in memory, `kept`
     those that do, `modes` mode and owner of a secret's file where they are not what they should be,
-    `compiled` the file system of what engines compile, and, where there is some, its KiB.
+    `compiled` the file system of what engines compile, and, where there is some, its KiB, `probed`
+    parts of the probe's answer with their exit status in place of good ones.
     """
 
     node: Node
@@ -67,6 +68,7 @@ class Machine:
     kept: dict[str, bytes] = field(default_factory=dict)
     modes: dict[str, str] = field(default_factory=dict)
     compiled: str = "ext4"
+    probed: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class World:
@@ -616,7 +618,6 @@ class World:
             "logind": "Linger=yes",
             "gpustate": gpus if machine.gpus and self.inventory.accelerator == "nvidia" else None,
             "cuda": "CUDA Version : 13.0",
-            "gpuapps": "",
             "models": "",
             "boot": "next=6.8.0-50-generic\ndriver=yes",
             "dockerdisk": "x\n/dev/sda1 1 1 999999999 1% /var/lib/docker",
@@ -776,7 +777,7 @@ class World:
             ),
             ("toolkit", "", 127),
             *(
-                [("gpus", gpus, 0)]
+                [("gpus", gpus, 0), ("gpuapps", "", 0)]
                 if accelerator == "nvidia"
                 else [("gpus", kfd, 0)]
                 if accelerator == "amd"
@@ -812,8 +813,10 @@ class World:
                 0,
             ),
         ]
+        told = {name: (text, code) for name, text, code in parts} | machine.probed
         return "".join(
-            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, text, code in parts
+            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n"
+            for name, (text, code) in told.items()
         )
 
 

@@ -80,9 +80,31 @@ def _memory(host: Host) -> Finding:
             evidence="\n".join(_who(one) for one in strangers[:8]),
             fix=_end(host, strangers),
         )
+    if displays := _displays(host):
+        return displays
     held = _held([one for one in host.facts.gpu_processes if one.gpu not in _others(host)])
     text = f"{held} MiB held, by this cluster's own containers" if held else ""
     return passed(host, text or "nobody holds GPU memory")
+
+
+def _displays(host: Host) -> Finding | None:
+    """Warn of the memory of GPUs that drive a display: its programs draw, and the driver lists only
+    those that compute.
+    """
+    drawn = {state.index for state in host.survey.gpus if state.display} if host.survey else set()
+    told = []
+    for gpu in host.facts.used(host.node):
+        known = [one for one in host.facts.gpu_processes or () if one.gpu == gpu.uuid]
+        if gpu.index in drawn and gpu.memory_used - _held(known) >= _STRANGER_MIB:
+            told.append(f"GPU {gpu.index}: {gpu.memory_used - _held(known)} MiB")
+    if not told:
+        return None
+    return warned(
+        host,
+        f"a display holds GPU memory ({', '.join(told)})",
+        fix=f"name others under `gpus:` of {host.name}, end the desktop (`sudo systemctl isolate"
+        " multi-user.target`), or claim less: `-- --gpu-memory-utilization 0.5`",
+    )
 
 
 def _strangers(host: Host) -> list[GpuProcess]:

@@ -318,6 +318,18 @@ def no_rdma(inventory: Inventory) -> str:
     )
 
 
+ACCELERATOR = Check(
+    id="accelerator",
+    what="the declared accelerators are there",
+    why=(
+        "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an"
+        " hour and then fail"
+    ),
+    judge=each(_accelerator),
+    skip_reason=cpu_has_none,
+    group="accelerator",
+)
+
 CHECKS = (
     Check(
         id="docker",
@@ -342,17 +354,7 @@ CHECKS = (
         group="docker",
         needs=("docker",),
     ),
-    Check(
-        id="accelerator",
-        what="the declared accelerators are there",
-        why=(
-            "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an"
-            " hour and then fail"
-        ),
-        judge=each(_accelerator),
-        skip_reason=cpu_has_none,
-        group="accelerator",
-    ),
+    ACCELERATOR,
     Check(
         id="gpu-shared",
         what="no other cluster has these GPUs",

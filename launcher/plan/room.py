@@ -5,12 +5,13 @@ way is named.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from launcher.checks import batch, gpu_use, serving
 from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server
 from launcher.checks.gpu_use import Holder
+from launcher.checks.host import ACCELERATOR
 from launcher.checks.shape import Evidence, Finding
 from launcher.model import Inventory, Node
 from launcher.plan.request import Request
@@ -37,6 +38,7 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
             "the agents of its nodes are connected",
             partial(serving.agents, seen.site, needed, heard),
         ),
+        *([_gpus_there(seen, needed)] if GPU_MEMORY.applies(inventory) else []),
         model(seen, loading, request.model),
         observed(
             "room",
@@ -46,6 +48,21 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
         ),
         *([_gpu_memory(seen, request)] if GPU_MEMORY.applies(inventory) else []),
     )
+
+
+def _gpus_there(seen: ClusterSnapshot, nodes: Sequence[Node]) -> Gate:
+    """The GPUs that nodes declare are there, as far as their drivers say: a lost one ends every
+    start.
+    """
+    site = seen.site
+    known = [
+        node
+        for node in nodes
+        if (facts := site.facts_of(node)) is not None and (facts.gpus or facts.lost_gpus)
+    ]
+    inventory = replace(site.inventory, nodes=tuple(known))
+    evidence = Evidence(inventory=inventory, facts=site.facts)
+    return observed(ACCELERATOR.id, ACCELERATOR.what, partial(ACCELERATOR.judge, evidence))
 
 
 def _gpu_memory(seen: ClusterSnapshot, request: Request) -> Gate:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.checks.gpu_memory import left_for_server, noticed
-from launcher.tools.survey import GpuProcess
+from launcher.tools.survey import GpuProcess, GpuState
 from tests.checks.spoiled import GPU, Case, findings, inventory, named, turns_red
 from tests.containers import container
 
@@ -94,6 +94,34 @@ def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
     first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
 
     assert findings(replace(HELD, evidence={"inventory": first}))[1].status == "pass"
+
+
+DRAWN = replace(
+    HELD,
+    red={"gpu02": "warn"},
+    text="a display holds GPU memory (GPU 1: 2000 MiB)",
+    fix="end the desktop",
+    facts={
+        "gpu02": {
+            "gpus": (GPU, replace(GPU, index=1, uuid="GPU-1", memory_used=72000)),
+            "gpu_processes": (OURS,),
+            "containers": (CONTAINER,),
+        }
+    },
+    survey={
+        "gpu02": {
+            "gpus": (
+                GpuState(index=0, ecc_errors=0, display=True),
+                GpuState(index=1, ecc_errors=0, display=True),
+            )
+        }
+    },
+)
+
+
+def test_what_a_display_holds_is_told() -> None:
+    """Beside what this cluster's own containers hold: the driver lists no program that draws."""
+    turns_red(DRAWN)
 
 
 def test_up_only_warns() -> None:

@@ -34,11 +34,18 @@ def test_preflight() -> None:
     assert gates(planned(seen(), request())) == [
         "cluster",
         "agents",
+        "accelerator",
         "model",
         "room",
         "gpu-memory",
     ]
-    assert gates(planned(seen(), request("mp"))) == ["agents", "model", "room", "gpu-memory"]
+    assert gates(planned(seen(), request("mp"))) == [
+        "agents",
+        "accelerator",
+        "model",
+        "room",
+        "gpu-memory",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +86,18 @@ def test_nodes_that_an_mp_server_does_not_use_may_be_away() -> None:
 
     assert judged(planned(seen(members={}), asked), "agents") == []
     assert [each.node for each in judged(planned(seen(agent=None), asked), "agents")] == ["n1"]
+
+
+def test_a_server_on_a_lost_gpu_is_refused() -> None:
+    """Where a driver says so; who says nothing, and who is not used, is not in the way."""
+    there = seen()
+    lost = replace(there.site.facts["n2"], lost_gpus=("GPU3: 0000:61:00.0: Unknown Error",))
+    facts = {**there.site.facts, "n2": lost}
+    broken = replace(there, site=Site(INVENTORY, facts))
+    (found,) = judged(planned(broken, request()), "accelerator")
+
+    assert (found.node, found.text) == ("n2", "the driver has lost a GPU")
+    assert judged(planned(broken, chat()), "accelerator") == []
 
 
 @pytest.mark.parametrize("inventory", [INVENTORY, BARE])

@@ -19,6 +19,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # == Look at the cluster and the model
 # gate cluster: the cluster is up: every node is in Ray
 # gate agents: the agents of its nodes are connected
+# gate accelerator: the declared accelerators are there
 # gate model: every node has the model, or may download it
 # gate room: enough GPUs are free, and port 8000 on n1
 # gate gpu-memory: others leave the memory of its GPUs that it claims
