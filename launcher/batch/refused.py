@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import RequestError
-from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake
+
+if TYPE_CHECKING:  # which imports yaml, and only a file needs that
+    from launcher.inventory.document import Document
 
 HINT = "every key is explained in examples/reference.yaml; nothing was touched"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.tools import expectations
+from launcher.tools import expectations_read
 from launcher.tools.expectations import Expectations
 
 FILE = "expectations.yaml"
@@ -19,4 +19,4 @@ def load(named: Path | None = None) -> Expectations:
     import platformdirs
 
     own = platformdirs.user_config_path("vlaunch") / FILE
-    return expectations.load(named or (own if own.exists() else None))
+    return expectations_read.load(named or (own if own.exists() else None))

@@ -1,30 +1,16 @@
 """What GPUs and network cards are known to do: our figures with their sources, and a user's file
-over them.
-
-The figures are data (`launcher/expectations/*.yaml`). A user's file has the same two lists, `gpus`
-and `nics`; an entry whose `model` we have changes only the keys it gives, any other is a new model
-and is looked at before ours.
+over them, which `expectations_read` reads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-
-from launcher.errors import RequestError
-
-DATA = Path(__file__).parent.parent / "expectations"
-FILES = ("gpus.yaml", "nics.yaml")
-_MAX_BYTES = 256 * 1024
-# libyaml is ten times as quick. Not for what others wrote: deep nesting overflows its stack and
-# ends the process.
-_QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from launcher.tools import decode
+from launcher.values import Bounds
 
 
 def _pattern(text: str) -> str:
@@ -35,11 +21,13 @@ def _pattern(text: str) -> str:
     return text
 
 
-Pattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Words = Annotated[str, Bounds(min_length=1)]
+Pattern = Annotated[Words, decode.Then(_pattern)]
+Positive = Annotated[float, Bounds(gt=0)]
 
 
-class Gpu(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
     """A GPU model. `match` is searched in the name that `nvidia-smi` gives.
 
     `memory` is GB as sold (`None`: it has none of its own, or there are several), `driver` the
@@ -48,20 +36,19 @@ class Gpu(BaseModel):
     bandwidth between nodes in GB/s by kind of network (`ib`, `efa`, …), `busbw_node` inside one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str = Field(min_length=1)
+    model: Words
     match: Pattern
-    source: str = Field(min_length=1)
+    source: Words
     memory: Positive | None = None
-    driver: int | None = Field(default=None, gt=0)
+    driver: Annotated[int, Bounds(gt=0)] | None = None
     gpudirect: bool = True
     datacenter: bool = True
-    busbw: Mapping[str, Positive] = Field(default_factory=dict)
+    busbw: Mapping[str, Positive] = field(default_factory=dict)
     busbw_node: Positive | None = None
 
 
-class Nic(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
     """A network card.
 
     `match` is searched in an RDMA device's model (`MT4129`) or an interface's driver
@@ -72,14 +59,12 @@ class Nic(BaseModel):
     are upper bounds for one small message, one way, in µs.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str = Field(min_length=1)
+    model: Words
     match: Pattern
-    source: str = Field(min_length=1)
+    source: Words
     rate: Positive | None = None
-    share: float = Field(default=0.9, gt=0, le=1)
-    share_tcp: float = Field(default=0.5, gt=0, le=1)
+    share: Annotated[float, Bounds(gt=0, le=1)] = 0.9
+    share_tcp: Annotated[float, Bounds(gt=0, le=1)] = 0.5
     latency: Positive = 100.0
     latency_tcp: Positive = 1000.0
 
@@ -100,112 +85,3 @@ class Expectations:
     def nic(self, name: str) -> Nic | None:
         """Return what is expected of a network card by its RDMA model (`MT4129`) or its driver."""
         return next((each for each in self.nics if re.search(each.match, name)), None)
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    gpus: list[Gpu] = []
-    nics: list[Nic] = []
-
-
-def load(override: Path | None = None) -> Expectations:
-    """Read our figures and a user's file over them; raises RequestError with every mistake in that
-    file.
-    """
-    ours: dict[str, list[dict[str, Any]]] = {"gpus": [], "nics": []}
-    for name in FILES:
-        for key, entries in _read(DATA / name, _QUICK).items():
-            ours[key] += entries
-    if override is None:
-        return _checked(ours, DATA)
-    theirs = _read(override)
-    unknown = [str(key) for key in theirs if key not in ours]
-    if unknown:
-        raise _mistakes(
-            override, [f"{key}: is not known; write `gpus:` or `nics:`" for key in unknown]
-        )
-    merged = {
-        key: _merge(entries, _entries(override, theirs, key)) for key, entries in ours.items()
-    }
-    return _checked(merged, override)
-
-
-def _read(
-    path: Path, loader: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader
-) -> dict[str, Any]:
-    try:
-        text = path.read_bytes()[: _MAX_BYTES + 1]
-        if len(text) > _MAX_BYTES:
-            raise _mistakes(path, [f"is larger than {_MAX_BYTES // 1024} KiB"])
-        data = yaml.load(text.decode(), Loader=loader)  # noqa: S506 - both are safe loaders
-    except OSError as error:
-        raise _mistakes(
-            path, [f"cannot be read: {(error.strerror or str(error)).lower()}"]
-        ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _mistakes(path, ["not valid YAML: " + " ".join(str(error).split())[:200]]) from None
-    if not isinstance(data, dict):
-        raise _mistakes(path, ["should be a mapping with `gpus:` or `nics:`"])
-    return data
-
-
-def _entries(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    entries = data.get(key) or []
-    if not isinstance(entries, list):
-        raise _mistakes(path, [f"{key}: should be a list"])
-    bad = [
-        at
-        for at, each in enumerate(entries)
-        if not isinstance(each, dict) or not isinstance(each.get("model"), str)
-    ]
-    if bad:
-        raise _mistakes(path, [f"{key}[{at}]: should be a mapping with a `model`" for at in bad])
-    return entries
-
-
-def _merge(
-    ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    known = {each["model"]: each for each in ours}
-    new = []
-    for entry in theirs:
-        if entry["model"] in known:
-            known[entry["model"]] = {**known[entry["model"]], **entry}
-        else:
-            # A new model is found by its name unless the file says how, and its figures are its
-            # author's.
-            new.append({"match": re.escape(entry["model"]), "source": "your own file", **entry})
-    return [*new, *known.values()]
-
-
-def _checked(data: Mapping[str, Any], path: Path) -> Expectations:
-    try:
-        read = _File.model_validate(dict(data))
-    except ValidationError as error:
-        raise _mistakes(
-            path, [_told(each, data) for each in error.errors(include_url=False)]
-        ) from None
-    return Expectations(gpus=tuple(read.gpus), nics=tuple(read.nics))
-
-
-def _told(error: Any, data: Mapping[str, Any]) -> str:
-    """Name the entry by its model: after the merge its place in the list is not the one in the
-    file.
-    """
-    key, at, *rest = error["loc"]
-    where = ".".join([f"{key}[{data[key][at]['model']}]", *map(str, rest)])
-    if error["type"] == "extra_forbidden":
-        return f"{where}: is not known"
-    return f"{where}: {error['msg'].removeprefix('Value error, ').lower()}, not {error['input']!r}"[
-        :300
-    ]
-
-
-def _mistakes(path: Path, told: Sequence[str]) -> RequestError:
-    number = "1 mistake" if len(told) == 1 else f"{len(told)} mistakes"
-    return RequestError(
-        f"{number} in the expectations `{path}`",
-        evidence=[f"{path}: {each}" for each in told],
-        hint="docs/checks.md tells the keys of an expectations file",
-    )

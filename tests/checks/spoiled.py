@@ -14,7 +14,7 @@ from launcher.checks.catalogue import run
 from launcher.checks.shape import Evidence, Finding, Hub
 from launcher.inventory.load import loads
 from launcher.model import Inventory
-from launcher.tools import expectations
+from launcher.tools import expectations_read
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
@@ -204,7 +204,7 @@ class Case:
             "files": {name: self.files.get(name, FILES) for name in NODES},
             "model": MODEL,
             "hub": Hub(status="ok"),
-            "expectations": expectations.load(),
+            "expectations": expectations_read.load(),
             **self.evidence,
         }
         return Evidence(**whole)

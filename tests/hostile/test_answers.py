@@ -31,7 +31,7 @@ from launcher.state import batches, observe, preflight, running, servers, status
 from launcher.tools import (
     docker,
     docker_read,
-    expectations,
+    expectations_read,
     gpu_survey,
     host,
     host_read,
@@ -118,7 +118,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
             ui_errors.show(error)
         missing = {name: error.message for name, error in silent.items()}
         evidence = Evidence(
-            inventory=inventory, facts=facts, missing=missing, expectations=expectations.load()
+            inventory=inventory, facts=facts, missing=missing, expectations=expectations_read.load()
         )
         results = catalogue.run(evidence)
         harmless(shown(ui_checks.render(results)))
@@ -273,7 +273,7 @@ def _reports(said: Answer) -> None:
     reports, missing = network.read(
         {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
     )
-    known = expectations.load()
+    known = expectations_read.load()
     level = transport.required(
         inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known
     )

@@ -7,13 +7,13 @@ from dataclasses import replace
 from launcher.checks.network import expected, transport
 from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence, Finding
-from launcher.tools import expectations
+from launcher.tools import expectations_read
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.network import Report
 from launcher.tools.survey import Nic, RdmaDevice, RdmaPort, Survey
 from tests.checks.network.reports import GDR, NAMES, between, healthy, three
 
-KNOWN = expectations.load()
+KNOWN = expectations_read.load()
 RDMA = "network: {fabric: infiniband}"
 HDR = RdmaDevice(
     name="mlx5_0", model="MT4123", ports=(RdmaPort(number=1, state="ACTIVE", rate=200.0),)

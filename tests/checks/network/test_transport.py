@@ -9,13 +9,13 @@ import pytest
 from launcher.checks.network import transport
 from launcher.checks.network.shape import Measurement, Verdict
 from launcher.model import Level
-from launcher.tools import expectations
+from launcher.tools import expectations_read
 from launcher.tools.inside import Inside
 from launcher.tools.network import Collective, RankReport, Report
 from tests.checks.network.reports import GDR, NAMES, between, healthy, linked, three
 
 ANY: tuple[Level, str] = ("any", "as asked")
-KNOWN = expectations.load()
+KNOWN = expectations_read.load()
 RDMA = "network: {fabric: infiniband}"
 
 
