@@ -11,6 +11,8 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.errors import UnreadableAnswer
 from launcher.model import fold
+from launcher.state import audit as plan
+from launcher.tools import audit as tool
 from launcher.tools import untrusted
 from launcher.ui import json_line
 from launcher.ui.terminal import say
@@ -34,9 +36,6 @@ def audit(call: Call, last: int) -> int:
     The lines outlive `vlaunch down`. Nodes that cannot be read are named, and the exit code is then
     1.
     """
-    from launcher.state import audit as plan
-    from launcher.tools import audit as tool
-
     with call.session(partial=True) as session:
         silent = {
             name: error.message.removeprefix(f"{name}: ") for name, error in session.missing.items()

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.batch import fits, inputs
+from launcher.batch.job_spec import job_spec
 from launcher.cli import batch_flags, options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.events import Event
 from launcher.model import Inventory
-from launcher.tools import untrusted
+from launcher.output_folder import OutputFolder, size
+from launcher.site import Site
+from launcher.state import progress_text
+from launcher.tools import job_store, untrusted
 from launcher.ui.progress import Printer, show_through
 from launcher.ui.terminal import field
 
@@ -60,7 +65,6 @@ def batch(
     watching.
     """
     from launcher.plan.batch import BatchSnapshot, Options, plan_batch
-    from launcher.site import Site
     from launcher.state.snapshot import ClusterSnapshot
 
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
@@ -102,9 +106,6 @@ def _check_options(call: Call, how: Options, *, detach: bool) -> None:
 
 def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
-    from launcher.batch import fits, inputs
-    from launcher.batch.job_spec import job_spec
-    from launcher.output_folder import size
     from launcher.plan.batch import Request
 
     fits.check(job, inventory)
@@ -197,8 +198,6 @@ def _detach(session: Session, start: Start, folder: OutputFolder | None) -> tupl
 
 def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:
     """Say why nothing is submitted, if nothing is."""
-    from launcher.state import progress_text
-
     if start.attached:
         return [f"this job runs already as Ray job {start.job}; watching it"]
     if not start.finished:
@@ -224,7 +223,6 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.plan.batch import BatchSnapshot, query_entry
     from launcher.plan.serve import plan_files
     from launcher.state import running
-    from launcher.tools import job_store
 
     found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
     running.refuse_older(found.site, found.said)
@@ -245,8 +243,6 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
 
 def _output_folder(inventory: Inventory, request: Request) -> OutputFolder | None:
     """Return the folder of this machine that takes the output, if it is one of this machine."""
-    from launcher.output_folder import OutputFolder
-
     to = request.job.to
     if to.where != "control":
         return None
@@ -349,7 +345,6 @@ def _finish(
 ) -> tuple[int, list[str]]:
     """Gather, and tell how it ended."""
     from launcher import gather
-    from launcher.state import progress_text
     from launcher.watch_batch import data
 
     if folder is not None:
@@ -379,8 +374,6 @@ def _finish(
 
 
 def _rows(request: Request, progress: Progress, where: str) -> list[str]:
-    from launcher.state import progress_text
-
     done, took = progress.accounted - progress.before, progress.updated - progress.started
     tokens = f"{progress.tokens_in:,} in, {progress.tokens_out:,} out"
     speed = ""

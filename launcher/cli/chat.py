@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli import choose
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, VlaunchError
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import untrusted
+from launcher.payload.agent.task import HEALTH, named
+from launcher.site import Site
+from launcher.tools import curl, docker, payload, untrusted
 from launcher.transport import Command
 from launcher.ui.terminal import say
 
@@ -56,8 +59,6 @@ def chat(
     Without PROMPT: a conversation in a terminal, or what is piped in. For a model that does not
     chat (embeddings, scores, transcriptions …) it says how to ask it.
     """
-    from launcher.cli import choose
-    from launcher.payload.agent.task import named
     from launcher.state import servers
 
     talk = prompt is None and sys.stdin.isatty()
@@ -143,8 +144,6 @@ def _piece(inventory: Inventory, wanted: Desired, line: str) -> str | None:
     """Return the piece of the answer that a line brings, None when it brings none; raises
     VlaunchError when it says why there is no answer.
     """
-    from launcher.tools import untrusted
-
     try:
         said = untrusted.loads(line)
     except ValueError:
@@ -166,9 +165,6 @@ def _command(
     max_tokens: int,
     timeout: float,
 ) -> Command:
-    from launcher.site import Site
-    from launcher.tools import docker, payload
-
     argv = payload.chat(
         replace(inventory.ports, api=wanted.port),
         payload.api_host(wanted.host),
@@ -198,9 +194,7 @@ def _refused(model: str, said: dict[str, object]) -> Exception:
 
 def _refuse_silent(inventory: Inventory, wanted: Desired, said: dict[str, object]) -> None:
     """Raise RequestError for a model that does not generate, with the line that asks it."""
-    from launcher.payload.agent.task import HEALTH, named
     from launcher.state.watched import endpoint
-    from launcher.tools import curl
 
     way, model = named(str(said.get("task"))), str(said.get("model") or wanted.model)
     if way is None or way.generates:

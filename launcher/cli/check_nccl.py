@@ -4,6 +4,7 @@ log says of it.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,10 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from launcher import __version__
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import RequestError
+from launcher.redaction import redact
+from launcher.site import Site
+from launcher.tools import nccl
+from launcher.transport import by_node
 from launcher.ui import json_line
 from launcher.ui.terminal import say, show
 
@@ -103,7 +109,6 @@ def check_nccl(
         )
     if html is not None:
         _writable(html)
-    import secrets
 
     ask = Ask(
         nonce=secrets.token_hex(4),
@@ -128,11 +133,9 @@ def measure(session: Session, ask: Ask) -> Verdict:
     """
     from launcher.plan import network as plan
     from launcher.plan.shape import Plan, Stage
-    from launcher.site import Site
     from launcher.state import verdict as kept
     from launcher.state.observe import observe
     from launcher.state.verdict import Proof
-    from launcher.transport import by_node
 
     began = time.monotonic()
     inventory = session.inventory
@@ -191,8 +194,6 @@ def _writable(path: Path) -> None:
 
 
 def _page(verdict: Verdict, cluster: str, path: Path) -> None:
-    from launcher import __version__
-    from launcher.redaction import redact
     from launcher.ui import network_page
 
     page = network_page.page(verdict, cluster=cluster, taken=now(), version=__version__)
@@ -204,7 +205,6 @@ def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int
     _refuse_inventories(files)
     from launcher.checks.network import levels
     from launcher.checks.shape import worst
-    from launcher.tools import nccl
     from launcher.ui import findings as ui
 
     require = asked or "auto"

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher import __version__
+from launcher.cli.bundle import target, writing
 from launcher.cli.command import Call, command
+from launcher.cli.doctor import examine
 from launcher.cli.session import Session
+from launcher.cli.status import look
 from launcher.errors import RequestError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory
+from launcher.remote.secrets import resolve
+from launcher.state import collect as plan
+from launcher.transport import by_node
 from launcher.ui.progress import Printer, Silent
 from launcher.ui.terminal import say
 
@@ -71,8 +78,6 @@ def collect(call: Call, output: str | None) -> None:
     Secrets are taken out by their values, and so is what looks like one. Look at it before you
     share it. Nothing is changed on any node; nodes that cannot be reached are told of in it.
     """
-    from launcher.cli.bundle import target, writing
-
     path = target(output, call.inventory.cluster)
     unknown = _learn(call.inventory)
     with call.printer() as shown, writing(path) as bundle:
@@ -92,8 +97,6 @@ def _learn(wanted: Inventory) -> list[str]:
     """Hide the value of every secret that can be had without asking a person; return the names of
     the others.
     """
-    from launcher.remote.secrets import resolve
-
     unknown = []
     for name, source in wanted.secrets.items():
         try:
@@ -106,7 +109,6 @@ def _learn(wanted: Inventory) -> list[str]:
 
 
 def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
-    from launcher.cli.doctor import examine
     from launcher.ui import doctor as ui
 
     wanted = session.inventory
@@ -126,9 +128,6 @@ def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
 
 
 def _nodes(session: Session, bundle: Bundle) -> None:
-    from launcher.state import collect as plan
-    from launcher.transport import by_node
-
     wanted, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     numbers = {node.name: number for number, node in enumerate(wanted.nodes, 1)}
     for name, error in session.missing.items():
@@ -159,8 +158,6 @@ def _said(ask: Callable[[], object]) -> str:
 
 
 def _status(session: Session) -> object:
-    from launcher.cli.status import look
-
     return look(session).as_json()
 
 
@@ -176,8 +173,6 @@ def _checks(session: Session) -> object:
 
 
 def _versions(wanted: Inventory) -> dict[str, object]:
-    from launcher import __version__
-
     found = {}
     for name in _LIBRARIES:
         try:

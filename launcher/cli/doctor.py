@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli import duration, options
+from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.model import Node
+from launcher.state import doctor as plan
 
 if TYPE_CHECKING:
     from launcher.checks.doctor import Diagnosis
@@ -36,7 +38,6 @@ def doctor(call: Call, since: float | None, names: tuple[str, ...]) -> int:
     what Docker and the kernel say, and what the keeper of servers wrote down. Nothing is changed.
     The exit code is 1 when something is found that stands in the way.
     """
-    from launcher.cli.choose import chosen
     from launcher.ui import doctor as ui
 
     nodes = chosen(call.inventory, names)
@@ -49,7 +50,6 @@ def doctor(call: Call, since: float | None, names: tuple[str, ...]) -> int:
 def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:
     """Ask the nodes that were reached, and judge what all of them told."""
     from launcher.checks.doctor import diagnose
-    from launcher.state import doctor as plan
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     there = [node for node in nodes if node.name not in session.missing]

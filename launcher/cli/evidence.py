@@ -16,6 +16,8 @@ from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer, Inventory, Level, Secret
+from launcher.remote import hub
+from launcher.remote.secrets import resolve
 from launcher.site import Site
 from launcher.state import observe, preflight
 from launcher.tools import inside, pairs
@@ -141,9 +143,6 @@ def _unread(answer: Answer, error: UnreadableAnswer) -> str:
 
 
 def _hub(session: Session, model: str, *, offline: bool) -> Hub:
-    from launcher.remote import hub
-    from launcher.remote.secrets import resolve
-
     inventory = session.inventory
     if offline:
         return Hub(status="not asked", text="asked to stay offline")

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import click
 
+from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Answer, Argv, Node, fold
-from launcher.tools import untrusted
+from launcher.tools import docker, untrusted
 from launcher.transport import Command
 
 
@@ -45,8 +46,6 @@ def exec_(
 
     Nodes that say the same are shown once. The exit code is the largest of all.
     """
-    from launcher.cli.choose import chosen
-
     picked = (call.inventory.head,) if only_head else chosen(call.inventory, nodes)
     with call.session(nodes=picked) as session:
         answers = _answers(session, picked, words, timeout, host=host)
@@ -64,8 +63,6 @@ def _answers(
     session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
 ) -> dict[str, Answer]:
     """Run the command on nodes, or in their containers; nodes without a container are left out."""
-    from launcher.tools import docker
-
     asked, named = [], {}
     for node in nodes:
         named[node.name] = session.site.container_name(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from launcher.cli import options
+from launcher.export import firewall as made
 
 
 @click.group()
@@ -31,7 +32,6 @@ def firewall(path: str | None, named: str | None, form: str) -> None:
     as root.
     """
     from launcher.cli import session
-    from launcher.export import firewall as made
     from launcher.remote import ssh_config
 
     wanted, config = session.read(path, named), ssh_config.load()

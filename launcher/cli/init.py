@@ -4,6 +4,8 @@ it.
 
 from __future__ import annotations
 
+import difflib
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -275,8 +277,6 @@ def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bo
 
 def _replace(path: Path, text: str, *, force: bool) -> None:
     """Write all of it or nothing; without `force`, a file that has come in between stays."""
-    import os
-
     target = path.resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -345,8 +345,6 @@ def _show_drift(
 
 def _difference(path: Path, found: Discovery) -> str:
     """Return how the file would change if it were written now."""
-    import difflib
-
     from launcher.discovery.written import write
 
     before, after = path.read_text(encoding="utf-8").splitlines(), write(found).splitlines()

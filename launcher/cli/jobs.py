@@ -12,6 +12,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError
+from launcher.tools import job_store
 from launcher.ui import json_line
 from launcher.ui.terminal import say, show
 
@@ -71,7 +72,6 @@ def look(
     from launcher.plan.serve import plan_files
     from launcher.state import batches
     from launcher.state.batches import query_list
-    from launcher.tools import job_store
 
     inventory = session.inventory
     seen = server.look(session, head_only=True)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.errors import RequestError, VlaunchError
+from launcher.lab import layout, parts
+from launcher.lab.gpu_models import MODELS, PLAINLY
 from launcher.ui.terminal import say
 
 if TYPE_CHECKING:
@@ -124,8 +126,6 @@ def up(
 @lab.command(short_help="install the Debian packages that practice hosts need")
 def install() -> None:
     """Install the Debian packages that practice hosts need; nothing when they are there."""
-    from launcher.lab import parts
-
     parts.ensure(install=True, say=say)
     say("this machine has what practice hosts need; next: `vlaunch lab up`")
 
@@ -135,7 +135,6 @@ def install() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show how every practice host is; exit 1 when something is down."""
-    from launcher.lab import layout, parts
     from launcher.lab import status as observed
 
     parts.require_linux_root()
@@ -185,8 +184,6 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
 
 def _say_of_gpus(lab: Lab) -> None:
     """Say that GPUs are none, and what is wrong with them."""
-    from launcher.lab.gpu_models import MODELS, PLAINLY
-
     if lab.accelerator == "nvidia":
         say(f"{lab.gpus} × {MODELS[lab.gpu_model].name} on each host; {PLAINLY}")
     for trouble in lab.troubles:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,13 +14,12 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import LockError, NodeError, RequestError
+from launcher.tools import lock as tool
 from launcher.tools import untrusted
+from launcher.tools.lock import Owner
 from launcher.transport import Command
 from launcher.ui import json_line
 from launcher.ui.terminal import say
-
-if TYPE_CHECKING:
-    from launcher.tools.lock import Owner
 
 
 @command(shows="none", flags=[options.JSON])
@@ -50,8 +48,6 @@ def lock(call: Call, broken: bool, yes: bool) -> None:
 
 def look(session: Session) -> Owner | None:
     """Ask the head who holds the lock."""
-    from launcher.tools import lock as tool
-
     head = session.inventory.head
     argv = tool.look(head.state_dir or "", session.inventory.cluster)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=20)])
@@ -60,8 +56,6 @@ def look(session: Session) -> Owner | None:
 
 def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
     """Show whose lock it is, and have it confirmed."""
-    from launcher.tools import lock as tool
-
     head, cluster = session.inventory.head.name, session.inventory.cluster
     if not owner.pid:
         folder = session.inventory.head.state_dir or "~/.vlaunch"
@@ -83,8 +77,6 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
 
 def _break(session: Session, owner: Owner) -> bool:
     """End the holder's process; returns whether that was needed. An audit line says who did it."""
-    from launcher.tools import lock as tool
-
     head, cluster, by = session.inventory.head, session.inventory.cluster, session.author
     record = session.transport.record(
         "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher import shell
+from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import DeadlineError, RequestError, VlaunchError
 from launcher.model import Answer, Inventory, Node, fold
-from launcher.tools import untrusted
+from launcher.payload.agent import state
+from launcher.remote.output import Lines
+from launcher.site import Site
+from launcher.tools import docker, untrusted
+from launcher.tools.docker import CLUSTER
 from launcher.transport import Command
 
 if TYPE_CHECKING:
@@ -45,8 +51,6 @@ def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[s
     """Print the logs of the nodes' containers, and of servers' engines, each line with where it
     comes from.
     """
-    from launcher.cli.choose import chosen
-
     nodes = chosen(call.inventory, names)
     with call.session(nodes=nodes) as session:
         found = False
@@ -105,7 +109,6 @@ def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail:
     followed one does not end.
     """
     from launcher.remote import docker_api
-    from launcher.tools.docker import CLUSTER
 
     try:
         client = session.fleet.docker(node.name)
@@ -135,7 +138,6 @@ def _container(
     client: APIClient, node: Node, each: dict[str, Any], lines: Merged, follow: bool, tail: int
 ) -> None:
     from launcher.remote import docker_api
-    from launcher.remote.output import Lines
 
     count = 0
 
@@ -167,8 +169,6 @@ def _servers(
     tail: int,
 ) -> None:
     """Put the lines of all servers' engines; a node that has no container says nothing."""
-    from launcher.payload.agent import state
-
     said: Counter[str] = Counter()
     try:
         for item in session.fleet.stream(
@@ -190,10 +190,6 @@ def _servers(
 def _asked(
     inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int
 ) -> Command:
-    from launcher import shell
-    from launcher.site import Site
-    from launcher.tools import docker
-
     words = (server or "", str(tail), "-F" if follow else "-q")
     program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
     # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at

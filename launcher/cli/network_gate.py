@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.apply import apply
 from launcher.checks.network import levels, tp_cost, transport
+from launcher.checks.shape import Finding
 from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.cli.session import Session
 from launcher.errors import GateError, VlaunchError
 from launcher.model import Inventory, Level, fold
+from launcher.placement import Placement
 from launcher.plan import network, wanted
+from launcher.plan.request import Request
+from launcher.plan.shape import Stage
 from launcher.plan.stop import plan_stop
 from launcher.state import engine_log, verdict
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.state.verdict import Ask, Proof
 from launcher.tools import nccl, untrusted
+from launcher.tools.nccl import Reading
 from launcher.transport import by_node
 from launcher.ui.progress import show_all
 
 if TYPE_CHECKING:
-    from launcher.checks.shape import Finding
-    from launcher.placement import Placement
-    from launcher.plan.request import Request
     from launcher.plan.serve import Start
-    from launcher.plan.shape import Stage
-    from launcher.state.snapshot import ClusterSnapshot
-    from launcher.tools.nccl import Reading
 
 
 _APART = (

@@ -15,6 +15,7 @@ from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Inventory, Secret
 from launcher.plan.up import RayImage
+from launcher.remote import wheels as resolver
 from launcher.site import Site
 from launcher.tools import cpu_plugin, derived, image, ray
 from launcher.tools.host import HostFacts
@@ -113,8 +114,6 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
 
 def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
     """Resolve what the image lacks of Ray, on this machine."""
-    from launcher.remote import wheels as resolver
-
     began = time.monotonic()
     text = f"resolving Ray {version} for Python {python.python} of the image"
     session.step("ray-image", text, state="running")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher import errors
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
@@ -23,6 +24,8 @@ from launcher.errors import (
     UnwatchedError,
     VlaunchError,
 )
+from launcher.site import Site
+from launcher.transport import by_node
 from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
@@ -71,8 +74,6 @@ def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]
 
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
-    from launcher import errors
-
     begun: Begun | None = None
     try:
         with call.locked(session) as ours:
@@ -205,7 +206,6 @@ def _begin(
     """Choose what answered before and start it, in a session that holds the cluster's lock; hooks
     are told of it by `told`.
     """
-    from launcher.site import Site
     from launcher.state import rollback as plans
     from launcher.state.observe import observe
 
@@ -231,9 +231,7 @@ def _before(
     """Return the server that answered last, other than the present one, or the one `without`;
     raises RequestError.
     """
-    from launcher.site import Site
     from launcher.state import rollback as plans
-    from launcher.transport import by_node
 
     inventory = session.inventory
     head = inventory.head.name

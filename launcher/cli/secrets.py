@@ -5,6 +5,7 @@ Values are never shown.
 
 from __future__ import annotations
 
+import secrets as random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,13 +13,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher import redaction
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
+from launcher.cli.up import bring_up
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.model import Inventory, Secret, SecretSource, fold
+from launcher.remote.secrets import resolve
+from launcher.tools import ray, secret_files
 from launcher.transport import Command
 from launcher.ui import json_line
+from launcher.ui.secrets import render
+from launcher.ui.terminal import show
 
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
@@ -47,9 +54,6 @@ def list_(call: Call) -> int:
     The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one
     lies there that is nobody's.
     """
-    from launcher.ui.secrets import render
-    from launcher.ui.terminal import show
-
     wanted = call.inventory
     with call.session(partial=True) as session:
         files = _files(session)
@@ -95,8 +99,6 @@ def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -
     are what their sources say now, named or not. Containers start anew with the new values, so what
     runs in them ends; servers come back by themselves.
     """
-    from launcher.remote.secrets import resolve
-
     wanted = call.inventory
     token = _asked(wanted, names)
     given = {**resolve(wanted.secrets, wanted.path.parent), **token}
@@ -106,11 +108,6 @@ def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -
 
 def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
     """Return a new token when one is asked for; raises RequestError when a name is none."""
-    import secrets as random
-
-    from launcher import redaction
-    from launcher.tools import ray
-
     known = [row["name"] for row in _rows(inventory)]
     if strange := [name for name in names if name not in known]:
         raise RequestError(
@@ -135,7 +132,6 @@ def _rotate(
     than the one that runs.
     """
     from launcher.cli.server import look
-    from launcher.cli.up import bring_up
     from launcher.state import running, servers
 
     inventory = session.inventory
@@ -195,8 +191,6 @@ def _again(server: Server) -> str:
 
 def _rows(inventory: Inventory) -> list[dict[str, str]]:
     """Return what is known of each secret without asking anybody."""
-    from launcher.tools import ray
-
     rows = [
         {"name": name, "source": _source(each), "used_by": _use(name)}
         for name, each in sorted(inventory.secrets.items())
@@ -230,8 +224,6 @@ def _use(name: str) -> str:
 
 def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
     """Ask every node that is reached; raises UnreadableAnswer and NodeError."""
-    from launcher.tools import secret_files
-
     inventory = session.inventory
     asked = [
         Command(

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 
 import click
 
-from launcher.cli import options
+from launcher import secret_patterns
+from launcher.cli import options, rollback
 from launcher.cli.command import Call, command
 from launcher.cli.start import Asked, flags, policy, start
 from launcher.errors import RequestError
+from launcher.inventory import ranges
 from launcher.model import Backend, Inventory
+from launcher.payload.agent.state import NAME
+from launcher.site import Site
+from launcher.tools import vllm
 from launcher.ui.terminal import field
 
 
@@ -124,8 +129,6 @@ def serve(
     same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
     --pp and --dp, one leaves out all three there.
     """
-    from launcher.cli import rollback
-    from launcher.site import Site
     from launcher.state.snapshot import ClusterSnapshot
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
@@ -183,9 +186,6 @@ def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wai
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
-    from launcher import secret_patterns
-    from launcher.tools import vllm
-
     for where, words in (
         ("serve: args: in the inventory", inventory.serve.args),
         ("the arguments after `--`", args),
@@ -202,8 +202,6 @@ def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
 
 
 def _name(name: str) -> str:
-    from launcher.payload.agent.state import NAME
-
     if NAME.fullmatch(name) is None:
         raise click.UsageError(
             f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`"
@@ -213,8 +211,6 @@ def _name(name: str) -> str:
 
 def _nodes(text: str | None) -> tuple[str, ...]:
     """Expand the notation of inventories: ranges, and commas between names."""
-    from launcher.inventory import ranges
-
     try:
         return tuple(
             name

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from launcher.cli.author import Author, Recorder, author
+from launcher.cli.find import find_inventory
 from launcher.cli.hooks import Hooks
 from launcher.errors import ConnectError, together
 from launcher.events import Event, Kind, State
 from launcher.model import Answer, Inventory, Node, fold
+from launcher.remote.secrets import recall
+from launcher.site import Site
 from launcher.tools import untrusted
 from launcher.transport import Command, Recording, Transport
 from launcher.ui.progress import Printer, show_all, show_through
@@ -51,8 +54,6 @@ class Session:
     @property
     def site(self) -> Site:
         """The inventory, of which nothing has been seen: enough to ask what runs in containers."""
-        from launcher.site import Site
-
         return Site(self.inventory)
 
     @property
@@ -122,9 +123,7 @@ def read(argument: str | None, option: str | None) -> Inventory:
     """Find and load the inventory, as every command does; the secrets it names are not shown from
     here on.
     """
-    from launcher.cli.find import find_inventory
     from launcher.inventory.load import load
-    from launcher.remote.secrets import recall
 
     inventory = load(find_inventory(argument, option))
     recall(inventory.secrets, inventory.path.parent)

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from launcher import placement
 from launcher.cli.command import Call
 from launcher.cli.session import Session
 from launcher.errors import RequestError
 from launcher.model import Backend, Inventory
-from launcher.tools import untrusted
+from launcher.payload.agent.desired import Policy
+from launcher.payload.agent.task import named
+from launcher.placement import narrow
+from launcher.tools import curl, untrusted, vllm
 
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Policy
@@ -74,7 +78,6 @@ class Asked:
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
-        from launcher.placement import narrow
         from launcher.state.watched import endpoint
 
         api = narrow(inventory, self.nodes).head.name
@@ -84,9 +87,7 @@ class Asked:
         """Place the model, whose `config.json` may not be known; raises RequestError and
         PlacementError.
         """
-        from launcher import placement
         from launcher.plan.request import Request
-        from launcher.tools import vllm
 
         self._refuse(inventory)
         here = placement.narrow(inventory, self.nodes, self.gpus)
@@ -173,8 +174,6 @@ def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> P
 
     Unsupervised ones never start again.
     """
-    from launcher.payload.agent.desired import Policy
-
     asked = inventory.serve
     restarts = asked.restarts if supervise and asked.supervise else 0
     return Policy(canary=asked.canary, stuck=asked.stuck, restarts=restarts, start_timeout=timeout)
@@ -314,9 +313,6 @@ def _ask_line(inventory: Inventory, served: Served) -> str:
     """Return the line that asks a model with which one cannot chat; empty for one with which one
     can.
     """
-    from launcher.payload.agent.task import named
-    from launcher.tools import curl
-
     way = named(served.task)
     if way is None or way.generates:
         return ""

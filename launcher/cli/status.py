@@ -14,11 +14,14 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.model import Answer
+from launcher.site import Site
+from launcher.state import servers
+from launcher.state.observe import commands, read
 from launcher.transport import Command
 from launcher.ui import json_line
+from launcher.ui.terminal import console, show
 
 if TYPE_CHECKING:
-    from launcher.site import Site
     from launcher.state.status import ClusterStatus, Said
 
 # looks at what the keeper says, a second apart, until it is clear whether a server is busy or
@@ -47,9 +50,7 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
-    from launcher.site import Site
     from launcher.state import status as plan
-    from launcher.state.observe import commands, read
     from launcher.state.verdict import parse_record
 
     inventory = session.inventory
@@ -94,7 +95,6 @@ def _look_again(session: Session, said: Said) -> Said:
     """Hear the keeper until it is clear which servers move: that is what tells a busy one from a
     dead one.
     """
-    from launcher.state import servers
     from launcher.state import status as plan
 
     for _ in range(_AGAIN):
@@ -131,7 +131,6 @@ def _print(seen: ClusterStatus, as_json: bool) -> None:
         click.echo(json_line.dumps(seen.as_json()))
         return
     from launcher.ui.status import render
-    from launcher.ui.terminal import show
 
     show(render(seen))
 
@@ -144,7 +143,6 @@ def _watch(session: Session, as_json: bool) -> None:
     from rich.live import Live
 
     from launcher.ui.status import render
-    from launcher.ui.terminal import console
 
     with Live(console=console(), auto_refresh=False) as live:
         for seen in _looks(session):

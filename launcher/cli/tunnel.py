@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import click
 
+from launcher.cli import choose
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Node
+from launcher.state.servers import Kept
+from launcher.tools.payload import api_host
 from launcher.ui.terminal import say
 
 
@@ -46,10 +49,6 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
     """Return the node of a server and where it listens there; where none is known of, what the
     inventory says.
     """
-    from launcher.cli import choose
-    from launcher.state.servers import Kept
-    from launcher.tools.payload import api_host
-
     inventory = session.inventory
     try:
         found = choose.kept(session)

@@ -10,8 +10,12 @@ import click
 
 from launcher.cli import options
 from launcher.cli.command import Call, command
+from launcher.cli.find import remember
 from launcher.cli.session import Session
 from launcher.model import Inventory, Secret
+from launcher.remote.secrets import resolve
+from launcher.site import Site
+from launcher.state.observe import observe
 
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
@@ -36,9 +40,6 @@ def up(call: Call, join_timeout: float) -> None:
     Nodes are looked at first; then only what is missing or different is changed. A second run
     changes nothing.
     """
-    from launcher.cli.find import remember
-    from launcher.remote.secrets import resolve
-
     if call.offline and not call.dry_run:
         raise click.UsageError(
             "--offline goes with --dry-run: no cluster comes up without its nodes"
@@ -69,8 +70,6 @@ def bring_up(
     """
     from launcher.cli import prepare
     from launcher.plan.up import base_image, plan_image, plan_up
-    from launcher.site import Site
-    from launcher.state.observe import observe
 
     began = time.monotonic()
     inventory = session.inventory
@@ -110,7 +109,6 @@ def bring_up(
 def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.cli import prepare
     from launcher.plan.up import base_image, plan_image, plan_up
-    from launcher.site import Site
 
     secrets = prepare.with_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False

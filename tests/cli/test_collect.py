@@ -247,7 +247,7 @@ def test_what_is_broken_here_does_not_stop_it(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What could not be had says why instead."""
-    monkeypatch.setattr("launcher.cli.status.look", _refuse)
+    monkeypatch.setattr("launcher.cli.collect.look", _refuse)
     leaky.run("collect", "-o", "b.tar.gz")
 
     assert json.loads(unpacked(tmp_path / "b.tar.gz")["status.json"])["error"] == "gpu01: broken"
