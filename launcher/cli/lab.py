@@ -56,11 +56,12 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--accelerator",
-    type=click.Choice(["cpu", "nvidia"]),
+    type=click.Choice(["cpu", "nvidia", "amd"]),
     default="cpu",
     show_default=True,
     help="cpu: slots of processors that are counted as GPUs. nvidia: stand-ins that `nvidia-smi`"
-    " and Docker know; vLLM's CPU build answers in their place.",
+    " and Docker know, amd: devices without a driver; vLLM's CPU build answers in"
+    " their place.",
 )
 @click.option(
     "--gpu-model",
@@ -74,6 +75,11 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="HOST:KIND[:INDEX]",
     help="Something wrong with a stand-in: busy, display, ecc, lost; or no-toolkit, of a whole"
     " host. Can be given several times; `lab up` again without it mends it.",
+)
+@click.option(
+    "--rdma",
+    type=click.Choice(["infiniband", "roce"]),
+    help="Give each host RDMA cards as far as files go, one for each GPU.",
 )
 @click.option(
     "--subnet",
@@ -94,6 +100,7 @@ def up(
     accelerator: str,
     gpu_model: str,
     gpu_trouble: tuple[str, ...],
+    rdma: str | None,
     subnet: str,
     cache: Path,
     install_missing: bool,
@@ -113,6 +120,7 @@ def up(
         gpus=gpus,
         accelerator=accelerator,
         gpu_model=gpu_model,
+        rdma=rdma or "",
         troubles=gpu_trouble,
     )
     parts.ensure(install=install_missing, say=say)
@@ -184,8 +192,9 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
 
 def _say_of_gpus(lab: Lab) -> None:
     """Say that GPUs are none, and what is wrong with them."""
-    if lab.accelerator == "nvidia":
-        say(f"{lab.gpus} × {MODELS[lab.gpu_model].name} on each host; {PLAINLY}")
+    if lab.accelerator != "cpu":
+        kind = MODELS[lab.gpu_model].name if lab.accelerator == "nvidia" else "AMD GPU"
+        say(f"{lab.gpus} × {kind} on each host; {PLAINLY}")
     for trouble in lab.troubles:
         say(f"{trouble}: {trouble.meaning}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launcher.errors import RequestError
 from launcher.lab import (
+    devices,
     gpu_image,
     gpus,
     hosts,
@@ -43,7 +44,7 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
         network.ensure(lab)
         for host in lab.hosts:
             hosts.prepare(lab, host)
-            if gpus.prepare(lab, host):
+            if any([gpus.prepare(lab, host), devices.prepare(lab, host)]):
                 processes.end(processes.on_host(host))
         _write_files(lab)
         for host in lab.hosts:
@@ -57,7 +58,7 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
             gpus.hold(lab, host)
         if archive is not None:
             load_image(lab, archive, image.NAME, say)
-            if lab.accelerator == "nvidia":
+            if lab.accelerator != "cpu":
                 load_image(lab, gpu_image.ensure(cache, archive), gpu_image.NAME, say)
             models.ensure(lab, cache, archive, say)
 
@@ -79,8 +80,8 @@ def refuse_strange(lab: Lab) -> None:
     there = layout.load(lab.dir)
     if there is None:
         return
-    for what in ("name", "subnet", "accelerator"):
-        old, new = getattr(there, what), getattr(lab, what)
+    for what in ("name", "subnet", "accelerator", "rdma"):
+        old, new = (getattr(each, what) or "none" for each in (there, lab))
         if old != new:
             raise RequestError(
                 f"the practice cluster in `{lab.dir}` has the {what} {old}, not {new}",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from launcher.lab import gpu_trouble, hosts, machine, nvidia_smi, processes
+from launcher.lab import devices, gpu_trouble, hosts, machine, nvidia_smi, processes
 from launcher.lab.gpu_models import BUSES, CUDA, DRIVER, MODELS
 from launcher.lab.gpu_trouble import Trouble
 from launcher.lab.layout import Host, Lab
@@ -93,6 +93,7 @@ def document(lab: Lab, host: Host) -> dict[str, object]:
             "ecc": 2 if has(gpu_trouble.ECC, index) else 0,
             "display": has(gpu_trouble.DISPLAY, index),
             "lost": has(gpu_trouble.LOST, index),
+            "near": devices.near(lab, index),
         }
         for index in range(lab.gpus)
     ]

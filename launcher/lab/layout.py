@@ -20,7 +20,10 @@ from launcher.lab import gpu_trouble
 from launcher.lab.gpu_models import BUSES, MODELS
 from launcher.lab.gpu_trouble import Trouble
 
-LabAccelerator = Literal["cpu", "nvidia"]
+LabAccelerator = Literal["cpu", "nvidia", "amd"]
+LabRdma = Literal["", "infiniband", "roce"]
+_ACCELERATORS: dict[str, LabAccelerator] = {"nvidia": "nvidia", "amd": "amd"}
+_RDMA: dict[str, LabRdma] = {"infiniband": "infiniband", "roce": "roce"}
 
 DEFAULT_NAME = "vlaunch-lab"
 DEFAULT_SUBNET = "10.77.0.0/24"
@@ -73,7 +76,8 @@ class Host:
 class Lab:
     """A practice cluster: its hosts stand on one bridge, their files below `dir`.
 
-    `gpus` are slots of its processors, or stand-ins of `gpu_model` with `troubles`.
+    `gpus` are slots of its processors, or stand-ins of `gpu_model` with `troubles`; `rdma` is the
+    fabric that stand-in cards are of.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Lab:
     gpus: int
     accelerator: LabAccelerator = "cpu"
     gpu_model: str = "h100"
+    rdma: LabRdma = ""
     troubles: tuple[Trouble, ...] = ()
 
     @property
@@ -170,6 +175,7 @@ def make(
     gpus: int,
     accelerator: str = "cpu",
     gpu_model: str = "h100",
+    rdma: str = "",
     troubles: Sequence[str] = (),
 ) -> Lab:
     """Return a lab as asked for; raises RequestError when it cannot exist.
@@ -200,25 +206,26 @@ def make(
         subnet=subnet,
         nodes=nodes,
         gpus=gpus,
-        accelerator="nvidia" if accelerator == "nvidia" else "cpu",
+        accelerator=_ACCELERATORS.get(accelerator, "cpu"),
         gpu_model=gpu_model,
+        rdma=_RDMA.get(rdma, ""),
         troubles=gpu_trouble.read(troubles, hosts=names, gpus=gpus),
     )
 
 
 def _gpus(gpus: int, accelerator: str, model: str, troubles: Sequence[str]) -> None:
     """Raise RequestError when hosts cannot have such GPUs."""
-    if accelerator != "nvidia":
+    if accelerator != "nvidia" and troubles:
+        raise RequestError(
+            "`--gpu-trouble` needs GPUs that `nvidia-smi` tells of, and these hosts have none",
+            hint="add `--accelerator nvidia`",
+        )
+    if accelerator not in _ACCELERATORS:
         if gpus < 0:
             raise RequestError("a host cannot have fewer than 0 slots")
-        if troubles:
-            raise RequestError(
-                "`--gpu-trouble` needs GPUs, and these hosts have slots of their processors only",
-                hint="add `--accelerator nvidia`",
-            )
     elif not 1 <= gpus <= len(BUSES):
         raise RequestError(f"a host has 1 to {len(BUSES)} stand-in GPUs, not {gpus}")
-    elif model not in MODELS:
+    elif accelerator == "nvidia" and model not in MODELS:
         raise RequestError(
             f"there is no stand-in for the GPU `{model}`", hint=f"choose one of {', '.join(MODELS)}"
         )
@@ -236,6 +243,7 @@ def save(lab: Lab) -> None:
         "gpus": lab.gpus,
         "accelerator": lab.accelerator,
         "gpu_model": lab.gpu_model,
+        "rdma": lab.rdma,
         "troubles": [str(each) for each in lab.troubles],
     }
     (lab.dir / RECORD).write_text(json.dumps(record) + "\n")
@@ -255,6 +263,7 @@ def load(directory: Path) -> Lab | None:
             gpus=int(record["gpus"]),
             accelerator=str(record.get("accelerator", "cpu")),
             gpu_model=str(record.get("gpu_model", "h100")),
+            rdma=str(record.get("rdma", "")),
             troubles=[str(each) for each in record.get("troubles", ())],
         )
     except (OSError, ValueError, KeyError, TypeError, RequestError):

@@ -230,17 +230,22 @@ def _bare(cell: str) -> str:
 
 
 def _topology(gpus: list[Gpu]) -> str:
-    """Return `topo -m`: every GPU reaches every other one by NVLink, and there are no network
-    cards.
+    """Return `topo -m`: every GPU reaches every other one by NVLink; rows of network cards are left
+    out.
     """
     heads = [f"GPU{gpu['index']}" for gpu in gpus]
-    lines = ["\t" + "\t".join([*heads, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    cards = {f"NIC{at}": name for at, name in enumerate(gpus[0].get("near", {}) if gpus else ())}
+    lines = ["\t" + "\t".join([*heads, *cards, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
     lines[0] = f"\x1b[4m{lines[0]}\x1b[0m"
     for head, gpu in zip(heads, gpus, strict=True):
         cells = [" X " if other == head else "NV18" for other in heads]
+        cells += [gpu["near"][name] for name in cards.values()]
         lines.append("\t".join([head, *cells, "0-1", str(gpu["numa"]), "\tN/A"]))
     legend = "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks"
-    return "\n".join([*lines, legend, ""])
+    named = (
+        ["\nNIC Legend:\n", *(f"  {head}: {name}" for head, name in cards.items())] if cards else []
+    )
+    return "\n".join([*lines, legend, *named, ""])
 
 
 def _summary(document: dict[str, Any], gpus: list[Gpu]) -> str:

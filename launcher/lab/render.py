@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from launcher.lab import gpu_image, image
+from launcher.lab import devices, gpu_image, image
 from launcher.lab.gpu_models import PLAINLY
 from launcher.lab.layout import HF_HOME, Host, Lab
 
@@ -102,8 +102,8 @@ def known_hosts(lab: Lab, keys: dict[str, str]) -> str:
 
 def inventory(lab: Lab) -> str:
     """Return the inventory of the practice cluster."""
-    nvidia = lab.accelerator == "nvidia"
-    slots = PLAINLY if nvidia else "`gpus` below are slots that Ray counts, not devices"
+    stand_ins = lab.accelerator != "cpu"
+    slots = PLAINLY if stand_ins else "`gpus` below are slots that Ray counts, not devices"
     nodes = "\n".join(
         f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}"
         for host in lab.hosts
@@ -112,15 +112,17 @@ def inventory(lab: Lab) -> str:
     identity, known, model = (
         json.dumps(str(path)) for path in (lab.identity, lab.known_hosts, MODEL)
     )
+    hca = ", ".join(devices.cards(lab)[: lab.gpus])
+    rdma = f", fabric: {lab.rdma}, hca: [{hca}]" if lab.rdma else ""
     return f"""\
 # The practice cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
 cluster: lab
-image: {gpu_image.NAME if nvidia else image.NAME}
+image: {gpu_image.NAME if stand_ins else image.NAME}
 accelerator: {lab.accelerator.ljust(20)} # {slots}
 ray: {{version: "{RAY}", object_store: 200MB}}
 ssh: {{user: root, identity: {identity}, known_hosts: {known}}}
 hf_home: {HF_HOME}
-network: {{interface: eth0}}
+network: {{interface: eth0{rdma}}}
 env:
   HF_HUB_OFFLINE: "1"             # the hosts reach each other only
   OMP_NUM_THREADS: "1"

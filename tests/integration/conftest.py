@@ -208,6 +208,20 @@ def with_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
     yield from _practice(tmp_path_factory, "vlaunch-gpus", "10.90.0.0/24", *more, nodes=2)
 
 
+@pytest.fixture(scope="module")
+def with_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Two practice hosts with two stand-in GPUs and three RDMA cards each."""
+    more = ("--gpus", "2", "--accelerator", "nvidia", "--rdma", "roce")
+    yield from _practice(tmp_path_factory, "vlaunch-rdma", "10.91.0.0/24", *more, nodes=2)
+
+
+@pytest.fixture(scope="module")
+def with_amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Two practice hosts with the files of four AMD GPUs each."""
+    more = ("--gpus", "4", "--accelerator", "amd")
+    yield from _practice(tmp_path_factory, "vlaunch-amd", "10.92.0.0/24", *more, nodes=2)
+
+
 def _practice(
     tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *more: str, nodes: int
 ) -> Iterator[Practice]:

@@ -1,0 +1,108 @@
+"""Stand-in devices of practice hosts: the files, read by what reads the kernel's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import shell
+from launcher.lab import devices, layout, render
+from launcher.lab.layout import Lab
+from launcher.tools import rdma
+from launcher.tools.survey import Gid, RdmaDevice
+
+
+def lab(folder: Path, **asked: Any) -> Lab:
+    words = {"gpus": 2, "accelerator": "cpu", **asked}
+    return layout.make(name="lab", directory=folder, subnet="10.77.0.0/24", nodes=1, **words)
+
+
+def read(made: Lab) -> tuple[RdmaDevice, ...]:
+    """Ask the files as the survey asks the kernel's, and read the answer."""
+    devices.prepare(made, made.hosts[0])
+    program = shell.program("survey_rdma")
+    assert "/sys/class/infiniband" in program
+    folder = made.hosts[0].dir / devices.CLASSES / "infiniband"
+    asked = program.replace("/sys/class/infiniband", str(folder))
+    done = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False)
+    return rdma.read(done.stdout)
+
+
+def test_cards_are_read_as_those_of_the_kernel(tmp_path: Path) -> None:
+    """Port, rate, place and the address of the host in the GID table."""
+    first, second = read(lab(tmp_path, rdma="roce"))
+
+    assert (first.name, first.model, first.pci, first.numa) == (
+        "mlx5_0",
+        "MT4129",
+        "0000:1b:01.0",
+        0,
+    )
+    assert (second.name, second.numa, second.netdevs) == ("mlx5_1", 1, ("eth0",))
+    (port,) = first.ports
+    assert (port.state, port.rate, port.link_layer) == ("ACTIVE", 400.0, "Ethernet")
+    address = "0000:0000:0000:0000:0000:ffff:0a4d:000b"
+    assert port.gids[-1] == Gid(index=3, value=address, kind="RoCE v2", netdev="eth0")
+
+
+def test_infiniband_has_no_address_and_no_interface(tmp_path: Path) -> None:
+    """Only what its own fabric has."""
+    first, *_ = read(lab(tmp_path, rdma="infiniband"))
+
+    assert (first.ports[0].link_layer, first.netdevs) == ("InfiniBand", ())
+    assert [gid.index for gid in first.ports[0].gids] == [0]
+
+
+def test_beside_gpus_there_is_a_card_for_storage(tmp_path: Path) -> None:
+    """As fast as the others, and near to no GPU."""
+    made = lab(tmp_path, accelerator="nvidia", rdma="infiniband")
+
+    assert len(read(made)) == 3
+    assert devices.near(made, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
+    assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in render.inventory(made)
+
+
+def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
+    """By their render nodes; the processors' own entry is none."""
+    made = lab(tmp_path, accelerator="amd", gpus=4)
+    devices.prepare(made, made.hosts[0])
+    classes = made.hosts[0].dir / devices.CLASSES
+    found = [
+        f"{path}:{path.read_text()}"
+        for path in sorted(classes.glob("kfd/kfd/topology/nodes/*/properties"))
+    ]
+
+    assert sum("simd_count 1216" in text for text in found) == 4
+    nodes = (made.hosts[0].dir / devices.NODES).read_text().split("\n")
+    assert nodes == ["kfd 240 0", *(f"dri/renderD{at} 226 {at}" for at in range(128, 132)), ""]
+    assert "accelerator: amd" in render.inventory(made)
+
+
+def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
+    """Their files lie under mounts that are made at its start."""
+    made = lab(tmp_path, rdma="roce")
+    (only,) = made.hosts
+
+    assert devices.prepare(made, only)
+    assert not devices.prepare(made, only)
+    assert devices.prepare(lab(tmp_path, rdma="roce", gpus=3), only)
+    assert layout.load(tmp_path) is None
+    layout.save(made)
+    assert layout.load(tmp_path) == made
+
+
+def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
+    """What a practice host is made of stays as it is."""
+    made = lab(tmp_path)
+
+    assert not devices.prepare(made, made.hosts[0])
+    assert not made.hosts[0].dir.exists()
+
+
+@pytest.mark.parametrize(("gpus", "cards"), [(0, 1), (1, 1), (40, 15)])
+def test_slots_of_any_number_have_cards(tmp_path: Path, gpus: int, cards: int) -> None:
+    """One at least, and as many as there are places for."""
+    assert len(devices.cards(lab(tmp_path, gpus=gpus, rdma="roce"))) == cards
