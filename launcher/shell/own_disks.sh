@@ -3,11 +3,15 @@
 # will run what is kept there. For each `@@stock disk KIB PATH`, with what is free.
 #
 # The kinds of file systems are those of mount(8) and of stat(1). No other is touched: it may hang.
+# What belongs to the system or to Docker is no place for more.
 #
 # shellcheck disable=SC2016 # what is quoted is awk's
 
 kinds='^(ext[234]|xfs|btrfs|zfs|f2fs)$'
-points=$(awk -v kinds="$kinds" '$3 ~ kinds && $2 !~ "^/(boot.*)?$" { print $2 }' /proc/mounts)
+taken='^/((boot|etc|run|snap|usr)(/.*)?|var|var/lib/(containerd|docker|kubelet).*)?$'
+points=$(
+  awk -v kinds="$kinds" -v taken="$taken" '$3 ~ kinds && $2 !~ taken { print $2 }' /proc/mounts
+)
 for point in $points /data /local /raid /scratch /srv /var/lib; do
   case $(stat -f -c %T "$point" 2>/dev/null) in
     ext*|xfs|btrfs|zfs|f2fs|overlayfs) ;;

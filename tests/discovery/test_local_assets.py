@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import shell
 from launcher.discovery.local_assets import Disk, Home, parse, script
 from launcher.errors import UnreadableAnswer
 from tests.simulated import image_json
@@ -79,3 +80,37 @@ def test_anything_else_is_a_typed_error(text: str) -> None:
     """Cut short, or not JSON."""
     with pytest.raises(UnreadableAnswer):
         parse(text)
+
+
+def test_folders_are_on_the_hosts_own_disks_and_the_logins(tmp_path: Path) -> None:
+    """Not on the network, not open to everybody, and nothing of the system's or Docker's; links are
+    not followed.
+    """
+    mounts = {"raid": "xfs", "open": "ext4", "home": "nfs4"}
+    for name in (*mounts, "raid/else"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    (tmp_path / "link").symlink_to(tmp_path / "raid")
+    lines = [
+        f"x {tmp_path}/{name} {kind} rw 0 0" for name, kind in (*mounts.items(), ("link", "xfs"))
+    ]
+    taken = ("/", "/boot/efi", "/usr", "/var", "/var/lib/docker", "/etc/hosts")
+    lines += [f"x {path} ext4 rw 0 0" for path in taken]
+    (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
+    stat = tmp_path / "stat"
+    stat.write_text('#!/bin/sh\n[ "${4#/var/lib}" != "$4" ] || echo ext2/ext3\n')
+    stat.chmod(0o755)
+    asked = subprocess.run(
+        ("sh", "-c", shell.program("own_disks").replace("/proc/mounts", f"{tmp_path}/mounts")),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = parse(f"{asked.stdout}@@stock amd 0\n@@stock images\n\n@@stock end\n").disks
+
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert [each.path for each in found if each.path.startswith(str(tmp_path))] == [
+        f"{tmp_path}/raid"
+    ]
+    assert not {each.path for each in found} & {*taken}
