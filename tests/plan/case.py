@@ -12,7 +12,8 @@
 * `nothing`: true when there is nothing to do
 * `home`: the home of the login on every node
 
-`expected.sh` is the script; a new rule is a new folder.
+`expected.sh` is the script; a new rule is a new folder. The inventories of `sample-…` are those of
+`inventory/`, by links.
 """
 
 from __future__ import annotations
