@@ -32,8 +32,9 @@ class Gpu:
 
     `memory` is GB as sold (`None`: it has none of its own, or there are several), `driver` the
     oldest driver branch that knows it, `gpudirect` whether a network card may reach its memory
-    (GPUDirect RDMA), `datacenter` whether it is sold for data centres. `busbw` is all_reduce bus
-    bandwidth between nodes in GB/s by kind of network (`ib`, `efa`, …), `busbw_node` inside one.
+    (GPUDirect RDMA), `datacenter` whether it is sold for data centres, `cuda_gib` the GiB that CUDA
+    reports by the GB that are sold. `busbw` is all_reduce bus bandwidth between nodes in GB/s by
+    kind of network (`ib`, `efa`, …), `busbw_node` inside one.
     """
 
     model: Words
@@ -43,8 +44,17 @@ class Gpu:
     driver: Annotated[int, Bounds(gt=0)] | None = None
     gpudirect: bool = True
     datacenter: bool = True
+    cuda_gib: Mapping[int, Positive] = field(default_factory=dict)
     busbw: Mapping[str, Positive] = field(default_factory=dict)
     busbw_node: Positive | None = None
+
+    def reported(self, name: str) -> float | None:
+        """Return the GiB that CUDA reports of the card of this name, such as `A100 80GB`; where the
+        name says no size, of the smallest.
+        """
+        sold = [size for size in self.cuda_gib if re.search(rf"\b{size} ?GB?\b", name)]
+        size = sold[0] if sold else min(self.cuda_gib, default=None)
+        return None if size is None else self.cuda_gib[size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

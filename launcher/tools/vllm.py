@@ -221,7 +221,7 @@ def memory_share(args: Sequence[str]) -> float:
     say nothing readable.
     """
     share = _MEMORY_SHARE
-    for value in _values(args, "--gpu-memory-utilization"):
+    for value in values(args, "--gpu-memory-utilization"):
         found = _number(value)
         share = found if found is not None and found <= 1 else share
     return share
@@ -231,11 +231,11 @@ def prefill_context_parallel(args: Sequence[str]) -> int:
     """Return the prefill context parallel size, by which an engine has more ranks; 1 where the
     arguments say nothing readable, which vLLM refuses.
     """
-    sizes = _values(args, "--prefill-context-parallel-size", "-pcp")
+    sizes = values(args, "--prefill-context-parallel-size", "-pcp")
     return next((int(size) for size in reversed(sizes) if re.fullmatch("[1-9][0-9]{0,3}", size)), 1)
 
 
-def _values(args: Sequence[str], *names: str) -> list[str]:
+def values(args: Sequence[str], *names: str) -> list[str]:
     """Return what an option is given, in either form."""
     found = []
     for word, after in zip(args, [*args, ""][1:], strict=True):

@@ -1,0 +1,234 @@
+"""The planner against what servers printed at their start.
+
+    python -m benchmarks.plan [FILE …] [--cases]
+
+For each case: tokens from the measured KV cache (the rules, which must be exact but for the
+rounding of what was printed), weights per GPU, and the KV cache from end to end, with the verdict.
+Beside it what peers' formulas say. The factors of working memory are fitted anew for each source
+without that source, so that no case is judged by constants that it helped to find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from launcher.capacity import working
+from launcher.capacity.architecture import Architecture
+from launcher.capacity.case import Case, read
+from launcher.capacity.estimate import Estimate
+from launcher.capacity.versions import version_of
+from launcher.capacity.weights import GIB
+
+FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "planner"
+_ROUNDS, _STEPS = 3, (0.6, 0.8, 0.9, 1.1, 1.25, 1.6)
+PEERS = ("llm-d", "sparkrun", "weights × 1.2", "GPUStack")
+_LEAST_SHARE = 0.1  # of the budget, of a KV cache whose error counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A case, and what its server printed."""
+
+    case: Case
+    model: Architecture
+    source: str
+    fits: bool | None
+    kv_gib: float | None
+    model_gib: float | None
+    tokens: int | None
+
+
+def known(path: Path) -> Iterator[Known]:
+    """Yield the modelled cases of a file; raises RequestError for what is none."""
+    text = path.read_text(encoding="utf-8")
+    for case, raw in zip(read(text, path.name), yaml.safe_load(text), strict=True):
+        model, expect = case.model(), raw["expect"]
+        url = raw["source"] if "http" in raw["source"] else raw["model"]
+        printed = None if raw.get("speculative") or not expect.get("fits") else expect["kv_tokens"]
+        several = len({layer.kind for layer in model.layers}) > 1
+        if several and version_of(case.vllm_version) < (0, 21):  # blocks / groups × block size
+            held = expect.get("max_concurrency")
+            printed = int(held * case.estimated().length) if held and printed else None
+        if not model.modelled:
+            yield Known(
+                case=case,
+                model=model,
+                source=url,
+                fits=expect.get("fits"),
+                kv_gib=expect.get("kv_gib"),
+                model_gib=expect.get("model_gib_per_gpu"),
+                tokens=printed,
+            )
+
+
+def error(each: Known, found: Estimate) -> float | None:
+    """Return the error of the KV cache as a share of the measured one; None where it is too small
+    a part of the budget, or not known.
+    """
+    stage = found.poorest
+    if each.kv_gib is None or not each.case.weights_gib:
+        return None
+    if each.kv_gib < _LEAST_SHARE * stage.budget:
+        return None
+    return abs(stage.kv.likely - each.kv_gib) / each.kv_gib
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a fit needs of one case: what is left after the weights, and the measured KV cache."""
+
+    parts: working.Parts
+    left: float
+    kv: float
+
+    def error(self, factors: Mapping[str, working.Factors]) -> float:
+        """Return the error as a share, of which none counts for too much."""
+        likely = working.summed(self.parts, factors)[1]
+        return min(0.5, abs(self.left - likely - self.kv) / self.kv)
+
+
+def fit_of(each: Known) -> Fit | None:
+    """Return what a case gives to a fit; None when its KV cache is not to be judged."""
+    found = each.case.estimated()
+    if error(each, found) is None or each.kv_gib is None:
+        return None
+    stage = found.poorest
+    return Fit(stage.parts, stage.budget - stage.weights.likely, each.kv_gib)
+
+
+def fitted(fits: Sequence[Fit]) -> dict[str, working.Factors]:
+    """Fit the likely factors by trying steps of each in turn; they stay in their ranges."""
+    factors = dict(working.FACTORS)
+    best = statistics.fmean(fit.error(factors) for fit in fits)
+    for _ in range(_ROUNDS):
+        for name, (low, _, high) in working.FACTORS.items():
+            for step in _STEPS:
+                before = factors[name]
+                factors[name] = (low, min(max(before[1] * step, low), high), high)
+                loss = statistics.fmean(fit.error(factors) for fit in fits)
+                if loss < best:
+                    best = loss
+                else:
+                    factors[name] = before
+    return factors
+
+
+def judged(cases: Sequence[Known]) -> list[tuple[Known, Estimate]]:
+    """Work each case out with factors that were fitted to all other sources."""
+    begun, results = dict(working.FACTORS), []
+    fits = [(each.source, fit) for each in cases if (fit := fit_of(each))]
+    for source in dict.fromkeys(each.source for each in cases):
+        working.FACTORS.update(fitted([fit for other, fit in fits if other != source]))
+        results += [(each, each.case.estimated()) for each in cases if each.source == source]
+        working.FACTORS.update(begun)
+    return results
+
+
+def verdict(found: Estimate) -> str:
+    """Return what a plan would say of the split as it is."""
+    if found.starts("low"):
+        return "fits"
+    return "tight" if found.starts("high") else "does-not-fit"
+
+
+def blocks_off(each: Known, found: Estimate) -> float | None:
+    """Return how many blocks the tokens of the measured KV cache are off; what was printed is
+    rounded to hundredths of a GiB, and of a request.
+    """
+    tokens = each.case.tokens_from_kv()
+    if tokens is None or not each.tokens or not each.kv_gib or each.kv_gib < 0 or not found.cache:
+        return None
+    per_block = found.length / found.cache.per_request
+    rounding = 0.005 * GIB / max(found.cache.block_bytes) + 0.005 * found.cache.per_request
+    return max(0.0, abs(tokens - each.tokens) / per_block - rounding)
+
+
+def peers(each: Known, found: Estimate) -> dict[str, tuple[float, bool]]:
+    """Return KV GiB for each GPU and "fits" by others' formulas (docs/planning.md has sources)."""
+    case, weights = each.case, each.case.weights_gib or 0.0
+    ranks = (case.tp or 1) * (case.pp or 1)
+    budget = found.poorest.budget
+    activation = 8.0 if each.model.experts else 2.5 if each.model.multimodal else 5.5
+    other = 0.6 if ranks > 1 else 0.15
+    llm_d = (budget * ranks - weights - activation - other * ranks) / ranks
+    sparkrun = budget - weights / ranks
+    fifth = budget - weights * 1.2 / ranks
+    gpustack = budget * ranks - weights * 1.2 - 2
+    return {
+        "llm-d": (llm_d, llm_d > 0),
+        "sparkrun": (sparkrun, sparkrun > 0),
+        "weights × 1.2": (fifth, fifth > 0),
+        "GPUStack": (math.nan, gpustack > 0),
+    }
+
+
+def _share(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))] if values else math.nan
+
+
+def table(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
+    """Yield the figures as a table."""
+    mine = [found for each, estimate in results if (found := error(each, estimate)) is not None]
+    inside = [
+        estimate.poorest.kv.low <= each.kv_gib <= estimate.poorest.kv.high
+        for each, estimate in results
+        if each.kv_gib is not None and each.case.weights_gib
+    ]
+    off = [found for each, estimate in results if (found := blocks_off(each, estimate)) is not None]
+    loaded = {True: list[float](), False: list[float]()}
+    for each, estimate in results:
+        if each.model_gib and each.case.weights_gib:
+            wrong = abs(estimate.stages[0].weights.likely / each.model_gib - 1)
+            loaded[each.model.quantization == "mxfp4"].append(wrong)
+    decided = [(each, estimate) for each, estimate in results if each.case.weights_gib]
+    false = [each for each, estimate in decided if not each.fits and verdict(estimate) == "fits"]
+    lost = [each for each, estimate in decided if each.fits and verdict(estimate) == "does-not-fit"]
+    yield f"tokens from KV GiB: {sum(found <= 1 for found in off)} of {len(off)} to one block"
+    yield f"weights per GPU: p90 {_share(loaded[False], 0.9):.1%} of {len(loaded[False])}, " + (
+        f"mxfp4 {_share(loaded[True], 0.9):.1%} of {len(loaded[True])}"
+    )
+    yield f"KV GiB: median {_share(mine, 0.5):.1%}, p90 {_share(mine, 0.9):.1%} of {len(mine)}"
+    yield f"range holds the truth: {sum(inside)} of {len(inside)}"
+    yield f"fits, but did not start: {len(false)}; started, but does not fit: {len(lost)}"
+    for name in PEERS:
+        errors, right = [], 0
+        for each, estimate in decided:
+            kv, fits = peers(each, estimate)[name]
+            right += fits == bool(each.fits)
+            if error(each, estimate) is not None and each.kv_gib and not math.isnan(kv):
+                errors.append(abs(kv - each.kv_gib) / each.kv_gib)
+        kv = f"KV GiB: median {_share(errors, 0.5):.1%}, p90 {_share(errors, 0.9):.1%}; "
+        yield f"{name}: {kv if errors else ''}fits right in {right} of {len(decided)}"
+
+
+def rows(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
+    """Yield a row for each case."""
+    for each, estimate in results:
+        kv = estimate.poorest.kv
+        yield (
+            f"{each.case.id:40} KV {kv.low:6.1f} {kv.likely:6.1f} {kv.high:6.1f}, printed"
+            f" {each.kv_gib}; {verdict(estimate)}, started: {each.fits}; blocks off"
+            f" {blocks_off(each, estimate)}"
+        )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("files", type=Path, nargs="*", default=sorted(FIXTURES.glob("*.yaml")))
+    parser.add_argument("--cases", action="store_true", help="show each case")
+    asked = parser.parse_args()
+    results = judged([each for path in asked.files for each in known(path)])
+    for line in (*(rows(results) if asked.cases else ()), *table(results)):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

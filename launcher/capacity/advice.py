@@ -1,0 +1,118 @@
+"""What else could be run instead, and what it is better at.
+
+Pure. Flags come in the order of what they cost when the KV cache is short (`Preemption` in
+https://docs.vllm.ai/en/latest/configuration/optimization/), then splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from launcher.capacity import versions
+from launcher.capacity.choice import (
+    Option,
+    Planned,
+    Question,
+    choose,
+    enough,
+    options,
+    refused,
+)
+
+_MOST = 6
+_SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95
+_EVERYTHING = "one replica that takes everything: the longest contexts"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A change, as vLLM's argument or as a split, what it is better at, and its figures."""
+
+    change: str
+    better: str
+    planned: Planned
+
+
+def alternatives(question: Question, chosen: Planned) -> tuple[Alternative, ...]:
+    """Return other ways, at most six: changes of flags, then other splits."""
+    more = list(_more_nodes(question)) if chosen.verdict == "does-not-fit" else []
+    flags = list(_other_flags(question, chosen))
+    splits = list(_other_splits(question, chosen))
+    return (*more, *flags[: _MOST - len(more) - min(3, len(splits))], *splits)[:_MOST]
+
+
+def _more_nodes(question: Question) -> Iterator[Alternative]:
+    if larger := enough(question):
+        count = len(larger.cluster.hosts)
+        yield Alternative(f"--nodes {count}", "the fewest such nodes that fit", choose(larger))
+
+
+def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
+    given, found = question.flags, chosen.estimate
+    changes = (
+        (
+            given.cache_dtype == "auto" and question.model.kv_heads > 0,
+            "--kv-cache-dtype fp8",
+            "twice the tokens, for a little accuracy",
+            replace(given, cache_dtype="fp8"),
+        ),
+        (
+            found.sequences > _SEQUENCES,
+            f"--max-num-seqs {_SEQUENCES}",
+            "memory of the sampler and of graphs",
+            replace(given, sequences=_SEQUENCES),
+        ),
+        (
+            found.batched_tokens > _BATCHED,
+            f"--max-num-batched-tokens {_BATCHED}",
+            "memory of a forward pass, for slower prompts",
+            replace(given, batched_tokens=_BATCHED),
+        ),
+        (
+            (given.utilization or versions.utilization(question.version)) < _UTILIZATION,
+            f"--gpu-memory-utilization {_UTILIZATION}",
+            "the rest of the memory, where nobody else needs it",
+            replace(given, utilization=_UTILIZATION),
+        ),
+    )
+    for applies, change, better, flags in changes:
+        if applies:
+            yield Alternative(change, better, question.judged(chosen.option, flags))
+
+
+def _other_splits(question: Question, chosen: Planned) -> Iterator[Alternative]:
+    cluster, taken = question.cluster, chosen.option
+    seen = {(taken.tp, taken.pp, taken.coupled)}
+    default = Option(tp=cluster.each, pp=len(cluster.hosts))
+    whole = (
+        () if refused(question.model, default.tp) or not _stages(question, default) else (default,)
+    )
+    for option in (*whole, *options(question.model, cluster)):
+        shape = (option.tp, option.pp, option.coupled)
+        planned = question.judged(option)
+        smaller = option.each < taken.each and planned.verdict == "does-not-fit"
+        if shape not in seen and not smaller:
+            seen.add(shape)
+            better = _EVERYTHING if option is default else _better(option, taken)
+            yield Alternative(_arguments(planned.option), better, planned)
+
+
+def _stages(question: Question, option: Option) -> bool:
+    """Tell whether each pipeline stage would have a layer."""
+    return option.pp <= max(1, len(question.model.layers))
+
+
+def _arguments(option: Option) -> str:
+    words = f"--tp {option.tp} --pp {option.pp} --dp {option.dp}"
+    return f"{words} -- --enable-expert-parallel" if option.experts else words
+
+
+def _better(option: Option, taken: Option) -> str:
+    if option.coupled:
+        return "throughput of many requests: KV is held once"
+    if option.each < taken.each:
+        return "throughput: more replicas, less talk between GPUs"
+    if option.tp > taken.tp:
+        return "latency of a single request, and more KV for each replica"
+    return "room for weights and KV: more GPUs for each replica"

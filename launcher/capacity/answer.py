@@ -1,0 +1,106 @@
+"""A plan in machine form: what `vlaunch plan --json` prints. Pure; figures are GiB and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.capacity.advice import Alternative, alternatives
+from launcher.capacity.case import Case
+from launcher.capacity.choice import Planned, Question, Reason, remarks
+from launcher.capacity.estimate import Estimate, Range, Stage
+
+Json = dict[str, Any]
+
+
+def answer(question: Question, planned: Planned) -> Json:
+    """Return a plan with its reasons and alternatives."""
+    why = remarks(question, planned)
+    return {
+        **_figures(planned.estimate, question.model.modelled),
+        "verdict": planned.verdict,
+        "max_concurrency": _range(planned.estimate.concurrency, planned.option.dp),
+        "split": _split(planned),
+        "why": [_reason(reason) for reason in why],
+        "alternatives": [_alternative(each) for each in alternatives(question, planned)],
+    }
+
+
+def answer_case(case: Case) -> Json:
+    """Return what is said of one case: its split is given."""
+    found, model = case.estimated(), case.model()
+    tokens = case.tokens_from_kv()
+    return {
+        "id": case.id,
+        **_figures(found, model.modelled),
+        "verdict": _started(found, bool(model.modelled)),
+        "max_concurrency": _range(found.concurrency),
+        "split": {"tp": case.tp or 1, "pp": case.pp or 1, "dp": case.dp or 1},
+        "why": [{"rule": "asked", "text": "the case names its split", "source": "the case"}],
+        "alternatives": [],
+        **({} if tokens is None else {"tokens_from_kv_gib": tokens}),
+    }
+
+
+def _started(found: Estimate, unknown: bool) -> str:
+    if found.starts("low"):
+        return "tight" if unknown else "fits"
+    return "tight" if found.starts("high") else "does-not-fit"
+
+
+def _figures(found: Estimate, unknown: str) -> Json:
+    poorest = found.poorest
+    return {
+        "basis": "weights-only" if unknown else "estimate",
+        **({"not_modelled": unknown} if unknown else {}),
+        "context": found.length,
+        **_stage(poorest),
+        "kv_tokens": _range(found.tokens),
+        "stages": [{"layers": stage.layers, **_stage(stage)} for stage in found.stages],
+    }
+
+
+def _stage(stage: Stage) -> Json:
+    return {
+        "budget_gib": round(stage.budget, 3),
+        "weights_gib": _range(stage.weights),
+        "working_gib": _range(stage.working),
+        "kv_gib": _range(stage.kv),
+    }
+
+
+def _range(found: Range | None, times: int = 1) -> Json | None:
+    if found is None:
+        return None
+    values = {"low": found.low, "likely": found.likely, "high": found.high}
+    return {
+        name: value * times if isinstance(value, int) else round(value * times, 3)
+        for name, value in values.items()
+    }
+
+
+def _split(planned: Planned) -> Json:
+    option = planned.option
+    return {
+        "tp": option.tp,
+        "pp": option.pp,
+        "dp": option.dp,
+        "expert_parallel": option.experts,
+        "nodes": [{"name": name, "gpus": gpus} for name, gpus in planned.placement],
+    }
+
+
+def _reason(reason: Reason) -> Json:
+    return {"rule": reason.rule, "text": reason.text, "source": reason.source}
+
+
+def _alternative(each: Alternative) -> Json:
+    planned = each.planned
+    return {
+        "change": each.change,
+        "better": each.better,
+        "verdict": planned.verdict,
+        "split": _split(planned),
+        **_stage(planned.estimate.poorest),
+        "kv_tokens": _range(planned.estimate.tokens),
+        "max_concurrency": _range(planned.estimate.concurrency, planned.option.dp),
+    }

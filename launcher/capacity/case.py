@@ -1,0 +1,159 @@
+"""One case: a model, its GPUs and flags in a file, as those that the planner is measured by.
+
+Pure. The form is that of `tests/fixtures/planner/README.md`: one mapping, or a list of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from launcher.capacity import versions
+from launcher.capacity.architecture import Architecture, architecture_of
+from launcher.capacity.estimate import Engine, Estimate, Gpu, cache_request, estimate
+from launcher.capacity.flags import Flags
+from launcher.capacity.kv_cache import cache_of, partition
+from launcher.capacity.weights import GIB
+from launcher.errors import RequestError
+
+_MOST = 4 << 20
+_Ranks = Annotated[int, Field(ge=1, le=4096)]
+_Tokens = Annotated[int, Field(ge=1, le=1 << 28)]
+_Gib = Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)]
+_ALTERNATING = re.compile(r"alternating: *(\w+), *(\w+)")
+_COUNTED = re.compile(r"(\d+) (\w+)(?:, *|$)")
+_EVERY = re.compile(r"every (\d+)(?:st|nd|rd|th) layer (\w+), the others (\w+)")
+
+
+class _Gpu(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    name: str = ""
+    memory_gib: _Gib
+
+
+class _Expect(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    kv_gib: float | None = Field(default=None, allow_inf_nan=False)
+
+
+class Case(BaseModel):
+    """What decides about memory, and what is known of the outcome."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    id: str = "case"
+    vllm_version: str | None = None
+    config: dict[str, Any]
+    weights_gib: _Gib | None = None
+    gpu: _Gpu
+    gpus: list[_Gpu] = []
+    nodes: _Ranks | None = None
+    tp: _Ranks | None = None
+    pp: _Ranks | None = None
+    dp: _Ranks | None = None
+    expert_parallel: bool | None = None
+    decode_context_parallel_size: _Ranks | None = None
+    pp_layer_partition: list[_Ranks] | None = None
+    block_size: _Ranks | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    kv_cache_dtype: str | None = None
+    max_model_len: _Tokens | None = None
+    max_num_seqs: _Ranks | None = None
+    max_num_batched_tokens: _Tokens | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    disable_hybrid_kv_cache_manager: bool | None = None
+    expect: _Expect = _Expect()
+
+    def model(self) -> Architecture:
+        """Read the configuration; raises RequestError."""
+        return architecture_of(_listed(self.config))
+
+    def engine(self, model: Architecture) -> Engine:
+        """Return what is started; raises RequestError for stages that do not fit together."""
+        pp = self.pp or 1
+        counts = tuple(self.pp_layer_partition or ())
+        gpus = self.gpus or [self.gpu] * pp
+        if len(gpus) != pp or (counts and (len(counts), sum(counts)) != (pp, len(model.layers))):
+            raise RequestError(
+                f"{self.id}: {pp} pipeline stages, {len(gpus)} GPUs and layers {list(counts)} do"
+                f" not go together with a model of {len(model.layers)} layers"
+            )
+        return Engine(
+            gpus=tuple(Gpu(name=gpu.name, memory_gib=gpu.memory_gib) for gpu in gpus),
+            tp=self.tp or 1,
+            dp=self.dp or 1,
+            nodes=self.nodes or 1,
+            version=versions.version_of(self.vllm_version),
+            flags=Flags(
+                utilization=self.gpu_memory_utilization,
+                length=self.max_model_len,
+                batched_tokens=self.max_num_batched_tokens,
+                sequences=self.max_num_seqs,
+                cache_dtype=self.kv_cache_dtype or "auto",
+                block=self.block_size or 0,
+                dcp=self.decode_context_parallel_size or 1,
+                eager=bool(self.enforce_eager),
+                prefix_caching=self.enable_prefix_caching is not False,
+                hybrid=not self.disable_hybrid_kv_cache_manager,
+                expert_parallel=bool(self.expert_parallel),
+                partition=counts or partition(len(model.layers) or 1, pp),
+            ),
+        )
+
+    def estimated(self) -> Estimate:
+        """Work the case out; raises RequestError."""
+        model = self.model()
+        return estimate(model, int((self.weights_gib or 0) * GIB), self.engine(model))
+
+    def tokens_from_kv(self) -> int | None:
+        """Return the tokens that the measured KV cache holds; None where none was measured."""
+        model, known = self.model(), self.expect.kv_gib
+        if known is None or model.modelled:
+            return None
+        engine, found = self.engine(model), self.estimated()
+        cache = cache_of(
+            model, cache_request(engine, found.length, found.batched_tokens), engine.flags.partition
+        )
+        return cache.tokens(cache.blocks([max(0, int(known * GIB))] * engine.pp))
+
+
+def read(text: str, where: str) -> list[Case]:
+    """Read cases; raises RequestError with every mistake."""
+    hint = "the form is that of tests/fixtures/planner/README.md"
+    if len(text) > _MOST:
+        raise RequestError(f"{where} is larger than {_MOST >> 20} MiB", hint=hint)
+    try:
+        data = yaml.safe_load(text)
+        return TypeAdapter(list[Case]).validate_python(data if isinstance(data, list) else [data])
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, ValidationError):
+            mistakes = [
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            ]
+        else:
+            mistakes = [str(error).splitlines()[0] if str(error) else type(error).__name__]
+        raise RequestError(f"{where} holds no case", evidence=mistakes, hint=hint) from None
+
+
+def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write `layer_types` out where it is in words."""
+    words, count = config.get("layer_types"), config.get("num_hidden_layers")
+    if not isinstance(words, str) or not isinstance(count, int) or not 0 < count <= 4096:
+        return config
+    if found := _ALTERNATING.match(words):
+        kinds = [found[1 + index % 2] for index in range(count)]
+    elif found := _EVERY.match(words):
+        every = max(1, int(found[1]))
+        kinds = [found[3] if (index + 1) % every else found[2] for index in range(count)]
+    elif sum(int(number) for number, _ in _COUNTED.findall(words)) == count:
+        kinds = [kind for number, kind in _COUNTED.findall(words) for _ in range(int(number))]
+    else:
+        return {key: value for key, value in config.items() if key != "layer_types"}
+    return {**config, "layer_types": kinds}

@@ -1,0 +1,283 @@
+"""Which split of a model a cluster should run, and why.
+
+Pure. The rules are data: each has a name, its source, and a sentence; `options` gives the splits in
+the order in which they are preferred, `choose` takes the first that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from launcher.capacity.architecture import Architecture
+from launcher.capacity.cluster import Cluster
+from launcher.capacity.estimate import Engine, Estimate, estimate
+from launcher.capacity.flags import Flags
+from launcher.capacity.kv_cache import copies, partition
+from launcher.capacity.versions import TODAY
+
+Verdict = Literal["fits", "tight", "does-not-fit"]
+
+_MOST_NODES = 64
+_DOCS = "https://docs.vllm.ai/en/latest/serving/"
+RULES = {
+    "one-gpu": _DOCS + "parallelism_scaling/",
+    "node": _DOCS + "parallelism_scaling/",
+    "nodes": _DOCS + "parallelism_scaling/",
+    "uneven": _DOCS + "parallelism_scaling/",
+    "no-nvlink": _DOCS + "parallelism_scaling/",
+    "tp-over-nodes": "AIConfigurator 0.12, Llama-405B on 16 H100 (see docs/planning.md)",
+    "rdma-of-single-gpus": "https://github.com/eugr/spark-vllm-docker",
+    "dp-attention": _DOCS + "data_parallel_deployment/",
+    "expert-parallel": _DOCS + "expert_parallel_deployment/",
+    "kv-copies": _DOCS + "context_parallel_deployment/",
+    "heads": "vllm/config/model.py, verify_with_parallel_config (0.32)",
+    "fp8-blocks": "vllm/model_executor/layers/quantization/fp8.py (0.32)",
+    "recurrent-heads": "vllm/model_executor/layers/mamba/mamba_utils.py (0.32)",
+    "layers": "vllm/distributed/utils.py, get_pp_indices (0.32)",
+    "replicas": _DOCS + "data_parallel_deployment/",
+    "asked": "the command line",
+    "closest": "vllm/v1/worker/gpu_worker.py, determine_available_memory (0.32)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A rule that decided, in a sentence."""
+
+    rule: str
+    text: str
+
+    @property
+    def source(self) -> str:
+        """Where the rule comes from."""
+        return RULES[self.rule]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What the model is to be able to do: so many requests of so many tokens at once."""
+
+    context: int
+    requests: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A split, and why it is considered."""
+
+    tp: int
+    pp: int = 1
+    dp: int = 1
+    experts: bool = False
+    coupled: bool = False
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def each(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp
+
+    @property
+    def words(self) -> str:
+        """Name the split for people."""
+        sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
+        shown = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
+        return " × ".join(shown) + (", experts over all of them" if self.experts else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """An option with its figures: `requests` is how many of the wanted length all replicas hold."""
+
+    option: Option
+    estimate: Estimate
+    verdict: Verdict
+    placement: tuple[tuple[str, int], ...]
+
+    def requests(self, which: str) -> float:
+        """Return how many requests of the wanted length fit: `low`, `likely` or `high`."""
+        found = self.estimate.concurrency
+        return getattr(found, which) * self.option.dp if found else 0.0
+
+
+def refused(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
+    """Return why vLLM refuses this TP; None when it does not."""
+    if model.heads % tp:
+        return Reason("heads", f"{model.heads} attention heads cannot be divided by TP {tp}")
+    state, experts = model.recurrent, model.experts
+    if state and (state.heads % tp or (state.channels % tp)):
+        return Reason(
+            "recurrent-heads", f"{state.heads} linear attention heads cannot be divided by TP {tp}"
+        )
+    fp8 = model.quantization.startswith("fp8")
+    if fp8 and experts and not expert_parallel and experts.width // tp % 128 and tp > 1:
+        return Reason(
+            "fp8-blocks",
+            f"experts {experts.width} wide over TP {tp} are no multiple of a block of 128",
+        )
+    return None
+
+
+def options(model: Architecture, cluster: Cluster) -> Iterator[Option]:
+    """Return the splits that can run here, the preferred ones first."""
+    each = cluster.each
+    sizes = [tp for tp in range(1, each + 1) if each % tp == 0]
+    widest = max(tp for tp in sizes if tp == 1 or not refused(model, tp, expert_parallel=True))
+    for tp in sizes:
+        yield from _in_node(model, cluster, tp)
+    if widest < each and len(model.layers) >= each // widest:
+        wrong = refused(model, each, expert_parallel=True)
+        text = f"{wrong.text if wrong else ''}: TP {widest}, and pipeline stages for the rest"
+        yield Option(
+            tp=widest,
+            pp=each // widest,
+            experts=refused(model, widest) is not None,
+            reasons=(Reason("uneven", text),),
+        )
+    if model.experts and (model.latent or model.kv_heads < each) and each > 1:
+        text = "each GPU attends for itself, so that KV is not copied, and experts are shared"
+        yield Option(
+            tp=1, dp=each, experts=True, coupled=True, reasons=(Reason("dp-attention", text),)
+        )
+    yield from _over_nodes(model, cluster, widest)
+
+
+def _in_node(model: Architecture, cluster: Cluster, tp: int) -> Iterator[Option]:
+    """Return the splits over so many GPUs of one node."""
+    wrong = refused(model, tp)
+    slow = tp > 1 and cluster.link.nvlink is False and tp <= len(model.layers)
+    if slow:
+        text = "no NVLink in a node: pipeline stages pass less over PCIe"
+        yield Option(tp=1, pp=tp, reasons=(Reason("no-nvlink", text),))
+    if wrong is None:
+        what = "one GPU" if tp == 1 else f"{tp} GPUs of a node"
+        reason = Reason("one-gpu" if tp == 1 else "node", f"the model fits {what}")
+        yield Option(tp=tp, reasons=(reason,))
+    elif wrong.rule == "fp8-blocks":
+        whole = Reason("expert-parallel", "so each GPU has whole experts")
+        yield Option(tp=tp, experts=True, reasons=(wrong, whole))
+
+
+def _over_nodes(model: Architecture, cluster: Cluster, widest: int) -> Iterator[Option]:
+    """Return splits of one replica over nodes."""
+    count, stages = len(cluster.hosts), cluster.each // widest
+    experts = refused(model, widest) is not None
+    over = widest * count
+    wide = count > 1 and not refused(model, over)
+    if wide and cluster.each == 1 and cluster.link.rdma:
+        text = "one GPU a node, and RDMA between them: TP over nodes"
+        yield Option(tp=over, reasons=(Reason("rdma-of-single-gpus", text),))
+    for nodes in range(2, count + 1):
+        if nodes * stages > len(model.layers):
+            break
+        reason = Reason(
+            "nodes", f"the model needs {nodes} nodes: TP inside, pipeline stages between them"
+        )
+        yield Option(tp=widest, pp=nodes * stages, experts=experts, reasons=(reason,))
+    if wide and cluster.link.carries_tp:
+        text = "the link between nodes was measured fast enough for TP"
+        yield Option(tp=over, reasons=(Reason("tp-over-nodes", text),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Everything that a plan depends on."""
+
+    model: Architecture
+    weight_bytes: int
+    cluster: Cluster
+    want: Want
+    flags: Flags = field(default_factory=Flags)
+    version: tuple[int, int] = TODAY
+
+    def judged(self, option: Option, flags: Flags | None = None) -> Planned:
+        """Work an option out with as many replicas as the GPUs give, and judge it."""
+        placement = place(option, self.cluster)
+        dp = option.dp if option.coupled else sum(1 for _ in placement) or 1
+        whole = option if option.coupled else replace(option, dp=max(option.dp, dp))
+        flags = replace(
+            flags or self.flags,
+            length=self.flags.length or self.want.context,
+            expert_parallel=self.flags.expert_parallel or option.experts,
+        )
+        engine = Engine(
+            gpus=(self.cluster.smallest,) * option.pp,
+            tp=option.tp,
+            dp=option.dp if option.coupled else 1,
+            nodes=-(-option.each // self.cluster.each),
+            flags=flags,
+            version=self.version,
+        )
+        found = estimate(self.model, self.weight_bytes, engine)
+        need = -(-self.want.requests // whole.dp)
+        return Planned(
+            option=whole, estimate=found, verdict=_verdict(found, need), placement=placement
+        )
+
+
+def _verdict(found: Estimate, need: int) -> Verdict:
+    if found.concurrency is None:
+        return "tight" if found.starts("likely") else "does-not-fit"
+    if found.starts("low") and found.concurrency.low >= need:
+        return "fits"
+    if found.starts("high") and found.concurrency.high >= need:
+        return "tight"
+    return "does-not-fit"
+
+
+def place(option: Option, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+    """Return where each replica lies: its first node, and the GPUs that it takes there."""
+    each = option.each * (option.dp if option.coupled else 1)
+    if each <= cluster.each:
+        return tuple((host.name, each) for host in cluster.hosts for _ in range(host.gpus // each))
+    nodes = -(-each // cluster.each)
+    heads = cluster.hosts[: len(cluster.hosts) // nodes * nodes : nodes]
+    return tuple((host.name, each // nodes) for host in heads)
+
+
+def choose(question: Question) -> Planned:
+    """Return the first split that fits, else the first that may, else what comes closest."""
+    judged = [question.judged(option) for option in options(question.model, question.cluster)]
+    for verdict in ("fits", "tight"):
+        for planned in judged:
+            if planned.verdict == verdict:
+                return planned
+    best = max(judged, key=lambda each: (each.requests("likely"), each.estimate.poorest.kv.likely))
+    reason = Reason("closest", "no split fits; this one comes closest")
+    return replace(best, option=replace(best.option, reasons=(reason,)))
+
+
+def enough(question: Question) -> Question | None:
+    """Return the question with as many nodes like the first as fit; None when 64 would not."""
+    first, count = question.cluster.hosts[0], len(question.cluster.hosts)
+    for nodes in range(count + 1, _MOST_NODES + 1):
+        hosts = tuple(replace(first, name=f"node{at}") for at in range(nodes))
+        larger = replace(question, cluster=replace(question.cluster, hosts=hosts))
+        if choose(larger).verdict == "fits":
+            return larger
+    return None
+
+
+def remarks(question: Question, planned: Planned) -> tuple[Reason, ...]:
+    """Return what else is to be known of a split."""
+    model, option = question.model, planned.option
+    found = list(option.reasons)
+    if option.dp > 1 and not option.coupled:
+        found.append(
+            Reason("replicas", f"{option.dp} replicas share the requests behind one endpoint")
+        )
+    if (held := copies(model, option.tp)) > 1:
+        found.append(
+            Reason(
+                "kv-copies",
+                f"{held} GPUs hold the same KV: TP {option.tp}, {model.kv_heads} KV heads",
+            )
+        )
+    counts = partition(len(model.layers) or 1, option.pp)
+    if len(set(counts)) > 1:
+        found.append(
+            Reason("layers", f"{len(model.layers)} layers over {option.pp} stages: {counts}")
+        )
+    return tuple(found)

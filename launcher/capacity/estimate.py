@@ -1,0 +1,185 @@
+"""What one engine takes of each GPU's memory, and how many tokens its KV cache then holds.
+
+Pure: budget = memory × utilization; KV cache = budget − weights − working memory, and the poorest
+pipeline stage decides (`determine_available_memory` in vLLM's `v1/worker/gpu_worker.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from launcher.capacity import versions
+from launcher.capacity.architecture import Architecture
+from launcher.capacity.flags import Flags
+from launcher.capacity.kv_cache import Cache, CacheRequest, cache_of, partition
+from launcher.capacity.weights import GIB, Split, stage_bytes
+from launcher.capacity.working import FACTORS, Load, Parts, parts, summed
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A quantity that is known to lie between two values, and its likely one."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU model; memory is what CUDA reports, in GiB."""
+
+    name: str
+    memory_gib: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One replica as it is to be started. `gpus` has one entry for each pipeline stage."""
+
+    gpus: tuple[Gpu, ...]
+    tp: int = 1
+    dp: int = 1
+    nodes: int = 1
+    flags: Flags = field(default_factory=Flags)
+    version: tuple[int, int] = versions.TODAY
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        return len(self.gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One GPU of a pipeline stage, in GiB; `parts` are those of its working memory."""
+
+    layers: int
+    budget: float
+    weights: Range
+    working: Range
+    kv: Range
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one replica takes and holds; `cache` is None of a model that is not modelled."""
+
+    stages: tuple[Stage, ...]
+    length: int
+    batched_tokens: int
+    sequences: int
+    cache: Cache | None
+    tokens: Range | None = None
+    concurrency: Range | None = None
+
+    @property
+    def poorest(self) -> Stage:
+        """The stage that decides: it has the fewest blocks."""
+        if self.cache is None:
+            return min(self.stages, key=lambda stage: stage.kv.likely)
+        blocks = [
+            stage.kv.likely / each if each else math.inf
+            for stage, each in zip(self.stages, self.cache.block_bytes, strict=True)
+        ]
+        return self.stages[blocks.index(min(blocks))]
+
+    def starts(self, which: str) -> bool:
+        """Tell whether a longest request fits at the `low`, `likely` or `high` end of the range."""
+        memory = [int(getattr(stage.kv, which) * GIB) for stage in self.stages]
+        if self.cache is None:
+            return min(memory) > 0
+        return min(memory) > 0 and self.cache.starts(memory)
+
+
+def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate:
+    """Work out one replica.
+
+    Raises:
+        RequestError: a KV cache dtype that is not known here.
+    """
+    flags, version = engine.flags, engine.version
+    smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
+    tokens, sequences = versions.defaults(version, smallest.name, smallest.memory_gib)
+    batched = flags.batched_tokens or tokens
+    sequences = flags.sequences or sequences
+    length = flags.length or model.context or 1
+    counts = flags.partition or partition(len(model.layers) or 1, engine.pp)
+    split = Split(tp=engine.tp, dp=engine.dp, stages=counts, expert_parallel=flags.expert_parallel)
+    loads = [
+        Load(
+            split=split,
+            stage=index,
+            batched_tokens=batched,
+            sequences=sequences,
+            nodes=engine.nodes,
+            eager=flags.eager,
+            version=version,
+            gpu=gpu.name,
+        )
+        for index, gpu in enumerate(engine.gpus)
+    ]
+    stages = [
+        _stage(model, engine, load, held / GIB)
+        for load, held in zip(loads, stage_bytes(model, weight_bytes, split), strict=True)
+    ]
+    if model.modelled or not model.layers:
+        return Estimate(
+            stages=tuple(stages),
+            length=length,
+            batched_tokens=batched,
+            sequences=sequences,
+            cache=None,
+        )
+    cache = cache_of(model, cache_request(engine, length, batched), counts)
+    blocks = [
+        cache.blocks([max(0, int(getattr(stage.kv, which) * GIB)) for stage in stages])
+        for which in ("low", "likely", "high")
+    ]
+    return Estimate(
+        stages=tuple(stages),
+        length=length,
+        batched_tokens=batched,
+        sequences=sequences,
+        cache=cache,
+        tokens=Range(*(cache.tokens(count) for count in blocks)),
+        concurrency=Range(*(cache.concurrency(count) for count in blocks)),
+    )
+
+
+def cache_request(engine: Engine, length: int, batched: int) -> CacheRequest:
+    """Return what decides about an engine's KV cache."""
+    flags = engine.flags
+    return CacheRequest(
+        tp=engine.tp,
+        dcp=flags.dcp,
+        length=length,
+        in_flight=batched * versions.batches(engine.version, engine.pp),
+        block=flags.block,
+        dtype=flags.cache_dtype,
+        prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
+        hybrid=flags.hybrid,
+    )
+
+
+def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> Stage:
+    share = engine.flags.utilization or versions.utilization(engine.version)
+    budget = math.ceil(engine.gpus[load.stage].memory_gib * GIB * share) / GIB
+    sizes = parts(model, load)
+    low, likely, high = summed(sizes, FACTORS)
+    spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
+    rest = budget - weights - likely
+    return Stage(
+        layers=load.split.stages[load.stage],
+        budget=budget,
+        weights=Range(weights - spread, weights, weights + spread),
+        working=Range(low, likely, high),
+        parts=sizes,
+        kv=Range(
+            rest - math.hypot(spread, high - likely),
+            rest,
+            rest + math.hypot(spread, likely - low),
+        ),
+    )

@@ -1,0 +1,107 @@
+"""Families of models whose layers are understood, as data.
+
+A model is in a family by its architecture's name, which `config.json` gives and vLLM's registry
+knows (`model_executor/models/registry.py`, 0.32). What is in none is not modelled: nothing but its
+weights is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What `config.json` leaves to the model's code.
+
+    `full_every`: each so manieth layer has full attention, all `others` that kind; `full_first`:
+    the first of them instead of the last. `wide_state`: the recurrent state is float32 by default.
+    """
+
+    name: str = ""
+    unknown: str = ""
+    latent: bool = False
+    tied: bool = False
+    gated_mlp: bool = True
+    gated_attention: bool = False
+    full_every: int = 0
+    others: Literal["", "sliding", "chunked", "recurrent"] = ""
+    full_first: bool = False
+    wide_state: bool = False
+
+
+_PLAIN = Family()
+_LATENT = Family(latent=True)
+_GEMMA3 = Family(tied=True, full_every=6, others="sliding")
+_DELTA = Family(full_every=4, others="recurrent", gated_attention=True)
+
+_NAMES: tuple[tuple[Family, str], ...] = (
+    (
+        _PLAIN,
+        """LlamaForCausalLM MistralForCausalLM MixtralForCausalLM Ministral3ForCausalLM
+        Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
+        InternLM2ForCausalLM InternLM3ForCausalLM Phi3ForCausalLM PhiMoEForCausalLM
+        GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
+        Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM OlmoeForCausalLM Olmo2ForCausalLM
+        Olmo3ForCausalLM ExaoneForCausalLM Exaone4ForCausalLM MiniMaxM2ForCausalLM
+        Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM SolarForCausalLM OrionForCausalLM
+        BailingMoeForCausalLM BailingMoeV2ForCausalLM HunYuanDenseV1ForCausalLM
+        HunYuanMoEV1ForCausalLM SeedOssForCausalLM Dots1ForCausalLM MiMoForCausalLM
+        ArceeForCausalLM DbrxForCausalLM GptOssForCausalLM
+        Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration
+        Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
+        Mistral3ForConditionalGeneration InternVLChatModel
+        InternVLForConditionalGeneration InternS1ForConditionalGeneration
+        LlavaForConditionalGeneration LlavaNextForConditionalGeneration
+        LlavaOnevisionForConditionalGeneration PixtralForConditionalGeneration
+        Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration
+        Qwen2AudioForConditionalGeneration Qwen2_5OmniForConditionalGeneration
+        Qwen3OmniMoeForConditionalGeneration AfmoeForCausalLM""",
+    ),
+    (
+        Family(gated_mlp=False),
+        """NemotronForCausalLM StarCoder2ForCausalLM Starcoder2ForCausalLM PhiForCausalLM
+        GPTNeoXForCausalLM GPT2LMHeadModel OPTForCausalLM FalconForCausalLM""",
+    ),
+    (Family(tied=True), "GemmaForCausalLM CohereForCausalLM"),
+    (Family(tied=True, full_every=2, others="sliding"), "Gemma2ForCausalLM"),
+    (_GEMMA3, "Gemma3ForCausalLM Gemma3ForConditionalGeneration Gemma3TextModel"),
+    (_GEMMA3, "Gemma4ForCausalLM Gemma4ForConditionalGeneration"),
+    (Family(tied=True, full_every=4, others="sliding"), "Cohere2ForCausalLM"),
+    (
+        Family(full_every=4, others="chunked"),
+        "Llama4ForCausalLM Llama4ForConditionalGeneration",
+    ),
+    (
+        _LATENT,
+        """DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM
+        Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration
+        KimiVLForConditionalGeneration PanguUltraMoEForCausalLM AXK1ForCausalLM
+        LongcatFlashForCausalLM""",
+    ),
+    (
+        _DELTA,
+        """Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM
+        Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration""",
+    ),
+    (Family(wide_state=True, gated_mlp=False), "NemotronHForCausalLM"),
+    (Family(), "GraniteMoeHybridForCausalLM BambaForCausalLM"),
+)
+_FAMILIES = {name: family for family, names in _NAMES for name in names.split()}
+
+
+def family_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
+    """Return the family of a model; one that is not modelled says so in `unknown`."""
+    listed = config.get("architectures")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    if not names:
+        return Family(name="unknown", unknown="config.json names no architecture")
+    for name in names:
+        if name in _FAMILIES:
+            family = replace(_FAMILIES[name], name=name)
+            if family.latent and "compress_ratios" in text:
+                return replace(family, unknown=f"{name} with compressed attention is not modelled")
+            return family
+    return Family(name=names[0], unknown=f"the architecture {names[0]} is not modelled")

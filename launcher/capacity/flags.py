@@ -1,0 +1,68 @@
+"""What the arguments of `vllm serve` say about memory.
+
+Pure. Names and defaults: `engine/arg_utils.py` of vLLM 0.32. What stands in the inventory or on the
+command line is read leniently, for vLLM itself refuses what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.tools import vllm
+
+_THOUSANDS = {"": 1, "k": 1000, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+_LENGTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKmM]?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What is asked of an engine; None where nothing is said, so that vLLM's default holds."""
+
+    utilization: float | None = None
+    length: int | None = None
+    batched_tokens: int | None = None
+    sequences: int | None = None
+    cache_dtype: str = "auto"
+    block: int = 0
+    dcp: int = 1
+    eager: bool = False
+    expert_parallel: bool = False
+    prefix_caching: bool = True
+    hybrid: bool = True
+    partition: tuple[int, ...] = ()
+
+
+def length_of(text: str) -> int | None:
+    """Return the tokens of `32768`, `32k` (thousands) or `32K` (times 1024), as vLLM reads them;
+    None for what it does not read (`human_readable_int`).
+    """
+    found = _LENGTH.fullmatch(text)
+    if not found:
+        return None
+    return int(float(found[1]) * _THOUSANDS[found[2]]) or None
+
+
+def flags_of(args: Sequence[str]) -> Flags:
+    """Read the arguments."""
+
+    def number(*names: str) -> int | None:
+        found = [length_of(value) for value in vllm.values(args, *names)]
+        return found[-1] if found else None
+
+    words = {word.partition("=")[0].replace("_", "-") for word in args}
+    dtype = vllm.values(args, "--kv-cache-dtype")
+    return Flags(
+        utilization=vllm.memory_share(args) if "--gpu-memory-utilization" in words else None,
+        length=number("--max-model-len"),
+        batched_tokens=number("--max-num-batched-tokens"),
+        sequences=number("--max-num-seqs"),
+        cache_dtype=dtype[-1] if dtype else "auto",
+        block=number("--block-size") or 0,
+        dcp=number("--decode-context-parallel-size", "-dcp") or 1,
+        eager="--enforce-eager" in words,
+        expert_parallel=bool(words & {"--enable-expert-parallel", "-ep"}),
+        prefix_caching="--no-enable-prefix-caching" not in words,
+        hybrid="--disable-hybrid-kv-cache-manager" not in words,
+    )

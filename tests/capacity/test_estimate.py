@@ -1,0 +1,158 @@
+"""One replica, from weights to tokens: what the range promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.capacity.architecture import architecture_of
+from launcher.capacity.estimate import Engine, Estimate, Gpu, estimate
+from launcher.capacity.flags import Flags, flags_of, length_of
+from launcher.capacity.versions import defaults, utilization, version_of
+from launcher.capacity.weights import GIB
+from tests.capacity import models
+
+H100 = Gpu(name="H100", memory_gib=79.18)
+
+
+def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **said: Any) -> Estimate:
+    """Estimate a replica on H100s; `gpus` are pipeline stages."""
+    engine = Engine(gpus=(H100,) * gpus, **{"flags": Flags(length=8192), **said})
+    return estimate(architecture_of(config), int(gib * GIB), engine)
+
+
+def test_the_sum_is_the_budget() -> None:
+    """Weights, working memory and KV cache are what utilization allows."""
+    stage = worked(models.LLAMA_8B, 14.96).poorest
+    assert stage.budget == pytest.approx(79.18 * 0.92, abs=1e-6)
+    assert stage.weights.likely + stage.working.likely + stage.kv.likely == pytest.approx(
+        stage.budget
+    )
+    assert stage.kv.low < stage.kv.likely < stage.kv.high
+
+
+def test_the_poorest_stage_decides() -> None:
+    """A smaller GPU in the second stage takes the tokens down with it."""
+    small = Gpu(name="L40S", memory_gib=44.4)
+    both = Engine(gpus=(H100, small), flags=Flags(length=8192))
+    model = architecture_of(models.LLAMA_8B)
+    found = estimate(model, int(14.96 * GIB), both)
+    alike = estimate(model, int(14.96 * GIB), replace(both, gpus=(H100, H100)))
+    assert found.poorest is found.stages[1]
+    assert found.tokens is not None
+    assert alike.tokens is not None
+    assert found.tokens.likely < alike.tokens.likely
+
+
+def test_too_large_a_model_does_not_start() -> None:
+    """Not even at the friendly end of the range."""
+    found = worked(models.LLAMA_8B, 80.0)
+    assert not found.starts("high")
+    assert found.tokens is not None
+    assert found.tokens.high == 0
+
+
+def test_flags_move_memory() -> None:
+    """Fewer sequences and eager mode leave more for the KV cache; fp8 doubles the tokens."""
+    plain = worked(models.LLAMA_8B, 14.96)
+    few = worked(models.LLAMA_8B, 14.96, flags=Flags(length=8192, sequences=16))
+    eager = worked(models.LLAMA_8B, 14.96, flags=Flags(length=8192, eager=True))
+    fp8 = worked(models.LLAMA_8B, 14.96, flags=Flags(length=8192, cache_dtype="fp8"))
+    for better in (few, eager):
+        assert better.poorest.kv.likely > plain.poorest.kv.likely
+    assert plain.tokens is not None
+    assert fp8.tokens is not None
+    assert fp8.tokens.likely == pytest.approx(2 * plain.tokens.likely, rel=0.01)
+
+
+def test_what_is_not_modelled_has_no_tokens() -> None:
+    """Its weights are judged, nothing else."""
+    found = worked({"architectures": ["NewForCausalLM"]}, 30.0)
+    assert found.tokens is None
+    assert found.starts("likely")
+    assert not worked({"architectures": ["NewForCausalLM"]}, 90.0).starts("high")
+
+
+@given(
+    config=st.sampled_from(list(models.ALL.values())),
+    gib=st.floats(0, 2000),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    stages=st.integers(1, 8),
+    length=st.integers(1, 1 << 24),
+    sequences=st.integers(1, 4096),
+)
+def test_ranges_are_in_order(
+    config: dict[str, Any], gib: float, tp: int, stages: int, length: int, sequences: int
+) -> None:
+    """Whatever is asked, low is at most likely, and likely at most high; more weights never give
+    more tokens.
+    """
+    flags = Flags(length=length, sequences=sequences)
+    found = worked(config, gib, gpus=stages, tp=tp, flags=flags)
+    heavier = worked(config, gib + 10, gpus=stages, tp=tp, flags=flags)
+    for stage in found.stages:
+        for each in (stage.weights, stage.working, stage.kv):
+            assert each.low <= each.likely <= each.high
+    assert found.tokens is not None
+    assert heavier.tokens is not None
+    assert 0 <= found.tokens.low <= found.tokens.likely <= found.tokens.high
+    assert heavier.tokens.likely <= found.tokens.likely
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("0.10.1.1", (0, 10)),
+        ("v0.32.0", (0, 32)),
+        ("0.11 nightly of 2025-11-06", (0, 11)),
+        ("2026-08 (not said)", (0, 32)),
+        (None, (0, 32)),
+    ],
+)
+def test_versions(text: str | None, version: tuple[int, int]) -> None:
+    """What names no version is of today."""
+    assert version_of(text) == version
+
+
+def test_defaults_follow_version_and_gpu() -> None:
+    """As vLLM's own."""
+    assert utilization((0, 19)) == 0.9
+    assert utilization((0, 32)) == 0.92
+    assert defaults((0, 32), "H100", 79.2) == (8192, 1024)
+    assert defaults((0, 32), "A100 80GB", 79.2) == (2048, 256)
+    assert defaults((0, 32), "B200", 178.0) == (16384, 1024)
+    assert defaults((0, 32), "NVIDIA GB10", 119.6) == (2048, 256)
+
+
+def test_arguments_are_read() -> None:
+    """In both spellings, the last one counts."""
+    args = (
+        "--max-model-len=32k --max-num-seqs 8 --max_num_seqs 16 --kv-cache-dtype fp8"
+        " --gpu-memory-utilization 0.8 --enforce-eager --enable-expert-parallel -dcp 2"
+        " --no-enable-prefix-caching --block-size 32 --max-num-batched-tokens 4K"
+    )
+    assert flags_of(args.split()) == Flags(
+        utilization=0.8,
+        length=32000,
+        batched_tokens=4096,
+        sequences=16,
+        cache_dtype="fp8",
+        block=32,
+        dcp=2,
+        eager=True,
+        expert_parallel=True,
+        prefix_caching=False,
+    )
+    assert flags_of([]) == Flags()
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("32768", 32768), ("32k", 32000), ("32K", 32768), ("x", None), ("0", None)]
+)
+def test_lengths(text: str, tokens: int | None) -> None:
+    """`k` is a thousand and `K` 1024, as vLLM reads them."""
+    assert length_of(text) == tokens
