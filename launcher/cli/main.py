@@ -31,6 +31,11 @@ COMMANDS = {
         "check_nccl",
         "prove the network between the containers that will serve",
     ),
+    "plan": (
+        "launcher.cli.plan",
+        "plan",
+        "what to run where, whether it fits, and why",
+    ),
     "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
     "rollback": ("launcher.cli.rollback", "rollback", "return to the server that answered before"),
     "batch": ("launcher.cli.batch", "batch", "answer every row of a file, and lose none"),

@@ -1,0 +1,211 @@
+"""`vlaunch plan`: what to run where, whether it fits, and why, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.errors import RequestError
+
+if TYPE_CHECKING:
+    from launcher.capacity.choice import Planned, Question
+    from launcher.capacity.cluster import Link
+    from launcher.cli.plan_inputs import Inputs
+
+_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
+
+
+@command("plan", shows="people", flags=[options.JSON])
+@click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a folder, here or there.")
+@click.option("--context", metavar="TOKENS", help="Tokens of a longest request, such as 32768.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="So many of them at once.",
+)
+@click.option("--tp", type=click.IntRange(1), help="Judge this tensor parallel size.")
+@click.option("--pp", type=click.IntRange(1), help="Judge so many pipeline stages.")
+@click.option("--dp", type=click.IntRange(1), help="Judge so many replicas.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The model's config.json, where the model is not at hand.",
+)
+@click.option(
+    "--weights-bytes", type=click.IntRange(1), help="Bytes of its safetensors, with --config."
+)
+@click.option("--gpu", metavar="NAME", help="Plan for this GPU, such as H100, and ask no node.")
+@click.option("--gpu-memory-gib", type=click.FloatRange(0.5), help="What CUDA reports of it.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option("--nvlink/--no-nvlink", default=None, help="Whether GPUs of a node have NVLink.")
+@click.option("--rdma/--no-rdma", default=None, help="Whether there is RDMA between nodes.")
+@click.option(
+    "--link-gbps", type=click.FloatRange(0.01), help="GB/s between nodes for each GPU, measured."
+)
+@click.option("--link-latency-us", type=click.FloatRange(0.1), help="Its latency in µs, measured.")
+@click.option(
+    "--case",
+    "case_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Judge a case from a file: model, GPUs and flags.",
+)
+@click.option("--explain", is_flag=True, help="Show the arithmetic of each stage.")
+@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+def plan(
+    call: Call,
+    model: str | None,
+    context: str | None,
+    concurrency: int,
+    tp: int | None,
+    pp: int | None,
+    dp: int | None,
+    config: Path | None,
+    weights_bytes: int | None,
+    gpu: str | None,
+    gpu_memory_gib: float | None,
+    gpus_per_node: int,
+    nodes: int,
+    nvlink: bool | None,
+    rdma: bool | None,
+    link_gbps: float | None,
+    link_latency_us: float | None,
+    case_file: Path | None,
+    explain: bool,
+    args: tuple[str, ...],
+) -> int:
+    """Say which split of a model fits which GPUs, how many tokens its KV cache will hold, and why;
+    start nothing.
+
+    The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
+    Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
+    """
+    if case_file:
+        return _case(case_file)
+    from launcher.capacity.choice import Question, Want
+    from launcher.capacity.cluster import Link
+    from launcher.capacity.flags import flags_of
+
+    link = Link(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
+    wanted = _tokens(context)
+    if gpu or gpu_memory_gib:
+        from launcher.cli import plan_inputs
+
+        here = plan_inputs.model_here(model, config, weights_bytes)
+        if here is None:
+            raise RequestError(
+                f"the model {model or ''} is not here".replace("  ", " "),
+                hint="name its folder, or --config FILE --weights-bytes N",
+            )
+        cluster = plan_inputs.described(gpu, gpu_memory_gib, gpus_per_node, nodes, link)
+        name, read, size = here
+        inputs = plan_inputs.Inputs(name=name, model=read, weight_bytes=size, cluster=cluster)
+    else:
+        inputs = _from_nodes(call, model, config, weights_bytes, link)
+    flags = flags_of(args)
+    question = Question(
+        model=inputs.model,
+        weight_bytes=inputs.weight_bytes,
+        cluster=inputs.cluster,
+        want=Want(
+            context=wanted or flags.length or inputs.model.context or 4096, requests=concurrency
+        ),
+        flags=flags,
+    )
+    planned = _planned(question, tp, pp, dp)
+    _show(call, inputs.name, question, planned, explain=explain)
+    return _CODES[planned.verdict]
+
+
+def _tokens(text: str | None) -> int | None:
+    from launcher.capacity.flags import length_of
+
+    if text is None:
+        return None
+    found = length_of(text)
+    if found is None:
+        raise click.UsageError(
+            f"--context {text}: no number of tokens, such as 32768, 32k (32,000) or 32K (32,768)"
+        )
+    return found
+
+
+def _from_nodes(
+    call: Call, model: str | None, config: Path | None, weights_bytes: int | None, link: Link
+) -> Inputs:
+    """Ask the inventory's nodes."""
+    from dataclasses import replace
+
+    from launcher.cli import plan_inputs
+
+    here = plan_inputs.model_here(model, config, weights_bytes)
+    inventory = call.inventory
+    name = model or inventory.serve.model
+    if name is None and here is None:
+        raise RequestError(
+            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
+        )
+    fabric = replace(link, rdma=link.rdma or inventory.fabric != "ethernet")
+    with call.session() as session:
+        return plan_inputs.asked(session, name or "", fabric, here)
+
+
+def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None) -> Planned:
+    """Judge the split that is asked for, or choose one; raises RequestError when it cannot run."""
+    from launcher.capacity import choice
+
+    if tp is None and pp is None and dp is None:
+        return choice.choose(question)
+    option = choice.Option(
+        tp=tp or 1,
+        pp=pp or 1,
+        dp=dp or 1,
+        experts=question.flags.expert_parallel,
+        reasons=(choice.Reason("asked", "this split was asked for"),),
+    )
+    wrong = choice.refused(question.model, option.tp, expert_parallel=option.experts)
+    if wrong and not question.model.modelled:
+        raise RequestError(
+            f"{option.words} cannot run: {wrong.text}",
+            evidence=wrong.source,
+            hint="see what can: the same command without --tp, --pp and --dp",
+        )
+    if option.each * option.dp > question.cluster.gpus:
+        raise RequestError(
+            f"{option.words} takes {option.each * option.dp} GPUs; there are"
+            f" {question.cluster.gpus}",
+            hint="see what can run: the same command without --tp, --pp and --dp",
+        )
+    return question.judged(option)
+
+
+def _show(call: Call, name: str, question: Question, planned: Planned, *, explain: bool) -> None:
+    if call.as_json:
+        from launcher.capacity.answer import answer
+        from launcher.ui.json_line import dumps
+
+        click.echo(dumps(answer(question, planned)))
+        return
+    from launcher.ui import capacity
+    from launcher.ui.terminal import field
+
+    for row in capacity.rows(name, question, planned):
+        field(row)
+    for row in capacity.explained(planned) if explain else ():
+        field(row)
+
+
+def _case(path: Path) -> int:
+    from launcher.capacity.answer import answer_case
+    from launcher.capacity.case import read
+    from launcher.ui.json_line import dumps
+
+    answers = [answer_case(case) for case in read(path.read_text(errors="replace"), str(path))]
+    click.echo(dumps(answers[0] if len(answers) == 1 else answers))
+    return _CODES[answers[0]["verdict"]] if len(answers) == 1 else 0
