@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.batch import fits, inputs
-from launcher.batch.job_spec import job_spec
 from launcher.cli import batch_flags, options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
@@ -21,7 +19,6 @@ from launcher.errors import RequestError, UnreadableAnswer
 from launcher.events import Event
 from launcher.model import Inventory
 from launcher.output_folder import OutputFolder, size
-from launcher.site import Site
 from launcher.state import progress_text
 from launcher.tools import job_store, untrusted
 from launcher.ui.progress import Printer, show_through
@@ -65,6 +62,7 @@ def batch(
     watching.
     """
     from launcher.plan.batch import BatchSnapshot, Options, plan_batch
+    from launcher.site import Site
     from launcher.state.snapshot import ClusterSnapshot
 
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
@@ -106,6 +104,8 @@ def _check_options(call: Call, how: Options, *, detach: bool) -> None:
 
 def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
+    from launcher.batch import fits, inputs
+    from launcher.batch.job_spec import job_spec
     from launcher.plan.batch import Request
 
     fits.check(job, inventory)

@@ -20,7 +20,6 @@ from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, VlaunchError
 from launcher.model import Answer, Inventory, Node
 from launcher.payload.agent.task import HEALTH, named
-from launcher.site import Site
 from launcher.tools import curl, docker, payload, untrusted
 from launcher.transport import Command
 from launcher.ui.terminal import say
@@ -165,6 +164,8 @@ def _command(
     max_tokens: int,
     timeout: float,
 ) -> Command:
+    from launcher.site import Site
+
     argv = payload.chat(
         replace(inventory.ports, api=wanted.port),
         payload.api_host(wanted.host),

@@ -19,8 +19,6 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import RequestError
 from launcher.redaction import redact
-from launcher.site import Site
-from launcher.tools import nccl
 from launcher.transport import by_node
 from launcher.ui import json_line
 from launcher.ui.terminal import say, show
@@ -133,6 +131,7 @@ def measure(session: Session, ask: Ask) -> Verdict:
     """
     from launcher.plan import network as plan
     from launcher.plan.shape import Plan, Stage
+    from launcher.site import Site
     from launcher.state import verdict as kept
     from launcher.state.observe import observe
     from launcher.state.verdict import Proof
@@ -205,6 +204,7 @@ def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int
     _refuse_inventories(files)
     from launcher.checks.network import levels
     from launcher.checks.shape import worst
+    from launcher.tools import nccl
     from launcher.ui import findings as ui
 
     require = asked or "auto"

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher import sizes
-from launcher.batch.job_spec import jobs_folder
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import GateError, LockError, NodeError, VlaunchError, together
 from launcher.model import fold
-from launcher.site import Site
 
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
@@ -43,6 +41,7 @@ def _remove(call: Call, session: Session, *, purge: bool) -> None:
     not clean.
     """
     from launcher.plan.down import plan_down
+    from launcher.site import Site
     from launcher.state.observe import commands, read
 
     images = (session.inventory.image,) if purge else ()
@@ -94,6 +93,9 @@ def _apply(session: Session, plan: Plan, failed: Mapping[str, NodeError]) -> Non
 
 def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts], *, purged: bool) -> None:
     """Tell that the cluster is down, and what stays on its nodes."""
+    from launcher.batch.job_spec import jobs_folder
+    from launcher.site import Site
+
     wanted = session.inventory
     if plan.steps and wanted.head.name in facts:
         state = Site(wanted, facts).state_dir(wanted.head)

@@ -21,7 +21,6 @@ from launcher.errors import DeadlineError, RequestError, VlaunchError
 from launcher.model import Answer, Inventory, Node, fold
 from launcher.payload.agent import state
 from launcher.remote.output import Lines
-from launcher.site import Site
 from launcher.tools import docker, untrusted
 from launcher.tools.docker import CLUSTER
 from launcher.transport import Command
@@ -190,6 +189,8 @@ def _servers(
 def _asked(
     inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int
 ) -> Command:
+    from launcher.site import Site
+
     words = (server or "", str(tail), "-F" if follow else "-q")
     program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
     # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at

@@ -24,7 +24,6 @@ from launcher.errors import (
     UnwatchedError,
     VlaunchError,
 )
-from launcher.site import Site
 from launcher.transport import by_node
 from launcher.ui.terminal import field
 
@@ -206,6 +205,7 @@ def _begin(
     """Choose what answered before and start it, in a session that holds the cluster's lock; hooks
     are told of it by `told`.
     """
+    from launcher.site import Site
     from launcher.state import rollback as plans
     from launcher.state.observe import observe
 
@@ -231,6 +231,7 @@ def _before(
     """Return the server that answered last, other than the present one, or the one `without`;
     raises RequestError.
     """
+    from launcher.site import Site
     from launcher.state import rollback as plans
 
     inventory = session.inventory

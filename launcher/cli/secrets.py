@@ -24,7 +24,6 @@ from launcher.remote.secrets import resolve
 from launcher.tools import ray, secret_files
 from launcher.transport import Command
 from launcher.ui import json_line
-from launcher.ui.secrets import render
 from launcher.ui.terminal import show
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ def list_(call: Call) -> int:
     The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one
     lies there that is nobody's.
     """
+    from launcher.ui.secrets import render
+
     wanted = call.inventory
     with call.session(partial=True) as session:
         files = _files(session)

@@ -16,7 +16,6 @@ from launcher.errors import RequestError
 from launcher.inventory import ranges
 from launcher.model import Backend, Inventory
 from launcher.payload.agent.state import NAME
-from launcher.site import Site
 from launcher.tools import vllm
 from launcher.ui.terminal import field
 
@@ -129,6 +128,7 @@ def serve(
     same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
     --pp and --dp, one leaves out all three there.
     """
+    from launcher.site import Site
     from launcher.state.snapshot import ClusterSnapshot
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)

@@ -20,7 +20,6 @@ from launcher.errors import ConnectError, together
 from launcher.events import Event, Kind, State
 from launcher.model import Answer, Inventory, Node, fold
 from launcher.remote.secrets import recall
-from launcher.site import Site
 from launcher.tools import untrusted
 from launcher.transport import Command, Recording, Transport
 from launcher.ui.progress import Printer, show_all, show_through
@@ -54,6 +53,8 @@ class Session:
     @property
     def site(self) -> Site:
         """The inventory, of which nothing has been seen: enough to ask what runs in containers."""
+        from launcher.site import Site
+
         return Site(self.inventory)
 
     @property

@@ -14,14 +14,12 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.model import Answer
-from launcher.site import Site
-from launcher.state import servers
-from launcher.state.observe import commands, read
 from launcher.transport import Command
 from launcher.ui import json_line
 from launcher.ui.terminal import console, show
 
 if TYPE_CHECKING:
+    from launcher.site import Site
     from launcher.state.status import ClusterStatus, Said
 
 # looks at what the keeper says, a second apart, until it is clear whether a server is busy or
@@ -50,7 +48,9 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
+    from launcher.site import Site
     from launcher.state import status as plan
+    from launcher.state.observe import commands, read
     from launcher.state.verdict import parse_record
 
     inventory = session.inventory
@@ -95,6 +95,7 @@ def _look_again(session: Session, said: Said) -> Said:
     """Hear the keeper until it is clear which servers move: that is what tells a busy one from a
     dead one.
     """
+    from launcher.state import servers
     from launcher.state import status as plan
 
     for _ in range(_AGAIN):

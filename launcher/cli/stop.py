@@ -13,8 +13,6 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError
 from launcher.payload.agent import state
-from launcher.state import rollback
-from launcher.state.servers import Server
 
 if TYPE_CHECKING:
     from launcher.state.batches import BatchStatus
@@ -78,6 +76,8 @@ def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
     its files say which.
     """
     from launcher.cli import server
+    from launcher.state import rollback
+    from launcher.state.servers import Server
 
     if not seen.site.head_runs:
         return [Server(name=name) for name in rollback.names_with(seen.site, state.DESIRED)]

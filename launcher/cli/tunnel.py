@@ -11,7 +11,6 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Node
-from launcher.state.servers import Kept
 from launcher.tools.payload import api_host
 from launcher.ui.terminal import say
 
@@ -49,6 +48,8 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
     """Return the node of a server and where it listens there; where none is known of, what the
     inventory says.
     """
+    from launcher.state.servers import Kept
+
     inventory = session.inventory
     try:
         found = choose.kept(session)

@@ -14,8 +14,6 @@ from launcher.cli.find import remember
 from launcher.cli.session import Session
 from launcher.model import Inventory, Secret
 from launcher.remote.secrets import resolve
-from launcher.site import Site
-from launcher.state.observe import observe
 
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
@@ -70,6 +68,8 @@ def bring_up(
     """
     from launcher.cli import prepare
     from launcher.plan.up import base_image, plan_image, plan_up
+    from launcher.site import Site
+    from launcher.state.observe import observe
 
     began = time.monotonic()
     inventory = session.inventory
@@ -109,6 +109,7 @@ def bring_up(
 def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.cli import prepare
     from launcher.plan.up import base_image, plan_image, plan_up
+    from launcher.site import Site
 
     secrets = prepare.with_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
