@@ -22,6 +22,7 @@ import yaml
 from launcher.capacity import working
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.case import Case, read
+from launcher.capacity.choice import verdict_of
 from launcher.capacity.estimate import Estimate
 from launcher.capacity.versions import version_of
 from launcher.capacity.weights import GIB
@@ -131,13 +132,6 @@ def judged(cases: Sequence[Known]) -> list[tuple[Known, Estimate]]:
     return results
 
 
-def verdict(found: Estimate) -> str:
-    """Return what a plan would say of the split as it is."""
-    if found.starts("low"):
-        return "fits"
-    return "tight" if found.starts("high") else "does-not-fit"
-
-
 def blocks_off(each: Known, found: Estimate) -> float | None:
     """Return how many blocks the tokens of the measured KV cache are off; what was printed is
     rounded to hundredths of a GiB, and of a request.
@@ -188,8 +182,10 @@ def table(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
             wrong = abs(estimate.stages[0].weights.likely / each.model_gib - 1)
             loaded[each.model.quantization == "mxfp4"].append(wrong)
     decided = [(each, estimate) for each, estimate in results if each.case.weights_gib]
-    false = [each for each, estimate in decided if not each.fits and verdict(estimate) == "fits"]
-    lost = [each for each, estimate in decided if each.fits and verdict(estimate) == "does-not-fit"]
+    false = [each for each, estimate in decided if not each.fits and verdict_of(estimate) == "fits"]
+    lost = [
+        each for each, estimate in decided if each.fits and verdict_of(estimate) == "does-not-fit"
+    ]
     yield f"tokens from KV GiB: {sum(found <= 1 for found in off)} of {len(off)} to one block"
     yield f"weights per GPU: p90 {_share(loaded[False], 0.9):.1%} of {len(loaded[False])}, " + (
         f"mxfp4 {_share(loaded[True], 0.9):.1%} of {len(loaded[True])}"
@@ -214,7 +210,7 @@ def rows(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
         kv = estimate.poorest.kv
         yield (
             f"{each.case.id:40} KV {kv.low:6.1f} {kv.likely:6.1f} {kv.high:6.1f}, printed"
-            f" {each.kv_gib}; {verdict(estimate)}, started: {each.fits}; blocks off"
+            f" {each.kv_gib}; {verdict_of(estimate)}, started: {each.fits}; blocks off"
             f" {blocks_off(each, estimate)}"
         )
 

@@ -75,6 +75,18 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
             "the rest of the memory, where nobody else needs it",
             replace(given, utilization=_UTILIZATION),
         ),
+        (
+            found.length > 1,
+            f"--max-model-len {found.length // 2}",
+            "requests at once, of half the length",
+            replace(given, length=found.length // 2),
+        ),
+        (
+            not given.eager,
+            "--enforce-eager",
+            "memory of CUDA graphs, for slower answers",
+            replace(given, eager=True),
+        ),
     )
     for applies, change, better, flags in changes:
         if applies:

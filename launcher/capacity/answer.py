@@ -26,25 +26,10 @@ def answer(question: Question, planned: Planned) -> Json:
 
 
 def answer_case(case: Case) -> Json:
-    """Return what is said of one case: its split is given."""
-    found, model = case.estimated(), case.model()
+    """Return what is said of one case, whose split is given; raises RequestError."""
     tokens = case.tokens_from_kv()
-    return {
-        "id": case.id,
-        **_figures(found, model.modelled),
-        "verdict": _started(found, bool(model.modelled)),
-        "max_concurrency": _range(found.concurrency),
-        "split": {"tp": case.tp or 1, "pp": case.pp or 1, "dp": case.dp or 1},
-        "why": [{"rule": "asked", "text": "the case names its split", "source": "the case"}],
-        "alternatives": [],
-        **({} if tokens is None else {"tokens_from_kv_gib": tokens}),
-    }
-
-
-def _started(found: Estimate, unknown: bool) -> str:
-    if found.starts("low"):
-        return "tight" if unknown else "fits"
-    return "tight" if found.starts("high") else "does-not-fit"
+    measured = {} if tokens is None else {"tokens_from_kv_gib": tokens}
+    return {"id": case.id, **answer(*case.planned()), **measured}
 
 
 def _figures(found: Estimate, unknown: str) -> Json:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import yaml
@@ -14,6 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from launcher.capacity import versions
 from launcher.capacity.architecture import Architecture, architecture_of
+from launcher.capacity.choice import (
+    Option,
+    Planned,
+    Question,
+    Reason,
+    Want,
+    place,
+    verdict_of,
+)
+from launcher.capacity.cluster import Cluster, Host
 from launcher.capacity.estimate import Engine, Estimate, Gpu, cache_request, estimate
 from launcher.capacity.flags import Flags
 from launcher.capacity.kv_cache import cache_of, partition
@@ -111,6 +122,38 @@ class Case(BaseModel):
         """Work the case out; raises RequestError."""
         model = self.model()
         return estimate(model, int((self.weights_gib or 0) * GIB), self.engine(model))
+
+    def planned(self) -> tuple[Question, Planned]:
+        """Return the case as a plan that names its split; raises RequestError."""
+        model = self.model()
+        engine, found = self.engine(model), self.estimated()
+        ranks = engine.tp * engine.pp * engine.dp
+        gpu = min(engine.gpus, key=lambda each: each.memory_gib)
+        hosts = tuple(
+            Host(name=f"node{at:02}", gpus=-(-ranks // engine.nodes), gpu=gpu)
+            for at in range(1, engine.nodes + 1)
+        )
+        question = Question(
+            model=model,
+            weight_bytes=int((self.weights_gib or 0) * GIB),
+            cluster=Cluster(hosts=hosts),
+            want=Want(context=found.length),
+            flags=replace(engine.flags, partition=()),
+            version=engine.version,
+        )
+        option = Option(
+            tp=engine.tp,
+            pp=engine.pp,
+            dp=engine.dp,
+            experts=engine.flags.expert_parallel,
+            reasons=(Reason("asked", "the case names this split"),),
+        )
+        return question, Planned(
+            option=option,
+            estimate=found,
+            verdict=verdict_of(found),
+            placement=place(option, question.cluster),
+        )
 
     def tokens_from_kv(self) -> int | None:
         """Return the tokens that the measured KV cache holds; None where none was measured."""

@@ -197,10 +197,11 @@ class Question:
         placement = place(option, self.cluster)
         dp = option.dp if option.coupled else sum(1 for _ in placement) or 1
         whole = option if option.coupled else replace(option, dp=max(option.dp, dp))
+        given = flags or self.flags
         flags = replace(
-            flags or self.flags,
-            length=self.flags.length or self.want.context,
-            expert_parallel=self.flags.expert_parallel or option.experts,
+            given,
+            length=given.length or self.want.context,
+            expert_parallel=given.expert_parallel or option.experts,
         )
         engine = Engine(
             gpus=(self.cluster.smallest,) * option.pp,
@@ -213,11 +214,12 @@ class Question:
         found = estimate(self.model, self.weight_bytes, engine)
         need = -(-self.want.requests // whole.dp)
         return Planned(
-            option=whole, estimate=found, verdict=_verdict(found, need), placement=placement
+            option=whole, estimate=found, verdict=verdict_of(found, need), placement=placement
         )
 
 
-def _verdict(found: Estimate, need: int) -> Verdict:
+def verdict_of(found: Estimate, need: int = 1) -> Verdict:
+    """Judge one replica that is to hold so many longest requests at once."""
     if found.concurrency is None:
         return "tight" if found.starts("likely") else "does-not-fit"
     if found.starts("low") and found.concurrency.low >= need:

@@ -44,6 +44,11 @@ _CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 @click.option("--gpu-memory-gib", type=click.FloatRange(0.5), help="What CUDA reports of it.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True)
 @click.option("--nodes", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Take nodes and their number of GPUs from the inventory, and ask none; goes with --gpu.",
+)
 @click.option("--nvlink/--no-nvlink", default=None, help="Whether GPUs of a node have NVLink.")
 @click.option("--rdma/--no-rdma", default=None, help="Whether there is RDMA between nodes.")
 @click.option(
@@ -72,6 +77,7 @@ def plan(
     gpu_memory_gib: float | None,
     gpus_per_node: int,
     nodes: int,
+    offline: bool,
     nvlink: bool | None,
     rdma: bool | None,
     link_gbps: float | None,
@@ -94,7 +100,7 @@ def plan(
 
     link = Link(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
     wanted = _tokens(context)
-    if gpu or gpu_memory_gib:
+    if gpu or gpu_memory_gib or offline:
         from launcher.cli import plan_inputs
 
         here = plan_inputs.model_here(model, config, weights_bytes)
@@ -103,7 +109,12 @@ def plan(
                 f"the model {model or ''} is not here".replace("  ", " "),
                 hint="name its folder, or --config FILE --weights-bytes N",
             )
-        cluster = plan_inputs.described(gpu, gpu_memory_gib, gpus_per_node, nodes, link)
+        counts = (
+            {node.name: node.gpus for node in call.inventory.nodes}
+            if offline
+            else {f"node{at:02}": gpus_per_node for at in range(1, nodes + 1)}
+        )
+        cluster = plan_inputs.described(gpu, gpu_memory_gib, counts, link)
         name, read, size = here
         inputs = plan_inputs.Inputs(name=name, model=read, weight_bytes=size, cluster=cluster)
     else:

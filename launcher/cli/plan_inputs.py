@@ -77,9 +77,12 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def described(
-    gpu: str | None, memory_gib: float | None, each: int, nodes: int, link: Link
+    gpu: str | None, memory_gib: float | None, counts: Mapping[str, int], link: Link
 ) -> Cluster:
-    """Return a cluster as flags describe it; raises RequestError for a GPU that is not known."""
+    """Return a cluster of nodes with so many GPUs each, which are of one model.
+
+    Raises RequestError for a GPU that is not known.
+    """
     known = expected.load().gpu(gpu) if gpu else None
     memory = memory_gib or (known.reported(gpu) if known and gpu else None)
     if memory is None:
@@ -88,7 +91,7 @@ def described(
             hint="say what CUDA reports, a little less than is sold: `--gpu-memory-gib X`",
         )
     card = Gpu(name=gpu or "GPU", memory_gib=memory)
-    hosts = tuple(Host(name=f"node{at:02}", gpus=each, gpu=card) for at in range(1, nodes + 1))
+    hosts = tuple(Host(name=name, gpus=count, gpu=card) for name, count in counts.items())
     return Cluster(hosts=hosts, link=link)
 
 

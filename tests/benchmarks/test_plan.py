@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 
 from benchmarks import plan
-from benchmarks.plan import FIXTURES, Known, error, fit_of, fitted, known, table, verdict
+from benchmarks.plan import FIXTURES, Known, error, fit_of, fitted, known, table
 from launcher.capacity import working
+from launcher.capacity.choice import verdict_of
 
 CASES = [each for path in sorted(FIXTURES.glob("*.yaml")) for each in known(path)]
 # It ran out of memory beside its own budget, after the KV cache was allocated:
@@ -42,7 +43,7 @@ def test_the_range_holds_the_truth() -> None:
 def test_nothing_that_did_not_start_is_said_to_fit() -> None:
     """And what started is never said not to."""
     for each in decided():
-        said = verdict(each.case.estimated())
+        said = verdict_of(each.case.estimated())
         if each.case.id == _BEYOND:
             continue
         assert not (said == "fits" and not each.fits), each.case.id

@@ -33,7 +33,8 @@ def test_a_case_is_answered() -> None:
     said = answer_case(found)
     assert said["verdict"] == "fits"
     assert said["basis"] == "estimate"
-    assert said["split"] == {"tp": 2, "pp": 1, "dp": 1}
+    assert (said["split"]["tp"], said["split"]["pp"], said["split"]["dp"]) == (2, 1, 1)
+    assert len(said["alternatives"]) >= 3
     assert said["tokens_from_kv_gib"] == 40 * 1024**3 // (32 * 16 * 4 * 2 * 128 * 2) * 16
     for name in ("weights_gib", "working_gib", "kv_gib", "kv_tokens", "max_concurrency"):
         assert said[name]["low"] <= said[name]["likely"] <= said[name]["high"]

@@ -81,6 +81,14 @@ def test_nodes_are_asked(cluster: Cluster) -> None:
     assert not cluster.world.changes
 
 
+def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> None:
+    """Its nodes are named, none is asked, and the GPU's model is the user's word."""
+    ran = cluster.run(*big(config, "--offline", "--gpu", "H100", "--context", "8K"))
+    assert ran.code == 0, ran.err
+    assert "gpu[01-02]: 8 × H100" in ran.out
+    assert cluster.asked == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
