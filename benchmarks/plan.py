@@ -1,11 +1,12 @@
 """The planner against what servers printed at their start.
 
-    python -m benchmarks.plan [FILE …] [--cases]
+    python -m benchmarks.plan [FILE …] [--cases | --table]
 
 For each case: tokens from the measured KV cache (the rules, which must be exact but for the
 rounding of what was printed), weights per GPU, and the KV cache from end to end, with the verdict.
 Beside it what peers' formulas say. The factors of working memory are fitted anew for each source
-without that source, so that no case is judged by constants that it helped to find.
+without that source, so that no case is judged by constants that it helped to find. `--table` shows
+instead what is chosen for each model on twenty clusters.
 """
 
 from __future__ import annotations
@@ -22,12 +23,41 @@ import yaml
 from launcher.capacity import working
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.case import Case, read
-from launcher.capacity.choice import verdict_of
-from launcher.capacity.estimate import Estimate
+from launcher.capacity.choice import Question, Want, choose, verdict_of
+from launcher.capacity.cluster import Cluster, Host, Link
+from launcher.capacity.estimate import Estimate, Gpu
 from launcher.capacity.versions import version_of
 from launcher.capacity.weights import GIB
+from launcher.tools import expectations_read as expectations
+from launcher.tools.expectations import Expectations
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "planner"
+_NVLINK = Link(nvlink=True, rdma=True)
+_FAST = Link(nvlink=True, rdma=True, gbps=46.0, latency_us=6.0)
+_PCIE = Link(nvlink=False)
+# nodes, GPUs each, their model, and what connects them
+CLUSTERS = {
+    "1 × T4": (1, 1, "T4", _PCIE),
+    "1 × RTX 4090": (1, 1, "RTX 4090", _PCIE),
+    "2 × RTX 3090": (1, 2, "RTX 3090", _PCIE),
+    "8 × L4": (1, 8, "L4", _PCIE),
+    "4 × L40S": (1, 4, "L40S", _PCIE),
+    "6 × L40S": (1, 6, "L40S", _PCIE),
+    "8 × L40S": (1, 8, "L40S", _PCIE),
+    "2 nodes, 4 × L40S": (2, 4, "L40S", _PCIE),
+    "8 × A100 40GB": (1, 8, "A100 40GB", _NVLINK),
+    "8 × A100 80GB": (1, 8, "A100 80GB", _NVLINK),
+    "1 × H100": (1, 1, "H100", _NVLINK),
+    "8 × H100": (1, 8, "H100", _NVLINK),
+    "2 nodes, 8 × H100": (2, 8, "H100", _NVLINK),
+    "2 nodes, 8 × H100, measured": (2, 8, "H100", _FAST),
+    "16 nodes, 8 × H100": (16, 8, "H100", _NVLINK),
+    "8 × H200": (1, 8, "H200", _NVLINK),
+    "8 × B200": (1, 8, "B200", _NVLINK),
+    "8 × MI300X": (1, 8, "MI300X", _NVLINK),
+    "2 × DGX Spark": (2, 1, "GB10", Link(rdma=True)),
+    "4 × DGX Spark": (4, 1, "GB10", Link(rdma=True)),
+}
 _ROUNDS, _STEPS = 3, (0.6, 0.8, 0.9, 1.1, 1.25, 1.6)
 PEERS = ("llm-d", "sparkrun", "weights × 1.2", "GPUStack")
 _LEAST_SHARE = 0.1  # of the budget, of a KV cache whose error counts
@@ -39,6 +69,7 @@ class Known:
 
     case: Case
     model: Architecture
+    name: str
     source: str
     fits: bool | None
     kv_gib: float | None
@@ -61,6 +92,7 @@ def known(path: Path) -> Iterator[Known]:
             yield Known(
                 case=case,
                 model=model,
+                name=raw["model"],
                 source=url,
                 fits=expect.get("fits"),
                 kv_gib=expect.get("kv_gib"),
@@ -215,13 +247,55 @@ def rows(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
         )
 
 
+def choices(cases: Sequence[Known]) -> Iterator[str]:
+    """Yield a table in Markdown: models of the cases in rows, clusters in columns, and in each cell
+    what is chosen for 16 requests of 8,192 tokens, with a mark where it is tight (~) or does not
+    fit (!).
+    """
+    gpus = expectations.load()
+    yield "| model, GiB | " + " | ".join(CLUSTERS) + " |"
+    yield "|---|" + "---|" * len(CLUSTERS)
+    weighed = [each for each in cases if each.case.weights_gib and each.case.config]
+    models = {
+        each.name: each for each in sorted(weighed, key=lambda one: one.case.weights_gib or 0)
+    }
+    for name, each in models.items():
+        cells = [_cell(each, *shape, gpus=gpus) for shape in CLUSTERS.values()]
+        yield f"| {name}, {each.case.weights_gib:.0f} | " + " | ".join(cells) + " |"
+
+
+def _cell(each: Known, nodes: int, count: int, gpu: str, link: Link, *, gpus: Expectations) -> str:
+    known_gpu = gpus.gpu(gpu)
+    memory = known_gpu.reported(gpu) if known_gpu else None
+    card = Gpu(name=gpu, memory_gib=memory or 0.0)
+    hosts = tuple(Host(name=f"n{at}", gpus=count, gpu=card) for at in range(nodes))
+    planned = choose(
+        Question(
+            model=each.model,
+            weight_bytes=int((each.case.weights_gib or 0) * GIB),
+            cluster=Cluster(hosts=hosts, link=link),
+            want=Want(context=8192, requests=16),
+        )
+    )
+    option = planned.option
+    mark = {"fits": "", "tight": " ~", "does-not-fit": " !"}[planned.verdict]
+    experts = "E" if option.experts else ""
+    return f"{option.dp}×{option.tp}×{option.pp}{experts}{mark}"
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("files", type=Path, nargs="*", default=sorted(FIXTURES.glob("*.yaml")))
     parser.add_argument("--cases", action="store_true", help="show each case")
+    parser.add_argument("--table", action="store_true", help="show choices, DP × TP × PP")
     asked = parser.parse_args()
-    results = judged([each for path in asked.files for each in known(path)])
+    cases = [each for path in asked.files for each in known(path)]
+    if asked.table:
+        for line in choices(cases):
+            print(line)
+        return
+    results = judged(cases)
     for line in (*(rows(results) if asked.cases else ()), *table(results)):
         print(line)
 

@@ -66,3 +66,10 @@ def test_the_table_has_the_peers() -> None:
     assert any(line.startswith("tokens from KV GiB: ") for line in lines)
     for name in plan.PEERS:
         assert any(line.startswith(f"{name}: ") for line in lines), name
+
+
+def test_every_model_has_a_choice_on_every_cluster() -> None:
+    """A row for each model, a cell for each cluster."""
+    rows = list(plan.choices(decided()[:6]))
+    assert len(rows) > 2
+    assert {row.count(" | ") for row in rows[:1] + rows[2:]} == {len(plan.CLUSTERS)}
