@@ -35,8 +35,7 @@ Argv = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """A value that must never be shown: `str`, `repr` and formatting give `***`; `reveal()` gives
-    the value.
+    """A value that must never be shown: its text is `***` everywhere, and `reveal()` gives it.
 
     Secrets leave the control machine on standard input only, into files of mode 0600.
     """
@@ -94,9 +93,7 @@ class NodeSettings:
     """ssh, or local: the machine the launcher runs on."""
     ssh: FromMapping[Ssh] = field(default_factory=Ssh)
     """How to log in."""
-    docker: Annotated[tuple[values.Word, ...], values.Bounds(min_length=1)] = field(
-        default_factory=lambda: ("docker",)
-    )
+    docker: values.Words = field(default_factory=lambda: ("docker",))
     """Command words, such as [sudo, -n, docker]."""
     hf_home: values.NodePath = "/data/huggingface"
     """Hugging Face cache on the nodes, mounted into the containers."""
@@ -138,9 +135,7 @@ class RaySettings:
 
     @property
     def off(self) -> bool:
-        """True when the cluster has no Ray: servers are of the `mp` backend, and there are no batch
-        jobs.
-        """
+        """True when the cluster has no Ray: no batch jobs, and servers of the `mp` backend."""
         return self.version == "none"
 
 

@@ -173,6 +173,7 @@ Image = Annotated[
     str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
 ]
 Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
+Words = Annotated[tuple[Word, ...], Bounds(min_length=1)]
 RayVersion = Annotated[
     str,
     Like(

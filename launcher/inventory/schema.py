@@ -39,7 +39,7 @@ from launcher.values import (
     FromMapping,
     NodePath,
     NonEmpty,
-    Word,
+    Words,
     without_unset,
 )
 
@@ -157,7 +157,7 @@ class NodeSection:
     """Overrides the cluster's `connection`."""
     ssh: FromMapping[Ssh] = field(default_factory=Ssh)
     """Overrides the cluster's `ssh`, key by key."""
-    docker: Annotated[tuple[Word, ...], Bounds(min_length=1)] | None = None
+    docker: Words | None = None
     """Overrides the cluster's `docker`."""
     hf_home: NodePath | None = None
     """Overrides the cluster's `hf_home`."""

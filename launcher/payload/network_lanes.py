@@ -19,7 +19,23 @@ ROUND_TRIPS, WARM_UP, REPEATS = 50, 10, 3
 LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
 
 
-class Gloo:
+class _Group:
+    """What ranks do together over a process group of torch's, whatever is below it."""
+
+    def send(self, tensor, peer: int) -> None:
+        self.group.send([tensor], peer, 0).wait()
+
+    def recv(self, tensor, peer: int) -> None:
+        self.group.recv([tensor], peer, 0).wait()
+
+    def reduce(self, tensor) -> None:
+        self.group.allreduce([tensor]).wait()
+
+    def abort(self) -> None:
+        abort(self.group)
+
+
+class Gloo(_Group):
     """A group over TCP on the CPU: every call returns when its bytes have gone, so a mark is a look
     at the clock.
     """
@@ -35,15 +51,6 @@ class Gloo:
         self.torch, self.device, self.limit = torch, "cpu", seconds
         self.group = dist.ProcessGroupGloo(store, rank, size, options)
 
-    def send(self, tensor, peer: int) -> None:
-        self.group.send([tensor], peer, 0).wait()
-
-    def recv(self, tensor, peer: int) -> None:
-        self.group.recv([tensor], peer, 0).wait()
-
-    def reduce(self, tensor) -> None:
-        self.group.allreduce([tensor]).wait()
-
     def mark(self):
         return time.perf_counter()
 
@@ -53,11 +60,8 @@ class Gloo:
     def settle(self) -> None:
         """Nothing is ever under way here."""
 
-    def abort(self) -> None:
-        abort(self.group)
 
-
-class Nccl:
+class Nccl(_Group):
     """A group over NCCL: calls are queued on the GPU, so marks are CUDA events and `settle` waits
     for the queue.
 
@@ -71,15 +75,6 @@ class Nccl:
         options._timeout = datetime.timedelta(seconds=seconds)
         self.torch, self.device, self.limit = torch, "cuda", seconds
         self.group = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
-
-    def send(self, tensor, peer: int) -> None:
-        self.group.send([tensor], peer, 0).wait()
-
-    def recv(self, tensor, peer: int) -> None:
-        self.group.recv([tensor], peer, 0).wait()
-
-    def reduce(self, tensor) -> None:
-        self.group.allreduce([tensor]).wait()
 
     def mark(self):
         event = self.torch.cuda.Event(enable_timing=True)
@@ -95,9 +90,6 @@ class Nccl:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the GPU waited {self.limit:.0f} s for the other side")
             time.sleep(0.0002)
-
-    def abort(self) -> None:
-        abort(self.group)
 
 
 LANES = {"gloo": Gloo, "nccl": Nccl}

@@ -28,6 +28,7 @@ import shlex
 from typing import Final
 
 from launcher.model import Argv
+from launcher.transport import Command
 
 KILL_AFTER: Final = 5  # seconds between TERM and KILL
 
@@ -47,6 +48,19 @@ _PROGRAM: Final = (
 def line(argv: Argv) -> str:
     """Return the argv as one shell line: the only place where words become a line."""
     return shlex.join(argv)
+
+
+def of(command: Command, *, marker: str) -> tuple[str, bytes]:
+    """Return the line to send for a command, and its standard input."""
+    stdin = command.stdin() if command.stdin is not None else b""
+    sent = wrap(
+        command.words,
+        timeout=command.timeout,
+        stdin=len(stdin),
+        marker=marker,
+        hold=command.hold_stdin,
+    )
+    return sent, stdin
 
 
 def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: bool = False) -> str:

@@ -36,14 +36,7 @@ def run(
     """Run `command` here and return its answer; arguments as for `channel.run`."""
     start = time.monotonic()
     out, err = Output(marker, on_line), Output(marker, on_error_line)
-    stdin = command.stdin() if command.stdin is not None else b""
-    line = envelope.wrap(
-        command.words,
-        timeout=command.timeout,
-        stdin=len(stdin),
-        marker=marker,
-        hold=command.hold_stdin,
-    )
+    line, stdin = envelope.of(command, marker=marker)
     process = subprocess.Popen(
         ["sh", "-c", line],
         stdin=subprocess.PIPE,

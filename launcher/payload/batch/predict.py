@@ -90,8 +90,6 @@ class Replica:
 
     def __call__(self, table: Any) -> Any:
         """Answer a block; rows that failed before pass by."""
-        import pyarrow as pa
-
         rows = table.to_pylist()
         notes: list[str] = []
         answered = attempt(rows, self.call, notes)
@@ -99,19 +97,7 @@ class Replica:
             {**finished(row, answer), "_note": "".join(notes)}
             for row, answer in zip(rows, answered, strict=True)
         ]
-        text, data = pa.large_string(), pa.large_binary()
-        fields = {
-            "_row": pa.int64(),
-            "_error": text,
-            "_stage": text,
-            "_raw": text,
-            "_keep": data,
-            "_out": data,
-            "_note": text,
-        }
-        return pa.table(
-            {name: pa.array([row[name] for row in out], type=kind) for name, kind in fields.items()}
-        )
+        return source.block(out, ("_out", "_note"))
 
 
 class Preprocess:

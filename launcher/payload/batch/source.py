@@ -165,21 +165,17 @@ def shown(data: bytes) -> str:
         return "(nested too deep to be shown)"
 
 
-def block(found: Sequence[Mapping[str, Any]]) -> Any:
+def block(found: Sequence[Mapping[str, Any]], more: Sequence[str] = ("_data",)) -> Any:
     """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold
     travels pickled.
+
+    `more` are the columns behind those that every row has: bytes in `_data` and `_out`, else text.
     """
     import pyarrow as pa
 
     text, data = pa.large_string(), pa.large_binary()
-    fields = {
-        "_row": pa.int64(),
-        "_error": text,
-        "_stage": text,
-        "_raw": text,
-        "_keep": data,
-        "_data": data,
-    }
+    fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data}
+    fields |= {name: data if name in ("_data", "_out") else text for name in more}
     return pa.table(
         {name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()}
     )
