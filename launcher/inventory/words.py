@@ -25,7 +25,6 @@ _KINDS = {
     "list_type": "a list, such as [a, b]",
     "tuple_type": "a list, such as [a, b]",
     "dict_type": "a mapping of keys to values",
-    "is_instance_of": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
     "dataclass_type": "a mapping of keys to values",
     "greater_than_equal": "at least {ge}",
