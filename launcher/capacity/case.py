@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from launcher.capacity import versions
-from launcher.capacity.architecture import Architecture, architecture_of
+from launcher.capacity.architecture import Architecture
+from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.choice import (
     Option,
     Planned,
@@ -25,14 +26,25 @@ from launcher.capacity.choice import (
     verdict_of,
 )
 from launcher.capacity.cluster import Cluster, Host
-from launcher.capacity.estimate import Engine, Estimate, Gpu, cache_request, estimate
+from launcher.capacity.config_fields import MOST_LAYERS
+from launcher.capacity.estimate import (
+    Engine,
+    Estimate,
+    Gpu,
+    cache_request,
+    estimate,
+    limits_of,
+)
 from launcher.capacity.flags import Flags
-from launcher.capacity.kv_cache import cache_of, partition
+from launcher.capacity.kv_cache import cache_of
 from launcher.capacity.weights import GIB
 from launcher.errors import RequestError
 
 _MOST = 4 << 20
-_Ranks = Annotated[int, Field(ge=1, le=4096)]
+_Ranks = Annotated[
+    int, Field(ge=1, le=4096), BeforeValidator(lambda said: 1 if said is None else said)
+]
+_Flag = Annotated[bool, BeforeValidator(bool)]
 _Tokens = Annotated[int, Field(ge=1, le=1 << 28)]
 _Gib = Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)]
 _ALTERNATING = re.compile(r"alternating: *(\w+), *(\w+)")
@@ -64,22 +76,22 @@ class Case(BaseModel):
     weights_gib: _Gib | None = None
     gpu: _Gpu
     gpus: list[_Gpu] = []
-    nodes: _Ranks | None = None
-    tp: _Ranks | None = None
-    pp: _Ranks | None = None
-    dp: _Ranks | None = None
-    expert_parallel: bool | None = None
-    decode_context_parallel_size: _Ranks | None = None
-    pp_layer_partition: list[_Ranks] | None = None
-    block_size: _Ranks | None = None
+    nodes: _Ranks = 1
+    tp: _Ranks = 1
+    pp: _Ranks = 1
+    dp: _Ranks = 1
+    expert_parallel: _Flag = False
+    decode_context_parallel_size: _Ranks = 1
+    pp_layer_partition: list[_Tokens] | None = None
+    block_size: _Tokens | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     kv_cache_dtype: str | None = None
     max_model_len: _Tokens | None = None
-    max_num_seqs: _Ranks | None = None
+    max_num_seqs: _Tokens | None = None
     max_num_batched_tokens: _Tokens | None = None
-    enforce_eager: bool | None = None
+    enforce_eager: _Flag = False
     enable_prefix_caching: bool | None = None
-    disable_hybrid_kv_cache_manager: bool | None = None
+    disable_hybrid_kv_cache_manager: _Flag = False
     expect: _Expect = _Expect()
 
     def model(self) -> Architecture:
@@ -88,7 +100,7 @@ class Case(BaseModel):
 
     def engine(self, model: Architecture) -> Engine:
         """Return what is started; raises RequestError for stages that do not fit together."""
-        pp = self.pp or 1
+        pp = self.pp
         counts = tuple(self.pp_layer_partition or ())
         gpus = self.gpus or [self.gpu] * pp
         if len(gpus) != pp or (counts and (len(counts), sum(counts)) != (pp, len(model.layers))):
@@ -98,9 +110,9 @@ class Case(BaseModel):
             )
         return Engine(
             gpus=tuple(Gpu(name=gpu.name, memory_gib=gpu.memory_gib) for gpu in gpus),
-            tp=self.tp or 1,
-            dp=self.dp or 1,
-            nodes=self.nodes or 1,
+            tp=self.tp,
+            dp=self.dp,
+            nodes=self.nodes,
             version=versions.version_of(self.vllm_version),
             flags=Flags(
                 utilization=self.gpu_memory_utilization,
@@ -109,12 +121,12 @@ class Case(BaseModel):
                 sequences=self.max_num_seqs,
                 cache_dtype=self.kv_cache_dtype or "auto",
                 block=self.block_size or 0,
-                dcp=self.decode_context_parallel_size or 1,
-                eager=bool(self.enforce_eager),
+                dcp=self.decode_context_parallel_size,
+                eager=self.enforce_eager,
                 prefix_caching=self.enable_prefix_caching is not False,
                 hybrid=not self.disable_hybrid_kv_cache_manager,
-                expert_parallel=bool(self.expert_parallel),
-                partition=counts or partition(len(model.layers) or 1, pp),
+                expert_parallel=self.expert_parallel,
+                partition=counts,
             ),
         )
 
@@ -160,10 +172,9 @@ class Case(BaseModel):
         model, known = self.model(), self.expect.kv_gib
         if known is None or model.modelled:
             return None
-        engine, found = self.engine(model), self.estimated()
-        cache = cache_of(
-            model, cache_request(engine, found.length, found.batched_tokens), engine.flags.partition
-        )
+        engine = self.engine(model)
+        limits = limits_of(model, engine)
+        cache = cache_of(model, cache_request(engine, limits), limits.counts)
         return cache.tokens(cache.blocks([max(0, int(known * GIB))] * engine.pp))
 
 
@@ -188,15 +199,21 @@ def read(text: str, where: str) -> list[Case]:
 def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write `layer_types` out where it is in words."""
     words, count = config.get("layer_types"), config.get("num_hidden_layers")
-    if not isinstance(words, str) or not isinstance(count, int) or not 0 < count <= 4096:
+    if not isinstance(words, str) or not isinstance(count, int):
         return config
+    kinds = _in_words(words, min(count, MOST_LAYERS))
+    rest = {key: value for key, value in config.items() if key != "layer_types"}
+    return {**rest, "layer_types": kinds} if kinds else rest
+
+
+def _in_words(words: str, count: int) -> list[str]:
+    """Return the kind of each layer; [] for words that are not understood."""
     if found := _ALTERNATING.match(words):
-        kinds = [found[1 + index % 2] for index in range(count)]
-    elif found := _EVERY.match(words):
+        return [found[1 + index % 2] for index in range(count)]
+    if found := _EVERY.match(words):
         every = max(1, int(found[1]))
-        kinds = [found[3] if (index + 1) % every else found[2] for index in range(count)]
-    elif sum(int(number) for number, _ in _COUNTED.findall(words)) == count:
-        kinds = [kind for number, kind in _COUNTED.findall(words) for _ in range(int(number))]
-    else:
-        return {key: value for key, value in config.items() if key != "layer_types"}
-    return {**config, "layer_types": kinds}
+        return [found[3] if (index + 1) % every else found[2] for index in range(count)]
+    counted = [(int(number), kind) for number, kind in _COUNTED.findall(words)]
+    if sum(number for number, _ in counted) != count:
+        return []
+    return [kind for number, kind in counted for _ in range(number)]

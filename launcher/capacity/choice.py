@@ -124,24 +124,29 @@ def options(model: Architecture, cluster: Cluster) -> Iterator[Option]:
     """Return the splits that can run here, the preferred ones first."""
     each = cluster.each
     sizes = [tp for tp in range(1, each + 1) if each % tp == 0]
-    widest = max(tp for tp in sizes if tp == 1 or not refused(model, tp, expert_parallel=True))
     for tp in sizes:
         yield from _in_node(model, cluster, tp)
-    if widest < each and len(model.layers) >= each // widest:
-        wrong = refused(model, each, expert_parallel=True)
-        text = f"{wrong.text if wrong else ''}: TP {widest}, and pipeline stages for the rest"
+    widest = max(tp for tp in sizes if tp == 1 or not refused(model, tp, expert_parallel=True))
+    wrong = refused(model, each, expert_parallel=True)
+    if wrong and len(model.layers) >= each // widest:
+        text = f"{wrong.text}: TP {widest}, and pipeline stages for the rest"
         yield Option(
             tp=widest,
             pp=each // widest,
             experts=refused(model, widest) is not None,
             reasons=(Reason("uneven", text),),
         )
-    if model.experts and (model.latent or model.kv_heads < each) and each > 1:
+    if _copied(model, each):
         text = "each GPU attends for itself, so that KV is not copied, and experts are shared"
         yield Option(
             tp=1, dp=each, experts=True, coupled=True, reasons=(Reason("dp-attention", text),)
         )
     yield from _over_nodes(model, cluster, widest)
+
+
+def _copied(model: Architecture, gpus: int) -> bool:
+    """Tell whether a mixture of experts would have its KV cache copied over a node's GPUs."""
+    return gpus > 1 and model.experts is not None and copies(model, gpus) > 1
 
 
 def _in_node(model: Architecture, cluster: Cluster, tp: int) -> Iterator[Option]:

@@ -7,7 +7,7 @@ pipeline stage decides (`determine_available_memory` in vLLM's `v1/worker/gpu_wo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.capacity import versions
 from launcher.capacity.architecture import Architecture
@@ -88,10 +88,37 @@ class Estimate:
 
     def starts(self, which: str) -> bool:
         """Tell whether a longest request fits at the `low`, `likely` or `high` end of the range."""
-        memory = [int(getattr(stage.kv, which) * GIB) for stage in self.stages]
-        if self.cache is None:
-            return min(memory) > 0
-        return min(memory) > 0 and self.cache.starts(memory)
+        memory = self.kv_bytes(which)
+        return min(memory) > 0 and (self.cache is None or self.cache.starts(memory))
+
+    def kv_bytes(self, which: str) -> list[int]:
+        """Return the KV cache's bytes on each stage, at an end of the range; 0 where none is."""
+        return [max(0, int(getattr(stage.kv, which) * GIB)) for stage in self.stages]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine is started with where flags or vLLM's defaults say it; `counts` is the layers
+    of each stage.
+    """
+
+    length: int
+    batched_tokens: int
+    sequences: int
+    counts: tuple[int, ...]
+
+
+def limits_of(model: Architecture, engine: Engine) -> Limits:
+    """Return the limits of an engine: its flags', else the defaults of its version and GPU."""
+    flags = engine.flags
+    smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
+    tokens, sequences = versions.defaults(engine.version, smallest.name, smallest.memory_gib)
+    return Limits(
+        length=flags.length or model.context or 1,
+        batched_tokens=flags.batched_tokens or tokens,
+        sequences=flags.sequences or sequences,
+        counts=flags.partition or partition(len(model.layers) or 1, engine.pp),
+    )
 
 
 def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate:
@@ -100,63 +127,58 @@ def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate
     Raises:
         RequestError: a KV cache dtype that is not known here.
     """
-    flags, version = engine.flags, engine.version
-    smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
-    tokens, sequences = versions.defaults(version, smallest.name, smallest.memory_gib)
-    batched = flags.batched_tokens or tokens
-    sequences = flags.sequences or sequences
-    length = flags.length or model.context or 1
-    counts = flags.partition or partition(len(model.layers) or 1, engine.pp)
-    split = Split(tp=engine.tp, dp=engine.dp, stages=counts, expert_parallel=flags.expert_parallel)
-    loads = [
-        Load(
-            split=split,
-            stage=index,
-            batched_tokens=batched,
-            sequences=sequences,
-            nodes=engine.nodes,
-            eager=flags.eager,
-            version=version,
-            gpu=gpu.name,
-        )
-        for index, gpu in enumerate(engine.gpus)
-    ]
-    stages = [
-        _stage(model, engine, load, held / GIB)
-        for load, held in zip(loads, stage_bytes(model, weight_bytes, split), strict=True)
-    ]
-    if model.modelled or not model.layers:
-        return Estimate(
-            stages=tuple(stages),
-            length=length,
-            batched_tokens=batched,
-            sequences=sequences,
-            cache=None,
-        )
-    cache = cache_of(model, cache_request(engine, length, batched), counts)
-    blocks = [
-        cache.blocks([max(0, int(getattr(stage.kv, which) * GIB)) for stage in stages])
-        for which in ("low", "likely", "high")
-    ]
-    return Estimate(
-        stages=tuple(stages),
-        length=length,
-        batched_tokens=batched,
-        sequences=sequences,
+    limits = limits_of(model, engine)
+    split = Split(
+        tp=engine.tp,
+        dp=engine.dp,
+        stages=limits.counts,
+        expert_parallel=engine.flags.expert_parallel,
+    )
+    held = stage_bytes(model, weight_bytes, split)
+    stages = tuple(
+        _stage(model, engine, _load(engine, limits, split, at), held[at] / GIB)
+        for at in range(engine.pp)
+    )
+    found = Estimate(
+        stages=stages,
+        length=limits.length,
+        batched_tokens=limits.batched_tokens,
+        sequences=limits.sequences,
+        cache=None,
+    )
+    if model.modelled:
+        return found
+    cache = cache_of(model, cache_request(engine, limits), limits.counts)
+    blocks = [cache.blocks(found.kv_bytes(which)) for which in ("low", "likely", "high")]
+    return replace(
+        found,
         cache=cache,
-        tokens=Range(*(cache.tokens(count) for count in blocks)),
-        concurrency=Range(*(cache.concurrency(count) for count in blocks)),
+        tokens=Range(*map(cache.tokens, blocks)),
+        concurrency=Range(*map(cache.concurrency, blocks)),
     )
 
 
-def cache_request(engine: Engine, length: int, batched: int) -> CacheRequest:
+def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
+    return Load(
+        split=split,
+        stage=stage,
+        batched_tokens=limits.batched_tokens,
+        sequences=limits.sequences,
+        nodes=engine.nodes,
+        eager=engine.flags.eager,
+        version=engine.version,
+        gpu=engine.gpus[stage].name,
+    )
+
+
+def cache_request(engine: Engine, limits: Limits) -> CacheRequest:
     """Return what decides about an engine's KV cache."""
     flags = engine.flags
     return CacheRequest(
         tp=engine.tp,
         dcp=flags.dcp,
-        length=length,
-        in_flight=batched * versions.batches(engine.version, engine.pp),
+        length=limits.length,
+        in_flight=limits.batched_tokens * versions.batches(engine.version, engine.pp),
         block=flags.block,
         dtype=flags.cache_dtype,
         prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),

@@ -16,8 +16,8 @@ from typing import Any, Literal
 class Family:
     """What `config.json` leaves to the model's code.
 
-    `full_every`: each so manieth layer has full attention, all `others` that kind; `full_first`:
-    the first of them instead of the last. `wide_state`: the recurrent state is float32 by default.
+    `full_every`: each so manieth layer has full attention, all `others` that kind. `wide_state`:
+    the recurrent state is float32 by default. `shares_expert`: one more, which all tokens take.
     """
 
     name: str = ""
@@ -28,8 +28,8 @@ class Family:
     gated_attention: bool = False
     full_every: int = 0
     others: Literal["", "sliding", "chunked", "recurrent"] = ""
-    full_first: bool = False
     wide_state: bool = False
+    shares_expert: bool = False
 
 
 _PLAIN = Family()
@@ -71,7 +71,7 @@ _NAMES: tuple[tuple[Family, str], ...] = (
     (_GEMMA3, "Gemma4ForCausalLM Gemma4ForConditionalGeneration"),
     (Family(tied=True, full_every=4, others="sliding"), "Cohere2ForCausalLM"),
     (
-        Family(full_every=4, others="chunked"),
+        Family(full_every=4, others="chunked", shares_expert=True),
         "Llama4ForCausalLM Llama4ForConditionalGeneration",
     ),
     (

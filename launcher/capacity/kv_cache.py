@@ -147,18 +147,11 @@ def state_bytes(state: Recurrent, tp: int) -> int:
     return channels * state.taps * 2 + memory
 
 
-def _block(model: Architecture, request: CacheRequest) -> int:
-    if request.block:
-        return request.block
-    return 64 if model.latent else 16
-
-
 def _specs(model: Architecture, request: CacheRequest) -> dict[int, _Spec]:
     """Return the cache of each layer that keeps one, by the layer's number.
 
     Recurrent states lie in pages of the attention layers, whose blocks grow until one fits.
     """
-    block = request.block or (64 if model.latent else 16)
     sizes = {
         at: _token_bytes(model, layer, request)
         for at, layer in enumerate(model.layers)
@@ -166,15 +159,22 @@ def _specs(model: Architecture, request: CacheRequest) -> dict[int, _Spec]:
     }
     widest = max(sizes.values(), default=0)
     state = state_bytes(model.recurrent, request.tp) if model.recurrent else 0
-    if state and widest:
-        step = max(block, 128) if model.latent else block
-        block = max(block, step * -(-state // (step * widest)))
+    block = _block(model, request, state, widest)
     page = max(state, block * widest)
     return {
         at: _Spec(layer.kind, layer.window, block, block * sizes[at] if at in sizes else page)
         for at, layer in enumerate(model.layers)
         if layer.kind != "none"
     }
+
+
+def _block(model: Architecture, request: CacheRequest, state: int, token: int) -> int:
+    """Return the tokens of a block: as many as a recurrent state needs, at so many bytes each."""
+    block = request.block or (64 if model.latent else 16)
+    if not state or not token:
+        return block
+    step = max(block, 128) if model.latent else block
+    return max(block, step * -(-state // (step * token)))
 
 
 def _unified(specs: Mapping[int, _Spec], request: CacheRequest) -> Mapping[int, _Spec]:

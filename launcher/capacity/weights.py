@@ -8,9 +8,10 @@ files). What is quantized takes what the rest of the checkpoint leaves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 from launcher.capacity.architecture import Architecture, Latent, Layer
 
@@ -49,31 +50,44 @@ class Split:
     expert_parallel: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Bytes of a parameter of linear layers and of others, and all of the vision tower's."""
+
+    linear: float
+    other: float
+    vision: float
+
+
 def stage_bytes(model: Architecture, total: int, split: Split) -> tuple[int, ...]:
     """Return the bytes of weights on one GPU of each stage; `total` is the checkpoint's bytes.
 
     A model that is not modelled is divided evenly.
     """
-    if model.modelled or not model.layers:
+    if model.modelled:
         ranks = split.tp * len(split.stages)
         return (-(-total // ranks),) * len(split.stages)
     layers = [_layer_parts(model, layer) for layer in model.layers]
-    widths = _element_bytes(model, layers, total)
-    ends = [sum(split.stages[: index + 1]) for index in range(len(split.stages))]
-    starts = [0, *ends[:-1]]
+    widths = _widths(model, layers, total)
+    ends = list(accumulate(split.stages))
     held = []
-    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        parts = [part for parts in layers[start:end] for part in parts]
-        last = index == len(ends) - 1
-        if index == 0:
-            parts.append(_embedding(model))
-        if last and (not model.tied or index > 0):
-            parts.append(_embedding(model))
-        size = sum(_held(part, split, model) * widths[part.linear] for part in parts)
-        if index == 0:
-            size += widths["vision"] / split.tp
-        held.append(int(size + _extra(model, range(start, end), split)))
+    for start, end in zip([0, *ends], ends, strict=False):
+        parts = [part for layer in layers[start:end] for part in layer]
+        parts += [_embedding(model)] * _embeddings(model, first=start == 0, last=end == ends[-1])
+        size = sum(
+            _held(part, split, model) * (widths.linear if part.linear else widths.other)
+            for part in parts
+        )
+        vision = widths.vision / split.tp if start == 0 else 0.0
+        held.append(int(size + vision + _absorbed(model, end - start, split)))
     return tuple(held)
+
+
+def _embeddings(model: Architecture, *, first: bool, last: bool) -> int:
+    """Return how many tables of the vocabulary a stage holds: the embedding, the head, or one that
+    is both.
+    """
+    return 1 if first and last and model.tied else first + last
 
 
 def _embedding(model: Architecture) -> Part:
@@ -103,15 +117,14 @@ def _up(value: float, step: int) -> int:
     return -(-int(value) // step) * step
 
 
-def _extra(model: Architecture, layers: range, split: Split) -> float:
+def _absorbed(model: Architecture, layers: int, split: Split) -> float:
     """Return bytes that no checkpoint has: latent attention keeps the up-projection a second time,
     for decoding (`process_weights_after_loading` of `layers/attention/mla_attention.py`).
     """
     latent = model.latent
     if not latent:
         return 0.0
-    up = latent.kv_rank * model.heads * (latent.nope + latent.value)
-    return 2.0 * up * len(layers) / split.tp
+    return 2.0 * latent.kv_rank * model.heads * (latent.nope + latent.value) * layers / split.tp
 
 
 def _layer_parts(model: Architecture, layer: Layer) -> list[Part]:
@@ -165,33 +178,33 @@ def _latent(model: Architecture, latent: Latent) -> list[Part]:
     ]
 
 
-def _element_bytes(
-    model: Architecture, layers: Sequence[Sequence[Part]], total: int
-) -> Mapping[bool | str, float]:
-    """Return bytes per parameter of linear layers and of others, and the vision tower's bytes.
+def _widths(model: Architecture, layers: Sequence[Sequence[Part]], total: int) -> Widths:
+    """Divide the checkpoint's bytes by its parameters.
 
-    The checkpoint's other tensors are 16 bits wide. In a quantized one linear layers have what is
-    left; in another all parameters share it, or the vision tower has it.
+    Tensors that are not of linear layers are 16 bits wide. In a quantized checkpoint linear layers
+    have what is left; in another all parameters share it, or the vision tower has it.
     """
-    linear = sum(part.params for parts in layers for part in parts if part.linear)
-    others = sum(part.params for parts in layers for part in parts if not part.linear)
-    others += model.vocabulary * model.hidden * (1 if model.tied else 2)
-    drafts = model.mtp_layers * (
-        sum(part.params for part in layers[-1] if part.linear) + 2 * model.hidden**2
-    )
-    if model.mtp_embeds:
-        others += model.mtp_layers * 2 * model.vocabulary * model.hidden
-    if model.quantization and not model.quantization.startswith("fp8"):
-        others += drafts  # what quantizes experts to 4 bits leaves these layers as they were
-    else:
-        linear += drafts
+    linear = sum(part.params for layer in layers for part in layer if part.linear)
+    others = sum(part.params for layer in layers for part in layer if not part.linear)
+    others += model.vocabulary * model.hidden * _embeddings(model, first=True, last=True)
+    drafts, tables = _drafts(model, layers[-1])
+    # What quantizes experts to four bits leaves draft layers as they were.
+    small = model.quantization.startswith("fp8") or not model.quantization
+    linear, others = linear + drafts * small, others + tables + drafts * (not small)
     vision = 2.0 * model.vision_params
     if model.quantization:
-        each = max(0.0, total - 2.0 * others - vision) / linear if linear else 0.0
-        return {True: each, False: 2.0, "vision": vision}
-    if model.vision_params:
-        rest = total - 2.0 * (linear + others)
-        if rest >= 0:
-            return {True: 2.0, False: 2.0, "vision": rest}
-    each = (total - vision) / (linear + others) if linear + others else 0.0
-    return {True: each, False: each, "vision": vision}
+        return Widths(max(0.0, total - 2.0 * others - vision) / max(1, linear), 2.0, vision)
+    rest = total - 2.0 * (linear + others)
+    if model.vision_params and rest >= 0:
+        return Widths(2.0, 2.0, rest)
+    each = max(0.0, total - vision) / max(1, linear + others)
+    return Widths(each, each, vision)
+
+
+def _drafts(model: Architecture, last: Sequence[Part]) -> tuple[int, int]:
+    """Return the parameters of layers that only speculation loads: linear ones, and tables of the
+    vocabulary.
+    """
+    linear = sum(part.params for part in last if part.linear) + 2 * model.hidden**2
+    tables = 2 * model.vocabulary * model.hidden if model.mtp_embeds else 0
+    return model.mtp_layers * linear, model.mtp_layers * tables

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.capacity.architecture import Architecture, architecture_of
+from launcher.capacity.architecture import Architecture
+from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.cluster import Cluster, Host, Link
 from launcher.capacity.estimate import Gpu
 from launcher.cli import expected

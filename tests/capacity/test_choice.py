@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.capacity.advice import alternatives
-from launcher.capacity.architecture import architecture_of
+from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.choice import (
     RULES,
     Option,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.capacity.architecture import architecture_of
+from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.estimate import Engine, Estimate, Gpu, estimate
 from launcher.capacity.flags import Flags, flags_of, length_of
 from launcher.capacity.versions import defaults, utilization, version_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import Known, blocks_off, known
-from launcher.capacity.architecture import architecture_of
+from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.kv_cache import Cache, CacheRequest, cache_of, copies, partition
 from launcher.errors import RequestError
 from tests.capacity import models

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import Known, known
-from launcher.capacity.architecture import architecture_of
+from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.weights import GIB, Split, stage_bytes
 from tests.capacity import models
 

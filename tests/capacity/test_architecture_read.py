@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.capacity.architecture import architecture_of
+from launcher.capacity.architecture_read import architecture_of
 from launcher.errors import RequestError
 from tests.capacity import models
 
@@ -61,11 +61,11 @@ def test_head_size_is_derived() -> None:
         ({"architectures": ["NewForCausalLM"]}, "the architecture NewForCausalLM is not modelled"),
         (
             {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2},
-            "config.json does not say hidden_size, num_attention_heads, head_dim, vocab_size",
+            "config.json does not say hidden_size, num_attention_heads, vocab_size",
         ),
         (
             {**models.LLAMA_8B, "architectures": ["DeepseekV3ForCausalLM"]},
-            "config.json does not say kv_lora_rank and qk_rope_head_dim",
+            "config.json does not say kv_lora_rank, qk_rope_head_dim",
         ),
         (
             {**models.DEEPSEEK_V3, "compress_ratios": [4, 128]},
