@@ -22,7 +22,8 @@ from launcher.model import Inventory, Ports
 # of the autoscaler (44217) and the dashboard (44227), which cannot be set on its command line, lie
 # in it as well.
 DYNAMIC = (32768, 60999)
-# From `mp_master` on: the ranks of a data-parallel batch use up to so many (payload/batch/crew.py).
+# From `mp_master` on: so many are used at most by the ranks of a data-parallel batch
+# (payload/batch/rank_pool.py).
 MP_PORTS = 8
 
 WHAT: Mapping[str, str] = {

@@ -14,7 +14,7 @@ from launcher.cli.main import run
 from launcher.export.firewall import DYNAMIC, FORMATS, MP_PORTS, WHAT, PortRule, rules
 from launcher.inventory.load import loads
 from launcher.model import Ports
-from launcher.payload.batch import crew
+from launcher.payload.batch import rank_pool
 from tests import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -84,7 +84,7 @@ def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -
         rule for rule in rules(inventory, LOGINS).closed if rule.what.startswith("mp_master:")
     )
 
-    assert crew.PORTS == MP_PORTS
+    assert rank_pool.PORTS == MP_PORTS
     assert (rule.low, rule.high) == (first, last)
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from .crew import Crew, RankSlot
 from .job import DataParallel, Failed, Job, Refused
 from .prompts import Prompter
 from .rank import Answer, Setting
+from .rank_pool import RankPool, RankSlot
 from .source import count, shown
 
 # rows of one rank's slice, however few they are: they are held here and travel
@@ -80,14 +80,14 @@ def run(
     together = moe and parallel.size > 1
     size = share(count(pending), parallel)
     cluster.connect(logs=False)
-    with Crew(job, slots, progress, together=together) as crew:
-        meet = (slots[0].ip, crew.port(parallel.port)) if together else ("", 0)
-        crew.start([setting(job, slot, meet, moe=moe) for slot in slots], told(job, meet, moe=moe))
+    with RankPool(job, slots, progress, together=together) as pool:
+        meet = (slots[0].ip, pool.port(parallel.port)) if together else ("", 0)
+        pool.start([setting(job, slot, meet, moe=moe) for slot in slots], told(job, meet, moe=moe))
         rows = read(job, manifest, pending)
         yield from (
-            in_step(rows, crew, len(slots), size)
+            in_step(rows, pool, len(slots), size)
             if together
-            else apart(rows, crew, len(slots), size)
+            else apart(rows, pool, len(slots), size)
         )
 
 
@@ -246,7 +246,7 @@ def slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
         yield Slice(rows=part)
 
 
-def in_step(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[list[Row]]:
+def in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
     """Run rounds: a slice for each rank, and one call of every rank's engine in every round, if
     only with a placeholder.
 
@@ -256,25 +256,25 @@ def in_step(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[
     """
     cut = slices(rows, size)
     parts = rounds(cut, ranks)
-    call(parts, crew, ranks)
+    call(parts, pool, ranks)
     while parts:
         following = rounds(cut, ranks)  # read while the ranks are at work
-        while crew.busy:
-            settle_finished(crew)
-        call(following, crew, ranks)
+        while pool.busy:
+            settle_finished(pool)
+        call(following, pool, ranks)
         for part in parts:
             yield merged(part)
         parts = following
 
 
-def call(parts: list[Slice], crew: Crew, ranks: int) -> None:
+def call(parts: list[Slice], pool: RankPool, ranks: int) -> None:
     """Give every rank its part of a round, an empty one where there is none; no rank at all when no
     row needs an answer.
     """
     if any(part.asked for part in parts):
         for rank in range(ranks):
             part = parts[rank] if rank < len(parts) else Slice(rows=[])
-            crew.give(rank, part, part.asked)
+            pool.give(rank, part, part.asked)
 
 
 def rounds(cut: Iterator[Slice], ranks: int) -> list[Slice]:
@@ -282,7 +282,7 @@ def rounds(cut: Iterator[Slice], ranks: int) -> list[Slice]:
     return list(islice(cut, ranks))
 
 
-def apart(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[list[Row]]:
+def apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
     """Hand the next slice to whichever rank has least in hand; yield slices in their order.
 
     A slow rank holds back what others finished after its slice, at most `AHEAD` slices of each, and
@@ -292,29 +292,29 @@ def apart(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[li
     window: deque[Slice] = deque()
     more = True
     while more or window:
-        rank = min(range(ranks), key=crew.load)
-        if more and crew.load(rank) < IN_HAND and len(window) < AHEAD * ranks:
+        rank = min(range(ranks), key=pool.load)
+        if more and pool.load(rank) < IN_HAND and len(window) < AHEAD * ranks:
             part = next(cut, None)
             more = part is not None
             if part is not None:
                 window.append(part)
-                hand_out(part, crew, rank)
+                hand_out(part, pool, rank)
         elif not window[0].done:
-            settle_finished(crew)
+            settle_finished(pool)
         while window and window[0].done:
             yield merged(window.popleft())
 
 
-def hand_out(part: Slice, crew: Crew, rank: int) -> None:
+def hand_out(part: Slice, pool: RankPool, rank: int) -> None:
     """Give a slice to a rank; one without rows that need an answer is done."""
     part.done = not part.asked
     if not part.done:
-        crew.give(rank, part, part.asked)
+        pool.give(rank, part, part.asked)
 
 
-def settle_finished(crew: Crew) -> None:
+def settle_finished(pool: RankPool) -> None:
     """Wait until a rank has finished a slice, and take the answers of each that has."""
-    for rank, part, answers in crew.finished():
+    for rank, part, answers in pool.finished():
         settle(part, answers, rank)
 
 

@@ -18,10 +18,10 @@ import pytest
 
 from launcher.payload.batch import cluster, ranks
 from launcher.payload.batch import rows as reading
-from launcher.payload.batch.crew import RankSlot
 from launcher.payload.batch.job import Failed, Preprocess, Refused
 from launcher.payload.batch.job import job as made
 from launcher.payload.batch.rank import Answer
+from launcher.payload.batch.rank_pool import RankSlot
 
 NODES = [
     {"ip": "10.0.0.1", "gpus": 1},
@@ -74,7 +74,7 @@ def row(number: int) -> dict[str, Any]:
     }
 
 
-class Crew:
+class RankPool:
     """Ranks that answer in an order of their own; a rank's calls are kept."""
 
     def __init__(
@@ -141,46 +141,46 @@ def accounted(found: list[list[dict[str, Any]]], numbers: list[int]) -> None:
 def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int) -> None:
     """Whatever the number of rows, of ranks, and the order in which they finish."""
     for seed in range(5):
-        crew = Crew(size, seed)
+        pool = RankPool(size, seed)
 
-        accounted(list(mode(map(row, range(count)), crew, size, 4)), list(range(count)))
+        accounted(list(mode(map(row, range(count)), pool, size, 4)), list(range(count)))
 
-        asked = sorted(number for calls in crew.calls for call in calls for number in call)
+        asked = sorted(number for calls in pool.calls for call in calls for number in call)
         assert asked == [number for number in range(count) if number % 7 != 6]
 
 
 @pytest.mark.parametrize("count", [1, 5, 9, 100])
 def test_ranks_in_step_are_all_called_in_every_round(count: int) -> None:
     """A rank without rows is called with none: the others would wait for it."""
-    crew = Crew(3)
+    pool = RankPool(3)
 
-    list(ranks.in_step(map(row, range(count)), crew, 3, 4))  # type: ignore[arg-type]
+    list(ranks.in_step(map(row, range(count)), pool, 3, 4))  # type: ignore[arg-type]
 
-    assert {len(calls) for calls in crew.calls} == {-(-count // 12)}
+    assert {len(calls) for calls in pool.calls} == {-(-count // 12)}
 
 
 def test_a_round_without_a_good_row_calls_nobody() -> None:
     """Not one rank, which is in step as well."""
-    crew = Crew(2)
+    pool = RankPool(2)
     bad = [row(6) | {"_row": number} for number in range(8)]
 
-    assert sum(map(len, ranks.in_step(bad, crew, 2, 4))) == 8  # type: ignore[arg-type]
-    assert crew.calls == [[], []]
+    assert sum(map(len, ranks.in_step(bad, pool, 2, 4))) == 8  # type: ignore[arg-type]
+    assert pool.calls == [[], []]
 
 
 def test_the_next_round_is_given_before_the_last_one_is_passed_on() -> None:
     """Ranks work while answers are being written."""
-    crew = Crew(2)
+    pool = RankPool(2)
 
-    found = ranks.in_step(map(row, range(40)), crew, 2, 4)  # type: ignore[arg-type]
+    found = ranks.in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
     next(found)
 
-    assert [len(calls) for calls in crew.calls] == [2, 2]
+    assert [len(calls) for calls in pool.calls] == [2, 2]
 
 
 def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
     """The others do the work; what waits for the slow one's slice has a limit."""
-    crew = Crew(2, slow=0)
+    pool = RankPool(2, slow=0)
     taken: list[int] = []
 
     def source() -> Iterator[dict[str, Any]]:
@@ -188,12 +188,12 @@ def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
             taken.append(number)
             yield row(number)
 
-    first = next(ranks.apart(source(), crew, 2, 4))  # type: ignore[arg-type]
+    first = next(ranks.apart(source(), pool, 2, 4))  # type: ignore[arg-type]
 
     assert [each["_row"] for each in first] == [0, 1, 2, 3]
     assert len(taken) == ranks.AHEAD * 2 * 4
-    assert len(crew.calls[0]) <= ranks.IN_HAND < len(crew.calls[1])
-    assert crew.most <= ranks.IN_HAND * 2
+    assert len(pool.calls[0]) <= ranks.IN_HAND < len(pool.calls[1])
+    assert pool.most <= ranks.IN_HAND * 2
 
 
 @pytest.mark.parametrize("mode", [ranks.in_step, ranks.apart])
@@ -204,7 +204,7 @@ def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
 def test_answers_to_other_rows_end_the_job(mode: Any, spoil: Any) -> None:
     """One too few, one twice, or in another order: nothing of it is passed on."""
     with pytest.raises(Failed, match="rank 0 was asked for 4 rows and answered others"):
-        next(mode(map(row, range(4)), Crew(1, spoil=spoil), 1, 4))
+        next(mode(map(row, range(4)), RankPool(1, spoil=spoil), 1, 4))
 
 
 def test_large_rows_make_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +396,7 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
     (tmp_path / "config.json").write_text(json.dumps({"num_experts": 4 if moe else 0}))
     crews: list[Any] = []
 
-    class Started(Crew):
+    class Started(RankPool):
         def __init__(
             self, asked: Any, slots: list[RankSlot], progress: Any, *, together: bool
         ) -> None:
@@ -423,7 +423,7 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
         for first, last in pending:
             yield from map(row, range(first, last + 1))
 
-    monkeypatch.setattr(ranks, "Crew", Started)
+    monkeypatch.setattr(ranks, "RankPool", Started)
     monkeypatch.setattr(reading, "read_split", read_split)
     monkeypatch.setattr(cluster, "connect", lambda logs: None)
     warned: list[str] = []

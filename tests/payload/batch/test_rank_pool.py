@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.batch import crew
+from launcher.payload.batch import rank_pool
 from launcher.payload.batch.job import Failed
 from launcher.payload.batch.job import job as made
 from launcher.payload.batch.rank import RankProcess, Setting
@@ -137,8 +137,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     """A stand-in for Ray."""
     module = Ray()
     monkeypatch.setitem(sys.modules, "ray", module)
-    monkeypatch.setattr(crew, "pinned", lambda node: node)
-    monkeypatch.setattr(crew, "GRACE", 0.01)
+    monkeypatch.setattr(rank_pool, "pinned", lambda node: node)
+    monkeypatch.setattr(rank_pool, "GRACE", 0.01)
     return module
 
 
@@ -150,8 +150,8 @@ def progress() -> Progress:
 
 def hired(
     progress: Progress, *, timeout: float = 60.0, ips: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")
-) -> crew.Crew:
-    """A crew for a job over two nodes."""
+) -> rank_pool.RankPool:
+    """A pool for a job over two nodes."""
     job = made(
         {
             "name": "j",
@@ -165,9 +165,9 @@ def hired(
             "data_parallel": {"size": 2, "port": 1, "nodes": [], "timeout": timeout},
         }
     )
-    return crew.Crew(
+    return rank_pool.RankPool(
         job,
-        [crew.RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(ips)],
+        [rank_pool.RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(ips)],
         progress,
         together=True,
     )
@@ -256,7 +256,7 @@ def test_starting_and_loading_have_a_longer_deadline(
     hint: str,
 ) -> None:
     """A rank may queue for its place for days, and then load for `limits.stall`."""
-    monkeypatch.setattr(crew, "QUEUE", 0.05)
+    monkeypatch.setattr(rank_pool, "QUEUE", 0.05)
     ray.results["two", name] = Ref(pending=True)
 
     with pytest.raises(Failed, match=message) as failed, hired(progress) as one:
@@ -371,18 +371,18 @@ def test_the_ranks_meet_where_nobody_listens(ray: Ray, progress: Progress) -> No
 def test_a_port_is_free_when_nobody_listens_on_it_nor_behind_it() -> None:
     """What a run before left waiting does not count."""
     with socket.socket() as first, socket.socket() as client:
-        start = crew.free_port(20_000)  # below the ports that clients get
+        start = rank_pool.free_port(20_000)  # below the ports that clients get
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         first.bind(("", start))
         first.listen()
-        assert crew.free_port(start) != start
-        assert crew.free_port(start - crew.PORTS + 1) > start
+        assert rank_pool.free_port(start) != start
+        assert rank_pool.free_port(start - rank_pool.PORTS + 1) > start
 
         client.connect(("127.0.0.1", start))
         accepted, _ = first.accept()
         accepted.close()  # who closes first waits
         first.close()
-        assert crew.free_port(start) == start
+        assert rank_pool.free_port(start) == start
 
 
 def test_what_is_left_of_a_group_is_ended() -> None:
@@ -392,14 +392,14 @@ def test_what_is_left_of_a_group_is_ended() -> None:
     assert leader.stdout is not None
     try:
         assert leader.stdout.readline() == b"up\n"
-        assert len(crew.members(leader.pid)) == 3
+        assert len(rank_pool.members(leader.pid)) == 3
 
-        assert crew.sweep(leader.pid, 10) == []
+        assert rank_pool.sweep(leader.pid, 10) == []
 
-        assert crew.members(leader.pid) == []
+        assert rank_pool.members(leader.pid) == []
         assert leader.stdout.read() == b""  # nobody holds it any more
         assert leader.wait(10) == -signal.SIGKILL
-        assert crew.sweep(leader.pid, 10) == []
+        assert rank_pool.sweep(leader.pid, 10) == []
     finally:
         leader.stdout.close()
         with contextlib.suppress(ProcessLookupError):
@@ -409,7 +409,7 @@ def test_what_is_left_of_a_group_is_ended() -> None:
 
 def test_what_does_not_go_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in the kernel's hands cannot be killed."""
-    monkeypatch.setattr(crew, "members", lambda group: [7, 8])
+    monkeypatch.setattr(rank_pool, "members", lambda group: [7, 8])
     monkeypatch.setattr(os, "killpg", lambda group, signal: None)
 
-    assert crew.sweep(7, 0.1) == ["processes of a rank are still there: 7 8"]
+    assert rank_pool.sweep(7, 0.1) == ["processes of a rank are still there: 7 8"]

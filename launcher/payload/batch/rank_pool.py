@@ -46,7 +46,7 @@ class Task:
     began: float = field(default_factory=time.monotonic)
 
 
-class Crew:
+class RankPool:
     """All ranks.
 
     As a context manager: they start inside, and no process of theirs is left behind it.
@@ -65,7 +65,7 @@ class Crew:
         self.processes: dict[int, RankProcess] = {}
         self.tasks: dict[int, deque[Task]] = {slot.rank: deque() for slot in slots}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RankPool:
         return self
 
     def __exit__(self, *_: object) -> None:
