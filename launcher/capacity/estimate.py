@@ -192,16 +192,23 @@ def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> S
     sizes = parts(model, load)
     low, likely, high = summed(sizes, FACTORS)
     spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
-    rest = budget - weights - likely
     return Stage(
         layers=load.split.stages[load.stage],
         budget=budget,
         weights=Range(weights - spread, weights, weights + spread),
         working=Range(low, likely, high),
+        kv=_left(budget - weights, Range(low, likely, high), spread, engine.flags.cache_bytes),
         parts=sizes,
-        kv=Range(
-            rest - math.hypot(spread, high - likely),
-            rest,
-            rest + math.hypot(spread, likely - low),
-        ),
+    )
+
+
+def _left(room: float, used: Range, spread: float, given: int) -> Range:
+    """Return the KV cache's GiB: what is left of the room, or what is given for it."""
+    if given:
+        return Range(given / GIB, given / GIB, given / GIB)
+    likely = room - used.likely
+    return Range(
+        likely - math.hypot(spread, used.high - used.likely),
+        likely,
+        likely + math.hypot(spread, used.likely - used.low),
     )

@@ -12,19 +12,23 @@ from dataclasses import dataclass
 
 from launcher.tools import vllm
 
-_THOUSANDS = {"": 1, "k": 1000, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
-_LENGTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKmM]?)")
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LENGTH = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)([kKmMgG]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What is asked of an engine; None where nothing is said, so that vLLM's default holds."""
+    """What is asked of an engine; None where nothing is said, so that vLLM's default holds.
+
+    `cache_bytes` is a KV cache of a given size on each GPU, beside which nothing else counts.
+    """
 
     utilization: float | None = None
     length: int | None = None
     batched_tokens: int | None = None
     sequences: int | None = None
     cache_dtype: str = "auto"
+    cache_bytes: int = 0
     block: int = 0
     dcp: int = 1
     eager: bool = False
@@ -52,13 +56,15 @@ def flags_of(args: Sequence[str]) -> Flags:
         return found[-1] if found else None
 
     words = {word.partition("=")[0].replace("_", "-") for word in args}
-    dtype = vllm.values(args, "--kv-cache-dtype")
+    cache = vllm.values(args, "--kv-cache-dtype")
+    cache = cache or vllm.values(args, "--dtype")  # `auto` is the model's own
     return Flags(
         utilization=vllm.memory_share(args) if "--gpu-memory-utilization" in words else None,
         length=number("--max-model-len"),
         batched_tokens=number("--max-num-batched-tokens"),
         sequences=number("--max-num-seqs"),
-        cache_dtype=dtype[-1] if dtype else "auto",
+        cache_dtype=cache[-1] if cache else "auto",
+        cache_bytes=number("--kv-cache-memory-bytes", "--kv-cache-memory") or 0,
         block=number("--block-size") or 0,
         dcp=number("--decode-context-parallel-size", "-dcp") or 1,
         eager="--enforce-eager" in words,

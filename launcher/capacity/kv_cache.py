@@ -18,7 +18,15 @@ from launcher.errors import RequestError
 
 # Bytes of an element, times 16 so that they stay whole. NVFP4 packs two values into a byte and adds
 # a scale of one byte for sixteen (`kv_cache_interface.py`, KVQuantMode).
-_SIXTEENTHS = {"auto": 32, "bfloat16": 32, "float16": 32, "float32": 64, "nvfp4": 9}
+_SIXTEENTHS = {
+    "auto": 32,
+    "bfloat16": 32,
+    "float16": 32,
+    "half": 32,
+    "float32": 64,
+    "float": 64,
+    "nvfp4": 9,
+}
 _SPARSE_FP8 = 656
 _INDEXER_SCALE = 4
 

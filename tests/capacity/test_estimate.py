@@ -77,6 +77,23 @@ def test_what_is_not_modelled_has_no_tokens() -> None:
     assert not worked({"architectures": ["NewForCausalLM"]}, 90.0).starts("high")
 
 
+def test_a_cache_of_a_given_size_is_exact() -> None:
+    """What a practice host printed (vLLM 0.32, CPU): two stages of one layer, 64 MiB each."""
+    tiny = {
+        **models.LLAMA_8B,
+        "num_hidden_layers": 2,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    args = "--dtype float32 --max-model-len 512 --kv-cache-memory-bytes 67108864"
+    found = worked(tiny, 0.001, gpus=2, flags=flags_of(args.split()))
+    assert found.tokens is not None
+    assert found.concurrency is not None
+    assert (found.tokens.low, found.tokens.high) == (65536, 65536)
+    assert found.concurrency.likely == 128
+
+
 @given(
     config=st.sampled_from(list(models.ALL.values())),
     gib=st.floats(0, 2000),
@@ -134,6 +151,7 @@ def test_arguments_are_read() -> None:
         "--max-model-len=32k --max-num-seqs 8 --max_num_seqs 16 --kv-cache-dtype fp8"
         " --gpu-memory-utilization 0.8 --enforce-eager --enable-expert-parallel -dcp 2"
         " --no-enable-prefix-caching --block-size 32 --max-num-batched-tokens 4K"
+        " --kv-cache-memory-bytes 1G"
     )
     assert flags_of(args.split()) == Flags(
         utilization=0.8,
@@ -141,6 +159,7 @@ def test_arguments_are_read() -> None:
         batched_tokens=4096,
         sequences=16,
         cache_dtype="fp8",
+        cache_bytes=1 << 30,
         block=32,
         dcp=2,
         eager=True,
