@@ -6,7 +6,8 @@ https://docs.vllm.ai/en/latest/configuration/optimization/), then splits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.capacity import versions
@@ -115,9 +116,23 @@ def _stages(question: Question, option: Option) -> bool:
     return option.pp <= max(1, len(question.model.layers))
 
 
+def command(name: str, question: Question, planned: Planned, args: Sequence[str]) -> str:
+    """Return the line that starts what is planned; `args` are those of vLLM that were asked for."""
+    words = ["vlaunch", "serve", "--model", name, *_sizes(planned.option), "--"]
+    if question.flags.length is None:
+        words += ["--max-model-len", str(planned.estimate.length)]
+    if planned.option.experts and not question.flags.expert_parallel:
+        words.append("--enable-expert-parallel")
+    return shlex.join([*words, *args])
+
+
 def _arguments(option: Option) -> str:
-    words = f"--tp {option.tp} --pp {option.pp} --dp {option.dp}"
-    return f"{words} -- --enable-expert-parallel" if option.experts else words
+    words = _sizes(option)
+    return " ".join([*words, "--", "--enable-expert-parallel"] if option.experts else words)
+
+
+def _sizes(option: Option) -> list[str]:
+    return ["--tp", str(option.tp), "--pp", str(option.pp), "--dp", str(option.dp)]
 
 
 def _better(option: Option, taken: Option) -> str:

@@ -130,7 +130,7 @@ def plan(
         flags=flags,
     )
     planned = _planned(question, tp, pp, dp)
-    _show(call, inputs.name, question, planned, explain=explain)
+    _show(call, inputs.name, question, planned, args, explain=explain)
     return _CODES[planned.verdict]
 
 
@@ -196,17 +196,27 @@ def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None)
     return question.judged(option)
 
 
-def _show(call: Call, name: str, question: Question, planned: Planned, *, explain: bool) -> None:
+def _show(
+    call: Call,
+    name: str,
+    question: Question,
+    planned: Planned,
+    args: tuple[str, ...],
+    *,
+    explain: bool,
+) -> None:
     if call.as_json:
+        from launcher.capacity.advice import command
         from launcher.capacity.answer import answer
         from launcher.ui.json_line import dumps
 
-        click.echo(dumps(answer(question, planned)))
+        run = command(name, question, planned, args)
+        click.echo(dumps({**answer(question, planned), "run": run}))
         return
     from launcher.ui import capacity
     from launcher.ui.terminal import field
 
-    for row in capacity.rows(name, question, planned):
+    for row in capacity.rows(name, question, planned, args):
         field(row)
     for row in capacity.explained(planned) if explain else ():
         field(row)

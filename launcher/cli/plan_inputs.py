@@ -28,6 +28,7 @@ Model = tuple[str, Architecture, int]
 
 _MOST = 16 << 20
 _WEIGHTS = ".safetensors"
+_NAMELESS = "MODEL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ def model_here(name: str | None, config: Path | None, weight_bytes: int | None) 
             f"the weights of {name or config} have no size",
             hint="say how many bytes they have: `--weights-bytes N`",
         )
-    return name or str(config), architecture_of(_read(config)), weight_bytes
+    return name or _NAMELESS, architecture_of(_read(config)), weight_bytes
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from launcher.capacity.advice import Alternative, alternatives
+from launcher.capacity.advice import Alternative, alternatives, command
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.choice import Planned, Question, remarks
 from launcher.capacity.estimate import Range, Stage
@@ -15,8 +15,10 @@ _LEAD = 11
 _VERDICTS = {"fits": "FITS", "tight": "TIGHT", "does-not-fit": "DOES NOT FIT"}
 
 
-def rows(name: str, question: Question, planned: Planned) -> Iterator[str]:
-    """Yield the plan of a model."""
+def rows(
+    name: str, question: Question, planned: Planned, args: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the plan of a model; `args` are vLLM's that were asked for."""
     found, option = planned.estimate, planned.option
     yield _row("model", _model(name, question))
     yield _row("cluster", _cluster(question))
@@ -30,6 +32,8 @@ def rows(name: str, question: Question, planned: Planned) -> Iterator[str]:
         yield _row("" if place else "why", reason.text)
     for place, each in enumerate(alternatives(question, planned)):
         yield _row("" if place else "other", _other(each))
+    if planned.verdict != "does-not-fit":
+        yield _row("run", command(name, question, planned, args))
     yield _row("basis", _basis(question.model))
 
 
