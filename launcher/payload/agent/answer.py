@@ -153,7 +153,9 @@ def moved(first: Counters | None, last: Counters | None, seconds: float) -> dict
 
 
 def finished(args: Where) -> dict[int, float]:
-    """How many requests each replica has finished; empty where vLLM does not count."""
+    """How many requests each replica has finished, by its number among all of the server's; empty
+    where vLLM does not count.
+    """
     counts: dict[int, float] = {}
     for labels, number in re.findall(
         r"^vllm:request_success_total\{(.*)\} (\S+)", api.api(args, "/metrics")[1], re.M
@@ -196,7 +198,10 @@ def replicas(args: Where, way: Task, model: str, before: dict[int, float]) -> li
 
     def counted() -> bool:
         grown.update(
-            {number: count - before.get(number, 0.0) for number, count in finished(args).items()}
+            {
+                number - args.first: count - before.get(number, 0.0)
+                for number, count in finished(args).items()
+            }
         )
         return (
             all(grown.get(number, 0) > 0 for number in range(args.engines))

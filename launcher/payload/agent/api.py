@@ -47,7 +47,7 @@ def request(
     engine: int | None = None,
 ):
     """Ask for a path of a server on this host; the token travels in a header, and so does the
-    replica that is to answer.
+    replica that is to answer, by its place among those behind this API.
 
     Not by urllib.request, which takes longer to import than all the rest, and sends what it asks to
     a proxy. Raises Refused.
@@ -105,13 +105,15 @@ class Where:
     """Where a server's API and Ray's dashboard are, and what to ask for: the command line of
     `head.py` has the same names.
 
-    `task` is what the model does, where that is known.
+    `engines` is how many replicas are behind the API, `first` the number of the first of them among
+    all of the server's, by which vLLM counts. `task` is what the model does, where that is known.
     """
 
     api_host: str = "127.0.0.1"
     api: int = 8000
     dashboard: int = 8265
     engines: int = 1
+    first: int = 0
     prompt: str = "Say hello."
     max_tokens: int = 1
     timeout: float = 60.0

@@ -21,8 +21,6 @@ VERSION = 2
 class Process:
     """One process of an engine: the only one (`ray`), or one of several nodes' (`mp`).
 
-    The first of a server has its API.
-
     `gpus` are indices of the container's GPUs, or None where the process may see all; `replicas`
     are the first data-parallel replica that it runs and how many.
     """
@@ -32,6 +30,11 @@ class Process:
     env: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[int, ...] | None = None
     replicas: tuple[int, int] = (0, 1)
+
+    @property
+    def answers(self) -> bool:
+        """True when it has an API; of one that has none, vLLM's own command says so."""
+        return "--headless" not in self.argv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +122,25 @@ class Desired:
         return self.host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
     @property
+    def apis(self) -> tuple[Process, ...]:
+        """The processes that answer requests: one that balances them over all replicas, or, where
+        somebody outside of vLLM does that (hybrid and external load balancing), each.
+        """
+        return tuple(each for each in self.processes if each.answers) or self.processes[:1]
+
+    @property
     def api_node(self) -> str:
-        """The node whose process answers requests."""
-        return self.processes[0].node
+        """The node of the first process that answers requests."""
+        return self.apis[0].node
+
+    def behind(self, process: Process) -> range:
+        """Return the replicas to which the API of a process hands requests; none where the server
+        has only one.
+        """
+        if self.replicas == 1:
+            return range(0)
+        first, held = (0, self.replicas) if len(self.apis) == 1 else process.replicas
+        return range(first, first + held)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -289,6 +289,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--peers", nargs="*", default=[])
     args = parser.parse_args()
     try:

@@ -9,6 +9,17 @@ one long step stops them. What could not be asked is unknown: it neither moves n
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The module `time`, or what stands in for it."""
+
+    def time(self) -> float:
+        """Return seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Return seconds that only grow."""
 
 
 class Movement:

@@ -21,7 +21,8 @@ from .background import Background
 from .crew import Lead
 from .desired import Desired
 from .faults import Trouble
-from .monitor import Clock, Monitor
+from .health import Clock
+from .monitor import Monitor
 from .needs import Needs
 from .node import KEEP, PREPARE, RUN, Order
 from .observed import OVER, Fault, Observed
@@ -276,7 +277,7 @@ class Keeper:
 
     def _observe(self, want: Desired) -> Monitor:
         if self._monitor is not None:
-            self._monitor.over()
+            self._monitor.apis.over()
         self._monitor = Monitor(self.name, want, self.lead, self._view, self.clock)
         return self._monitor
 
@@ -328,7 +329,7 @@ class Keeper:
         still, part = monitor.still()
         whose = "" if part is None else f" of replica {part}"
         seen.still = round(still, 1) if still > 2 * want.policy.canary else 0.0
-        rests, warning = monitor.rests(seen), monitor.warning(seen)
+        rests, warning = monitor.apis.rests(seen), monitor.apis.warning(seen)
         if seen.still and rests:
             monitor.movement.moved(self.clock.monotonic(), *monitor.parts)
         elif still >= want.policy.stuck and want.policy.restarts != 0:
@@ -459,7 +460,7 @@ class Keeper:
             lasted = now - seen.ready_at if ready and seen.ready_at is not None else 0.0
             seen.streak = 1 if lasted >= _LASTED else seen.streak + 1
             pause = health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
-        lost = self._monitor.lost() if ready and self._monitor is not None else None
+        lost = self._monitor.apis.lost() if ready and self._monitor is not None else None
         fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
         seen.next_start = now + pause
         seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None

@@ -1,5 +1,5 @@
-"""What is known of a running engine: what of it moved when, what its API says, which ranks it has,
-and the signs of its death.
+"""What is known of a running engine: what of it moved when, which ranks it has, and the signs of
+its death. What its APIs say is `apis.py`.
 
 It decides nothing: `keeper.py` does. One is made for each start of an engine. Standard library
 only.
@@ -11,38 +11,24 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from . import health
+from .apis import NONSENSE, Apis, part
 from .background import Background
 from .cause import LONGEST
 from .crew import Lead
 from .desired import Desired, Process
 from .faults import Trouble
-from .health import Movement
-from .observed import Load, Observed
-from .probe import Probe
+from .health import Clock, Movement
+from .observed import Observed
 from .process import RUNNING
 from .rank_name import by_number, placed
 from .ray_view import ENGINE, Rank, RayView
-from .task import HEALTH, ONLY_HEALTH, named
 
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
 _SOON = 1.0  # the same, while some are there already and the server starts
 _LAST_WORDS = 5.0  # seconds for vLLM to end when its ranks have
-# what an odd report of an agent raises
-_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-
-
-class Clock(Protocol):
-    """The module `time`, or what stands in for it."""
-
-    def time(self) -> float:
-        """Return seconds since 1970."""
-
-    def monotonic(self) -> float:
-        """Return seconds that only grow."""
 
 
 class Monitor:
@@ -58,15 +44,11 @@ class Monitor:
         self.launched: dict[str, str] = {}
         self.busy = False  # ask for the GPUs' utilisation
         self.movement = Movement(clock.monotonic(), self.parts)
+        self.apis = Apis(name, want, lead, self.launched, clock)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
         self._met: set[str] = set()  # the actors of those whose processes have been seen
         self._bereft: float | None = None  # since when some of these have ended
         self._asked: Background[list[Rank]] | None = None
-        self._eye: Probe | None = None  # on a server whose node's agent cannot be asked
-        self._last_answer = self._fresh = 0.0
-        self._well: tuple[int, float] | None = None
-        self._counted: tuple[int, float] | None = None
-        self._tokens: tuple[float, float] | None = None
 
     @property
     def parts(self) -> tuple[int | None, ...]:
@@ -75,33 +57,34 @@ class Monitor:
 
     def adopt(self) -> None:
         """Take up an engine that has run before: all of its processes have."""
-        self.launched = {each.node: self.lead.boot_of(each.node) for each in self.want.processes}
-
-    def over(self) -> None:
-        """Look no more."""
-        self._look_from_here(None)
+        self.launched |= {each.node: self.lead.boot_of(each.node) for each in self.want.processes}
 
     def hear(self, seen: Observed) -> bool:
-        """Note what has moved; True when an answer has come since the last time."""
+        """Note what has moved; True when each of its APIs has answered."""
         now, moved = self.clock.monotonic(), self.movement
         for number, process in enumerate(self.want.processes):
             said = self.lead.report(process.node, self.name)
+            if said is None and len(self.want.apis) > 1:  # the others may well serve without it
+                moved.moved(now, *self._replicas(process))
             if not said or said.get("last") != seen.generation:
                 continue
             # what it said last is no news, and what cannot be asked may well move
             if not self.lead.fresh(process.node):
                 moved.moved(now, *self.parts)
                 continue
-            with contextlib.suppress(*_NONSENSE):
+            with contextlib.suppress(*NONSENSE):
                 self._note_node(number, process, said, now)
+        self._hear_ranks(now)
+        return self.apis.hear(seen, moved)
+
+    def _hear_ranks(self, now: float) -> None:
+        """Note which ranks of Ray's have worked."""
         for rank in self.ranks:
             if (worked := self._processes(rank.node).get(str(rank.pid))) is not None:
                 self._met.add(rank.actor)
                 replica = re.match(r"DP(\d+)", rank.name)
-                moved.worked(
-                    (rank.actor, "work"), worked, now, None, *([int(replica[1])] if replica else [])
-                )
-        return self._note_probe(self._probe(seen), seen, now)
+                parts = (None, *([int(replica[1])] if replica else []))
+                self.movement.worked((rank.actor, "work"), worked, now, *parts)
 
     def _processes(self, node: str) -> Mapping[str, Any]:
         """Return at how many looks each rank of Ray's on a node had worked, by its process."""
@@ -121,7 +104,7 @@ class Monitor:
             parts = (int(key),) if key else (None, *unnamed)
             self.movement.worked((number, "work", key), count, now, *parts)
         for key, printed in (said.get("lines") or {}).items():
-            self.movement.changed((number, "lines", key), printed, now, _part(key))
+            self.movement.changed((number, "lines", key), printed, now, part(key))
         if _positive(said.get("busy")):
             self.movement.moved(now, None, *here)
 
@@ -130,109 +113,11 @@ class Monitor:
         first, held = process.replicas
         return range(first, first + held) if self.want.replicas > 1 else range(0)
 
-    def _note_probe(self, probe: Mapping[str, Any], seen: Observed, now: float) -> bool:
-        moved, came = self.movement, False
-        try:
-            if (way := named(str(probe.get("task")))) is not None:
-                seen.task = way.name
-            for key, (count, age) in probe.get("answers", {}).items():
-                answered = (count, self._eye is None)
-                # `/health` answers, whatever the other nodes of the engine do
-                work = way is not HEALTH
-                moved.changed(("answers", key), answered, now, _part(key), progress=work)
-                if key == "":
-                    came, self._last_answer = True, now - float(age)
-                    at = round(self.clock.time() - float(age), 2)
-                    if seen.answered is None or at - seen.answered > 0.5:
-                        seen.answered, seen.seconds = at, float(probe.get("seconds", 0.0))
-            seen.asking = max(
-                (float(each) for each in probe.get("asking", {}).values()), default=0.0
-            )
-            if isinstance(counted := probe.get("counters"), Mapping):
-                self._count(counted, seen, now)
-        except _NONSENSE:
-            return False
-        return came
-
-    def _count(self, counted: Mapping[str, Any], seen: Observed, now: float) -> None:
-        taken = now - float(counted["age"])
-        for key, digest in counted["progress"].items():
-            self.movement.changed(("counters", key), digest, now, _part(key), progress=True)
-        running, waiting = int(counted["running"]), int(counted["waiting"])
-        tokens, failed = float(counted["tokens"]), float(counted["failed"])
-        canaries = 1 if seen.asking else 0
-        self._counted = figures = (max(0, running + waiting - canaries), failed)
-        answers = self._last_answer >= taken - self.want.policy.canary and not seen.asking
-        if answers or self._queues(*figures):
-            self._well = figures
-        if (rate := self._rate(tokens, taken)) is not None:
-            seen.load = Load(running=running, waiting=waiting, tokens_per_s=round(rate, 1))
-        self._fresh = taken
-
-    def _queues(self, unanswered: int, failed: float) -> bool:
-        """True when the queue has grown since it was well, and nothing has failed."""
-        return self._well is not None and unanswered > self._well[0] and failed == self._well[1]
-
-    def _rate(self, tokens: float, taken: float) -> float | None:
-        """Return tokens per second since the last look, 0 at the first; None where that was less
-        than a second ago.
-        """
-        if self._tokens is None:
-            self._tokens = (taken, tokens)
-            return 0.0
-        before, had = self._tokens
-        if taken - before >= 1:
-            self._tokens = (taken, tokens)
-            return max(0.0, tokens - had) / (taken - before)
-        return None
-
-    def _probe(self, seen: Observed) -> Mapping[str, Any]:
-        """Return what is known of the server's API: from the agent beside it, or from here while
-        that one cannot be asked.
-        """
-        want = self.want
-        if self.lead.fresh(want.api_node) or seen.state != "ready" or not self.launched:
-            self._look_from_here(None)
-            probe = (self.lead.report(want.api_node, self.name) or {}).get("probe")
-            return probe if isinstance(probe, Mapping) else {}
-        return self._look_from_here(want)
-
-    def _look_from_here(self, want: Desired | None) -> Mapping[str, Any]:
-        if want is None:
-            if self._eye is not None:
-                self._eye.stop()
-                self._eye = None
-            return {}
-        if self._eye is None:
-            host = want.addresses.get(want.api_node, "") if want.everywhere else want.host
-            self._eye = Probe(host, want.port, want.replicas, want.policy.canary)
-        return self._eye.report()
-
-    def rests(self, seen: Observed) -> str:
-        """Say that it stands still on purpose; empty when it does not."""
-        said = self._probe(seen).get("rests")
-        return said if isinstance(said, str) else ""
-
-    def warning(self, seen: Observed) -> str:
-        """Say what is odd about what we ask ourselves; empty when nothing is."""
-        probe = self._probe(seen)
-        odd, way = probe.get("odd"), named(seen.task)
-        if not isinstance(odd, list) or len(odd) != 2:
-            return f"{ONLY_HEALTH} ({probe.get('refused')})" if way is HEALTH else ""
-        ours = "completion" if way is None else way.word
-        how = f"our own {ours} was answered with {odd[0]}" if odd[0] else f"no {ours} for us"
-        return f"{how}: {odd[1]}"
-
     def still(self) -> tuple[float, int | None]:
         """Return for how many seconds the stillest part has not moved, and which it is."""
         found = self.movement.still(self.clock.monotonic())
         self.busy = found[0] > _SUSPECT
         return found
-
-    def lost(self) -> int | None:
-        """Return how many requests its death costs; None where nobody knows."""
-        fresh = self.clock.monotonic() - self._fresh <= self.want.policy.canary + 2
-        return health.lost(self._well, self._counted, fresh)
 
     def meet(self, seen: Observed) -> bool:
         """Find out which ranks it has, and where; true when the record has changed."""
@@ -268,12 +153,26 @@ class Monitor:
 
     def signs(self, seen: Observed) -> list[Trouble]:
         """Return what says that it is dead."""
-        return [
+        found = [
             *self._lost_processes(seen.generation),
             *(self._lost_nodes(seen.ranks) if self.view is not None else ()),
             *self._lost_ranks(seen),
             *self._admitted(seen),
         ]
+        return found if len(self.want.apis) == 1 else [self._blamed(each) for each in found]
+
+    def _blamed(self, trouble: Trouble) -> Trouble:
+        """Let a sign be about the node that it says was lost: replicas that compute together die of
+        one another, and Gloo says of whom (`Connection closed by peer [10.0.0.2]:61130`).
+        """
+        text = f"{trouble.cause}\n{trouble.evidence}"
+        for number, each in enumerate(self.want.processes):
+            address = re.escape(self.want.addresses.get(each.node) or "-")
+            closed = re.search(rf"closed by peer \[{address}\]", text)
+            if closed and each.node != trouble.node and "killed" not in trouble.what:
+                what = f"{trouble.what}: it has lost {each.node}"
+                return replace(trouble, what=what, node=each.node, rank=str(number))
+        return trouble
 
     def _lost_processes(self, generation: int) -> list[Trouble]:
         """Return which of its processes have ended, or cannot be asked."""
@@ -302,7 +201,7 @@ class Monitor:
         dead only when no work is done.
         """
         lost, now = self._ended_ranks(), self.clock.monotonic()
-        if not lost or self.rests(seen):
+        if not lost or self.apis.rests(seen):
             self._bereft = None
             return []
         self._bereft = now if self._bereft is None else self._bereft
@@ -339,13 +238,15 @@ class Monitor:
         return found
 
     def _admitted(self, seen: Observed) -> list[Trouble]:
-        """Return that a server which was ready says itself that its engine is dead."""
-        probe = self._probe(seen)
-        dead = probe.get("health") == 503 or "EngineDead" in str(probe.get("odd") or "")
-        if seen.state != "ready" or not dead:
-            return []
-        said = self.lead.report(self.want.api_node, self.name) or {}
-        return [_of(Trouble(1, "the engine says that it is dead"), said)]
+        """Return that a server which was ready says itself that its engine is dead, of several APIs
+        on which node.
+        """
+        found = []
+        for node in self.apis.dead(seen):
+            of, named = (f" of {node}", node) if len(self.want.apis) > 1 else ("", "")
+            trouble = Trouble(1, f"the engine{of} says that it is dead", named)
+            found.append(_of(trouble, self.lead.report(node, self.name) or {}))
+        return found
 
     def _absent(self, node: str, rank: str) -> list[Trouble]:
         """A node that cannot be asked is gone when it had time to come back and the engine does no
@@ -369,11 +270,6 @@ class Monitor:
 def _rest(want: Desired) -> float:
     """Return for how many seconds no work is done by an engine that works no more."""
     return 3 * want.policy.canary
-
-
-def _part(key: str) -> int | None:
-    """Return the replica that a report names; None for the whole engine, whose name is empty."""
-    return int(key) if key else None
 
 
 def _positive(value: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from .background import Background
 from .crew import Lead
 from .desired import Desired
-from .monitor import Clock
+from .health import Clock
 from .observed import Observed
 from .process import IDLE
 from .ray_view import RayView

@@ -34,8 +34,9 @@ class Order:
     `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
 
     `share` is the part of a GPU's memory that must be free (None: nobody looks), `gpus` which GPUs
-    (None: all); with `busy` the GPUs' utilisation is asked. `model` is read ahead of a start, as
-    far as the pipeline `stages` of this node need it (`read_ahead.py`); empty: it is not.
+    (None: all); with `busy` the GPUs' utilisation is asked. `replicas` are so many behind the API,
+    of which the `first` has this number (None: the server has only one). `model` is read ahead of a
+    start, as far as the pipeline `stages` of this node need it (`read_ahead.py`); empty: it is not.
     """
 
     generation: int
@@ -45,6 +46,7 @@ class Order:
     grace: float = 10.0
     api: tuple[str, int] | None = None
     replicas: int = 1
+    first: int | None = None
     canary: float = 5.0
     pids: tuple[int, ...] = ()
     share: float | None = None
@@ -52,6 +54,11 @@ class Order:
     busy: bool = False
     model: str = ""
     stages: tuple[int, int, int] = (0, 1, 1)
+
+    @property
+    def behind(self) -> range:
+        """The numbers of the replicas behind its API; none where the server has only one."""
+        return range(0) if self.first is None else range(self.first, self.first + self.replicas)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data, to be read by `read`."""
@@ -70,6 +77,7 @@ def read(said: Any) -> dict[str, Order]:
                 grace=float(each["grace"]),
                 api=None if each["api"] is None else (str(each["api"][0]), int(each["api"][1])),
                 replicas=int(each["replicas"]),
+                first=_first(each),
                 canary=float(each["canary"]),
                 pids=tuple(map(int, each["pids"])),
                 share=None if each["share"] is None else float(each["share"]),
@@ -84,6 +92,12 @@ def read(said: Any) -> dict[str, Order]:
         }
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no order: {error!r}") from None
+
+
+def _first(said: Any) -> int | None:
+    """Return the number of the first replica; a head's agent of before has all behind one API."""
+    first = said.get("first", 0 if int(said["replicas"]) > 1 else None)
+    return None if first is None else int(first)
 
 
 def _stages(said: Any) -> tuple[int, int, int]:
@@ -136,7 +150,7 @@ class Server:
         elif _must_start(engine, order):
             engine.start(order.generation, order.argv, order.env)
             if order.api and engine.state == RUNNING:
-                self.probe = Probe(*order.api, order.replicas, order.canary)
+                self.probe = Probe(*order.api, order.behind, order.canary)
 
     def _read_ahead(self, order: Order) -> None:
         """Read the model's files once for each start, from when one is being prepared."""

@@ -38,15 +38,16 @@ def for_nodes(
     launched = monitor.launched if monitor is not None and phase == RUN else {}
     for process in want.processes:
         node = process.node
-        gpus = _gpus(process, reserved)
+        gpus, behind = _gpus(process, reserved), want.behind(process)
         found[node] = replace(
             found[node],
             phase=KEEP if node in launched else phase,
             argv=process.argv,
             env=_environment(want, process, gpus),
             grace=want.policy.grace,
-            api=(want.api_host, want.port) if process is want.processes[0] else None,
-            replicas=want.replicas,
+            api=(want.api_host, want.port) if process in want.apis else None,
+            replicas=len(behind) or 1,
+            first=behind.start if behind else None,
             canary=want.policy.canary,
             gpus=gpus,
         )

@@ -51,23 +51,27 @@ class Canary(threading.Thread):
 
     def run(self) -> None:
         """Ask."""
+        # vLLM numbers those behind this API alone (`data_parallel_rank`,
+        # v1/engine/input_processor.py)
+        place = None if self.replica is None else self.replica - self.where.first
         try:
-            self.status, self.said = api.api(
-                self.where, self.way.path, self.body, _PATIENCE, self.replica
-            )
+            self.status, self.said = api.api(self.where, self.way.path, self.body, _PATIENCE, place)
         except SILENT as error:
             self.said = f"{type(error).__name__}: {error}"
         self.seconds = time.monotonic() - self.began
 
 
 class Probe:
-    """What is known of one engine's API, from its start to its end.
+    """What is known of one API of an engine, from its start to its end.
 
-    `report` is what travels to the keeper.
+    `replicas` are the numbers of those behind it, none where the server has only one. `report` is
+    what travels to the keeper.
     """
 
-    def __init__(self, host: str, port: int, replicas: int, every: float) -> None:
-        self.where = Where(api_host=host, api=port, engines=replicas)
+    def __init__(self, host: str, port: int, replicas: range, every: float) -> None:
+        self.where = Where(
+            api_host=host, api=port, engines=len(replicas) or 1, first=replicas.start
+        )
         self.every, self.replicas = every, replicas
         self._task: Task | None = None  # as which the model has answered first
         self._body: object = None
@@ -96,7 +100,7 @@ class Probe:
         `task` is what the model does, empty before the first answer; `refused` what it said to
         other requests, where it can be asked for nothing but `/health`.
 
-        `answers` has, for each replica that has answered ("" for the whole server), how often and
+        `answers` has, for each replica that has answered ("" for the whole API), how often and
         how long ago; `asking` how long each canary has been on its way; `odd` the status and text
         of one that came back as no answer.
         """
@@ -129,7 +133,7 @@ class Probe:
         return said
 
     def _keys(self) -> list[int | None]:
-        return [None, *range(self.replicas)] if self.replicas > 1 else [None]
+        return [None, *self.replicas]
 
     def _run(self) -> None:
         pause = 0.0
@@ -173,7 +177,8 @@ class Probe:
             if not canary.is_alive():
                 del self._canaries[each]
                 self._judge(canary)
-        replica = self._turn % self.replicas if self.replicas > 1 and way.steered else None
+        several = len(self.replicas) > 1 and way.steered
+        replica = self.replicas[self._turn % len(self.replicas)] if several else None
         self._turn += 1
         if replica not in self._canaries and not self._over.is_set():
             self._canaries[replica] = canary = Canary(self.where, way, self._body, replica)

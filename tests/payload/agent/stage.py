@@ -162,6 +162,7 @@ class Stage:
         self.asking = 0.0
         self.began: dict[int, float] = {}
         self.told: list[tuple[str, str]] = []  # each state, with what was being done
+        self.mute: set[str] = set()  # nodes whose API has never answered
         for node in dict.fromkeys(
             (HEAD, *(each.node for each in want.processes), *want.places, *more)
         ):
@@ -261,17 +262,20 @@ class Stage:
     def _report(self, name: str, node: Node) -> dict[str, Any]:
         said = node.report(self.moved)
         generation = self.began.get(node.last)
-        if name == self.wanted.api_node and node.state == "running" and generation is not None:
-            said["probe"] = self.probe()
-            if self.clock.now - generation < self.engine.takes:
+        apis = {each.node: each for each in self.wanted.apis}
+        if name in apis and node.state == "running" and generation is not None:
+            behind = self.wanted.behind(apis[name]) if len(apis) > 1 else ()
+            said["probe"] = {**self.probe(*map(str, behind)), **said.get("probe", {})}
+            if self.clock.now - generation < self.engine.takes or name in self.mute:
                 said["probe"]["answers"] = {}
         return said
 
-    def probe(self) -> dict[str, Any]:
-        """Return what is known of the API."""
-        engine = self.engine
+    def probe(self, *replicas: str) -> dict[str, Any]:
+        """Return what is known of an API, and of replicas behind it."""
+        engine, keys = self.engine, ("", *replicas)
+        came = [self.answered, 0.1 + self.asking]
         said: dict[str, Any] = {
-            "answers": {"": [self.answered, 0.1 + self.asking]} if self.answered else {},
+            "answers": dict.fromkeys(keys, came) if self.answered else {},
             "asking": {"": self.asking} if self.asking else {},
             "seconds": 0.1,
             "odd": engine.odd,
@@ -288,7 +292,7 @@ class Stage:
                 "tokens": float(self.answered),
                 "good": 0.0,
                 "failed": engine.failed,
-                "progress": {"": str(self.answered)},
+                "progress": dict.fromkeys(keys, str(self.answered)),
             }
         return said
 

@@ -19,7 +19,7 @@ FULL = wanted.mp(
     "gpu2",
     processes=(
         wanted.process("gpu1", "vllm", "x", env={"A": "b"}, gpus=(1,), replicas=(0, 2)),
-        wanted.process("gpu2"),
+        wanted.process("gpu2", *wanted.HEADLESS),
     ),
     replicas=3,
     tp=2,
@@ -48,8 +48,17 @@ def test_a_server_survives_its_file(server: Desired) -> None:
 
 
 def test_the_api_is_on_the_first_process_node() -> None:
-    """Wherever the others run."""
-    assert FULL.api_node == "gpu1"
+    """Wherever the others run; where none of them is headless, each has one."""
+    assert (FULL.api_node, [each.node for each in FULL.apis]) == ("gpu1", ["gpu1"])
+    assert [each.node for each in wanted.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
+
+
+def test_the_replicas_behind_an_api() -> None:
+    """All of them where it is the only one; a server of one replica has no numbers."""
+    assert FULL.behind(FULL.processes[0]) == range(3)
+    apart = wanted.hybrid("gpu1", "gpu2")
+    assert [apart.behind(each) for each in apart.apis] == [range(1), range(1, 2)]
+    assert not wanted.TWO.behind(wanted.TWO.processes[0])
 
 
 def test_a_server_that_a_launcher_of_before_wrote() -> None:

@@ -112,7 +112,9 @@ class Cluster:
         self.asked += 1
         processes = tuple(
             wanted.process(
-                node, sys.executable, "-S", ENGINE, str(server.folder), str(rank), str(server.port)
+                node,
+                *(sys.executable, "-S", ENGINE, str(server.folder), str(rank), str(server.port)),
+                *(["--headless"] if rank else []),
             )
             for rank, node in enumerate(nodes)
         )

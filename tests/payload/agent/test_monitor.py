@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.agent import monitor
+from launcher.payload.agent import apis
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.health import Movement
 from launcher.payload.agent.node import KEEP
@@ -153,7 +153,7 @@ def test_an_agent_that_is_silent_makes_nothing_stand_still(
     stage = make(
         wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
     )
-    monkeypatch.setattr(monitor, "Probe", lambda *_: Eye({}))
+    monkeypatch.setattr(apis, "Probe", lambda *_: Eye({}))
     stage.until("ready")
     stage.run(10)
     stage.lead.stale |= {"gpu2", "gpu3"}
@@ -188,13 +188,13 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     """
     asked: list[Any] = []
     eye = Eye({})
-    monkeypatch.setattr(monitor, "Probe", lambda *words: asked.append(words) or eye)
+    monkeypatch.setattr(apis, "Probe", lambda *words: asked.append(words) or eye)
     stage = ready(wanted.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
     stage.lead.stale.add("gpu2")
     for _ in range(100):
         eye.said = stage.probe()
         stage.step(5)
-    assert asked == [(host, 8000, 1, 5.0)]
+    assert asked == [(host, 8000, range(0), 5.0)]
     assert (stage.seen.state, stage.seen.doing) == ("ready", "the agent of gpu2 cannot be asked")
     assert stage.seen.answered is not None and stage.clock.time() - stage.seen.answered < 6
 
@@ -222,8 +222,9 @@ def test_a_server_that_rests_is_left_alone(ready: Make, rests: str) -> None:
 
 def replicas() -> Desired:
     """Two replicas, one on each node."""
-    processes = tuple(wanted.process(f"gpu{at + 1}", replicas=(at, 1)) for at in range(2))
-    return wanted.mp("gpu1", "gpu2", processes=processes, replicas=2)
+    first = wanted.process("gpu1", replicas=(0, 1))
+    second = wanted.process("gpu2", *wanted.HEADLESS, replicas=(1, 1))
+    return wanted.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
 
 
 def test_a_replica_that_stands_still_is_dead(ready: Make) -> None:
@@ -315,7 +316,8 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
-    stage.keeper._engine()._well = stage.keeper._engine()._counted = None
+    heard = stage.keeper._engine().apis
+    heard._well = heard._counted = None
     stage.run(10)
     if failed:
         stage.engine.failed, stage.engine.answers = failed, False

@@ -15,7 +15,7 @@ def test_what_a_process_is_given(make: Make) -> None:
         wanted.mp(
             "gpu1",
             "gpu2",
-            processes=(first, wanted.process("gpu2")),
+            processes=(first, wanted.process("gpu2", *wanted.HEADLESS)),
             visible="CUDA_VISIBLE_DEVICES",
             memory_share=0.9,
         )
@@ -30,3 +30,21 @@ def test_what_a_process_is_given(make: Make) -> None:
     )
     assert (two.env, two.gpus) == ({}, None)
     assert (one.api, two.api, one.share) == (("127.0.0.1", 8000), None, 0.9)
+
+
+def test_each_api_is_asked_on_its_node(make: Make) -> None:
+    """With the numbers of the replicas behind it; one for all has all of them."""
+    given = {"gpu1": (0, 2), "gpu2": (2, 1)}
+    apart = tuple(wanted.process(node, replicas=held) for node, held in given.items())
+    stage = make(wanted.hybrid("gpu1", "gpu2", processes=apart, replicas=3))
+    stage.until("starting")
+    assert [(each.api, [*each.behind]) for each in stage.orders.values()] == [
+        (("127.0.0.1", 8000), [0, 1]),
+        (("127.0.0.1", 8000), [2]),
+    ]
+
+    headless = (apart[0], wanted.process("gpu2", *wanted.HEADLESS, replicas=(2, 1)))
+    stage = make(wanted.hybrid("gpu1", "gpu2", processes=headless, replicas=3))
+    stage.until("starting")
+    one, two = stage.orders.values()
+    assert ([*one.behind], one.replicas, two.api) == ([0, 1, 2], 3, None)

@@ -22,8 +22,9 @@ def start(server: Server) -> Iterator[Start]:
     """Begin to look at the server."""
     made: list[Probe] = []
 
-    def begin(replicas: int = 1, every: float = 0.05) -> Probe:
-        made.append(Probe("127.0.0.1", server.port, replicas, every))
+    def begin(replicas: int = 1, every: float = 0.05, first: int = 0) -> Probe:
+        behind = range(first, first + replicas) if first or replicas > 1 else range(0)
+        made.append(Probe("127.0.0.1", server.port, behind, every))
         return made[-1]
 
     yield begin
@@ -333,6 +334,26 @@ def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
 
     assert set(probe.report()["asking"]) <= {""}
     assert [replica for path, replica in named if path == EMBEDDINGS][-2:] == [None, None]
+
+
+def test_replicas_behind_one_of_several_apis(server: Server, start: Start) -> None:
+    """vLLM counts them by their numbers in the server, and hands requests to them by their place
+    behind this API.
+    """
+    server.replicas = Replicas([7, 7], first=2)
+    probe = start(2, first=2)
+    until(lambda: min(answers(probe).get(key, 0) for key in ("", "2", "3")) >= 3, "all answer")
+
+    assert set(probe.report()["counters"]["progress"]) == {"", "2", "3"}
+
+
+def test_the_only_replica_behind_one_of_several_apis(server: Server, start: Start) -> None:
+    """Its answers are the API's, and no number is sent, which vLLM would refuse."""
+    server.replicas = Replicas([7], first=1)
+    probe = start(1, first=1)
+    until(lambda: min(answers(probe).get(key, 0) for key in ("", "1")) >= 3, "it answers")
+
+    assert set(answers(probe)) == {"", "1"}
 
 
 def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> None:

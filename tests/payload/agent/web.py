@@ -18,13 +18,14 @@ CHAT = {
 @dataclass
 class Replicas:
     """Replicas behind one API: they count what they finished, and the one that is named answers, if
-    names are `obeyed`.
+    names are `obeyed`. The `first` has this number among all of the server's.
     """
 
     finished: list[int] = field(default_factory=lambda: [7, 7])
     refusing: dict[int, tuple[int, str]] = field(default_factory=dict)
     obeyed: bool = True
     counting: bool = True
+    first: int = 0
 
     def answer(self, number: int | None) -> Any:
         """Answer as the replica that was named; the first, when none was, or names mean nothing."""
@@ -41,7 +42,7 @@ class Replicas:
         lines = [
             f'vllm:request_success_total{{engine="{number}",finished_reason="{reason}",model_name="m"}}'
             f" {count}"
-            for number, finished in enumerate(self.finished)
+            for number, finished in enumerate(self.finished, start=self.first)
             for reason, count in (("stop", "2.0"), ("length", f"{finished - 2}.0"))
         ]
         labels = 'kv_cache_max_concurrency="64.0",kv_cache_size_tokens="32768",num_gpu_blocks="512"'
