@@ -35,7 +35,7 @@ from launcher.model import Argv, Inventory, Node
 from launcher.payload.agent import desired, state
 from launcher.payload.agent.desired import Desired, Process
 from launcher.site import Site
-from launcher.state.watched import endpoint
+from launcher.state import endpoints
 from launcher.tools import payload
 
 NAME = "bench"
@@ -183,7 +183,7 @@ def prepare(inventory: Inventory, backend: str) -> Bench:
     client.must(inventory, "serve", "--name", NAME, "--backend", backend, "--skip-network-check")
     want = desired.read(read(inventory, NAME, state.DESIRED))
     client.must(inventory, "stop", NAME)
-    url = endpoint(inventory, want.host, want.port, want.api_node)
+    url = endpoints.url(inventory, want.host, want.port, want.api_node)
     target = Endpoint(url=url, model=want.model, key=client.key(inventory))
     return Bench(inventory=inventory, backend=backend, want=want, target=target)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from launcher.errors import (
 )
 from launcher.events import Event, State
 from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
+from launcher.state.endpoints import Endpoint, holds
 from launcher.state.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
@@ -39,14 +40,15 @@ _TOLD_TO_END = "*** SIGTERM received"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A server that has answered, and so has each of its replicas, where there are several.
+    """A server that has answered, and so has each of its endpoints and replicas, where there are
+    several.
 
-    `seconds` is how long the watching took, `answer_seconds` the completion alone, `replicas` each
-    replica's. `task` is what the model does; `came` what came from one that does not generate, and
-    `refused` what it said to all requests, where `/health` alone answers.
+    `seconds` is how long the watching took, `answer_seconds` the slowest completion alone,
+    `replicas` each replica's. `task` is what the model does; `came` what came from one that does
+    not generate, and `refused` what it said to all requests, where `/health` alone answers.
     """
 
-    endpoint: str
+    endpoints: tuple[str, ...]
     model: str
     fingerprint: str
     text: str
@@ -124,7 +126,8 @@ class _Watching:
                     yield from self._symptoms(seen, self._clock())
                 self._raise_if_over(seen, self._clock())
                 # A completion that comes back outdoes whatever the log says.
-                if seen.server.get("health") == 200 and not seen.doing:
+                self._silent = seen.silent or self._silent
+                if seen.healthy and not seen.doing:
                     yield self._waiting(self._clock())
                     served = self._first_answer(seen)
                     if served is not None:
@@ -207,13 +210,12 @@ class _Watching:
         if _TOLD_TO_END in "\n".join(self._lines):
             return []  # What dies after it was told to is no symptom.
         known = symptoms.first("\n".join(seen.lines))
-        healthy = seen.server.get("health") == 200
         if known is not None and known.fatal:
             self._fatal_since = now
-        elif self._fatal_since is not None and (seen.lines or healthy):
+        elif self._fatal_since is not None and (seen.lines or seen.healthy):
             # It lives: what looks fatal in a log may have been tried again, or done without.
             self._fatal_since = now
-        return self._warning(known, healthy=healthy) if known is not None else []
+        return self._warning(known, healthy=seen.healthy) if known is not None else []
 
     def _warning(self, known: symptoms.Match, *, healthy: bool) -> list[Event]:
         if known.cause in self._warned:
@@ -236,18 +238,19 @@ class _Watching:
         raise failure(self._watched, seen, self._lines, hung=hung)
 
     def _first_answer(self, seen: ServerSnapshot) -> Served | None:
-        """Ask for a completion; `None` when it is to be asked again."""
+        """Ask each endpoint for a completion; `None` when they are to be asked again."""
         patience = max(5.0, min(_FIRST_ANSWER, self._timeout - (self._clock() - self._began)))
-        (answer,) = self._transport.run([self._watched.complete(patience)])
+        answers = by_node(self._transport, self._watched.complete(patience))
         try:
-            said = read_payload(answer)
+            each = [read_payload(answers[at.node][0]) for at in self._watched.endpoints]
         except UnreadableAnswer:
             return None
-        missing = _missing(said)
+        missing = _missing(self._watched.endpoints, each)
         self._silent = f"no answer yet from {', '.join(missing)}" if missing else ""
+        said = each[0]
         status, error = _outcome(said, missing)
-        if status == 200 and (said.get("tokens", 0) > 0 or said.get("came")):
-            return self._served(seen, said, self._clock() - self._began)
+        if status == 200 and _has_come(said):
+            return self._served(seen, each, self._clock() - self._began)
         if status in (401, 403):
             raise ServerError(
                 "the server demands another API key than the cluster has",
@@ -271,17 +274,20 @@ class _Watching:
             )
         return None
 
-    def _served(self, seen: ServerSnapshot, said: Mapping[str, Any], seconds: float) -> Served:
+    def _served(
+        self, seen: ServerSnapshot, each: Sequence[Mapping[str, Any]], seconds: float
+    ) -> Served:
+        said = each[0]
         return Served(
-            endpoint=self._watched.endpoint,
+            endpoints=tuple(at.url for at in self._watched.endpoints),
             model=said.get("model") or "",
             fingerprint=said.get("system_fingerprint") or "",
             text=said.get("text") or "",
             ranks=seen.ranks,
-            capacity=vllm.capacity(seen.server.get("capacity") or {}, "\n".join(self._lines)),
+            capacity=holds(seen.apis.values(), "\n".join(self._lines)),
             seconds=seconds,
-            answer_seconds=float(said.get("seconds", 0)),
-            replicas=tuple(float(each["seconds"]) for each in said.get("replicas") or ()),
+            answer_seconds=max(float(one.get("seconds", 0)) for one in each),
+            replicas=tuple(_seconds(each)),
             task=said.get("task", ""),
             came=untrusted.plain(said.get("came", "")),
             refused=untrusted.plain(said.get("refused", "")),
@@ -326,10 +332,31 @@ class _Watching:
         )
 
 
-def _missing(said: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what the replicas said that gave no completion."""
-    replicas = enumerate(said.get("replicas") or ())
-    return {f"DP{number}": each for number, each in replicas if not each["answered"]}
+def _has_come(said: Mapping[str, Any]) -> bool:
+    """True when an API gave what was asked for."""
+    return said.get("status") == 200 and bool(said.get("tokens", 0) > 0 or said.get("came"))
+
+
+def _missing(
+    endpoints: Sequence[Endpoint], each: Sequence[Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Return what was said by replicas and, of several, by nodes that gave no completion."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for at, said in zip(endpoints, each, strict=True):
+        replicas = zip(at.replicas, said.get("replicas") or (), strict=False)
+        found |= {f"DP{number}": one for number, one in replicas if not one["answered"]}
+        if len(each) > 1 and not _has_come(said):
+            found[at.node] = said
+    return found
+
+
+def _seconds(each: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    """Yield how long each replica took, where there are several."""
+    for said in each:
+        if replicas := said.get("replicas"):
+            yield from (float(one["seconds"]) for one in replicas)
+        elif len(each) > 1:
+            yield float(said.get("seconds", 0))
 
 
 def _outcome(said: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) -> tuple[int, str]:
@@ -338,15 +365,16 @@ def _outcome(said: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) 
         return said.get("status", 0), str(said.get("error", ""))
     # One replica's answer is not all replicas': what any of them says against it counts.
     for name, each in missing.items():
-        if each["status"] not in (0, 200):
-            return each["status"], f"{name}: {each['error']}"
+        if each.get("status", 0) not in (0, 200):
+            return each["status"], f"{name}: {each.get('error', '')}"
     return 0, ""
 
 
 def summary(served: Served) -> dict[str, Any]:
     """Return what was observed of a server, ready for JSON."""
     return {
-        "endpoint": served.endpoint,
+        "endpoint": served.endpoints[0],
+        "endpoints": list(served.endpoints),
         "model": served.model,
         "ranks": {node: list(ranks) for node, ranks in served.ranks.items()},
         "kv_cache_tokens": served.capacity.tokens,

@@ -378,7 +378,7 @@ class World:
             for job in self.jobs:
                 job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
             return failed if failed is not None else Answer(node=node, code=0, out="{}")
-        said = self._payload(verb)
+        said = self.said.get(f"{verb} on {node}") or self._payload(verb)
         return Answer(
             node=node,
             code=1 if "error" in said and verb != "complete" else 0,

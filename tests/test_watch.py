@@ -56,6 +56,7 @@ class World:
     looks: list[dict[str, Any]]
     wanted: Desired
     completions: list[dict[str, Any]] = field(default_factory=lambda: [ANSWERED])
+    late: int = 0  # looks until an API that is not the first one listens
     now: float = 0.0
     seen: int = -1
     asked: int = 0
@@ -78,6 +79,10 @@ class World:
                     return self._json(node, head, self.servers)
                 return self._json(node, api, lambda said: {**said, **self.servers({**head})})
             return self._json(node, self.look()["api"], lambda said: said)
+        if "server" in argv:
+            assert (node, self.wanted.api_node) == ("n2", "n1")
+            healthy = {"health": 200, "capacity": CAPACITY}
+            return self._json(node, healthy if self.seen >= self.late else {}, lambda said: said)
         assert "complete" in argv
         self.asked += 1
         return self._json(
@@ -136,10 +141,18 @@ def failed(
 READY: dict[str, Any] = {"state": "ready", "health": 200}
 
 
-def wanted(dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = ()) -> Desired:
+def wanted(
+    dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = (), args: tuple[str, ...] = ()
+) -> Desired:
     split = choose(narrow(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend)
     request = Request(
-        model="m", placement=split, backend=backend, host="0.0.0.0", port=8000, nodes=nodes
+        model="m",
+        placement=split,
+        backend=backend,
+        host="0.0.0.0",
+        port=8000,
+        nodes=nodes,
+        args=args,
     )
     return plan_serve(
         ClusterSnapshot(site=Site(INVENTORY)), request, asked=7.0, policy=Policy()
@@ -152,10 +165,11 @@ def follow(
     timeout: float = 600,
     attached: bool = False,
     dp: int = 1,
+    late: int = 0,
     **more: Any,
 ) -> tuple[World, list[Event], Served]:
     """Watch a server until it has answered; of an error, `events` are what came before."""
-    world = World(list(looks), wanted(dp, **more), completions or [ANSWERED])
+    world = World(list(looks), wanted(dp, **more), completions or [ANSWERED], late)
     events: list[Event] = []
     generator = watch(
         watched(Site(INVENTORY), world.wanted),
@@ -284,6 +298,7 @@ def test_what_was_observed() -> None:
 
     assert summary(served) == {
         "endpoint": "http://10.0.0.1:8000/v1",
+        "endpoints": ["http://10.0.0.1:8000/v1"],
         "model": "m",
         "ranks": {"n1": ["PP0"], "n2": ["PP1"]},
         "kv_cache_tokens": 65536,
@@ -309,7 +324,7 @@ def test_a_server_whose_api_is_not_on_the_head() -> None:
         dp=1,
     )
 
-    assert served.endpoint == "http://10.0.0.2:8000/v1"
+    assert served.endpoints == ("http://10.0.0.2:8000/v1",)
     assert "loading weights" in [event.text for event in events if event.kind == "step"]
 
 
@@ -510,11 +525,44 @@ def test_a_replica_that_stays_silent() -> None:
         follow(look(**READY), completions=[silent], dp=2, timeout=20)
 
 
+APART: dict[str, Any] = {"dp": 2, "backend": "mp", "args": ("--data-parallel-hybrid-lb",)}
+
+
+def test_every_endpoint_must_answer() -> None:
+    """One of each node: who is missing is said, and what they hold is added up."""
+    went = {"status": 0, "error": "Connection refused"}
+    completions = [ANSWERED, went, ANSWERED, {**ANSWERED, "seconds": 0.75}]
+    world, events, served = follow(look(**READY), completions=completions, **APART)
+
+    assert world.asked == 4
+    assert served.endpoints == ("http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1")
+    assert (served.replicas, served.answer_seconds) == ((0.5, 0.75), 0.75)
+    assert (served.capacity.tokens, served.capacity.concurrency) == (131072, 256.0)
+    assert any("no answer yet from n2" in text for text in waits(events))
+
+
+def test_an_endpoint_that_does_not_listen_yet() -> None:
+    """It is named, and nobody is asked for a completion before it does."""
+    world, events, _ = follow(look(**READY), late=3, **APART)
+
+    assert (world.asked, world.seen >= 3) == (2, True)
+    assert any("no answer yet from n2" in text for text in waits(events))
+
+
+def test_an_endpoint_that_only_refuses() -> None:
+    """Three refusals are enough, although the other one answers."""
+    refused = {"status": 500, "error": "EngineCore is sad"}
+    with pytest.raises(ServerError, match="gives no completion") as raised:
+        follow(look(**READY), completions=[ANSWERED, refused] * 3, **APART)
+
+    assert raised.value.evidence == "500: n2: EngineCore is sad"
+
+
 @pytest.mark.parametrize(("dp", "engines"), [(1, ()), (2, ("--engines", "2"))])
 def test_replicas_are_asked_for(dp: int, engines: tuple[str, ...]) -> None:
     """The head is told how many there are, and has time for two rounds of them."""
     for backend in ("ray", "mp"):
-        asked = watched(Site(INVENTORY), wanted(dp, backend)).complete(60)
+        (asked,) = watched(Site(INVENTORY), wanted(dp, backend)).complete(60)
 
         assert asked.argv[-len(engines) :] == engines or not engines
         assert ("--engines" in asked.argv) is bool(engines)

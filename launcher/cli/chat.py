@@ -195,7 +195,7 @@ def _refused(model: str, said: dict[str, object]) -> Exception:
 
 def _refuse_silent(inventory: Inventory, wanted: Desired, said: dict[str, object]) -> None:
     """Raise RequestError for a model that does not generate, with the line that asks it."""
-    from launcher.state.watched import endpoint
+    from launcher.state.endpoints import url
 
     way, model = named(str(said.get("task"))), str(said.get("model") or wanted.model)
     if way is None or way.generates:
@@ -205,9 +205,9 @@ def _refuse_silent(inventory: Inventory, wanted: Desired, said: dict[str, object
             f"{wanted.model} does not chat, and answers nothing else that vlaunch asks",
             hint="its documentation says how to ask it; `vlaunch tunnel` brings its API here",
         )
-    url = endpoint(inventory, wanted.host, wanted.port, wanted.api_node)
+    at = url(inventory, wanted.host, wanted.port, wanted.api_node)
     keyed = "VLLM_API_KEY" in inventory.secrets
-    hints = [f"ask it so: `{curl.line(url, way, model, key=keyed)}`"]
+    hints = [f"ask it so: `{curl.line(at, way, model, key=keyed)}`"]
     if ipaddress.ip_address(wanted.host).is_loopback:
         hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
     raise RequestError(f"{wanted.model} does not chat: it gives {way.what}", hint="\n".join(hints))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.session import Session
-from launcher.errors import NodeError, RequestError, UnreadableAnswer
+from launcher.errors import NodeError, RequestError, UnreadableAnswer, together
 from launcher.model import Inventory, Node, fold
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ def kept(session: Session) -> Kept:
 
 def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]:
     """Return the server that is meant, as it is wanted, and the node that has its API, which is
-    connected to.
+    connected to; of several the first whose API is healthy, or else the first that is reached.
 
     Raises:
         RequestError: there is none, none of that name, or several and none was named; or it is
             being stopped.
-        ConnectError: its node cannot be reached.
+        ConnectError: no such node can be reached.
     """
     from launcher.state import servers
 
@@ -65,7 +65,28 @@ def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]
     wanted = server.desired
     if wanted is None:
         raise RequestError(f"{server.what} is being stopped", hint="look at `vlaunch status`")
-    (node,) = chosen(session.inventory, [wanted.api_node])
-    for error in session.fleet.connect([node.name]).values():
-        raise error
-    return wanted, node
+    nodes = chosen(session.inventory, [each.node for each in wanted.apis])
+    reached: list[Node] = []
+    failed: list[NodeError] = []
+    for node in nodes:
+        if error := session.fleet.connect([node.name]).get(node.name):
+            failed.append(error)
+            continue
+        reached.append(node)
+        if len(nodes) == 1 or _healthy(session, wanted, node):
+            return wanted, node
+    if not reached:
+        raise together(failed)
+    return wanted, reached[0]
+
+
+def _healthy(session: Session, wanted: Desired, node: Node) -> bool:
+    from launcher.checks.ray import read_payload
+    from launcher.state import endpoints
+
+    argv = endpoints.server(session.inventory, wanted)
+    (answer,) = session.transport.run([session.site.inside(node, argv, timeout=40)])
+    try:
+        return bool(read_payload(answer).get("health") == 200)
+    except UnreadableAnswer:
+        return False

@@ -78,15 +78,16 @@ class Asked:
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
-        from launcher.state.watched import endpoint
+        from launcher.state.endpoints import url
 
         api = narrow(inventory, self.nodes).head.name
-        return {"model": self.model, "endpoint": endpoint(inventory, self.host, self.port, api)}
+        return {"model": self.model, "endpoint": url(inventory, self.host, self.port, api)}
 
     def request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> Request:
         """Place the model, whose `config.json` may not be known; raises RequestError and
         PlacementError.
         """
+        from launcher.plan import balancing
         from launcher.plan.request import Request
 
         self._refuse(inventory)
@@ -99,7 +100,7 @@ class Asked:
             if any(each is not None for each in flags)
             else (defaults.tp, defaults.pp, defaults.dp)
         )
-        return Request(
+        request = Request(
             name=self.name,
             model=self.model,
             placement=placement.choose(
@@ -118,6 +119,8 @@ class Asked:
             nodes=self.nodes,
             gpus=self.gpus,
         )
+        balancing.refuse(request, here)
+        return request
 
     def _refuse(self, inventory: Inventory) -> None:
         """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
@@ -279,8 +282,9 @@ def _wait(
         text = (
             f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
         )
-        session.done(text, stage="serve", data={"endpoint": watched.endpoint})
-        return 0, [watched.endpoint]
+        urls = [each.url for each in watched.endpoints]
+        session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
+        return 0, urls
     session.begin("serve", "Wait for the first answer")
     try:
         served = session.show(
@@ -302,7 +306,9 @@ def _wait(
     network = network_gate.confirm(session, seen, request, start, allow=asked.skip_network_check)
     ask = _ask_line(session.inventory, served)
     talk = "ask it with the line below" if ask else "talk to it with `vlaunch chat`"
-    text = f"{served.model} answers at {served.endpoint}; {talk}"
+    first, *more = served.endpoints
+    also = f" and {len(more)} more" if more else ""
+    text = f"{served.model} answers at {first}{also}; {talk}"
     session.done(
         text, stage="serve", seconds=served.seconds, data={**summary(served), "network": network}
     )
@@ -317,7 +323,7 @@ def _ask_line(inventory: Inventory, served: Served) -> str:
     if way is None or way.generates:
         return ""
     keyed = "VLLM_API_KEY" in inventory.secrets
-    return f"`{curl.line(served.endpoint, way, served.model, key=keyed)}`"
+    return f"`{curl.line(served.endpoints[0], way, served.model, key=keyed)}`"
 
 
 def _rows(served: Served, network: str, ask: str) -> list[str]:
@@ -329,7 +335,6 @@ def _rows(served: Served, network: str, ask: str) -> list[str]:
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
     rows = {
-        "endpoint": served.endpoint,
         "model": served.model,
         "placement": ranks or "not known",
         **(
@@ -345,4 +350,5 @@ def _rows(served: Served, network: str, ask: str) -> list[str]:
         ),
         **({"ask it": ask} if ask else {}),
     }
-    return [f"{label:<12} {untrusted.plain(value)}" for label, value in rows.items()]
+    lines = [*(("endpoint", each) for each in served.endpoints), *rows.items()]
+    return [f"{label:<12} {untrusted.plain(value)}" for label, value in lines]

@@ -74,19 +74,22 @@ def look(session: Session) -> ClusterStatus:
 
 def _ask_servers(session: Session, site: Site, said: Said) -> Said:
     """Add what the APIs of the servers say."""
+    from launcher.state import endpoints
     from launcher.state import status as plan
+    from launcher.state.endpoints import Heard
 
-    questions = {each.name: plan.query_server(site, each) for each in said.kept.running}
-    heard = {
-        name: [plan.parse_answer(each) for each in answers]
-        for name, answers in _at_once(session, questions).items()
+    questions = {
+        (each.name, node): commands
+        for each in said.kept.running
+        for node, commands in endpoints.query(site, each).items()
     }
-    said = replace(
-        said,
-        abouts={name: about for name, (about, _) in heard.items()},
-        completions={name: completion for name, (_, completion) in heard.items()},
-    )
-    if all(completion.get("status") == 200 for completion in said.completions.values()):
+    heard: dict[str, dict[str, Heard]] = {}
+    for (name, node), answers in _at_once(session, questions).items():
+        about, completion = map(plan.parse_answer, answers)
+        heard.setdefault(name, {})[node] = Heard(about=about, completion=completion)
+    said = replace(said, heard=heard)
+    everybody = [one for each in heard.values() for one in each.values()]
+    if all(one.completion.get("status") == 200 for one in everybody):
         return said
     return _look_again(session, said)
 
@@ -95,7 +98,7 @@ def _look_again(session: Session, said: Said) -> Said:
     """Hear the keeper until it is clear which servers move: that is what tells a busy one from a
     dead one.
     """
-    from launcher.state import servers
+    from launcher.state import endpoints, servers
     from launcher.state import status as plan
 
     for _ in range(_AGAIN):
@@ -103,17 +106,18 @@ def _look_again(session: Session, said: Said) -> Said:
         again = plan.parse_answer(about)
         if "servers" in again:
             said = replace(said, head={**said.head, **again})
-        if not plan.undecided(said.kept, said.completions):
+        if not endpoints.undecided(said.kept, said.heard):
             break
         time.sleep(1)
     return said
 
 
-def _at_once(session: Session, questions: dict[str, list[Command]]) -> dict[str, list[Answer]]:
+def _at_once(
+    session: Session, asked: dict[tuple[str, str], list[Command]]
+) -> dict[tuple[str, str], list[Answer]]:
     """Ask all servers at the same time, those on one node as well: a busy one makes nobody else
     wait.
     """
-    asked = {name: commands for name, commands in questions.items() if commands}
     pool = ThreadPoolExecutor(max(1, len(asked)))
     try:
         return dict(

@@ -55,6 +55,12 @@ class Request:
         )
 
     @property
+    def balancing(self) -> vllm.Balancing:
+        """Who hands requests to its replicas."""
+        asked = vllm.balancing(self.args)
+        return next((each for each in ("hybrid", "external") if each in asked), "internal")
+
+    @property
     def digest(self) -> str:
         """Eight hex digits that are equal exactly when the same server is asked for."""
         kept_to = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
@@ -81,8 +87,9 @@ class Request:
         """Return the nodes that are expected to hold ranks, the one that ranks meet at first."""
         return [inventory.node(name) for name, _ in self.placement.nodes]
 
-    def api_node(self, inventory: Inventory) -> Node:
-        """Return the node whose process answers."""
-        return (
-            inventory.head if self.backend == "ray" else inventory.node(self.placement.nodes[0][0])
-        )
+    def api_nodes(self, inventory: Inventory) -> list[Node]:
+        """Return the nodes whose processes answer."""
+        if self.backend == "ray":
+            return [inventory.head]
+        nodes = self.nodes_with_ranks(inventory)
+        return nodes[:1] if self.balancing == "internal" else nodes

@@ -13,7 +13,7 @@ from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server
 from launcher.checks.gpu_use import Holder
 from launcher.checks.host import ACCELERATOR
 from launcher.checks.shape import Evidence, Finding
-from launcher.model import Inventory, Node
+from launcher.model import Inventory, Node, fold
 from launcher.plan.request import Request
 from launcher.plan.shape import Gate, observed
 from launcher.state.servers import Server
@@ -42,9 +42,10 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
         model(seen, loading, request.model),
         observed(
             "room",
-            f"enough GPUs are free, and port {request.port} on {room.api.name}",
+            f"enough GPUs are free, and port {request.port} on"
+            f" {fold([node.name for node in room.apis])}",
             # Both at once: nobody should learn of the port only when the GPUs are free.
-            lambda: [*room.gpus(), *room.port()],
+            lambda: [*room.gpus(), *(room.port(node) for node in room.apis)],
         ),
         *([_gpu_memory(seen, request)] if GPU_MEMORY.applies(inventory) else []),
     )
@@ -115,8 +116,8 @@ class _Room:
         return self.seen.site.inventory
 
     @property
-    def api(self) -> Node:
-        return self.request.api_node(self.inventory)
+    def apis(self) -> Sequence[Node]:
+        return self.request.api_nodes(self.inventory)
 
     def gpus(self) -> Sequence[Finding]:
         """Judge whether GPUs are free: in all of Ray, or on each node of `mp` and, for what batch
@@ -154,27 +155,28 @@ class _Room:
             found.append(gpu_use.node_gpus(node, count, holders, in_ray))
         return found
 
-    def port(self) -> Sequence[Finding]:
-        """Judge whether the port of its API is free, or held by the server that makes room."""
-        node, port, facts = self.api, self.request.port, self.seen.site.facts
+    def port(self, node: Node) -> Finding:
+        """Judge whether the port of its API on a node is free, or held by the server that makes
+        room.
+        """
+        port, facts = self.request.port, self.seen.site.facts
         held = {
-            at[1]: each.what
+            number: each.what
             for each in self.others
-            if (at := _answers_at(each)) and at[0] == node.name
+            for name, number in _answers_at(each)
+            if name == node.name
         }
         if port in held:
             listening = {number for _, number in facts[node.name].listening or ()}
             free = _first_free(port + 1, {*held, *listening})
             text = f"port {port} on {node.name} is held by {held[port]}"
-            return [
-                Finding(
-                    node=node.name, status="fail", text=text, fix=f"choose another: `--port {free}`"
-                )
-            ]
-        if self.there is not None and _answers_at(self.there) == (node.name, port):
+            return Finding(
+                node=node.name, status="fail", text=text, fix=f"choose another: `--port {free}`"
+            )
+        if self.there is not None and (node.name, port) in _answers_at(self.there):
             text = "it is held by the server that makes room"
-            return [Finding(node=node.name, status="pass", text=text)]
-        return [serving.port(node, port, "vLLM API", facts[node.name])]
+            return Finding(node=node.name, status="pass", text=text)
+        return serving.port(node, port, "vLLM API", facts[node.name])
 
 
 def _claimed(inventory: Inventory, batches: Sequence[Holder], needed: int) -> list[Finding]:
@@ -217,5 +219,6 @@ def _first_free(port: int, taken: Collection[int]) -> int:
     return next(number for number in range(port, 1 << 17) if number not in taken)
 
 
-def _answers_at(server: Server) -> tuple[str, int] | None:
-    return (server.desired.api_node, server.desired.port) if server.desired else None
+def _answers_at(server: Server) -> list[tuple[str, int]]:
+    wanted = server.desired
+    return [(each.node, wanted.port) for each in wanted.apis] if wanted else []

@@ -164,13 +164,30 @@ def _notes(request: Request, there: Server | None) -> tuple[str, ...]:
     """Say in words what will be placed where, and what makes room for it."""
     split = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in split.nodes)
-    whole = ", ".join(f"{count} on {name}" for name, count in split.replicas if count)
-    behind = (
-        f"{split.dp} replicas ({whole}) answer behind one endpoint, to which vLLM balances requests"
-    )
     return (
         *([f"{there.what} ({there.model}) is stopped to make room"] if there else []),
         f"{split.words} ({split.why}): ranks expected {expected}",
-        *([behind] if split.dp > 1 else []),
+        *_replicas(request),
         *split.warnings,
     )
+
+
+def _replicas(request: Request) -> list[str]:
+    """Say who hands requests to replicas, where there are several."""
+    split = request.placement
+    if split.dp == 1:
+        return []
+    whole = ", ".join(f"{count} on {name}" for name, count in split.replicas if count)
+    if request.balancing == "internal" or len(split.nodes) == 1:
+        behind = "answer behind one endpoint, to which vLLM balances requests"
+        return [f"{split.dp} replicas ({whole}) {behind}"]
+    said = [
+        f"{split.dp} replicas ({whole}) answer, each node's behind an endpoint of its own: what"
+        " stands before these balances requests"
+    ]
+    if split.experts == 0:
+        said.append(
+            "replicas of a dense model need nothing of each other: started as a server per node"
+            " (`--name`, `--nodes`), one that dies comes back without the others"
+        )
+    return said

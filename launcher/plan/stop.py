@@ -119,18 +119,18 @@ def _forget(site: Site, name: str, *what: str) -> Step:
 def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
     """The keeper says that they are over, their ports are closed, and Ray has their GPUs back."""
     head, names = site.head, {each.name for each in found}
-    apis = [each.desired for each in found if each.desired is not None]
-    in_ray = any(each.ray is not None for each in apis)
-    probes = [(each, _probe_port(site, each.api_node, each.host, each.port)) for each in apis]
+    wanted = [each.desired for each in found if each.desired is not None]
+    in_ray = any(each.ray is not None for each in wanted)
+    probes = [
+        (f"port {each.port} on {api.node}", _probe_port(site, api.node, each.host, each.port))
+        for each in wanted
+        for api in each.apis
+    ]
     tables = [running.ask_jobs(site)] if in_ray else []
 
     def judge(answers: Answers) -> Sequence[Finding]:
         said, *rest = answers[head.name]
-        open_ports = [
-            f"port {each.port} on {each.api_node}"
-            for (each, _), answer in zip(probes, rest, strict=False)
-            if answer.ok
-        ]
+        open_ports = [port for (port, _), answer in zip(probes, rest, strict=False) if answer.ok]
         try:
             kept = servers.read(read_payload(said))
         except UnreadableAnswer as error:
@@ -150,7 +150,7 @@ def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
         others = sum(each.gpus for each in kept.running if each.name not in names)
         return serving.stopped(alive, open_ports, _about_ray(rest[len(probes) :]), others)
 
-    grace = max([grace, *(each.policy.grace for each in apis)])
+    grace = max([grace, *(each.policy.grace for each in wanted)])
     return Gate(
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",

@@ -68,7 +68,7 @@ def desired(seen: ClusterSnapshot, request: Request, *, asked: float, policy: Po
 
 
 def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple[Process, ...]:
-    """Return the engine's processes, the one with the API first."""
+    """Return the engine's processes, one with an API first."""
     inventory, split = seen.site.inventory, request.placement
     ready = {_READY: f"{max(3600, policy.start_timeout):.0f}"}
 
@@ -95,7 +95,7 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
     for rank, node in enumerate(nodes):
         first = sum(held[:rank])
         own_argv = (
-            vllm.replicas_of(held[rank], first, nodes[0].ip, meeting)
+            vllm.replicas_of(held[rank], first, nodes[0].ip, meeting, request.balancing)
             if split.dp > 1
             else vllm.rank_of(len(nodes), rank, nodes[0].ip, meeting)
         )

@@ -13,21 +13,17 @@ from launcher import containers
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Node
-from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Load, Observed
 from launcher.site import Site
-from launcher.state import batches, counters, running, servers, verdict
+from launcher.state import batches, counters, endpoints, running, servers, verdict
 from launcher.state.batches import BatchStatus, query_list
 from launcher.state.drift import drift
-from launcher.state.liveness import BAD, STILL, ServerState, judge, unheard, unknown
+from launcher.state.endpoints import EndpointStatus, Heard
+from launcher.state.liveness import BAD, ServerState, judge, unheard, unknown
 from launcher.state.servers import Kept, Server
-from launcher.state.watched import endpoint
 from launcher.tools import docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
 from launcher.transport import Command
-
-_PATIENCE = 5  # seconds for a completion; who has many requests waiting is known by its counters
-_BRIEF = 2  # the same, where the keeper's own has been waiting for longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +57,8 @@ class NodeStatus:
 class ServerStatus:
     """A server.
 
-    It is `answering` only when a completion has just come back, and `busy` when others come back
-    meanwhile.
+    It is `answering` only when a completion has just come back from each endpoint, and `busy` when
+    others come back meanwhile. `endpoint` is the first of `endpoints`, for those who knew only one.
 
     `observed` is what its keeper said `age` seconds ago, with nodes' names in the place of
     addresses; `seconds` is how long the completion took, and `came` what came instead from a model
@@ -76,6 +72,7 @@ class ServerStatus:
     model: str = ""
     nodes: tuple[str, ...] = ()
     endpoint: str = ""
+    endpoints: tuple[EndpointStatus, ...] = ()
     detail: str = ""
     warning: str = ""
     fingerprint: str = ""
@@ -134,13 +131,12 @@ class ClusterStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """What was answered: by the head about Ray, jobs and servers (`error` where it could not),
-    about the network and batch jobs, and by each server's API, by its name.
+    about the network and batch jobs, and by each server's APIs, by its name and their nodes.
     """
 
     head: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
-    abouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    completions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    heard: Mapping[str, Mapping[str, Heard]] = field(default_factory=dict)
     batches: tuple[Entry, ...] = ()
 
     @property
@@ -161,54 +157,6 @@ def query_head(site: Site) -> list[Command]:
         inventory.ports, "127.0.0.1", () if inventory.ray.off else peers, ray=not inventory.ray.off
     )
     return [site.inside(site.head, verb), verdict.query_record(site)]
-
-
-def query_server(site: Site, server: Server) -> list[Command]:
-    """Return what to ask a server's own node: what its API says, and a completion (or what else its
-    model gives), the only proof that it answers.
-
-    Nothing where no engine runs that could answer, or where its node cannot be asked.
-    """
-    wanted = server.desired
-    if wanted is None or server.state not in ("starting", "ready"):
-        return []
-    node = next((each for each in site.nodes if each.name == wanted.api_node), None)
-    if node is None or site.running(node) is None:
-        return []
-    ports, host = replace(site.inventory.ports, api=wanted.port), payload.api_host(wanted.host)
-    verbs = (
-        payload.server(ports, host),
-        payload.complete(
-            ports, host, "Say hello.", 1, _patience(server), wanted.replicas, server.task
-        ),
-    )
-    return [site.inside(node, verb, timeout=40) for verb in verbs]
-
-
-def _patience(server: Server) -> int:
-    """Return how many seconds to wait for a completion: behind a canary that has waited for longer
-    already, ours would not be answered sooner.
-    """
-    seen = server.observed
-    if seen is None or server.age >= STILL:
-        return _PATIENCE
-    return _BRIEF if seen.asking >= _PATIENCE or seen.still >= STILL else _PATIENCE
-
-
-def undecided(kept: Kept, completions: Mapping[str, Mapping[str, Any]]) -> bool:
-    """True while a server that has not answered may be busy or silent, and its keeper will know in
-    a moment.
-    """
-    return any(
-        each.state == "ready"
-        and each.observed is not None
-        and each.observed.still < STILL
-        and each.observed.asking > 0
-        and completions[each.name].get("status") != 200
-        and completions[each.name].get("moved") is None
-        for each in kept.running
-        if completions.get(each.name)
-    )
 
 
 def query_batches(site: Site, said: Mapping[str, Any]) -> list[Command]:
@@ -242,7 +190,7 @@ def read(site: Site, said: Said, missing: Mapping[str, str]) -> ClusterStatus:
         cluster=inventory.cluster,
         nodes=nodes,
         servers=found,
-        endpoint=first or endpoint(inventory, inventory.serve.bind, inventory.ports.api),
+        endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
         network=verdict.told(site, said.network, kept),
         batches=tuple(
             each for each in batches.read(inventory, said.batches, said.head) if each.runs
@@ -326,8 +274,7 @@ def _servers(site: Site, said: Said, kept: Kept) -> tuple[ServerStatus, ...]:
             site,
             each,
             kept.agent,
-            said.abouts.get(each.name, {}),
-            said.completions.get(each.name, {}),
+            said.heard.get(each.name, {}),
         )
         for each in kept.servers
         if each.state != "stopped"
@@ -338,39 +285,35 @@ def _server(
     site: Site,
     server: Server,
     agent: float,
-    about: Mapping[str, Any],
-    completion: Mapping[str, Any],
+    heard: Mapping[str, Heard],
 ) -> ServerStatus:
     wanted = server.desired
     seen = servers.named(site.nodes, server.observed) if server.observed else None
-    state, detail = judge(server, seen, agent, completion)
-    answer = completion if state == "answering" else {}
-    capacity = about.get("capacity") or {}
+    found = endpoints.status(site, server, seen, agent, heard)
+    state, detail = endpoints.together(found) if found else judge(server, seen, agent, {})
+    first = heard.get(found[0].node, Heard()) if found else Heard()
+    counted = first if len(found) == 1 else Heard()  # what one of several counts is not all
+    answer = first.completion if state == "answering" else {}
+    capacity = endpoints.holds(each.about for each in heard.values())
     return ServerStatus(
         name=server.name,
         state=state,
         backend=wanted.backend if wanted else "",
         model=str(answer.get("model") or server.model),
         nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
-        endpoint=_endpoint(site, wanted),
+        endpoint=found[0].url if found else "",
+        endpoints=found,
         detail=detail,
         warning=_warning(seen, agent) if state in ("answering", "busy") else "",
         fingerprint=str(answer.get("system_fingerprint", "")),
         came=answer.get("came", ""),
-        seconds=float(answer.get("seconds", 0)),
-        kv_tokens=counters.number(capacity.get("kv_cache_size_tokens"), int),
-        concurrency=counters.number(capacity.get("kv_cache_max_concurrency"), float),
-        load=counters.load(server, about, completion),
+        seconds=max((each.seconds for each in found), default=0.0),
+        kv_tokens=capacity.tokens,
+        concurrency=capacity.concurrency,
+        load=counters.load(server, counted.about, counted.completion),
         observed=seen,
         age=server.age if seen else None,
     )
-
-
-def _endpoint(site: Site, wanted: Desired | None) -> str:
-    """Return the URL of a server; empty where its node is none of the inventory's any more."""
-    if wanted is None or wanted.api_node not in [node.name for node in site.nodes]:
-        return ""
-    return endpoint(site.inventory, wanted.host, wanted.port, wanted.api_node)
 
 
 def _warning(seen: Observed | None, agent: float) -> str:

@@ -12,16 +12,17 @@ from typing import Any
 
 from launcher.checks import ray as ray_checks
 from launcher.errors import ServerError, UnreadableAnswer
-from launcher.model import Answer, Inventory
+from launcher.model import Answer, Argv, fold
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
 from launcher.site import Site
-from launcher.state import servers
+from launcher.state import endpoints, servers
+from launcher.state.endpoints import Endpoint
 from launcher.state.servers import Server
 from launcher.tools import payload, symptoms, untrusted, vllm
 from launcher.transport import Answers, Command
 
-_PROMPT, _TOKENS = "Say hello.", 8
+_TOKENS = 8  # of a completion
 _PATIENCE = 5.0  # seconds in which an API that starts may begin to listen
 _NOT_YET = "the head's agent has not taken it up yet"
 # characters of an exception in the first line of an error; all of it is in the evidence
@@ -39,8 +40,9 @@ class ServerSnapshot:
 
     `stopped` means that somebody ended it, so that nothing has gone wrong; `doing` is what is done
     or waited for before its engine starts, `recovering` that one has died before. With `anew`,
-    another engine has begun: what was seen before is of one that is gone. `ranks` is which node
-    holds what: as the keeper found it (`known`), else as it was meant.
+    another engine has begun: what was seen before is of one that is gone. `apis` has what each node
+    with an API says of it, the first one's log besides. `ranks` is which node holds what: as the
+    keeper found it (`known`), else as it was meant.
     """
 
     lines: tuple[str, ...] = ()
@@ -49,26 +51,43 @@ class ServerSnapshot:
     cause: str = ""
     evidence: str = ""
     stopped: bool = False
-    server: Mapping[str, Any] = field(default_factory=dict)
+    apis: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     doing: str = ""
     recovering: bool = False
     anew: bool = False
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     known: bool = False
 
+    @property
+    def mute(self) -> list[str]:
+        """The nodes whose API does not say that it is healthy."""
+        return [node for node, said in self.apis.items() if said.get("health") != 200]
+
+    @property
+    def healthy(self) -> bool:
+        """True when each API says that it is: an answer may be had."""
+        return bool(self.apis) and not self.mute
+
+    @property
+    def silent(self) -> str:
+        """Say which APIs are not there yet, when others are."""
+        late = self.mute
+        return f"no answer yet from {fold(late)}" if 0 < len(late) < len(self.apis) else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """A server to wait for.
 
-    `ask(offset)` and `read(answers, offset)` belong together; `complete` asks for a completion.
+    `ask(offset)` and `read(answers, offset)` belong together; `complete` asks each of its endpoints
+    for a completion.
     """
 
     name: str
-    endpoint: str
+    endpoints: tuple[Endpoint, ...]
     ask: Callable[[int], Sequence[Command]]
     read: Callable[[Answers, int], ServerSnapshot]
-    complete: Callable[[float], Command]
+    complete: Callable[[float], Sequence[Command]]
 
     @property
     def what(self) -> str:
@@ -77,14 +96,19 @@ class Watched:
 
 
 def watched(site: Site, wanted: Desired) -> Watched:
-    """Watch a server: through the head what its keeper says, through the node with its API its log
-    and its answers.
+    """Watch a server: through the head what its keeper says, through the nodes with its APIs their
+    answers, and the log of the first.
     """
     inventory, node = site.inventory, site.inventory.node(wanted.api_node)
     host, ports = payload.api_host(wanted.host), replace(inventory.ports, api=wanted.port)
+    found = endpoints.of(inventory, wanted)
+
+    def inside(at: Endpoint, argv: Argv, timeout: float) -> Command:
+        return site.inside(inventory.node(at.node), argv, timeout=timeout)
+
     return Watched(
         name=wanted.name,
-        endpoint=endpoint(inventory, wanted.host, wanted.port, wanted.api_node),
+        endpoints=found,
         ask=lambda offset: [
             *([] if node.head else [servers.ask(site)]),
             site.inside(
@@ -92,24 +116,19 @@ def watched(site: Site, wanted: Desired) -> Watched:
                 # the first look tells at once how it is
                 payload.watch(ports, host, wanted.name, offset, _PATIENCE if offset else 0.0),
             ),
+            *(inside(each, endpoints.server(inventory, wanted), 40) for each in found[1:]),
         ],
         read=partial(_read, site, wanted),
-        complete=lambda timeout: site.inside(
-            node,
-            payload.complete(ports, host, _PROMPT, _TOKENS, timeout, wanted.replicas),
-            # For a completion, and, when it is there, for one of each replica.
-            timeout=timeout * min(wanted.replicas, 2) + 30,
-        ),
+        complete=lambda timeout: [
+            inside(
+                each,
+                endpoints.complete(inventory, wanted, each, _TOKENS, timeout),
+                # For a completion, and, when it is there, for one of each replica.
+                timeout * min(len(each.replicas) or 1, 2) + 30,
+            )
+            for each in found
+        ],
     )
-
-
-def endpoint(inventory: Inventory, bind: str, port: int, node: str = "") -> str:
-    """Return the URL that clients use: the node's address (the head's) between the nodes, or the
-    only one it listens on.
-    """
-    at = inventory.node(node) if node else inventory.head
-    host = at.ip if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerSnapshot:
@@ -137,9 +156,10 @@ def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerS
             (seen.faults[-1].cause, seen.faults[-1].evidence) if seen.faults else ("", "")
         )
         return replace(look, ended=_ended(seen), cause=cause, evidence=evidence)
+    others = {each.node: answers[each.node][-1] for each in wanted.apis[1:]}
     return replace(
         look,
-        server=log,
+        apis={wanted.api_node: log, **{node: _log(each) for node, each in others.items()}},
         doing=_doing(found, seen),
         recovering=bool(seen.faults) and found.state != "ready",
         known=found.state == "ready" and bool(seen.ranks),

@@ -93,9 +93,11 @@ def complete(
     timeout: float,
     replicas: int = 1,
     task: str = "",
+    first: int = 0,
 ) -> Argv:
     """Ask for a completion, or for what else a model gives: its `task`, where it is known; of
-    several replicas, each for one more.
+    several replicas, each for one more; `first` is the number of the first among all of the
+    server's.
     """
     return (
         *_HEAD,
@@ -108,6 +110,7 @@ def complete(
         "--timeout",
         str(timeout),
         *(("--engines", str(replicas)) if replicas > 1 else ()),
+        *(("--first", str(first)) if replicas > 1 and first else ()),
         *(("--task", task) if task else ()),
     )
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.model import Argv
 from launcher.payload.agent import cause
 from launcher.tools import untrusted
+
+# Who hands requests to replicas: the API of all, each node's own, or each replica's own.
+Balancing = Literal["internal", "hybrid", "external"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,15 @@ _OURS = {
 }
 
 
+# What is vLLM's word and not ours of all that begins with `--data-parallel`.
+_BALANCING: Mapping[str, Balancing] = {
+    "--data-parallel-hybrid-lb": "hybrid",
+    "-dph": "hybrid",
+    "--data-parallel-external-lb": "external",
+    "-dpe": "external",
+}
+
+
 def serve(
     model: str,
     *,
@@ -183,16 +196,35 @@ def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
     )
 
 
-def replicas_of(local: int, start: int, head: str, port: int) -> Argv:
-    """Return the options of a node that runs `local` replicas from number `start` on; only the
-    first node has an API.
+def replicas_of(
+    local: int, start: int, head: str, port: int, balancing: Balancing = "internal"
+) -> Argv:
+    """Return the options of a node that runs `local` replicas from number `start` on.
 
-    vLLM balances requests over all replicas behind that API (v1/engine/core_client.py,
-    `DPLBAsyncMPClient`).
+    With `internal` balancing only the first node has an API, behind which vLLM hands requests to
+    all replicas (v1/engine/core_client.py, `DPLBAsyncMPClient`); else each node has one. An
+    `external` replica is told its number, and nothing of a start (engine/arg_utils.py).
     """
     where = ("--data-parallel-address", head, "--data-parallel-rpc-port", str(port))
+    if balancing == "external":
+        return ("--data-parallel-rank", str(start), *where)
     own = ("--data-parallel-size-local", str(local), *where)
-    return (*own, "--data-parallel-start-rank", str(start), "--headless") if start else own
+    headless = ("--headless",) if balancing == "internal" else ()
+    return (*own, "--data-parallel-start-rank", str(start), *headless) if start else own
+
+
+def balancing(args: Sequence[str]) -> frozenset[Balancing]:
+    """Return the kinds of load balancing that are asked for, of which vLLM takes one; empty where
+    the arguments say nothing.
+    """
+    found = set[Balancing]()
+    for word in args:
+        name = _normal(word)
+        if kind := _BALANCING.get(name):
+            found.add(kind)
+        elif kind := _BALANCING.get(name.replace("--no-", "--", 1)):
+            found.discard(kind)
+    return frozenset(found)
 
 
 def ray_replicas(local: int, spans: bool) -> Argv:
@@ -267,13 +299,19 @@ def collisions(args: Sequence[str]) -> list[str]:
     """
     said = []
     for word in args:
-        name = word.partition("=")[0]
-        # vLLM takes `--tensor_parallel_size` as well.
-        name = name.replace("_", "-") if name.startswith("--") else name
+        name = _normal(word)
+        if word.replace("_", "-") in _BALANCING:
+            continue
         if ours := next((each for each in _OURS if _means(name, each)), None):
             shown = name if name.startswith("--") else name.rstrip("0123456789")
             said.append(f"`{shown}`: use {_OURS[ours]}")
     return list(dict.fromkeys(said))
+
+
+def _normal(word: str) -> str:
+    """Return an option's name: vLLM takes `--tensor_parallel_size=2` as well."""
+    name = word.partition("=")[0]
+    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def _means(name: str, ours: str) -> bool:

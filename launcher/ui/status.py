@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher import sizes
 from launcher.model import fold
+from launcher.state.endpoints import EndpointStatus
 from launcher.state.servers import DEFAULT
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
@@ -34,6 +35,8 @@ _COLOURS = {
     "absent": "yellow",
     "-": "dim",
 }
+_GOOD = ("answering", "busy")
+_ASKED = (*_GOOD, "silent", "unknown")  # states of a server whose endpoints differ
 _LINE = 200  # characters of a line of evidence
 _MOST = 16  # nodes that have a row each
 _MARGIN = " " * 8  # before what belongs to a server
@@ -139,7 +142,11 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
     name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
     style = "yellow" if server.warning else _COLOURS.get(server.state, "red")
     told = [f"{server.model}{_placed(server)}"] if server.model else []
-    if server.state in ("answering", "busy"):
+    apart = server.endpoints if len(server.endpoints) > 1 and server.state in _ASKED else ()
+    if apart:
+        good = sum(each.state in _GOOD for each in apart)
+        told.append(f"{good} of {len(apart)} endpoints answer")
+    elif server.state in _GOOD:
         told.append(server.endpoint)
     elif server.detail:
         told.append(server.detail)
@@ -150,7 +157,18 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
         first.append("  ").append_text(plain(each))
     below = [line(each, lead=_MARGIN) for each in (*_answers(server), *_kept(server))]
     evidence = [log(each, "", margin=len(_MARGIN) + 2) for each in _evidence(server)]
-    return [Line(first, lead), *below, *evidence]
+    return [Line(first, lead), *map(_endpoint, apart), *below, *evidence]
+
+
+def _endpoint(each: EndpointStatus) -> Line:
+    """Show one of several endpoints: how it is, where, and what came back or why nothing did."""
+    first = plain(f"{_MARGIN}{each.url} on {each.node}: ")
+    lead = len(first)
+    first.append_text(plain(each.state, _COLOURS.get(each.state, "red")))
+    how = f"in {each.seconds:.1f}s" if each.state == "answering" else each.detail
+    if how:
+        first.append("  ").append_text(plain(how))
+    return Line(first, lead)
 
 
 def _placed(server: ServerStatus) -> str:
@@ -167,7 +185,7 @@ def _answers(server: ServerStatus) -> list[str]:
     if busy and server.observed is not None and server.observed.asking:
         said.append(f"oldest {server.observed.asking:.0f} s")
     first = f"{'busy: ' if busy else ''}{', '.join(said)}" if said else ""
-    also = server.detail if busy else ""
+    also = server.detail if busy and len(server.endpoints) < 2 else ""
     return [each for each in (first, also, server.warning) if each]
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from launcher.errors import ConnectError
+from launcher.payload.agent.desired import Process
 from tests import kept
 from tests.cli.conftest import Cluster
 
@@ -92,6 +93,32 @@ def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
 
     assert (ran.code, serving.followed) == (1, [])
     assert "gpu02: cannot be reached: timed out" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("healthy", "down", "asked"),
+    [
+        (["gpu01", "gpu02"], "", "gpu01"),
+        (["gpu02"], "", "gpu02"),
+        ([], "", "gpu01"),
+        ([], "gpu02", "gpu01"),
+    ],
+)
+def test_of_several_endpoints_the_first_that_lives_is_asked(
+    serving: Cluster, healthy: list[str], down: str, asked: str
+) -> None:
+    """One that cannot be reached keeps nobody from the others."""
+    processes = tuple(
+        Process(node=node, argv=("vllm", "serve"), replicas=(at, 1))
+        for at, node in enumerate(("gpu01", "gpu02"))
+    )
+    kept.keep(serving.world, kept.wanted(backend="mp", processes=processes, replicas=2))
+    serving.world.said |= {f"server on {node}": {"health": 200} for node in healthy}
+    if down:
+        serving.missing[down] = ConnectError(down, "cannot be reached: timed out")
+
+    assert serving.run("chat", "hi").out == "Hello\n"
+    assert [command.node for command in serving.followed] == [asked]
 
 
 def test_only_the_head_is_needed(serving: Cluster) -> None:

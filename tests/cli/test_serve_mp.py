@@ -48,6 +48,24 @@ def test_an_open_endpoint_is_told(cluster: Cluster, secrets: str, bind: str, war
     assert ("whoever can reach port 8000 may use the model" in ran.err) is warned
 
 
+def test_every_endpoint_is_told(cluster: Cluster) -> None:
+    """On a line each, of a server with an API on each node; what cannot be had is refused before a
+    node is asked.
+    """
+    assert cluster.run("up").code == 0
+    cluster.commands.clear()
+    asked = ("serve", "--model", "org/m", "--dp", "2", "--skip-network-check", "--no-wait")
+    refused = cluster.run(*asked, "--", "--data-parallel-hybrid-lb")
+    assert (refused.code, cluster.commands) == (2, [])
+    assert "hint: use `--backend mp`" in refused.err
+    ran = cluster.run(*asked, "--backend", "mp", "--", "--data-parallel-hybrid-lb")
+
+    assert ran.code == 0, ran.err
+    assert ran.out == "http://10.0.0.11:8000/v1\nhttp://10.0.0.12:8000/v1\n"
+    assert "port 8000 on gpu[01-02]" in ran.err
+    assert "2 replicas (1 on gpu01, 1 on gpu02) answer, each node's behind an endpoint" in ran.err
+
+
 def test_a_cluster_without_ray(cluster: Cluster) -> None:
     """Its servers are of this backend without a word, take GPUs by their numbers, and Ray is asked
     nothing.

@@ -27,7 +27,18 @@ from launcher.errors import VlaunchError
 from launcher.model import Answer
 from launcher.plan import network, up
 from launcher.site import Site
-from launcher.state import batches, observe, preflight, running, servers, status, verdict, watched
+from launcher.state import (
+    batches,
+    endpoints,
+    observe,
+    preflight,
+    running,
+    servers,
+    status,
+    verdict,
+    watched,
+)
+from launcher.state.endpoints import Heard
 from launcher.tools import (
     docker,
     docker_read,
@@ -169,16 +180,18 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         heard = status.parse_answer(said)
         found = servers.read(heard)
         for each in found.servers:
-            status.query_server(Site(inventory, facts), each)
+            endpoints.query(Site(inventory, facts), each)
         names = [each.name for each in found.servers]
         completion = mutate.text(chance.choice((seeds.COMPLETION, seeds.LATE)), chance)
+        came = Heard(
+            about=status.parse_answer(answer(mutate.text(seeds.SERVER, chance))),
+            completion=status.parse_answer(answer(completion)),
+        )
+        nodes = [node.name for node in inventory.nodes]
         about = status.Said(
             head=heard,
             network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
-            abouts=dict.fromkeys(
-                names, status.parse_answer(answer(mutate.text(seeds.SERVER, chance)))
-            ),
-            completions=dict.fromkeys(names, status.parse_answer(answer(completion))),
+            heard=dict.fromkeys(names, dict.fromkeys(nodes, came)),
             batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )
         holders = running.holders(heard)

@@ -200,6 +200,20 @@ def test_who_holds_the_port_is_named() -> None:
     assert judged(planned(there, chat(name="other", nodes=("n2",))), "room") == []
 
 
+def test_each_endpoint_needs_its_port() -> None:
+    """On every node that has one; one that holds it there has it, whichever of its endpoints that
+    is.
+    """
+    apart: dict[str, Any] = {"tp": 4, "pp": None, "dp": 2, "gpus": 4, "args": ("-dph",)}
+    there = seen(kept(chat(nodes=("n2",))))
+    (found,) = judged(planned(there, request("mp", **apart)), "room")
+    assert (found.node, found.text) == ("n2", "port 8000 on n2 is held by server `chat`")
+
+    there = seen(kept(request("mp", name="apart", **apart)))
+    (found,) = judged(planned(there, chat(nodes=("n2",))), "room")
+    assert (found.node, found.text) == ("n2", "port 8000 on n2 is held by server `apart`")
+
+
 def test_a_port_that_makes_room_is_free() -> None:
     """Its listener ends with the server that is replaced; any other one is in the way."""
     there = seen(kept(request(model="org/other")))

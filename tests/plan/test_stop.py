@@ -89,6 +89,19 @@ def test_it_is_gone_when_nothing_of_it_is_left() -> None:
     assert judged(gate, None, 1, ray=free).status == "wait"
 
 
+def test_the_port_of_every_endpoint_is_waited_for() -> None:
+    """Asked from the head, each at its node's address."""
+    gate = stopped(kept(request("mp", dp=2, pp=None, args=("-dph",))))
+    probes = [command for command in gate.ask if "python3" in command.argv and "-c" in command.argv]
+
+    assert [("10.0.0.2" in each.argv[-1], each.node) for each in probes] == [
+        (False, "n1"),
+        (True, "n1"),
+    ]
+    free = {"jobs": [], "groups": table()}
+    assert judged(gate, {"servers": []}, 1, 0, ray=free).text == "port 8000 on n2 is still open"
+
+
 def test_what_others_hold_is_not_waited_for() -> None:
     """A server beside it, and batch jobs."""
     other = desired(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))

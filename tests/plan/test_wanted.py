@@ -98,6 +98,32 @@ def test_replicas_of_mp() -> None:
     assert ("--headless" in two, option(two, "--data-parallel-start-rank")) == (True, "2")
 
 
+def test_replicas_of_mp_behind_an_endpoint_of_each_node() -> None:
+    """None is headless; each keeps vLLM's own word, and knows where its numbers begin."""
+    hybrid = "--data-parallel-hybrid-lb"
+    wanted = desired(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
+    one, two = (process.argv for process in wanted.processes)
+
+    assert [each.node for each in wanted.apis] == ["n1", "n2"]
+    for argv in (one, two):
+        assert (hybrid in argv, "--headless" in argv) == (True, False)
+        assert option(argv, "--data-parallel-size-local") == "2"
+        assert option(argv, "--data-parallel-address") == "10.0.0.1"
+    assert (option(one, "--data-parallel-start-rank"), wanted.id) != ("2", desired(chat()).id)
+    assert option(two, "--data-parallel-start-rank") == "2"
+
+
+def test_replicas_of_mp_that_are_told_their_numbers() -> None:
+    """vLLM takes a start for hybrid load balancing, and refuses the two together."""
+    external = "--data-parallel-external-lb"
+    wanted = desired(request("mp", tp=8, pp=None, dp=2, args=(external,)))
+
+    for number, process in enumerate(wanted.processes):
+        assert option(process.argv, "--data-parallel-rank") == str(number)
+        assert "--data-parallel-start-rank" not in process.argv
+        assert process.replicas == (number, 1)
+
+
 def test_uneven_nodes_hold_what_they_can() -> None:
     """The first node's share begins at nothing, the next where it ends."""
     inventory = uneven(4, 2, 8)

@@ -11,7 +11,8 @@ from launcher.model import Inventory, Secret
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Observed
 from launcher.site import Site
-from launcher.state import status, verdict
+from launcher.state import endpoints, status, verdict
+from launcher.state.endpoints import Heard
 from launcher.state.observe import commands, read
 from launcher.state.status import ClusterStatus, ServerStatus
 from tests import kept
@@ -38,7 +39,9 @@ def world(load: Load) -> World:
 def look(
     world: World, *missing: str, inventory: Inventory | None = None, **completions: dict[str, Any]
 ) -> ClusterStatus:
-    """Observe as the command does; servers answer by their names, or do not."""
+    """Observe as the command does; servers answer by their names, of several endpoints by those of
+    their nodes, or do not.
+    """
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
     seen, _ = read(transport.run(commands(inventory, [inventory.image], compiled=True)))
@@ -47,14 +50,17 @@ def look(
     if asked := status.query_head(Site(inventory, facts)):
         answer, proof = transport.run(asked)
         said = status.Said(head=status.parse_answer(answer), network=verdict.parse_record(proof))
-    asked_for = {
-        each.name for each in said.kept.running if status.query_server(Site(inventory, facts), each)
+    heard = {
+        each.name: {
+            node: Heard(
+                about=world.said.get("server", {}),
+                completion=completions.get(node, completions.get(each.name, LATE)),
+            )
+            for node in endpoints.query(Site(inventory, facts), each)
+        }
+        for each in said.kept.running
     }
-    said = dataclasses.replace(
-        said,
-        abouts={name: world.said.get("server", {}) for name in asked_for},
-        completions={name: completions.get(name, LATE) for name in asked_for},
-    )
+    said = dataclasses.replace(said, heard=heard)
     return status.read(
         Site(inventory, facts), said, {name: f"{name}: no route" for name in missing}
     )
@@ -75,7 +81,7 @@ def serve(
     world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any
 ) -> ServerStatus:
     """Let one server be, and look at it."""
-    completion = {key: more.pop(key) for key in ("default",) if key in more}
+    completion = {key: more.pop(key) for key in ("default", "gpu01", "gpu02") if key in more}
     jobs(world, kept.one(wanted or kept.wanted(), how, age=more.pop("age", 2.0)), **more)
     (server,) = look(world, **completion).servers
     return server

@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.site import Site
-from launcher.state import status, verdict
+from launcher.state import endpoints, status, verdict
 from launcher.state.observe import observe
 from tests import kept
 from tests.conftest import Load
@@ -83,7 +83,8 @@ def test_a_server_is_asked_on_the_node_that_has_its_api(
     jobs(world, kept.one(kept.wanted(node=node, port=9000), kept.seen()))
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     (server,) = status.Said(head=world.said["jobs"]).kept.servers
-    commands = status.query_server(Site(world.inventory, facts), server)
+    found = endpoints.query(Site(world.inventory, facts), server)
+    commands = [command for each in found.values() for command in each]
 
     assert [each.node for each in commands] == asked
     assert bool(look(world).servers[0].endpoint) is bool(asked)
@@ -100,7 +101,8 @@ def test_a_model_is_asked_for_what_it_is_known_to_do(
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     jobs(world, kept.one(kept.wanted(), kept.seen(task=task)))
     (server,) = status.Said(head=world.said["jobs"]).kept.servers
-    _, asked = status.query_server(Site(world.inventory, facts), server)
+    (commands,) = endpoints.query(Site(world.inventory, facts), server).values()
+    _, asked = commands
 
     assert asked.argv[len(asked.argv) - len(known) :] == known
     assert ("--task" in asked.argv) is bool(known)

@@ -163,6 +163,8 @@ def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -
         (("--pipeline_parallel_size", "2"), ["--pipeline-parallel-size"]),
         (("--api-key", "sk-1"), ["--api-key"]),
         (("--data-parallel-size-local", "2", "-dpl", "2"), ["--data-parallel-size-local", "-dpl"]),
+        (("-dph", "--data_parallel_external_lb"), []),
+        (("--data-parallel-hybrid", "-dph=1"), ["--data-parallel-hybrid", "-dph"]),
         (("--headless", "--nnodes", "2"), ["--headless", "--nnodes"]),
         (("--ssl-keyfile", "k"), ["--ssl-keyfile"]),
         (("--hf-token", "hf_1"), ["--hf-token"]),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from launcher.state.endpoints import EndpointStatus
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui.status import render
 from launcher.ui.terminal import show
@@ -167,6 +168,29 @@ def test_the_servers_line(server: ServerStatus) -> None:
         GOLDEN / f"server-{server.state}.txt",
         drawn(100, nodes=(), servers=(server,)).split("\n", 2)[2],
     )
+
+
+def test_each_of_several_endpoints_has_a_line() -> None:
+    """Where it is, how, and why; while all of them are started they are as the server."""
+    good = EndpointStatus(node="gpu01", url="http://10.0.0.11:8000/v1", state="answering")
+    dead = EndpointStatus(
+        node="gpu02",
+        url="http://10.0.0.12:8000/v1",
+        state="silent",
+        detail="no completion: Connection refused",
+    )
+    apart = replace(
+        ANSWERING,
+        backend="mp",
+        state="silent",
+        detail="gpu02: no completion: Connection refused",
+        endpoints=(replace(good, seconds=0.31), dead),
+    )
+    text = drawn(100, nodes=(), servers=(apart,)).split("\n", 2)[2]
+
+    golden.check(GOLDEN / "server-endpoints.txt", text)
+    again = replace(apart, state="recovering", detail="starting the engine")
+    assert "8000" not in drawn(100, nodes=(), servers=(again,))
 
 
 def test_a_container_with_every_right_is_named() -> None:
