@@ -21,7 +21,6 @@ from launcher.placement import narrow
 from launcher.tools import curl, untrusted, vllm
 
 if TYPE_CHECKING:
-    from launcher.payload.agent.desired import Policy
     from launcher.plan.request import Request
     from launcher.plan.serve import Start
     from launcher.plan.shape import Plan
