@@ -18,6 +18,7 @@ class Family:
 
     `full_every`: each so manieth layer has full attention, all `others` that kind. `wide_state`:
     the recurrent state is float32 by default. `shares_expert`: one more, which all tokens take.
+    `window_if_asked`: a sliding window counts only where `use_sliding_window` says so.
     """
 
     name: str = ""
@@ -30,6 +31,7 @@ class Family:
     others: Literal["", "sliding", "chunked", "recurrent"] = ""
     wide_state: bool = False
     shares_expert: bool = False
+    window_if_asked: bool = False
 
 
 _PLAIN = Family()
@@ -41,7 +43,6 @@ _NAMES: tuple[tuple[Family, str], ...] = (
     (
         _PLAIN,
         """LlamaForCausalLM MistralForCausalLM MixtralForCausalLM Ministral3ForCausalLM
-        Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
         InternLM2ForCausalLM InternLM3ForCausalLM Phi3ForCausalLM PhiMoEForCausalLM
         GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
         Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM OlmoeForCausalLM Olmo2ForCausalLM
@@ -49,17 +50,23 @@ _NAMES: tuple[tuple[Family, str], ...] = (
         Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM SolarForCausalLM OrionForCausalLM
         BailingMoeForCausalLM BailingMoeV2ForCausalLM HunYuanDenseV1ForCausalLM
         HunYuanMoEV1ForCausalLM SeedOssForCausalLM Dots1ForCausalLM MiMoForCausalLM
-        ArceeForCausalLM DbrxForCausalLM GptOssForCausalLM
-        Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration
-        Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
+        ArceeForCausalLM DbrxForCausalLM
         Mistral3ForConditionalGeneration InternVLChatModel
         InternVLForConditionalGeneration InternS1ForConditionalGeneration
         LlavaForConditionalGeneration LlavaNextForConditionalGeneration
         LlavaOnevisionForConditionalGeneration PixtralForConditionalGeneration
         Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration
-        Qwen2AudioForConditionalGeneration Qwen2_5OmniForConditionalGeneration
-        Qwen3OmniMoeForConditionalGeneration AfmoeForCausalLM""",
+        AfmoeForCausalLM""",
     ),
+    (
+        Family(window_if_asked=True),
+        """Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
+        Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration
+        Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
+        Qwen2AudioForConditionalGeneration Qwen2_5OmniForConditionalGeneration
+        Qwen3OmniMoeForConditionalGeneration""",
+    ),
+    (Family(full_every=2, others="sliding"), "GptOssForCausalLM"),
     (
         Family(gated_mlp=False),
         """NemotronForCausalLM StarCoder2ForCausalLM Starcoder2ForCausalLM PhiForCausalLM

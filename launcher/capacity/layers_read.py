@@ -93,7 +93,7 @@ def _kinds(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
         return [kind for letter in letters[:count] if (kind := _LETTERS.get(letter))]
     if family.others:
         return _periodic(fields, family, count)
-    return _windowed(fields, count)
+    return _windowed(fields, family, count)
 
 
 def _periodic(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
@@ -109,12 +109,12 @@ def _periodic(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
     return list(islice(cycle(period), count))
 
 
-def _windowed(fields: Fields, count: int) -> Sequence[Kind]:
+def _windowed(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
     """Return full attention, or a window in all layers, or behind the first ones (Qwen2)."""
-    used = fields.text.get("use_sliding_window")
-    if not fields.count("sliding_window") or used is False:
+    used = fields.flag("use_sliding_window", not family.window_if_asked)
+    if not fields.count("sliding_window") or not used:
         return ["full"] * count
-    first = fields.count("max_window_layers") if used else 0
+    first = fields.count("max_window_layers")
     return ["full" if index < first else "sliding" for index in range(count)]
 
 

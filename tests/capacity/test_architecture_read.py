@@ -29,6 +29,24 @@ from tests.capacity import models
             {"full": 32},
         ),
         (
+            {**models.LLAMA_8B, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096},
+            {"full": 32},
+        ),
+        (
+            {
+                **models.LLAMA_8B,
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+                "max_window_layers": 28,
+            },
+            {"full": 28, "sliding": 4},
+        ),
+        (
+            {k: v for k, v in models.GPT_OSS_120B.items() if k != "layer_types"},
+            {"sliding": 18, "full": 18},
+        ),
+        (
             {**models.LLAMA_8B, "architectures": ["Gemma2ForCausalLM"], "sliding_window": 4096},
             {"sliding": 16, "full": 16},
         ),
