@@ -37,7 +37,7 @@ from launcher.capacity.estimate import (
 )
 from launcher.capacity.flags import Flags
 from launcher.capacity.kv_cache import cache_of
-from launcher.capacity.weights import GIB
+from launcher.capacity.weights import GIB, counted
 from launcher.errors import RequestError
 
 _MOST = 4 << 20
@@ -71,7 +71,7 @@ class Case(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     id: str = "case"
-    vllm_version: str | None = None
+    vllm_version: Annotated[str, BeforeValidator(lambda said: str(said or ""))] = ""
     config: dict[str, Any]
     weights_gib: _Gib | None = None
     gpu: _Gpu
@@ -130,10 +130,14 @@ class Case(BaseModel):
             ),
         )
 
+    def weight_bytes(self, model: Architecture) -> int:
+        """Return the bytes of the weights: as the case says, else counted."""
+        return counted(model) if self.weights_gib is None else int(self.weights_gib * GIB)
+
     def estimated(self) -> Estimate:
         """Work the case out; raises RequestError."""
         model = self.model()
-        return estimate(model, int((self.weights_gib or 0) * GIB), self.engine(model))
+        return estimate(model, self.weight_bytes(model), self.engine(model))
 
     def planned(self) -> tuple[Question, Planned]:
         """Return the case as a plan that names its split; raises RequestError."""
@@ -147,7 +151,7 @@ class Case(BaseModel):
         )
         question = Question(
             model=model,
-            weight_bytes=int((self.weights_gib or 0) * GIB),
+            weight_bytes=self.weight_bytes(model),
             cluster=Cluster(hosts=hosts),
             want=Want(context=found.length),
             flags=replace(engine.flags, partition=()),

@@ -18,6 +18,7 @@ from launcher.capacity.architecture import Architecture, Latent, Layer
 GIB = 1 << 30
 # gpt-oss: hidden size and expert width are padded for the kernels
 # (`fused_moe/oracle/mxfp4.py`, Marlin's forms).
+_FOUR_BITS = ("fp4", "int4", "awq", "gptq", "w4", "4bit")
 _MXFP4_HIDDEN, _MXFP4_WIDTH = 256, 128
 
 
@@ -81,6 +82,22 @@ def stage_bytes(model: Architecture, total: int, split: Split) -> tuple[int, ...
         vision = widths.vision / split.tp if start == 0 else 0.0
         held.append(int(size + vision + _absorbed(model, end - start, split)))
     return tuple(held)
+
+
+def counted(model: Architecture) -> int:
+    """Return about how many bytes of weights a model has, from its shape; 0 of one that is not
+    modelled. Weights of four bits have an eighth more for their scales.
+    """
+    if model.modelled:
+        return 0
+    parts = [part for layer in model.layers for part in _layer_parts(model, layer)]
+    linear = sum(part.params for part in parts if part.linear)
+    others = sum(part.params for part in parts if not part.linear)
+    others += model.vocabulary * model.hidden * _embeddings(model, first=True, last=True)
+    small = any(word in model.quantization for word in _FOUR_BITS)
+    quantized = 0.5625 if small else 1.0
+    each = quantized if model.quantization else 2.0
+    return int(linear * each + others * 2.0 + model.vision_params * 2.0)
 
 
 def _embeddings(model: Architecture, *, first: bool, last: bool) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.plan import Known, known
 from launcher.capacity.architecture_read import architecture_of
-from launcher.capacity.weights import GIB, Split, stage_bytes
+from launcher.capacity.weights import GIB, Split, counted, stage_bytes
 from tests.capacity import models
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
@@ -78,6 +78,12 @@ def test_a_vision_tower_is_on_the_first_stage() -> None:
     """What the language part does not explain is the tower."""
     first, last = held(models.QWEN_NEXT, 53.0, stages=(32, 32))
     assert first > last
+
+
+@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
+def test_weights_can_be_counted(each: Known) -> None:
+    """Where nobody says how large a checkpoint is, its shape does, within a fifth."""
+    assert counted(each.model) / GIB == pytest.approx(each.case.weights_gib, rel=0.2)
 
 
 def test_what_is_not_modelled_is_divided_evenly() -> None:
