@@ -38,6 +38,7 @@ RULES = {
     "layers": "vllm/distributed/utils.py, get_pp_indices (0.32)",
     "replicas": _DOCS + "data_parallel_deployment/",
     "asked": "the command line",
+    "drafts": "docs/planning.md",
     "closest": "vllm/v1/worker/gpu_worker.py, determine_available_memory (0.32)",
 }
 
@@ -282,6 +283,8 @@ def remarks(question: Question, planned: Planned) -> tuple[Reason, ...]:
                 f"{held} GPUs hold the same KV: TP {option.tp}, {model.kv_heads} KV heads",
             )
         )
+    if question.flags.drafts:
+        found.append(Reason("drafts", "what the draft model takes is not counted"))
     counts = partition(len(model.layers) or 1, option.pp)
     if len(set(counts)) > 1:
         found.append(

@@ -21,6 +21,7 @@ class Flags:
     """What is asked of an engine; None where nothing is said, so that vLLM's default holds.
 
     `cache_bytes` is a KV cache of a given size on each GPU, beside which nothing else counts.
+    `drafts`: a draft model speculates.
     """
 
     utilization: float | None = None
@@ -35,6 +36,7 @@ class Flags:
     expert_parallel: bool = False
     prefix_caching: bool = True
     hybrid: bool = True
+    drafts: bool = False
     partition: tuple[int, ...] = ()
 
 
@@ -70,5 +72,6 @@ def flags_of(args: Sequence[str]) -> Flags:
         eager="--enforce-eager" in words,
         expert_parallel=bool(words & {"--enable-expert-parallel", "-ep"}),
         prefix_caching="--no-enable-prefix-caching" not in words,
+        drafts=bool(words & {"--speculative-config", "-sc"}),
         hybrid="--disable-hybrid-kv-cache-manager" not in words,
     )

@@ -125,7 +125,15 @@ def test_every_rule_has_a_source() -> None:
     """A reason can be looked up."""
     assert all(Reason(rule, "").source for rule in RULES)
     decided = {rule for *_, rules in _GOLDEN.values() for rule in rules}
-    others = {"tp-over-nodes", "dp-attention", "heads", "recurrent-heads", "asked", "closest"}
+    others = {
+        "tp-over-nodes",
+        "dp-attention",
+        "heads",
+        "recurrent-heads",
+        "asked",
+        "closest",
+        "drafts",
+    }
     assert decided | others == set(RULES)
 
 
@@ -225,6 +233,15 @@ def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: Gpu) ->
     assert refused(asked.model, option.tp, expert_parallel=option.experts) is None
     assert len(planned.placement) == (1 if option.coupled else option.dp) or option.coupled
     assert {name for name, _ in planned.placement} <= {host.name for host in asked.cluster.hosts}
+
+
+def test_drafts_are_said_not_to_count() -> None:
+    """Nothing is promised of what is not modelled."""
+    asked = question(models.LLAMA_8B, 14.96, cluster(1, 1))
+    drafting = replace(asked, flags=Flags(drafts=True))
+    told = [reason.rule for reason in remarks(drafting, choose(drafting))]
+    assert "drafts" in told
+    assert "drafts" not in [reason.rule for reason in remarks(asked, choose(asked))]
 
 
 def test_an_option_names_itself() -> None:

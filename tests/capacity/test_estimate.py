@@ -155,7 +155,7 @@ def test_arguments_are_read() -> None:
         "--max-model-len=32k --max-num-seqs 8 --max_num_seqs 16 --kv-cache-dtype fp8"
         " --gpu-memory-utilization 0.8 --enforce-eager --enable-expert-parallel -dcp 2"
         " --no-enable-prefix-caching --block-size 32 --max-num-batched-tokens 4K"
-        " --kv-cache-memory-bytes 1G"
+        " --kv-cache-memory-bytes 1G --speculative-config {}"
     )
     assert flags_of(args.split()) == Flags(
         utilization=0.8,
@@ -169,6 +169,7 @@ def test_arguments_are_read() -> None:
         eager=True,
         expert_parallel=True,
         prefix_caching=False,
+        drafts=True,
     )
     assert flags_of([]) == Flags()
 
