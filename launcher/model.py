@@ -346,8 +346,13 @@ class Answer:
 
     @property
     def tail(self) -> str:
-        """The last lines of what it said, errors preferred: the evidence to show."""
-        return "\n".join((self.err.strip() or self.out.strip()).splitlines()[-6:])
+        """The last lines of what it said, errors preferred: the evidence to show, without what
+        Docker's client advises below each error.
+        """
+        lines = (self.err.strip() or self.out.strip()).splitlines()
+        if lines[1:] and lines[-1].startswith(("Run 'docker ", "See 'docker ")):
+            lines = "\n".join(lines[:-1]).rstrip().splitlines()
+        return "\n".join(lines[-6:])
 
 
 def natural(name: str) -> list[tuple[int, int | str]]:

@@ -82,3 +82,24 @@ def test_an_inventory_knows_its_head_its_workers_and_its_gpus() -> None:
     assert inventory.node("c") is nodes[2]
     with pytest.raises(KeyError):
         inventory.node("d")
+
+
+@pytest.mark.parametrize(
+    ("err", "tail"),
+    [
+        ("a\nb", "a\nb"),
+        ("1\n2\n3\n4\n5\n6\n7", "2\n3\n4\n5\n6\n7"),
+        (
+            "docker: no such image\n\nRun 'docker run --help' for more information\n",
+            "docker: no such image",
+        ),
+        ("docker: no such image.\nSee 'docker run --help'.", "docker: no such image."),
+        (
+            "Run 'docker run --help' for more information",
+            "Run 'docker run --help' for more information",
+        ),
+    ],
+)
+def test_evidence_is_the_end_of_what_was_said(err: str, tail: str) -> None:
+    """But not what Docker's client advises below its error."""
+    assert Answer(node="n", code=125, err=err).tail == tail
