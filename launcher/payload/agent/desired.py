@@ -104,7 +104,7 @@ class Desired:
     policy: Policy = field(default_factory=Policy)
     asked_for: Mapping[str, Any] = field(default_factory=dict)
     image: str = ""
-    read_ahead: bool = True
+    read_ahead: bool = False
     version: int = VERSION
 
     def as_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def read(said: Any) -> Desired:
             policy=_policy(said["policy"]),
             asked_for=dict(said["asked_for"]),
             # a launcher of before does not say
-            read_ahead=said.get("read_ahead", True) is True,
+            read_ahead=said.get("read_ahead", False) is True,
         )
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no server: {type(error).__name__}: {error}") from None

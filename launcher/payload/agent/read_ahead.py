@@ -1,5 +1,6 @@
 """Reads a model's files into the page cache while Python and vLLM start, which takes 10 to 30
-seconds in which a disk or a network file system has nothing to do.
+seconds in which a disk that holds nothing else has nothing to do. Off unless the inventory asks for
+it: on the disk of the images the start waits behind it (docs/performance.md).
 
 Standard library only. Only files that vLLM would read on this node anyway are read, and nothing
 where they would take more than half of the memory that is free.
