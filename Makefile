@@ -61,8 +61,10 @@ lab-tests-others: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR:%=--ignore=%)
 
 # Servers and batches that die in every way, several servers at once, a flood, and a login that may do little: an hour and more
-# that `make test` has no room for.
+# that `make test` has no room for. The compiler is for what engines compile.
 long-tests: machine
+	command -v g++ >/dev/null && test -e /usr/include/python3.11/Python.h || { $(SUDO) apt-get update --quiet && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends g++ python3-dev; }
 	$(SUDO) $(BIN)/pytest -q -m long --durations=30
 
 # The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.errors import PlacementError
 from launcher.model import Backend, Inventory, Node, fold
+from launcher.node_shares import brings, fill, fit, share
 from launcher.tools.model_config import ModelShape, shape_of
 
 
@@ -109,7 +110,7 @@ def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = N
     if small:
         raise PlacementError(
             f"{small[0].name} has {small[0].gpus} GPUs, not {gpus}",
-            evidence=_brings(inventory),
+            evidence=brings(inventory),
             hint=f"ask for at most {min(node.gpus for node in nodes)} of each node: `--gpus`",
         )
     head = inventory.head if inventory.head in nodes else nodes[0]
@@ -173,11 +174,11 @@ def choose(
     if wrong or stage % pcp:
         raise PlacementError(
             f"{placed.words} cannot run: {wrong or _UNEVEN}",
-            evidence=f"{why}; {_brings(inventory)}",
+            evidence=f"{why}; {brings(inventory)}",
             hint=_instead(inventory, shape, pcp),
         )
     mp = backend == "mp"
-    nodes = share(inventory, stage, chosen_pp) if mp else _fill(inventory, stage * chosen_pp)
+    nodes = share(inventory, stage, chosen_pp) if mp else fill(inventory, stage * chosen_pp)
     placed = replace(placed, nodes=nodes)
     return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
 
@@ -223,64 +224,6 @@ def _indivisible(shape: ModelShape, tp: int, pp: int) -> str:
     return ""
 
 
-def share(inventory: Inventory, tp: int, pp: int) -> tuple[tuple[str, int], ...]:
-    """Hand out ranks as vLLM's own multi-node mode needs it: the head first, then as few nodes as
-    hold all in equal shares.
-
-    vLLM gives each of its nodes the same number of ranks (`local_world_size`,
-    vllm/config/parallel.py).
-
-    Raises:
-        PlacementError: no number of nodes can share the ranks equally.
-    """
-    ordered = _largest_first(inventory)
-    for count in range(1, len(ordered) + 1):
-        each, rest = divmod(tp * pp, count)
-        if not rest and all(node.gpus >= each for node in ordered[:count]):
-            return tuple((node.name, each) for node in ordered[:count])
-    raise PlacementError(
-        f"TP {tp} × PP {pp} cannot be shared equally between nodes, which the mp backend needs",
-        evidence=_brings(inventory),
-        hint="use `--backend ray`, or a TP × PP that every node takes the same part of",
-    )
-
-
-def fit(inventory: Inventory, dp: int, each: int, *, spanning: bool) -> tuple[tuple[str, int], ...]:
-    """Hand out replicas of `each` ranks: whole ones inside nodes, the head's first, on as few nodes
-    as hold them.
-
-    With `spanning`, one that is larger than a node takes several whole ones, as vLLM's Ray backend
-    can (strategy `span` of `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when they
-    do not fit, or the head would hold none.
-    """
-    if spanning and each > inventory.head.gpus:
-        return _fit_whole_nodes(inventory, dp * each, each)
-    left, nodes = dp, []
-    for node in _largest_first(inventory):
-        here = min(left, node.gpus // each)
-        if here:
-            nodes.append((node.name, here * each))
-        left -= here
-    return () if left or nodes[0][0] != inventory.head.name else tuple(nodes)
-
-
-def _fit_whole_nodes(inventory: Inventory, world: int, each: int) -> tuple[tuple[str, int], ...]:
-    """Hand out `world` ranks to nodes that are all alike, so that each replica has nodes to
-    itself.
-    """
-    ordered, size = _largest_first(inventory), inventory.head.gpus
-    alike = all(node.gpus == size for node in ordered)
-    count = world // size
-    if not alike or each % size or count > len(ordered):
-        return ()
-    return tuple((node.name, size) for node in ordered[:count])
-
-
-def _largest_first(inventory: Inventory) -> tuple[Node, ...]:
-    """Return the head, then the workers, those with most GPUs first."""
-    return (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
-
-
 def _replicate(
     inventory: Inventory,
     dp: int,
@@ -299,7 +242,7 @@ def _replicate(
         raise PlacementError(
             f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run:"
             f" {wrong or _unfit(inventory, each, wide)}",
-            evidence=f"{why}; {_brings(inventory)}",
+            evidence=f"{why}; {brings(inventory)}",
             hint=_other_replicas(inventory, dp, shape) + ray,
         )
     placed = Placement(
@@ -343,7 +286,7 @@ def _equal_part(inventory: Inventory, dp: int, pp: int | None) -> int:
         asked = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
         raise PlacementError(
             f"the cluster's {total} GPUs cannot be divided equally between {asked}",
-            evidence=_brings(inventory),
+            evidence=brings(inventory),
             hint=_other_replicas(inventory, dp, ModelShape()),
         )
     return part
@@ -433,7 +376,7 @@ def _gpus_per_node(inventory: Inventory) -> int:
         options.append(f"`--tp 1 --pp {total}`")
     raise PlacementError(
         "the nodes have different numbers of GPUs, so TP = GPUs per node has no answer",
-        evidence=_brings(inventory),
+        evidence=brings(inventory),
         hint=f"ask for a split that keeps TP groups inside nodes: {' or '.join(options)}",
     )
 
@@ -449,26 +392,9 @@ def _rest(inventory: Inventory, asked: str, size: int) -> int:
     other = "pp" if asked == "tp" else "tp"
     raise PlacementError(
         f"{asked.upper()} {size} does not divide the cluster's {total} GPUs",
-        evidence=_brings(inventory),
+        evidence=brings(inventory),
         hint=f"give both to use fewer GPUs: `--{asked} {size} --{other} {total // size}`",
     )
-
-
-def _brings(inventory: Inventory) -> str:
-    return "GPUs: " + ", ".join(f"{node.name} {node.gpus}" for node in inventory.nodes)
-
-
-def _fill(inventory: Inventory, world: int) -> tuple[tuple[str, int], ...]:
-    """Hand out ranks as vLLM sorts them: the head first, each node's together
-    (v1/executor/ray_executor_v2.py).
-    """
-    left, nodes = world, []
-    for node in (inventory.head, *inventory.workers):
-        here = min(left, node.gpus)
-        if here:
-            nodes.append((node.name, here))
-        left -= here
-    return tuple(nodes)
 
 
 def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> list[str]:

@@ -90,10 +90,7 @@ def counted(model: Architecture) -> int:
     """
     if model.modelled:
         return 0
-    parts = [part for layer in model.layers for part in _layer_parts(model, layer)]
-    linear = sum(part.params for part in parts if part.linear)
-    others = sum(part.params for part in parts if not part.linear)
-    others += model.vocabulary * model.hidden * _embeddings(model, first=True, last=True)
+    linear, others = _params(model, [_layer_parts(model, layer) for layer in model.layers])
     small = any(word in model.quantization for word in _FOUR_BITS)
     quantized = 0.5625 if small else 1.0
     each = quantized if model.quantization else 2.0
@@ -201,9 +198,7 @@ def _widths(model: Architecture, layers: Sequence[Sequence[Part]], total: int) -
     Tensors that are not of linear layers are 16 bits wide. In a quantized checkpoint linear layers
     have what is left; in another all parameters share it, or the vision tower has it.
     """
-    linear = sum(part.params for layer in layers for part in layer if part.linear)
-    others = sum(part.params for layer in layers for part in layer if not part.linear)
-    others += model.vocabulary * model.hidden * _embeddings(model, first=True, last=True)
+    linear, others = _params(model, layers)
     drafts, tables = _drafts(model, layers[-1])
     # What quantizes experts to four bits leaves draft layers as they were.
     small = model.quantization.startswith("fp8") or not model.quantization
@@ -216,6 +211,14 @@ def _widths(model: Architecture, layers: Sequence[Sequence[Part]], total: int) -
         return Widths(2.0, 2.0, rest)
     each = max(0.0, total - vision) / max(1, linear + others)
     return Widths(each, each, vision)
+
+
+def _params(model: Architecture, layers: Sequence[Sequence[Part]]) -> tuple[int, int]:
+    """Return the parameters of linear layers, and all others with the tables of the vocabulary."""
+    parts = [part for layer in layers for part in layer]
+    linear = sum(part.params for part in parts if part.linear)
+    tables = _embeddings(model, first=True, last=True) * _embedding(model).params
+    return linear, sum(part.params for part in parts) - linear + tables
 
 
 def _drafts(model: Architecture, last: Sequence[Part]) -> tuple[int, int]:

@@ -106,8 +106,9 @@ def plan(
         here = plan_inputs.model_here(model, config, weights_bytes)
         if here is None:
             raise RequestError(
-                f"the model {model or ''} is not here".replace("  ", " "),
-                hint="name its folder, or --config FILE --weights-bytes N",
+                f"the model {model} is not here" if model else "no model is named",
+                hint="name its folder with `--model`, or `--config FILE --weights-bytes N`; the"
+                " nodes are asked for it without `--gpu` and `--offline`",
             )
         counts = (
             {node.name: node.gpus for node in call.inventory.nodes}

@@ -140,7 +140,8 @@ def _cluster(site: Site, link: Link) -> Cluster:
     if not hosts:
         raise RequestError(
             "no node of this cluster has GPUs that tell their memory",
-            hint="describe them: `--gpu NAME --gpus-per-node N --nodes N`",
+            hint="describe them, and the model: `--gpu NAME --gpus-per-node N --nodes N"
+            " --config FILE --weights-bytes N`",
         )
     return Cluster(hosts=tuple(hosts), link=link)
 

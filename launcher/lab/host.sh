@@ -2,8 +2,9 @@
 # The first process of a practice host, already in namespaces of its own: give it a file system like
 # a fresh server's. The machine lends /usr and its like; everything a server writes to (/etc, /var,
 # /run, /root, ...) lies below $1/fs.
-# What lies in $1/programs, where there is such a folder, comes before the machine's own programs, and
-# $1/class before its /sys/class; $1/devices has lines `NAME MAJOR MINOR`, nodes of a /dev of its own.
+# What lies in $1/programs, where there is such a folder, comes before the machine's own programs,
+# and $1/class before its /sys/class; $1/devices has lines `NAME MAJOR MINOR`, nodes of a /dev of
+# its own.
 # usage: host.sh DIRECTORY HOSTNAME
 set -eu
 own=$1/fs

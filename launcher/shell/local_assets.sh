@@ -1,6 +1,6 @@
 #!/bin/sh
-# List what a host has that could be used: Hugging Face homes with their models, AMD GPUs, folders on
-# disks of its own, images of vLLM.
+# List what a host has that could be used: Hugging Face homes with their models, AMD GPUs, folders
+# on disks of its own, images of vLLM.
 #
 # Runs behind probe.sh, which sets $hf and leaves what starts docker in "$@". A cache is
 # `hub/models--OWNER--NAME` (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).

@@ -95,6 +95,7 @@ def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> 
         (["plan"], "no model is named"),
         (["plan", "--model", "meta/llama"], "no node has the model meta/llama whole"),
         (["plan", "--model", "meta/llama", "--gpu", "H100"], "the model meta/llama is not here"),
+        (["plan", "--gpu", "H100"], "no model is named"),
     ],
 )
 def test_what_is_missing_is_said(cluster: Cluster, words: list[str], message: str) -> None:
