@@ -136,11 +136,12 @@ def test_memory_of_single_bytes() -> None:
     kept.feed(b"m\n")
     kept.feed(b"x" * LIMIT)
     tracemalloc.start()
-    for _ in range(100_000):
+    for _ in range(500_000):
         kept.feed(b"y")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 100_000
+    # A reference to each piece would be 4 MB; other tests' threads allocate meanwhile, too.
+    assert peak < 2_000_000
 
 
 def test_who_reads_slowly_is_waited_for(adversary: Start, monkeypatch: pytest.MonkeyPatch) -> None:
