@@ -280,7 +280,8 @@ def _cell(each: Known, nodes: int, count: int, gpu: str, link: Link, *, gpus: Ex
     option = planned.option
     mark = {"fits": "", "tight": " ~", "does-not-fit": " !"}[planned.verdict]
     experts = "E" if option.experts else ""
-    return f"{option.dp}×{option.tp}×{option.pp}{experts}{mark}"
+    several = f"{option.servers}·" if option.servers > 1 else ""
+    return f"{several}{option.dp}×{option.tp}×{option.pp}{experts}{mark}"
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from launcher.capacity.choice import (
     options,
     refused,
 )
+from launcher.model import fold
 
 _MOST = 6
 _SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95
@@ -96,19 +97,23 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
 
 def _other_splits(question: Question, chosen: Planned) -> Iterator[Alternative]:
     cluster, taken = question.cluster, chosen.option
-    seen = {(taken.tp, taken.pp, taken.coupled)}
+    seen = {_shape(taken)}
     default = Option(tp=cluster.each, pp=len(cluster.hosts))
     whole = (
         () if refused(question.model, default.tp) or not _stages(question, default) else (default,)
     )
     for option in (*whole, *options(question.model, cluster)):
-        shape = (option.tp, option.pp, option.coupled)
         planned = question.judged(option)
-        smaller = option.each < taken.each and planned.verdict == "does-not-fit"
-        if shape not in seen and not smaller:
+        alone = option.each < taken.each or (planned.option.coupled and not option.coupled)
+        hopeless = alone and planned.verdict == "does-not-fit"
+        if (shape := _shape(planned.option)) not in seen and not hopeless:
             seen.add(shape)
             better = _EVERYTHING if option is default else _better(option, taken)
             yield Alternative(_arguments(planned.option), better, planned)
+
+
+def _shape(option: Option) -> tuple[int, int, int, bool]:
+    return option.tp, option.pp, option.replicas, option.coupled
 
 
 def _stages(question: Question, option: Option) -> bool:
@@ -116,14 +121,32 @@ def _stages(question: Question, option: Option) -> bool:
     return option.pp <= max(1, len(question.model.layers))
 
 
-def command(name: str, question: Question, planned: Planned, args: Sequence[str]) -> str:
-    """Return the line that starts what is planned; `args` are those of vLLM that were asked for."""
-    words = ["vlaunch", "serve", "--model", name, *_sizes(planned.option), "--"]
-    if question.flags.length is None:
-        words += ["--max-model-len", str(planned.estimate.length)]
-    if planned.option.experts and not question.flags.expert_parallel:
-        words.append("--enable-expert-parallel")
-    return shlex.join([*words, *args])
+def commands(
+    name: str, question: Question, planned: Planned, args: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the lines that start what is planned, one for each server; `args` are those of vLLM
+    that were asked for.
+    """
+    option = planned.option
+    words = ["vlaunch", "serve", "--model", name, *_sizes(option)]
+    own = ["--"] if question.flags.length else ["--", "--max-model-len", str(_length(planned))]
+    if option.experts and not question.flags.expert_parallel:
+        own.append("--enable-expert-parallel")
+    if option.servers == 1:
+        return (shlex.join([*words, *own, *args]),)
+    names = [host.name for host in question.cluster.hosts]
+    size = len(names) // option.servers
+    return tuple(
+        shlex.join([*words, "--backend", "mp", "--name", f"server-{at}", "--nodes", nodes])
+        + " "
+        + shlex.join([*own, *args])
+        for at in range(1, option.servers + 1)
+        for nodes in [fold(names[(at - 1) * size : at * size])]
+    )
+
+
+def _length(planned: Planned) -> int:
+    return planned.estimate.length
 
 
 def _arguments(option: Option) -> str:
@@ -136,7 +159,7 @@ def _sizes(option: Option) -> list[str]:
 
 
 def _better(option: Option, taken: Option) -> str:
-    if option.coupled:
+    if option.coupled and option.tp == 1:
         return "throughput of many requests: KV is held once"
     if option.each < taken.each:
         return "throughput: more replicas, less talk between GPUs"

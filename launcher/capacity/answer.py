@@ -18,7 +18,7 @@ def answer(question: Question, planned: Planned) -> Json:
     return {
         **_figures(planned.estimate, question.model.modelled),
         "verdict": planned.verdict,
-        "max_concurrency": _range(planned.estimate.concurrency, planned.option.dp),
+        "max_concurrency": _range(planned.estimate.concurrency, planned.option.replicas),
         "split": _split(planned),
         "why": [_reason(reason) for reason in why],
         "alternatives": [_alternative(each) for each in alternatives(question, planned)],
@@ -69,6 +69,7 @@ def _split(planned: Planned) -> Json:
         "tp": option.tp,
         "pp": option.pp,
         "dp": option.dp,
+        "servers": option.servers,
         "expert_parallel": option.experts,
         "nodes": [{"name": name, "gpus": gpus} for name, gpus in planned.placement],
     }
@@ -87,5 +88,5 @@ def _alternative(each: Alternative) -> Json:
         "split": _split(planned),
         **_stage(planned.estimate.poorest),
         "kv_tokens": _range(planned.estimate.tokens),
-        "max_concurrency": _range(planned.estimate.concurrency, planned.option.dp),
+        "max_concurrency": _range(planned.estimate.concurrency, planned.option.replicas),
     }

@@ -20,6 +20,7 @@ from launcher.capacity.versions import TODAY
 Verdict = Literal["fits", "tight", "does-not-fit"]
 
 _MOST_NODES = 64
+_WORSE: tuple[Verdict, ...] = ("fits", "tight", "does-not-fit")
 _DOCS = "https://docs.vllm.ai/en/latest/serving/"
 RULES = {
     "one-gpu": _DOCS + "parallelism_scaling/",
@@ -37,6 +38,8 @@ RULES = {
     "recurrent-heads": "vllm/model_executor/layers/mamba/mamba_utils.py (0.32)",
     "layers": "vllm/distributed/utils.py, get_pp_indices (0.32)",
     "replicas": _DOCS + "data_parallel_deployment/",
+    "shared-experts": "vllm/model_executor/layers/fused_moe/config.py,"
+    " flatten_tp_across_dp_and_pcp (0.32)",
     "asked": "the command line",
     "drafts": "docs/planning.md",
     "closest": "vllm/v1/worker/gpu_worker.py, determine_available_memory (0.32)",
@@ -66,13 +69,20 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A split, and why it is considered."""
+    """A split, and why it is considered.
+
+    `dp` replicas are behind one endpoint, and are `coupled` when they share a mixture's experts;
+    `servers` of them are started beside each other. `exact` is one that was asked for: no replica
+    is added to it.
+    """
 
     tp: int
     pp: int = 1
     dp: int = 1
     experts: bool = False
     coupled: bool = False
+    servers: int = 1
+    exact: bool = False
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -81,11 +91,22 @@ class Option:
         return self.tp * self.pp
 
     @property
+    def whole(self) -> int:
+        """GPUs of what cannot be taken apart: a replica, or several that share experts."""
+        return self.each * (self.dp if self.coupled else 1)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of all servers."""
+        return self.dp * self.servers
+
+    @property
     def words(self) -> str:
         """Name the split for people."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
         shown = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
-        return " × ".join(shown) + (", experts over all of them" if self.experts else "")
+        split = " × ".join(shown) + (", experts over all of them" if self.experts else "")
+        return f"{self.servers} servers, each {split}" if self.servers > 1 else split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +121,7 @@ class Planned:
     def requests(self, which: str) -> float:
         """Return how many requests of the wanted length fit: `low`, `likely` or `high`."""
         found = self.estimate.concurrency
-        return getattr(found, which) * self.option.dp if found else 0.0
+        return getattr(found, which) * self.option.replicas if found else 0.0
 
 
 def refused(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
@@ -182,6 +203,15 @@ def _over_nodes(model: Architecture, cluster: Cluster, widest: int) -> Iterator[
             "nodes", f"the model needs {nodes} nodes: TP inside, pipeline stages between them"
         )
         yield Option(tp=widest, pp=nodes * stages, experts=experts, reasons=(reason,))
+    if count > 1 and model.experts and cluster.link.rdma:
+        text = "RDMA between nodes: each GPU attends for itself, and experts are over all of them"
+        yield Option(
+            tp=1,
+            dp=cluster.each * count,
+            experts=True,
+            coupled=True,
+            reasons=(Reason("expert-parallel", text),),
+        )
     if wide and cluster.link.carries_tp:
         text = "the link between nodes was measured fast enough for TP"
         yield Option(tp=over, reasons=(Reason("tp-over-nodes", text),))
@@ -200,28 +230,45 @@ class Question:
 
     def judged(self, option: Option, flags: Flags | None = None) -> Planned:
         """Work an option out with as many replicas as the GPUs give, and judge it."""
-        placement = place(option, self.cluster)
-        dp = option.dp if option.coupled else sum(1 for _ in placement) or 1
-        whole = option if option.coupled else replace(option, dp=max(option.dp, dp))
-        given = flags or self.flags
-        flags = replace(
-            given,
-            length=given.length or self.want.context,
-            expert_parallel=given.expert_parallel or option.experts,
-        )
+        whole = replicated(option, self.model, self.cluster)
+        flags = flags or self.flags
+        found = self._estimated(whole, flags)
+        verdict = verdict_of(found, -(-self.want.requests // whole.replicas))
+        if whole.coupled and not option.coupled:  # each is to fit without the others' help, too
+            verdict = max(verdict, verdict_of(self._estimated(option, flags)), key=_WORSE.index)
+        placement = place(whole, self.cluster)
+        placed = placement[: whole.dp] if whole.exact and not whole.coupled else placement
+        return Planned(option=whole, estimate=found, verdict=verdict, placement=placed)
+
+    def _estimated(self, option: Option, flags: Flags) -> Estimate:
         engine = Engine(
             gpus=(self.cluster.smallest,) * option.pp,
             tp=option.tp,
             dp=option.dp if option.coupled else 1,
-            nodes=-(-option.each // self.cluster.each),
-            flags=flags,
+            nodes=-(-option.whole // self.cluster.each),
+            flags=replace(
+                flags,
+                length=flags.length or self.want.context,
+                expert_parallel=flags.expert_parallel or option.experts,
+            ),
             version=self.version,
         )
-        found = estimate(self.model, self.weight_bytes, engine)
-        need = -(-self.want.requests // whole.dp)
-        return Planned(
-            option=whole, estimate=found, verdict=verdict_of(found, need), placement=placement
-        )
+        return estimate(self.model, self.weight_bytes, engine)
+
+
+def replicated(option: Option, model: Architecture, cluster: Cluster) -> Option:
+    """Return an option with as many replicas as there are GPUs for.
+
+    Those of a mixture share its experts in every layer, so that they are behind one endpoint inside
+    a node, and each node has a server of its own.
+    """
+    if option.exact:
+        return replace(option, coupled=option.dp > 1 and model.experts is not None)
+    if not option.coupled and model.experts is None:
+        return replace(option, dp=len(place(option, cluster)) or 1)
+    if not option.coupled and (here := cluster.each // option.each) > 1:
+        option = replace(option, dp=here, coupled=True, experts=True)
+    return replace(option, servers=len(place(option, cluster)) or 1)
 
 
 def verdict_of(found: Estimate, need: int = 1) -> Verdict:
@@ -236,13 +283,17 @@ def verdict_of(found: Estimate, need: int = 1) -> Verdict:
 
 
 def place(option: Option, cluster: Cluster) -> tuple[tuple[str, int], ...]:
-    """Return where each replica lies: its first node, and the GPUs that it takes there."""
-    each = option.each * (option.dp if option.coupled else 1)
-    if each <= cluster.each:
-        return tuple((host.name, each) for host in cluster.hosts for _ in range(host.gpus // each))
-    nodes = -(-each // cluster.each)
+    """Return where each replica lies, or several that share experts: the first node, and the GPUs
+    that are taken there.
+    """
+    whole = option.whole
+    if whole <= cluster.each:
+        return tuple(
+            (host.name, whole) for host in cluster.hosts for _ in range(host.gpus // whole)
+        )
+    nodes = -(-whole // cluster.each)
     heads = cluster.hosts[: len(cluster.hosts) // nodes * nodes : nodes]
-    return tuple((host.name, each // nodes) for host in heads)
+    return tuple((host.name, whole // nodes) for host in heads)
 
 
 def choose(question: Question) -> Planned:
@@ -272,10 +323,7 @@ def remarks(question: Question, planned: Planned) -> tuple[Reason, ...]:
     """Return what else is to be known of a split."""
     model, option = question.model, planned.option
     found = list(option.reasons)
-    if option.dp > 1 and not option.coupled:
-        found.append(
-            Reason("replicas", f"{option.dp} replicas share the requests behind one endpoint")
-        )
+    found += _of_replicas(option)
     if (held := copies(model, option.tp)) > 1:
         found.append(
             Reason(
@@ -291,3 +339,20 @@ def remarks(question: Question, planned: Planned) -> tuple[Reason, ...]:
             Reason("layers", f"{len(model.layers)} layers over {option.pp} stages: {counts}")
         )
     return tuple(found)
+
+
+def _of_replicas(option: Option) -> list[Reason]:
+    """Say how replicas and servers share the requests."""
+    found = []
+    if option.dp > 1 and option.coupled:
+        text = (
+            f"{option.dp} replicas share experts, behind one endpoint; inside a node that is quick"
+        )
+        found.append(Reason("shared-experts", text))
+    elif option.dp > 1:
+        text = f"{option.dp} replicas share the requests behind one endpoint"
+        found.append(Reason("replicas", text))
+    if option.servers > 1:
+        text = "each server has its own endpoint: experts that are shared over nodes need RDMA"
+        found.append(Reason("shared-experts", text))
+    return found

@@ -179,6 +179,7 @@ def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None)
         pp=pp or 1,
         dp=dp or 1,
         experts=question.flags.expert_parallel,
+        exact=dp is not None,
         reasons=(choice.Reason("asked", "this split was asked for"),),
     )
     wrong = choice.refused(question.model, option.tp, expert_parallel=option.experts)
@@ -207,12 +208,12 @@ def _show(
     explain: bool,
 ) -> None:
     if call.as_json:
-        from launcher.capacity.advice import command
+        from launcher.capacity.advice import commands
         from launcher.capacity.answer import answer
         from launcher.ui.json_line import dumps
 
-        run = command(name, question, planned, args)
-        click.echo(dumps({**answer(question, planned), "run": run}))
+        run = commands(name, question, planned, args)
+        click.echo(dumps({**answer(question, planned), "run": list(run)}))
         return
     from launcher.ui import capacity
     from launcher.ui.terminal import field

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.capacity.advice import Alternative, alternatives, command
+from launcher.capacity.advice import Alternative, alternatives, commands
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.choice import Planned, Question, remarks
 from launcher.capacity.estimate import Range, Stage
@@ -25,16 +25,24 @@ def rows(
     yield _row("choice", f"{option.words}; vLLM {'.'.join(map(str, question.version))}")
     yield _row("per GPU", _memory(found.poorest))
     if found.tokens and found.tokens.high:
-        replicas = f" per replica, {option.dp} replicas" if option.dp > 1 else ""
-        yield _row("KV cache", f"{_tokens(found.tokens)} tokens{replicas}; {_requests(planned)}")
+        several = f" per replica, {option.replicas} replicas" if option.replicas > 1 else ""
+        yield _row("KV cache", f"{_tokens(found.tokens)} tokens{several}; {_requests(planned)}")
     yield _row("verdict", _VERDICTS[planned.verdict] + _because(question, planned))
     for place, reason in enumerate(remarks(question, planned)):
         yield _row("" if place else "why", reason.text)
     for place, each in enumerate(alternatives(question, planned)):
         yield _row("" if place else "other", _other(each))
     if planned.verdict != "does-not-fit":
-        yield _row("run", command(name, question, planned, args))
+        yield from _run(commands(name, question, planned, args))
     yield _row("basis", _basis(question.model))
+
+
+def _run(lines: Sequence[str]) -> Iterator[str]:
+    yield _row("run", lines[0])
+    if len(lines) > 2:
+        yield _row("", f"… {len(lines) - 2} more, one for each server; all of them: --json")
+    if len(lines) > 1:
+        yield _row("", lines[-1])
 
 
 def explained(planned: Planned) -> Iterator[str]:

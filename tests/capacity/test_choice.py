@@ -96,8 +96,24 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
         219.8,
         cluster(1, 8, nvlink=True),
         90,
+        "DP 2 × TP 4, experts over all of them",
+        ("node", "shared-experts"),
+    ),
+    "experts that a TP would cut through, and too long requests for less": (
+        models.QWEN_235B,
+        219.8,
+        cluster(1, 8, Gpu(name="RTX", memory_gib=47.5), nvlink=True),
+        1,
         "TP 8, experts over all of them",
         ("fp8-blocks", "expert-parallel", "kv-copies"),
+    ),
+    "a mixture on two nodes: a server on each": (
+        models.QWEN_235B,
+        219.8,
+        cluster(2, 8, nvlink=True),
+        90,
+        "2 servers, each DP 2 × TP 4, experts over all of them",
+        ("node", "shared-experts", "shared-experts"),
     ),
     "one GPU a node, and RDMA": (
         {**models.LLAMA_8B, "num_hidden_layers": 320},
@@ -214,7 +230,7 @@ def test_there_are_other_ways(name: str) -> None:
 
 def _splits(planned: Planned) -> int:
     option = planned.option
-    return option.each * option.dp
+    return option.each * option.replicas
 
 
 @pytest.mark.parametrize(
@@ -231,7 +247,7 @@ def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: Gpu) ->
     assert _splits(planned) <= nodes * gpus
     assert option.pp <= len(asked.model.layers)
     assert refused(asked.model, option.tp, expert_parallel=option.experts) is None
-    assert len(planned.placement) == (1 if option.coupled else option.dp) or option.coupled
+    assert len(planned.placement) == option.replicas // (option.dp if option.coupled else 1)
     assert {name for name, _ in planned.placement} <= {host.name for host in asked.cluster.hosts}
 
 

@@ -34,7 +34,7 @@ def big(config: Path, *words: str) -> list[str]:
     ("name", "code", "words"),
     [
         ("fits", 0, [*H100, "--nodes", "2", "--rdma", "--context", "32K", "--concurrency", "40"]),
-        ("tight", 3, [*H100, "--context", "32K", "--concurrency", "16", "--tp", "4"]),
+        ("tight", 3, [*H100, "--context", "32K", "--concurrency", "8", "--tp", "4", "--dp", "1"]),
         ("does-not-fit", 1, ["--gpu", "L40S", "--gpus-per-node", "4"]),
         ("explained", 0, [*H100, "--context", "8K", "--tp", "8", "--explain", "--", "-ep"]),
     ],
