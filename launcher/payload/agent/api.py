@@ -11,7 +11,8 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .task import Form
 
@@ -128,7 +129,7 @@ class Counters:
     progress.
 
     `tokens` were generated, `good` requests succeeded, and `failed` were answered with 5xx, all
-    since it started.
+    since it started. `held` is what its KV cache holds, as `capacity` reads it.
     """
 
     progress: tuple[str, ...]
@@ -137,6 +138,7 @@ class Counters:
     tokens: float
     good: float
     failed: float
+    held: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, replica: int | None) -> tuple[str, ...]:
         """Return the progress of one replica; of all of them for None."""
@@ -145,6 +147,7 @@ class Counters:
         )
 
 
+_HELD = ("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks", "block_size")
 _PROGRESS = re.compile(
     r"^vllm:(?:generation_tokens_total|prompt_tokens_total"
     r"|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
@@ -183,6 +186,7 @@ def read_counters(text: str) -> Counters | None:
                 if line.startswith("vllm:request_success_total")
             ),
             failed=total("http_requests_total", 'status="5xx"'),
+            held={name: label for name, label in capacity(text).items() if name in _HELD},
         )
     except (ValueError, OverflowError):
         return None

@@ -47,6 +47,7 @@ class Api:
         self.node, self.clock = process.node, clock
         self.last_answer = self.asking = 0.0
         self.counts: Counts | None = None
+        self.held: dict[str, str] = {}  # what its KV caches hold together
         self._eye: Probe | None = None  # on an API whose node's agent cannot be asked
 
     def probe(self, *, ready: bool) -> Mapping[str, Any]:
@@ -114,6 +115,8 @@ class Api:
             tokens=float(counted["tokens"]),
             failed=float(counted["failed"]),
         )
+        if isinstance(held := counted.get("held"), Mapping):
+            self.held = {str(name): str(label) for name, label in held.items()}
 
     def warning(self, probe: Mapping[str, Any], task: str) -> str:
         """Say what is odd about what we ask ourselves; empty when nothing is."""
@@ -141,6 +144,13 @@ class Apis:
         self._well: tuple[int, float] | None = None
         self._counted: tuple[int, float] | None = None
         self._tokens: tuple[float, float] | None = None
+
+    @property
+    def held(self) -> dict[str, str]:
+        """What the KV caches of the replicas behind the first API hold; empty where vLLM has not
+        said it.
+        """
+        return self._each[0].held
 
     def hear(self, seen: Observed, moved: Movement) -> bool:
         """Note what has moved, and what they count; True when each has answered so far."""

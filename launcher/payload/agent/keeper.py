@@ -62,6 +62,7 @@ class Keeper:
         self._explain: Background[Culprit | None] | None = None
         self._view: RayView | None = None
         self._reserved: Reservation | None = None
+        self._held: dict[str, str] = {}  # what it holds, as it was written down
         self._saved = 0.0
         self._leaving: float | None = None
         self._freed: Background[tuple[int, str]] | None = None
@@ -307,16 +308,25 @@ class Keeper:
         faults.over(seen, now)
         seen.ready_at, seen.next_start = now, None
         self._set("ready")
-        with contextlib.suppress(OSError):
-            state.answered(want, now, self.folder)
+        self._note_answered(want, now)
         say(f"{self.name}: answers, {took:.1f} s after its start")
         self._engine().meet(seen)
         self._save()
 
+    def _note_answered(self, want: Desired, at: float) -> None:
+        """Write down what has answered, for `vlaunch rollback`, and what it holds, for `vlaunch
+        plan`.
+        """
+        self._held = self._engine().apis.held
+        with contextlib.suppress(OSError):
+            state.answered(want, at, self.folder, held=self._held)
+
     def _watch(self) -> None:
         """Look whether the engine lives."""
-        seen, monitor = self._seen(), self._engine()
+        (want, seen), monitor = self._both(), self._engine()
         monitor.hear(seen)
+        if monitor.apis.held != self._held and seen.ready_at is not None:
+            self._note_answered(want, seen.ready_at)
         if monitor.meet(seen):
             self._save()
         self._judge()

@@ -128,6 +128,7 @@ class Probe:
                 "tokens": counted.tokens,
                 "good": counted.good,
                 "failed": counted.failed,
+                "held": dict(counted.held),
                 "progress": {_key(each): _digest(counted.of(each)) for each in self._keys()},
             }
         return said

@@ -88,9 +88,11 @@ def seen(name: str, folder: str = "") -> Observed | None:
         return None
 
 
-def answered(server: Desired, at: float, folder: str = "") -> None:
-    """Note that a server has answered, newest first; the same one is noted once, with its last
-    time.
+def answered(
+    server: Desired, at: float, folder: str = "", *, held: Mapping[str, str] | None = None
+) -> None:
+    """Note that a server has answered, newest first, and what its KV cache holds; the same one is
+    noted once, with its last time.
     """
     file = path(server.name, HISTORY, folder)
     said = read(file)
@@ -100,7 +102,8 @@ def answered(server: Desired, at: float, folder: str = "") -> None:
         for each in before
         if isinstance(was := each.get("desired"), Mapping) and was.get("id") != server.id
     ]
-    write(file, [{"at": at, "desired": server.as_json()}, *others][:KEPT])
+    one = {"at": at, "desired": server.as_json(), "held": dict(held or {})}
+    write(file, [one, *others][:KEPT])
 
 
 def container() -> str:

@@ -151,6 +151,7 @@ class Engine:
     refused: str = ""
     open: int = 0  # requests of others
     failed: float = 0.0
+    held: dict[str, str] = field(default_factory=dict)
 
 
 class Stage:
@@ -292,6 +293,7 @@ class Stage:
                 "tokens": float(self.answered),
                 "good": 0.0,
                 "failed": engine.failed,
+                "held": engine.held,
                 "progress": dict.fromkeys(keys, str(self.answered)),
             }
         return said

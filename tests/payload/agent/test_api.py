@@ -32,6 +32,12 @@ def test_the_counters_of_a_real_server() -> None:
         7.0,
         0.0,
     )
+    assert found.held == {
+        "kv_cache_size_tokens": "65536",
+        "kv_cache_max_concurrency": "128.0",
+        "num_gpu_blocks": "512",
+        "block_size": "128",
+    }
     failing = api.read_counters(
         METRICS + 'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 3.0\n'
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -36,6 +37,29 @@ def test_a_server_starts_and_answers(make: Make) -> None:
     assert (seen.generation, seen.faults, seen.restarts_left, seen.doing) == (1, [], None, "")
     assert seen.first_start is not None and 3 <= seen.first_start <= 4
     assert stage.history == ["abcd1234"]
+
+
+def test_what_its_cache_holds_is_remembered(make: Make) -> None:
+    """As soon as vLLM says it, and again when a restart makes it another one."""
+    stage = make()
+    stage.until("ready")
+    assert _held(stage) == {}
+
+    stage.engine.held = {"kv_cache_size_tokens": "65536"}
+    stage.run(2)
+    assert _held(stage) == {"kv_cache_size_tokens": "65536"}
+
+    stage.kill("gpu2")
+    stage.engine.held = {"kv_cache_size_tokens": "32768"}
+    stage.until("starting")
+    stage.until("ready")
+    stage.run(2)
+    assert _held(stage) == {"kv_cache_size_tokens": "32768"}
+    assert stage.history == ["abcd1234"]
+
+
+def _held(stage: Stage) -> object:
+    return json.loads((stage.folder / "chat" / "history.json").read_text())[0]["held"]
 
 
 @pytest.mark.parametrize(
