@@ -184,10 +184,7 @@ class World:
         if word == "verdict":
             return Answer(node=name, code=0, out=machine.files.get("network.json", b"").decode())
         if word == "answered":
-            texts = [
-                machine.files.get(self._below(f"{rest[0]}/{each}"), b"").decode()
-                for each in rest[1:]
-            ]
+            texts = [machine.files.get(self._below(each), b"").decode() for each in rest]
             return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
         if word in ("unpack", "folders", "store", "keep", "clear", "forget", "want", "purge"):
             failed = self._change(machine, command, word)

@@ -32,10 +32,18 @@ def answer_case(case: Case) -> Json:
     return {"id": case.id, **answer(*case.planned()), **measured}
 
 
+def basis(found: Estimate, unknown: str) -> str:
+    """Name what the figures rest on; `unknown` says why a model is not modelled."""
+    if found.at is not None:
+        return "measured"
+    return "weights-only" if unknown else "estimate"
+
+
 def _figures(found: Estimate, unknown: str) -> Json:
     poorest = found.poorest
     return {
-        "basis": "weights-only" if unknown else "estimate",
+        "basis": basis(found, unknown),
+        **({"measured_at": found.at} if found.at is not None else {}),
         **({"not_modelled": unknown} if unknown else {}),
         "context": found.length,
         **_stage(poorest),

@@ -12,9 +12,10 @@ from typing import Literal
 
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.cluster import Cluster
-from launcher.capacity.estimate import Engine, Estimate, estimate
+from launcher.capacity.estimate import Engine, Estimate, Range, estimate
 from launcher.capacity.flags import Flags
 from launcher.capacity.kv_cache import copies, partition
+from launcher.capacity.measured import Started, measured
 from launcher.capacity.versions import TODAY
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
@@ -219,7 +220,9 @@ def _over_nodes(model: Architecture, cluster: Cluster, widest: int) -> Iterator[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Everything that a plan depends on."""
+    """Everything that a plan depends on; `starts` are servers of this model that have answered
+    here, the newest first.
+    """
 
     model: Architecture
     weight_bytes: int
@@ -227,6 +230,7 @@ class Question:
     want: Want
     flags: Flags = field(default_factory=Flags)
     version: tuple[int, int] = TODAY
+    starts: tuple[Started, ...] = ()
 
     def judged(self, option: Option, flags: Flags | None = None) -> Planned:
         """Work an option out with as many replicas as the GPUs give, and judge it."""
@@ -253,7 +257,8 @@ class Question:
             ),
             version=self.version,
         )
-        return estimate(self.model, self.weight_bytes, engine)
+        found = estimate(self.model, self.weight_bytes, engine)
+        return measured(self.model, engine, found, self.starts)
 
 
 def replicated(option: Option, model: Architecture, cluster: Cluster) -> Option:
@@ -273,11 +278,12 @@ def replicated(option: Option, model: Architecture, cluster: Cluster) -> Option:
 
 def verdict_of(found: Estimate, need: int = 1) -> Verdict:
     """Judge one replica that is to hold so many longest requests at once."""
-    if found.concurrency is None:
+    if found.cache is None and found.at is None:
         return "tight" if found.starts("likely") else "does-not-fit"
-    if found.starts("low") and found.concurrency.low >= need:
+    times = found.concurrency or Range(0.0, 0.0, 0.0)
+    if found.starts("low") and times.low >= need:
         return "fits"
-    if found.starts("high") and found.concurrency.high >= need:
+    if found.starts("high") and times.high >= need:
         return "tight"
     return "does-not-fit"
 

@@ -65,7 +65,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one replica takes and holds; `cache` is None of a model that is not modelled."""
+    """What one replica takes and holds; `cache` is None of a model that is not modelled. `at` is
+    when a server was started from which this is known (seconds since 1970), None of an estimate.
+    """
 
     stages: tuple[Stage, ...]
     length: int
@@ -74,6 +76,7 @@ class Estimate:
     cache: Cache | None
     tokens: Range | None = None
     concurrency: Range | None = None
+    at: float | None = None
 
     @property
     def poorest(self) -> Stage:
@@ -88,6 +91,8 @@ class Estimate:
 
     def starts(self, which: str) -> bool:
         """Tell whether a longest request fits at the `low`, `likely` or `high` end of the range."""
+        if self.cache is None and self.at is not None:
+            return True  # it did
         memory = self.kv_bytes(which)
         return min(memory) > 0 and (self.cache is None or self.cache.starts(memory))
 
@@ -148,7 +153,11 @@ def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate
     )
     if model.modelled:
         return found
-    cache = cache_of(model, cache_request(engine, limits), limits.counts)
+    return with_cache(found, cache_of(model, cache_request(engine, limits), limits.counts))
+
+
+def with_cache(found: Estimate, cache: Cache) -> Estimate:
+    """Return an estimate with what a KV cache of this shape holds in the memory that is left."""
     blocks = [cache.blocks(found.kv_bytes(which)) for which in ("low", "likely", "high")]
     return replace(
         found,
@@ -156,6 +165,12 @@ def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate
         tokens=Range(*map(cache.tokens, blocks)),
         concurrency=Range(*map(cache.concurrency, blocks)),
     )
+
+
+def budget(engine: Engine, stage: int) -> float:
+    """Return the GiB of a stage's GPU that the engine may take."""
+    share = engine.flags.utilization or versions.utilization(engine.version)
+    return math.ceil(engine.gpus[stage].memory_gib * GIB * share) / GIB
 
 
 def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
@@ -187,17 +202,16 @@ def cache_request(engine: Engine, limits: Limits) -> CacheRequest:
 
 
 def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> Stage:
-    share = engine.flags.utilization or versions.utilization(engine.version)
-    budget = math.ceil(engine.gpus[load.stage].memory_gib * GIB * share) / GIB
+    whole = budget(engine, load.stage)
     sizes = parts(model, load)
     low, likely, high = summed(sizes, FACTORS)
     spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return Stage(
         layers=load.split.stages[load.stage],
-        budget=budget,
+        budget=whole,
         weights=Range(weights - spread, weights, weights + spread),
         working=Range(low, likely, high),
-        kv=_left(budget - weights, Range(low, likely, high), spread, engine.flags.cache_bytes),
+        kv=_left(whole - weights, Range(low, likely, high), spread, engine.flags.cache_bytes),
         parts=sizes,
     )
 

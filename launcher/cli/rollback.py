@@ -29,7 +29,7 @@ from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
     from launcher.cli.start import Begun
-    from launcher.state.rollback import Answered
+    from launcher.state.history import Answered
     from launcher.tools.host import HostFacts
 
 
@@ -232,12 +232,13 @@ def _before(
     raises RequestError.
     """
     from launcher.site import Site
+    from launcher.state import history
     from launcher.state import rollback as plans
 
     inventory = session.inventory
     head = inventory.head.name
-    answered, present = plans.read(
-        by_node(session.transport, [plans.ask(Site(inventory, facts), name)])[head][0]
+    answered, present = history.read(
+        by_node(session.transport, [history.ask(Site(inventory, facts), name)])[head][0]
     )
     image = facts[head].images.get(inventory.image)
     return plans.choose(answered, without or present, image.identity if image else "")

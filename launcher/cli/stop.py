@@ -76,11 +76,11 @@ def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
     its files say which.
     """
     from launcher.cli import server
-    from launcher.state import rollback
+    from launcher.state import history
     from launcher.state.servers import Server
 
     if not seen.site.head_runs:
-        return [Server(name=name) for name in rollback.names_with(seen.site, state.DESIRED)]
+        return [Server(name=name) for name in history.names_with(seen.site, state.DESIRED)]
     server.require_servers(session, seen)
     return [each for each in seen.kept.servers if each.state != "stopped"]
 

@@ -1,52 +1,14 @@
-"""Which server answered before the present one: the head's keeper writes it down
-(`payload/agent/state.py`).
-"""
+"""Which server `vlaunch rollback` returns to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Sequence
 
-from launcher.errors import RequestError, UnreadableAnswer
-from launcher.model import Answer, Backend
+from launcher.errors import RequestError
 from launcher.payload.agent import state
 from launcher.site import Site
 from launcher.state import servers
-from launcher.tools import decode, untrusted
-from launcher.transport import Command
-
-# The files are not there before anything has been served, nor after `down`.
-_READ = 'for file in "$2" "$3"; do cat "$1/$file" 2>/dev/null; printf "\\n\\036\\n"; done'
-
-_LATEST = 1e11  # seconds since 1970; no calendar goes much further
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """A server that has answered: what was asked for, with which image, and when (seconds since
-    1970).
-    """
-
-    id: str
-    at: Annotated[float, decode.within(0, _LATEST)]
-    model: str
-    backend: Backend
-    host: str
-    port: int
-    tp: int
-    pp: int
-    dp: int
-    args: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    gpus: int | None = None
-    image: str = ""
-
-    @property
-    def what(self) -> str:
-        """Name it for people."""
-        split = f"TP={self.tp} PP={self.pp}" + (f" DP={self.dp}" if self.dp > 1 else "")
-        return " ".join((self.model, f"({split}, {self.backend})", *self.args))
+from launcher.state.history import Answered, names_with
 
 
 def pick(site: Site, name: str | None) -> str:
@@ -66,46 +28,6 @@ def pick(site: Site, name: str | None) -> str:
             text = f"{len(found)} servers are known: {', '.join(f'`{each}`' for each in found)}"
             raise RequestError(text, hint=f"say which one: `vlaunch rollback {found[0]}`")
     return servers.DEFAULT
-
-
-def names_with(site: Site, file: str) -> list[str]:
-    """Return the names of the servers in whose folder on the head a file lies; no container need
-    run for it.
-    """
-    seen = site.facts_of(site.head)
-    parts = [path.split("/") for path in (seen.files if seen else ())]
-    return sorted(
-        part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file)
-    )
-
-
-def ask(site: Site, name: str) -> Command:
-    """Ask the head what has answered under a name, and what is wanted now; its container need not
-    run.
-    """
-    folder = servers.folder(site, name)
-    argv = ("sh", "-c", _READ, "answered", folder, state.HISTORY, state.DESIRED)
-    return Command(node=site.head.name, argv=argv, timeout=30)
-
-
-def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
-    """Return what has answered, the newest first, and the id of what is wanted now (empty when
-    nothing is).
-
-    What cannot be read did not answer: it is left out.
-
-    Raises:
-        UnreadableAnswer: the head did not say.
-    """
-    if not answer.ok:
-        raise UnreadableAnswer(
-            f"{answer.node}: does not say which server has answered", evidence=answer.tail
-        )
-    texts = answer.out.split("\x1e")
-    kept, present = _json(texts[0]), _json(texts[1] if len(texts) > 1 else "")
-    found = [_one(each) for each in kept] if isinstance(kept, list) else []
-    now = present.get("id") if isinstance(present, Mapping) else None
-    return tuple(each for each in found if each is not None), now if isinstance(now, str) else ""
 
 
 def choose(answered: Sequence[Answered], present: str, image: str) -> Answered:
@@ -135,19 +57,3 @@ def choose(answered: Sequence[Answered], present: str, image: str) -> Answered:
             ),
         )
     return before
-
-
-def _json(text: str) -> Any:
-    try:
-        return untrusted.loads(text)
-    except ValueError:
-        return None
-
-
-def _one(said: Any) -> Answered | None:
-    try:
-        server = said["desired"]
-        own = {"id": server["id"], "at": said["at"], "image": server.get("image") or ""}
-        return decode.fit(Answered, {**server["asked_for"], **own}, "what has answered")
-    except (KeyError, TypeError, AttributeError, UnreadableAnswer):
-        return None

@@ -1,0 +1,134 @@
+"""Which servers have answered, and how much they held: the head's keeper writes it down
+(`payload/agent/state.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Backend
+from launcher.payload.agent import state
+from launcher.site import Site
+from launcher.state import servers
+from launcher.tools import decode, untrusted
+from launcher.transport import Command
+
+# The files are not there before anything has been served, nor after `down`.
+_READ = 'for file do cat "$file" 2>/dev/null; printf "\\n\\036\\n"; done'
+
+_LATEST = 1e11  # seconds since 1970; no calendar goes much further
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A server that has answered: what was asked for, with which image, when (seconds since 1970),
+    and what its KV cache held, as labels of vLLM's (empty where it did not say).
+    """
+
+    id: str
+    at: Annotated[float, decode.within(0, _LATEST)]
+    model: str
+    backend: Backend
+    host: str
+    port: int
+    tp: int
+    pp: int
+    dp: int
+    args: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    gpus: int | None = None
+    image: str = ""
+    held: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        """Name it for people."""
+        split = f"TP={self.tp} PP={self.pp}" + (f" DP={self.dp}" if self.dp > 1 else "")
+        return " ".join((self.model, f"({split}, {self.backend})", *self.args))
+
+
+def names_with(site: Site, file: str) -> list[str]:
+    """Return the names of the servers in whose folder on the head a file lies; no container need
+    run for it.
+    """
+    seen = site.facts_of(site.head)
+    parts = [path.split("/") for path in (seen.files if seen else ())]
+    return sorted(
+        part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file)
+    )
+
+
+def ask(site: Site, name: str) -> Command:
+    """Ask the head what has answered under a name, and what is wanted now; its container need not
+    run.
+    """
+    folder = servers.folder(site, name)
+    return _cat(site, f"{folder}/{state.HISTORY}", f"{folder}/{state.DESIRED}")
+
+
+def ask_all(site: Site) -> Command | None:
+    """Ask the head what has answered under any name; None where nothing is written down."""
+    found = names_with(site, state.HISTORY)
+    files = [f"{servers.folder(site, name)}/{state.HISTORY}" for name in found]
+    return _cat(site, *files) if files else None
+
+
+def _cat(site: Site, *files: str) -> Command:
+    return Command(node=site.head.name, argv=("sh", "-c", _READ, "answered", *files), timeout=30)
+
+
+def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
+    """Return what has answered, the newest first, and the id of what is wanted now (empty when
+    nothing is).
+
+    What cannot be read did not answer: it is left out.
+
+    Raises:
+        UnreadableAnswer: the head did not say.
+    """
+    if not answer.ok:
+        raise UnreadableAnswer(
+            f"{answer.node}: does not say which server has answered", evidence=answer.tail
+        )
+    texts = answer.out.split("\x1e")
+    present = _json(texts[1] if len(texts) > 1 else "")
+    now = present.get("id") if isinstance(present, Mapping) else None
+    return tuple(_listed(texts[0])), now if isinstance(now, str) else ""
+
+
+def read_all(answer: Answer) -> tuple[Answered, ...]:
+    """Return what has answered under any name, the newest first; nothing where the head did not
+    say.
+    """
+    found = [each for text in answer.out.split("\x1e") for each in _listed(text)]
+    return tuple(sorted(found, key=lambda each: -each.at)) if answer.ok else ()
+
+
+def _listed(text: str) -> list[Answered]:
+    kept = _json(text)
+    found = [_one(each) for each in kept] if isinstance(kept, list) else []
+    return [each for each in found if each is not None]
+
+
+def _json(text: str) -> Any:
+    try:
+        return untrusted.loads(text)
+    except ValueError:
+        return None
+
+
+def _one(said: Any) -> Answered | None:
+    try:
+        server = said["desired"]
+        own = {
+            "id": server["id"],
+            "at": said["at"],
+            "image": server.get("image") or "",
+            "held": said.get("held") or {},
+        }
+        return decode.fit(Answered, {**server["asked_for"], **own}, "what has answered")
+    except (KeyError, TypeError, AttributeError, UnreadableAnswer):
+        return None
