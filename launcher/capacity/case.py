@@ -178,7 +178,7 @@ class Case(BaseModel):
             return None
         engine = self.engine(model)
         limits = limits_of(model, engine)
-        cache = cache_of(model, cache_request(engine, limits), limits.counts)
+        cache = cache_of(model, cache_request(model, engine, limits), limits.counts)
         return cache.tokens(cache.blocks([max(0, int(known * GIB))] * engine.pp))
 
 

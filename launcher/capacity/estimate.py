@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from launcher.capacity import versions
+from launcher.capacity import cpu, versions
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.flags import Flags
 from launcher.capacity.kv_cache import Cache, CacheRequest, cache_of, partition
@@ -28,10 +28,15 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU model; memory is what CUDA reports, in GiB."""
+    """A GPU model, or a node's CPU; memory is what CUDA reports, or the node's, in GiB."""
 
     name: str
     memory_gib: float
+
+    @property
+    def cpu(self) -> bool:
+        """True of a CPU, on which vLLM's CPU build runs."""
+        return self.name == cpu.NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +123,15 @@ def limits_of(model: Architecture, engine: Engine) -> Limits:
     flags = engine.flags
     smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
     tokens, sequences = versions.defaults(engine.version, smallest.name, smallest.memory_gib)
+    if smallest.cpu:
+        tokens, sequences = (each * engine.tp * engine.pp for each in cpu.DEFAULTS)
+    layers = len(model.layers) or 1
+    fits = (len(flags.partition), sum(flags.partition)) == (engine.pp, layers)
     return Limits(
         length=flags.length or model.context or 1,
         batched_tokens=flags.batched_tokens or tokens,
         sequences=flags.sequences or sequences,
-        counts=flags.partition or partition(len(model.layers) or 1, engine.pp),
+        counts=flags.partition if fits else partition(layers, engine.pp),
     )
 
 
@@ -153,7 +162,7 @@ def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate
     )
     if model.modelled:
         return found
-    return with_cache(found, cache_of(model, cache_request(engine, limits), limits.counts))
+    return with_cache(found, cache_of(model, cache_request(model, engine, limits), limits.counts))
 
 
 def with_cache(found: Estimate, cache: Cache) -> Estimate:
@@ -186,15 +195,16 @@ def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
     )
 
 
-def cache_request(engine: Engine, limits: Limits) -> CacheRequest:
+def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheRequest:
     """Return what decides about an engine's KV cache."""
-    flags = engine.flags
+    flags, on_cpu = engine.flags, engine.gpus[0].cpu
+    batches = engine.pp if on_cpu else versions.batches(engine.version, engine.pp)
     return CacheRequest(
         tp=engine.tp,
         dcp=flags.dcp,
         length=limits.length,
-        in_flight=limits.batched_tokens * versions.batches(engine.version, engine.pp),
-        block=flags.block,
+        in_flight=limits.batched_tokens * batches,
+        block=flags.block or (cpu.BLOCK if on_cpu and not model.latent else 0),
         dtype=flags.cache_dtype,
         prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
         hybrid=flags.hybrid,
@@ -203,7 +213,7 @@ def cache_request(engine: Engine, limits: Limits) -> CacheRequest:
 
 def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> Stage:
     whole = budget(engine, load.stage)
-    sizes = parts(model, load)
+    sizes = cpu.PARTS if engine.gpus[load.stage].cpu else parts(model, load)
     low, likely, high = summed(sizes, FACTORS)
     spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return Stage(

@@ -7,12 +7,14 @@ command line is read leniently, for vLLM itself refuses what is wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.tools import vllm
 
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# `VLLM_CPU_KVCACHE_SPACE` is GiB, `VLLM_PP_LAYER_PARTITION` numbers between commas.
+_SPACE, _PARTITION = "VLLM_CPU_KVCACHE_SPACE", "VLLM_PP_LAYER_PARTITION"
 _LENGTH = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)([kKmMgG]?)")
 
 
@@ -50,8 +52,12 @@ def length_of(text: str) -> int | None:
     return int(float(found[1]) * _THOUSANDS[found[2]]) or None
 
 
-def flags_of(args: Sequence[str]) -> Flags:
-    """Read the arguments."""
+def flags_of(args: Sequence[str], env: Mapping[str, str] | None = None) -> Flags:
+    """Read the arguments, and of an engine's environment what counts before them: vLLM's CPU build
+    takes the GiB of its cache from there (`platforms/cpu.py`), pipeline stages their layers
+    (`distributed/utils.py`).
+    """
+    env = env or {}
 
     def number(*names: str) -> int | None:
         found = [length_of(value) for value in vllm.values(args, *names)]
@@ -66,7 +72,9 @@ def flags_of(args: Sequence[str]) -> Flags:
         batched_tokens=number("--max-num-batched-tokens"),
         sequences=number("--max-num-seqs"),
         cache_dtype=cache[-1] if cache else "auto",
-        cache_bytes=number("--kv-cache-memory-bytes", "--kv-cache-memory") or 0,
+        cache_bytes=_whole(env.get(_SPACE)) * (1 << 30)
+        or number("--kv-cache-memory-bytes", "--kv-cache-memory")
+        or 0,
         block=number("--block-size") or 0,
         dcp=number("--decode-context-parallel-size", "-dcp") or 1,
         eager="--enforce-eager" in words,
@@ -74,4 +82,15 @@ def flags_of(args: Sequence[str]) -> Flags:
         prefix_caching="--no-enable-prefix-caching" not in words,
         drafts=bool(words & {"--speculative-config", "-sc"}),
         hybrid="--disable-hybrid-kv-cache-manager" not in words,
+        partition=_partition(env.get(_PARTITION, "")),
     )
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 6 else 0
+
+
+def _partition(text: str) -> tuple[int, ...]:
+    """Return the layers of each pipeline stage; () where it says nothing that can be read."""
+    counts = [_whole(each.strip()) for each in text.split(",")]
+    return tuple(counts) if all(counts) else ()

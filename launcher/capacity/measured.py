@@ -85,7 +85,7 @@ def _as_started(model: Architecture, engine: Engine, found: Estimate, start: Sta
         times = start.concurrency
         tokens = int(times * found.length)
         return replace(found, at=start.at, tokens=_exactly(tokens), concurrency=_exactly(times))
-    cache = cache_of(model, cache_request(then, limits), limits.counts)
+    cache = cache_of(model, cache_request(model, then, limits), limits.counts)
     blocks = round(start.concurrency * cache.per_request)
     stages = tuple(
         _stage(stage, blocks * each / GIB + budget(engine, at) - budget(then, at))
