@@ -194,6 +194,9 @@ class ServeDefaults:
     """Pipeline parallel size; the number of nodes by default."""
     dp: Annotated[int, values.Bounds(ge=1, le=1024)] = 1
     """Replicas of the model behind one endpoint (data parallel size)."""
+    plan: Literal["default", "auto"] = "default"
+    """Who chooses the split where none is named: `auto` is `vlaunch plan`, `default` GPUs per node
+    and nodes."""
     backend: Backend = "ray"
     """ray, or mp: vLLM's own multi-node mode, without Ray. With `ray: none` mp is the default."""
     bind: values.Bind = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside

@@ -20,7 +20,9 @@ from launcher.capacity.choice import (
     options,
     refused,
 )
+from launcher.capacity.estimate import Range
 from launcher.model import fold
+from launcher.tools import vllm
 
 _MOST = 6
 _SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95
@@ -109,7 +111,7 @@ def _other_splits(question: Question, chosen: Planned) -> Iterator[Alternative]:
         if (shape := _shape(planned.option)) not in seen and not hopeless:
             seen.add(shape)
             better = _EVERYTHING if option is default else _better(option, taken)
-            yield Alternative(_arguments(planned.option), better, planned)
+            yield Alternative(arguments(planned.option), better, planned)
 
 
 def _shape(option: Option) -> tuple[int, int, int, bool]:
@@ -131,7 +133,7 @@ def commands(
     words = ["vlaunch", "serve", "--model", name, *_sizes(option)]
     own = ["--"] if question.flags.length else ["--", "--max-model-len", str(_length(planned))]
     if option.experts and not question.flags.expert_parallel:
-        own.append("--enable-expert-parallel")
+        own.append(vllm.EXPERT_PARALLEL)
     if option.servers == 1:
         return (shlex.join([*words, *own, *args]),)
     names = [host.name for host in question.cluster.hosts]
@@ -149,9 +151,10 @@ def _length(planned: Planned) -> int:
     return planned.estimate.length
 
 
-def _arguments(option: Option) -> str:
+def arguments(option: Option) -> str:
+    """Return the flags of `vlaunch serve` for a split."""
     words = _sizes(option)
-    return " ".join([*words, "--", "--enable-expert-parallel"] if option.experts else words)
+    return " ".join([*words, "--", vllm.EXPERT_PARALLEL] if option.experts else words)
 
 
 def _sizes(option: Option) -> list[str]:
@@ -166,3 +169,31 @@ def _better(option: Option, taken: Option) -> str:
     if option.tp > taken.tp:
         return "latency of a single request, and more KV for each replica"
     return "room for weights and KV: more GPUs for each replica"
+
+
+def one_more_node(question: Question, planned: Planned, tokens: int) -> tuple[Range, str] | None:
+    """Return how many tokens one more node like the first would add to the `tokens` of all replicas
+    now, and as what; None where nobody knows.
+
+    A replica that fits a node gets others; one that takes nodes gets pipeline stages.
+    """
+    option, each = planned.option, question.cluster.each
+    if option.whole <= each:
+        share, several = tokens // option.replicas, each // option.whole
+        more = share * (option.dp if option.coupled else 1) * several
+        return Range(
+            more, more, more
+        ), f"{'replicas' if several > 1 else 'a replica'} of this split"
+    stages = max(1, each // option.tp)
+    hosts = (*question.cluster.hosts, replace(question.cluster.hosts[0], name="one more"))
+    larger = replace(question, cluster=replace(question.cluster, hosts=hosts))
+    deeper = replace(option, pp=option.pp + stages)
+    if not _stages(question, deeper):
+        return None
+    found = larger.judged(deeper).estimate.tokens
+    if found is None or found.low <= tokens:
+        return None
+    return (
+        Range(*(value - tokens for value in (found.low, found.likely, found.high))),
+        f"PP {deeper.pp}",
+    )

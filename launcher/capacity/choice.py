@@ -302,9 +302,15 @@ def place(option: Option, cluster: Cluster) -> tuple[tuple[str, int], ...]:
     return tuple((host.name, whole // nodes) for host in heads)
 
 
-def choose(question: Question) -> Planned:
-    """Return the first split that fits, else the first that may, else what comes closest."""
-    judged = [question.judged(option) for option in options(question.model, question.cluster)]
+def choose(question: Question, *, one_server: bool = False) -> Planned:
+    """Return the first split that fits, else the first that may, else what comes closest.
+
+    With `one_server`, several servers beside each other are not looked at.
+    """
+    found = [question.judged(option) for option in options(question.model, question.cluster)]
+    judged = [each for each in found if each.option.servers == 1 or not one_server] or [
+        replace(each, option=replace(each.option, servers=1)) for each in found
+    ]
     for verdict in ("fits", "tight"):
         for planned in judged:
             if planned.verdict == verdict:

@@ -14,6 +14,7 @@ from launcher.errors import RequestError
 if TYPE_CHECKING:
     from launcher.capacity.choice import Planned, Question
     from launcher.capacity.cluster import Link
+    from launcher.capacity.flags import Flags
     from launcher.cli.plan_inputs import Inputs
 
 _CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
@@ -96,11 +97,11 @@ def plan(
         return _case(case_file)
     from launcher.capacity.choice import Question, Want
     from launcher.capacity.cluster import Link
-    from launcher.capacity.flags import flags_of
 
     link = Link(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
     wanted = _tokens(context)
-    if gpu or gpu_memory_gib or offline:
+    described = gpu is not None or gpu_memory_gib is not None
+    if described or offline:
         from launcher.cli import plan_inputs
 
         here = plan_inputs.model_here(model, config, weights_bytes)
@@ -120,7 +121,7 @@ def plan(
         inputs = plan_inputs.Inputs(name=name, model=read, weight_bytes=size, cluster=cluster)
     else:
         inputs = _from_nodes(call, model, config, weights_bytes, link)
-    flags = flags_of(args)
+    flags = _flags(call, args, described=described and not offline)
     question = Question(
         model=inputs.model,
         weight_bytes=inputs.weight_bytes,
@@ -129,10 +130,23 @@ def plan(
             context=wanted or flags.length or inputs.model.context or 4096, requests=concurrency
         ),
         flags=flags,
+        starts=inputs.starts,
     )
     planned = _planned(question, tp, pp, dp)
     _show(call, inputs.name, question, planned, args, explain=explain)
     return _CODES[planned.verdict]
+
+
+def _flags(call: Call, args: tuple[str, ...], *, described: bool) -> Flags:
+    """Read the arguments; those of the inventory too, unless the cluster is only described."""
+    from launcher.capacity.flags import flags_of
+
+    if described:
+        return flags_of(args)
+    from launcher.cli.plan_inputs import env_of
+
+    inventory = call.inventory
+    return flags_of((*inventory.serve.args, *args), env_of(inventory))
 
 
 def _tokens(text: str | None) -> int | None:
@@ -152,8 +166,6 @@ def _from_nodes(
     call: Call, model: str | None, config: Path | None, weights_bytes: int | None, link: Link
 ) -> Inputs:
     """Ask the inventory's nodes."""
-    from dataclasses import replace
-
     from launcher.cli import plan_inputs
 
     here = plan_inputs.model_here(model, config, weights_bytes)
@@ -163,9 +175,8 @@ def _from_nodes(
         raise RequestError(
             "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
         )
-    fabric = replace(link, rdma=link.rdma or inventory.fabric != "ethernet")
     with call.session() as session:
-        return plan_inputs.asked(session, name or "", fabric, here)
+        return plan_inputs.asked(session, name or "", link, here)
 
 
 def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None) -> Planned:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.capacity import cpu
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.cluster import Cluster, Host, Link
 from launcher.capacity.estimate import Gpu
+from launcher.capacity.flags import flags_of
+from launcher.capacity.measured import Started
+from launcher.capacity.weights import GIB
+from launcher.checks.network import tp_cost
 from launcher.cli import expected
-from launcher.errors import RequestError, UnreadableAnswer
-from launcher.model import Answer, Node
+from launcher.errors import RequestError
+from launcher.model import Answer, Inventory, Node
 from launcher.site import Site
-from launcher.state import observe, preflight
+from launcher.state import history, observe, preflight, verdict
+from launcher.state.history import Answered
 from launcher.tools import model as models
+from launcher.tools import vllm
 from launcher.transport import by_node
 
 if TYPE_CHECKING:
@@ -27,18 +34,20 @@ if TYPE_CHECKING:
 Model = tuple[str, Architecture, int]
 
 _MOST = 16 << 20
-_WEIGHTS = ".safetensors"
 _NAMELESS = "MODEL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """A model by its name, what it is made of, the bytes of its weights, and the cluster."""
+    """A model by its name, what it is made of, the bytes of its weights, the cluster, and what has
+    been served of it there.
+    """
 
     name: str
     model: Architecture
     weight_bytes: int
     cluster: Cluster
+    starts: tuple[Started, ...] = ()
 
 
 def model_here(name: str | None, config: Path | None, weight_bytes: int | None) -> Model | None:
@@ -49,7 +58,7 @@ def model_here(name: str | None, config: Path | None, weight_bytes: int | None) 
     if folder and folder.is_dir():
         config = config or folder / "config.json"
         weight_bytes = weight_bytes or sum(
-            each.stat().st_size for each in folder.glob(f"*{_WEIGHTS}")
+            each.stat().st_size for each in folder.glob(f"*{models.WEIGHTS}")
         )
     if config is None:
         return None
@@ -98,25 +107,102 @@ def described(
 
 
 def asked(session: Session, name: str, link: Link, here: Model | None) -> Inputs:
-    """Ask the nodes for their GPUs and, unless it is here, for the model.
+    """Ask the nodes for their GPUs and, unless it is here, for the model; and the head for the
+    link as it was measured, and for what has been served. What `link` says itself counts first.
 
     Raises NodeError and RequestError: nobody has GPUs, or the model.
     """
-    site = Site(session.inventory, observe.observe(session.inventory, session.transport, []))
-    cluster = _cluster(site, link)
-    read = here or _model_there(session, site, name)
-    return Inputs(name=read[0], model=read[1], weight_bytes=read[2], cluster=cluster)
-
-
-def _model_there(session: Session, site: Site, name: str) -> Model:
-    """Return the model as the first node has it whole."""
-    said = by_node(
-        session.transport,
-        [*preflight.read_config(site, name), *preflight.list_files(site, name)],
+    inventory = session.inventory
+    site = Site(inventory, observe.observe(inventory, session.transport, [], survey=True))
+    cluster = Cluster(hosts=hosts_of(site), link=link)
+    answered = history.ask_all(site)
+    looks = [] if here else [*preflight.read_config(site, name), *preflight.list_files(site, name)]
+    asked_head = [verdict.query_record(site), *([answered] if answered else [])]
+    said = by_node(session.transport, [*asked_head, *looks])
+    of_head = said[inventory.head.name]
+    measured = verdict.parse_record(of_head.pop(0))
+    found = history.read_all(of_head.pop(0)) if answered else ()
+    read = here or _model_in(said, name)
+    return Inputs(
+        name=read[0],
+        model=read[1],
+        weight_bytes=read[2],
+        cluster=replace(cluster, link=link_of(site, link, measured)),
+        starts=starts_of(found, read[0], read[1], env_of(inventory)),
     )
+
+
+def env_of(inventory: Inventory) -> Mapping[str, str]:
+    """Return the environment of engines, as far as it counts for memory."""
+    env = dict(inventory.head.env)
+    if inventory.accelerator != "cpu":
+        env.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    return env
+
+
+def starts_of(
+    answered: Sequence[Answered], name: str, model: Architecture, env: Mapping[str, str]
+) -> tuple[Started, ...]:
+    """Return those servers of a model that have answered and said what they hold; what the engines'
+    environment was then is taken to be what it is now.
+    """
+    found = []
+    for each in answered:
+        times = vllm.capacity(each.held).concurrency
+        if each.model != name or not times:
+            continue
+        flags = flags_of(each.args, env)
+        found.append(
+            Started(
+                at=each.at,
+                tp=each.tp,
+                pp=each.pp,
+                dp=each.dp,
+                flags=replace(flags, length=flags.length or model.context or 4096),
+                concurrency=times / each.dp,
+            )
+        )
+    return tuple(found)
+
+
+def link_of(site: Site, link: Link, record: Mapping[str, Any]) -> Link:
+    """Return the link with what was measured, and what the GPUs say of NVLink, where `link` itself
+    says nothing.
+    """
+    figures = tp_cost.kept(record)
+    rdma = link.rdma or site.inventory.fabric != "ethernet"
+    nvlink = _nvlink(site) if link.nvlink is None else link.nvlink
+    if figures is None or link.gbps is not None:
+        return replace(link, rdma=rdma, nvlink=nvlink)
+    return replace(
+        link,
+        rdma=rdma and not figures.tcp,
+        nvlink=nvlink,
+        gbps=figures.bandwidth / 1e9,
+        latency_us=figures.send_latency * 1e6,
+    )
+
+
+def _nvlink(site: Site) -> bool | None:
+    """Tell whether NVLink leads from each GPU that a node uses to each other one; None where no
+    node says it.
+    """
+    words = set[str]()
+    for node in site.seen:
+        facts = site.facts[node.name]
+        used = {f"GPU{gpu.index}" for gpu in facts.used(node)}
+        for gpu in facts.survey.gpus if facts.survey else ():
+            mine = f"GPU{gpu.index}"
+            if mine in used:
+                words |= {word for name, word in gpu.peers.items() if name in used - {mine}}
+    return all(word.startswith("NV") for word in words) if words else None
+
+
+def _model_in(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
+    """Return the model as the first node has it whole."""
     for config, files in (answers for answers in said.values() if len(answers) == 2):
         seen = models.parse_look(config)
-        size = _size(files)
+        size = models.weight_bytes(files)
         if seen.config is not None and size:
             return name, architecture_of(seen.config), size
     raise RequestError(
@@ -125,33 +211,28 @@ def _model_there(session: Session, site: Site, name: str) -> Model:
     )
 
 
-def _size(answer: Answer) -> int:
-    """Return the bytes of a model's safetensors; 0 where one is missing, or there are none."""
-    try:
-        files = models.parse_files(answer) or {}
-    except UnreadableAnswer:
-        return 0
-    sizes = [size for path, size in files.items() if path.endswith(_WEIGHTS)]
-    return sum(sizes) if sizes and min(sizes) > 0 else 0
-
-
-def _cluster(site: Site, link: Link) -> Cluster:
-    hosts = [host for node in site.inventory.nodes if (host := _host(site, node))]
+def hosts_of(site: Site) -> tuple[Host, ...]:
+    """Return the nodes with what they bring; raises RequestError where none brings anything."""
+    hosts = tuple(host for node in site.inventory.nodes if (host := _host(site, node)))
     if not hosts:
         raise RequestError(
             "no node of this cluster has GPUs that tell their memory",
             hint="describe them, and the model: `--gpu NAME --gpus-per-node N --nodes N"
             " --config FILE --weights-bytes N`",
         )
-    return Cluster(hosts=tuple(hosts), link=link)
+    return hosts
 
 
 def _host(site: Site, node: Node) -> Host | None:
-    """Return a node with the GPUs that it uses; None when it has none.
+    """Return a node with the GPUs that it uses, or the slots of its CPU; None when it has none.
 
     nvidia-smi counts what the driver keeps for itself; CUDA reports less, by our table.
     """
     facts = site.facts.get(node.name)
+    if site.inventory.accelerator == "cpu":
+        memory = facts.survey.memory if facts and facts.survey else None
+        card = Gpu(name=cpu.NAME, memory_gib=(memory or 0) / GIB)
+        return Host(name=node.name, gpus=node.gpus, gpu=card)
     used = facts.used(node) if facts else ()
     if not used:
         return None
@@ -160,5 +241,5 @@ def _host(site: Site, node: Node) -> Host | None:
     total = smallest.memory_total / 1024
     reported = known.reported(smallest.name) if known else None
     near = reported is not None and abs(reported - total) < total / 10
-    memory = reported if near and reported is not None else total
-    return Host(name=node.name, gpus=len(used), gpu=Gpu(name=smallest.name, memory_gib=memory))
+    memory_gib = reported if near and reported is not None else total
+    return Host(name=node.name, gpus=len(used), gpu=Gpu(name=smallest.name, memory_gib=memory_gib))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
@@ -73,6 +74,12 @@ class _Command(click.Command):
     help="Replicas behind one endpoint (default: 1).",
 )
 @click.option(
+    "--plan",
+    "chosen_by",
+    type=click.Choice(["default", "auto"]),
+    help="Let the plan choose the split (`auto`), or take TP = GPUs per node, PP = nodes.",
+)
+@click.option(
     "--backend",
     type=click.Choice(["ray", "mp"]),
     help="Ray (default), or vLLM's own multi-node mode.",
@@ -110,6 +117,7 @@ def serve(
     tp: int | None,
     pp: int | None,
     dp: int | None,
+    chosen_by: str | None,
     backend: Backend | None,
     port: int | None,
     bind: str | None,
@@ -157,6 +165,7 @@ def serve(
         skip_network_check=skip_network_check,
         no_wait=no_wait,
     )
+    asked = replace(asked, planned=_planned(call, asked, chosen_by))
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if call.offline:
         _, begun = asked.plan(wanted, ClusterSnapshot(site=Site(wanted)))
@@ -183,6 +192,20 @@ def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wai
         raise click.UsageError(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
         )
+
+
+def _planned(call: Call, asked: Asked, chosen_by: str | None) -> bool:
+    """Tell whether the plan is to choose the split: a split that is named counts before the
+    inventory's wish. Raises UsageError for wishes that exclude each other.
+    """
+    if chosen_by != "auto":
+        wanted = chosen_by is None and call.inventory.serve.plan == "auto"
+        return wanted and not asked.fixed(call.inventory) and not call.offline
+    if any(each is not None for each in (asked.tp, asked.pp, asked.dp)):
+        raise click.UsageError("--plan auto chooses --tp, --pp and --dp: name a split, or let it")
+    if call.offline:
+        raise click.UsageError("--plan auto asks the nodes; without them: `vlaunch plan --offline`")
+    return True
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:

@@ -14,19 +14,22 @@ from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.plan.serve import ask_model
 from launcher.site import Site
-from launcher.state import running, servers, verdict
+from launcher.state import history, running, servers, verdict
 from launcher.state.observe import observe
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import model as models
-from launcher.transport import by_node
+from launcher.transport import Command, by_node
 
 if TYPE_CHECKING:
     from launcher.state.batches import BatchStatus
 
 
-def look(session: Session, *, model: str = "", head_only: bool = False) -> ClusterSnapshot:
+def look(
+    session: Session, *, model: str = "", head_only: bool = False, planning: bool = False
+) -> ClusterSnapshot:
     """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
-    named, every node for it.
+    named, every node for it; for `planning` the head also for the size of its weights, and for what
+    has answered before.
 
     What nobody could say is not in `ClusterSnapshot.said`, which then has an `error`: without
     `servers` nobody knows which there are, without `jobs` what runs in Ray.
@@ -43,6 +46,7 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Clust
         [
             *asked,
             verdict.query_record(site),
+            *(before := _before(site, model) if planning else []),
             *(ask_model(site, model) if model else ()),
         ],
     )
@@ -54,8 +58,25 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Clust
         except UnreadableAnswer as error:
             said |= {"error": error.message}
     kept = verdict.parse_record(of_head.pop(0))
+    told = [of_head.pop(0) for _ in before]
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
-    return ClusterSnapshot(site=site, said=said, models=seen, network=kept)
+    return ClusterSnapshot(
+        site=site,
+        said=said,
+        models=seen,
+        network=kept,
+        weight_bytes=models.weight_bytes(told[0]) if told else 0,
+        answered=history.read_all(told[1]) if len(told) > 1 else (),
+    )
+
+
+def _before(site: Site, model: str) -> list[Command]:
+    """Ask the head's container for the files of a model, and its host for what has answered."""
+    if not site.head_runs:
+        return []
+    files = site.inside(site.head, models.list_files(model, site.head.hf_home))
+    answered = history.ask_all(site)
+    return [files, *([answered] if answered else [])]
 
 
 def require_servers(session: Session, seen: ClusterSnapshot) -> None:

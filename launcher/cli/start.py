@@ -21,6 +21,7 @@ from launcher.placement import narrow
 from launcher.tools import curl, untrusted, vllm
 
 if TYPE_CHECKING:
+    from launcher.cli.serve_plan import ServePlan
     from launcher.plan.request import Request
     from launcher.plan.serve import Start
     from launcher.plan.shape import Plan
@@ -74,6 +75,7 @@ class Asked:
     skip_network_check: bool = False
     no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
+    planned: bool = False  # the plan chooses the split
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
@@ -120,6 +122,13 @@ class Asked:
         )
         balancing.refuse(request, here)
         return request
+
+    def fixed(self, inventory: Inventory) -> bool:
+        """Tell whether somebody has named the split, here or in the inventory."""
+        given, defaults = (self.tp, self.pp, self.dp), inventory.serve
+        return any(each is not None for each in (*given, defaults.tp, defaults.pp)) or (
+            defaults.dp > 1
+        )
 
     def _refuse(self, inventory: Inventory) -> None:
         """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
@@ -221,20 +230,25 @@ def _prepare(
     session: Session, asked: Asked, *, dry_run: bool
 ) -> tuple[list[Plan], ClusterSnapshot, Request, Start]:
     """Look, and plan. The helper files, which are asked, are brought up to date before."""
-    from launcher.cli import server
+    from launcher.cli import serve_plan, server
     from launcher.plan.serve import plan_files
     from launcher.state import running
 
     inventory = session.inventory
-    seen = server.look(session, model=asked.model)
+    seen = server.look(session, model=asked.model, planning=True)
     running.refuse_older(seen.site, seen.said)
     first = plan_files(seen.site)
     if first.steps and not dry_run:
         session.apply(first)
-        seen = server.look(session, model=asked.model)
+        seen = server.look(session, model=asked.model, planning=True)
     if not dry_run:
         server.require_servers(session, seen)
+    if asked.planned:
+        asked = serve_plan.settled(asked, seen)
     request, start = asked.plan(inventory, seen)
+    plan = None if start.attached else serve_plan.plan_of(seen, request)
+    if plan is not None:
+        serve_plan.tell(session, plan, fixed=asked.fixed(inventory))
     return [first], seen, request, start
 
 
@@ -271,7 +285,7 @@ def _wait(
     session: Session, seen: ClusterSnapshot, request: Request, start: Start, asked: Asked
 ) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
-    from launcher.cli import network_gate
+    from launcher.cli import network_gate, serve_plan
     from launcher.state import watched as ways
     from launcher.watch import summary, watch
 
@@ -308,10 +322,10 @@ def _wait(
     first, *more = served.endpoints
     also = f" and {len(more)} more" if more else ""
     text = f"{served.model} answers at {first}{also}; {talk}"
-    session.done(
-        text, stage="serve", seconds=served.seconds, data={**summary(served), "network": network}
-    )
-    return 0, _rows(served, network, ask)
+    plan = serve_plan.plan_of(seen, request)
+    data = {**summary(served), "network": network, **serve_plan.as_json(plan)}
+    session.done(text, stage="serve", seconds=served.seconds, data=data)
+    return 0, _rows(served, network, ask, plan)
 
 
 def _ask_line(inventory: Inventory, served: Served) -> str:
@@ -325,7 +339,8 @@ def _ask_line(inventory: Inventory, served: Served) -> str:
     return f"`{curl.line(served.endpoints[0], way, served.model, key=keyed)}`"
 
 
-def _rows(served: Served, network: str, ask: str) -> list[str]:
+def _rows(served: Served, network: str, ask: str, plan: ServePlan | None) -> list[str]:
+    from launcher.cli.serve_plan import compared, more_by_a_node
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     answered = ", ".join(
@@ -333,6 +348,8 @@ def _rows(served: Served, network: str, ask: str) -> list[str]:
     )
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
+    holds += compared(plan, tokens)
+    more = more_by_a_node(plan, tokens)
     rows = {
         "model": served.model,
         "placement": ranks or "not known",
@@ -343,6 +360,7 @@ def _rows(served: Served, network: str, ask: str) -> list[str]:
         ),
         **({"network": network} if network else {}),
         "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
+        **({"another node": more} if more else {}),
         **({"answer": served.came} if ask else {"fingerprint": served.fingerprint or "none given"}),
         "ready after": (
             f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer"

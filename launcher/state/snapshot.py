@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.site import Site
 from launcher.state import servers
+from launcher.state.history import Answered
 from launcher.state.servers import Kept
 from launcher.tools import model
 
@@ -15,13 +16,16 @@ from launcher.tools import model
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
     """What was observed before anything is decided: nodes, what the head said about Ray and
-    servers, the model on each node, and the last verdict on the network (`launcher.state.verdict`).
+    servers, the model on each node and the bytes of its weights (0: not known), what has answered
+    before, and the last verdict on the network (`launcher.state.verdict`).
     """
 
     site: Site
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
+    weight_bytes: int = 0
+    answered: tuple[Answered, ...] = ()
 
     @property
     def kept(self) -> Kept:

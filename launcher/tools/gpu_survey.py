@@ -23,7 +23,7 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
     Raises UnreadableAnswer never: a line that is no GPU is an error message, which is kept with the
     probe's words.
     """
-    near = affinity(topo or "")
+    cells = topology(topo or "")
     nodes = dict(re.findall(r"^([0-9a-f:.]+)/numa_node:(\d{1,4})$", numa, re.MULTILINE | re.ASCII))
     found = []
     for line in untrusted.cut(states or "").splitlines():
@@ -47,7 +47,8 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
                 ecc_errors=int(fields[3]) if re.fullmatch("[0-9]{1,15}", fields[3]) else None,
                 display=fields[4] == "Enabled",
                 mig=fields[5] == "Enabled",
-                affinity=near.get(f"GPU{index}", {}),
+                affinity=_of(cells.get(f"GPU{index}", {}), gpus=False),
+                peers=_of(cells.get(f"GPU{index}", {}), gpus=True),
             )
         )
     return tuple(found)
@@ -59,8 +60,13 @@ def lost(text: str) -> tuple[str, ...]:
     return tuple(match[0][:200] for match in found if match)
 
 
-def affinity(text: str) -> dict[str, Mapping[str, str]]:
-    """Return for each GPU how near it is to each RDMA device, from `nvidia-smi topo -m`.
+def _of(cells: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
+    return {name: word for name, word in cells.items() if name.startswith("GPU") is gpus}
+
+
+def topology(text: str) -> dict[str, Mapping[str, str]]:
+    """Return for each GPU how near it is to each RDMA device and to each GPU, from `nvidia-smi topo
+    -m`.
 
     Columns are `NIC0` with a legend below the table, in older drivers the devices' own names.
     """
@@ -75,9 +81,7 @@ def affinity(text: str) -> dict[str, Mapping[str, str]]:
         if not whole or not re.fullmatch(r"GPU\d+", words[0]):
             continue
         cells = zip(columns, words[1:], strict=False)
-        rows[words[0]] = {
-            legend.get(name, name): word for name, word in cells if not name.startswith("GPU")
-        }
+        rows[words[0]] = {legend.get(name, name): word for name, word in cells}
     return rows
 
 

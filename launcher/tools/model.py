@@ -14,6 +14,7 @@ from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 
+WEIGHTS = ".safetensors"
 Where = Literal["there", "missing", "not cached", "unknown"]
 
 
@@ -108,3 +109,15 @@ def parse_listing(answer: Answer) -> ModelFiles | None:
                 "`find` answered with a line that is not a file", evidence=line[:300]
             )
     return ModelFiles(files=files, revision=revision, incomplete=tuple(incomplete))
+
+
+def weight_bytes(answer: Answer) -> int:
+    """Return the bytes of a model's safetensors from its listed files; 0 where one is missing, or
+    there are none.
+    """
+    try:
+        files = parse_files(answer) or {}
+    except UnreadableAnswer:
+        return 0
+    sizes = [size for path, size in files.items() if path.endswith(WEIGHTS)]
+    return sum(sizes) if sizes and min(sizes) > 0 else 0

@@ -76,7 +76,7 @@ class RdmaDevice:
 class GpuState:
     """What a GPU says of itself besides `HostFacts.gpus`: whether it drives a display, and whether
     it is split into instances (MIG); `affinity` names for each RDMA device how near it is (PIX …
-    SYS).
+    SYS), `peers` for each GPU (`GPU1`) what leads there (NV18 for eighteen NVLinks).
     """
 
     index: int
@@ -87,6 +87,7 @@ class GpuState:
     display: bool = False
     mig: bool = False
     affinity: Mapping[str, str] = field(default_factory=dict)
+    peers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

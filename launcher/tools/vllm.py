@@ -38,6 +38,7 @@ class Capacity:
     concurrency: float | None = None
 
 
+EXPERT_PARALLEL = "--enable-expert-parallel"
 # In the order in which they come. Lines of several ranks interleave, so a phase only ever moves
 # forward.
 PHASES = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 
 from launcher.capacity.advice import Alternative, alternatives, commands
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.choice import Planned, Question, remarks
-from launcher.capacity.estimate import Range, Stage
+from launcher.capacity.estimate import Estimate, Range, Stage
 from launcher.capacity.weights import GIB
 from launcher.model import fold
 
@@ -23,7 +24,7 @@ def rows(
     yield _row("model", _model(name, question))
     yield _row("cluster", _cluster(question))
     yield _row("choice", f"{option.words}; vLLM {'.'.join(map(str, question.version))}")
-    yield _row("per GPU", _memory(found.poorest))
+    yield _row("per slot" if question.cluster.smallest.cpu else "per GPU", _memory(found.poorest))
     if found.tokens and found.tokens.high:
         several = f" per replica, {option.replicas} replicas" if option.replicas > 1 else ""
         yield _row("KV cache", f"{_tokens(found.tokens)} tokens{several}; {_requests(planned)}")
@@ -34,7 +35,7 @@ def rows(
         yield _row("" if place else "other", _other(each))
     if planned.verdict != "does-not-fit":
         yield from _run(commands(name, question, planned, args))
-    yield _row("basis", _basis(question.model))
+    yield _row("basis", _basis(question.model, found))
 
 
 def _run(lines: Sequence[str]) -> Iterator[str]:
@@ -138,7 +139,10 @@ def _other(each: Alternative) -> str:
     return f"{each.change}: {_VERDICTS[planned.verdict]}{held}; {each.better}"
 
 
-def _basis(model: Architecture) -> str:
+def _basis(model: Architecture, found: Estimate) -> str:
+    if found.at is not None:
+        when = datetime.fromtimestamp(found.at, timezone.utc)
+        return f"measured: a server of this split has answered here, {when:%Y-%m-%d %H:%M} UTC"
     if model.modelled:
         return "weights only"
     return "estimate: nothing was started; working memory is the uncertain part"

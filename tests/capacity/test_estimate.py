@@ -180,3 +180,46 @@ def test_arguments_are_read() -> None:
 def test_lengths(text: str, tokens: int | None) -> None:
     """`k` is a thousand and `K` 1024, as vLLM reads them."""
     assert length_of(text) == tokens
+
+
+def test_the_cpu_build_holds_what_it_is_given() -> None:
+    """65,536 tokens in 64 MiB, as vLLM's CPU build printed them, however little a node has; else
+    what the process leaves of its share.
+    """
+    tiny = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+    }
+    model = architecture_of(tiny)
+    flags = flags_of(("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864"))
+    given = Engine(gpus=(Gpu(name="CPU", memory_gib=0.0),), flags=flags)
+    found = estimate(model, 1 << 20, given)
+    assert found.tokens is not None
+    assert (found.tokens.low, found.tokens.high) == (131_072, 131_072)
+    assert found.cache is not None
+    assert found.cache.groups[0].spec.block == 128
+
+    card = Gpu(name="CPU", memory_gib=20.0)
+    free = Engine(gpus=(card,), flags=Flags(length=512, utilization=0.3))
+    stage = estimate(model, 1 << 20, free).poorest
+    assert stage.budget == pytest.approx(6.0)
+    assert 0 <= stage.kv.low < stage.kv.likely < stage.kv.high < 6.0
+
+
+def test_an_engine_s_environment_counts() -> None:
+    """GiB of a CPU's cache, before the flag, and the layers of stages where they fit."""
+    env = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_PP_LAYER_PARTITION": "3,5"}
+    flags = flags_of(("--kv-cache-memory-bytes", "7"), env)
+    assert (flags.cache_bytes, flags.partition) == (2 << 30, (3, 5))
+    odd = {"VLLM_CPU_KVCACHE_SPACE": "x", "VLLM_PP_LAYER_PARTITION": "3,,5"}
+    assert flags_of(("--kv-cache-memory-bytes", "7"), odd) == flags_of(
+        ("--kv-cache-memory-bytes", "7")
+    )

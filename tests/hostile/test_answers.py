@@ -438,7 +438,7 @@ ENDLESS = {
 BUSY: dict[str, Callable[[str], Any]] = {
     "probe": host_read.parse_probe,
     "processes": gpu_survey.read_processes,
-    "topology": gpu_survey.affinity,
+    "topology": gpu_survey.topology,
     "symptoms": symptoms.first,
     "plain": untrusted.brief,
     "ray status": ray.parse_status,

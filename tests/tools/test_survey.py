@@ -85,6 +85,7 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
     assert [name for gpu in found.gpus for name, near in gpu.affinity.items() if near == "PIX"] == [
         f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)
     ]
+    assert {found.gpus[0].peers[f"GPU{n}"] for n in range(1, 8)} == {"NV18"}
     assert found.gpus[3].pci == "0000:5d:00.0"
     assert [gpu.numa for gpu in found.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [gpu.ecc_errors for gpu in found.gpus] == [0, 0, 0, 0, 0, 0, 3, 0]

@@ -1,0 +1,230 @@
+"""What `vlaunch serve` says of the plan: before the start what is expected, and whether another
+split would hold more; after it what came of that, and what one more node would bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from launcher.capacity.advice import arguments, one_more_node
+from launcher.capacity.answer import basis
+from launcher.capacity.architecture_read import architecture_of
+from launcher.capacity.choice import Option, Planned, Question, Want, choose
+from launcher.capacity.cluster import Cluster, Link
+from launcher.capacity.estimate import Range
+from launcher.capacity.flags import flags_of
+from launcher.cli.plan_inputs import env_of, hosts_of, link_of, starts_of
+from launcher.errors import RequestError
+from launcher.placement import narrow
+from launcher.state.snapshot import ClusterSnapshot
+from launcher.tools import vllm
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.cli.start import Asked
+    from launcher.plan.request import Request
+
+_EXACT = 0.005  # how far a figure may be off that counts as the planned one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """A server's plan: the question that it answers, its own split, and, where it differs, the
+    split that the plan would have taken.
+    """
+
+    question: Question
+    planned: Planned
+    better: Planned | None = None
+
+    @property
+    def tokens(self) -> Range | None:
+        """Tokens of all replicas' KV caches."""
+        each, times = self.planned.estimate.tokens, self.planned.option.replicas
+        return (
+            None
+            if each is None
+            else Range(*(v * times for v in (each.low, each.likely, each.high)))
+        )
+
+
+def plan_of(seen: ClusterSnapshot, request: Request) -> ServePlan | None:
+    """Return the plan of a server; None where not enough is known of model or GPUs."""
+    question = _question(seen, request.model, request.args, request.nodes, request.gpus)
+    split = request.placement
+    if question is None or split.pcp > 1:
+        return None
+    option = Option(
+        tp=split.tp,
+        pp=split.pp,
+        dp=split.dp,
+        experts=question.flags.expert_parallel,
+        exact=True,
+    )
+    planned = question.judged(option)
+    if not question.cluster.smallest.memory_gib and not _given(question, planned):
+        return None
+    return ServePlan(question=question, planned=planned, better=_better(question, planned))
+
+
+def _given(question: Question, planned: Planned) -> bool:
+    """Tell whether the memory of the KV cache is known without the node's own."""
+    return bool(question.flags.cache_bytes) or planned.estimate.at is not None
+
+
+def _question(
+    seen: ClusterSnapshot,
+    model: str,
+    args: Sequence[str],
+    nodes: Sequence[str] = (),
+    gpus: int | None = None,
+) -> Question | None:
+    site, inventory = seen.site, seen.site.inventory
+    if seen.config is None or not seen.weight_bytes:
+        return None
+    env = env_of(inventory)
+    flags = flags_of(args, env)
+    try:
+        shape = architecture_of(seen.config)
+        hosts = hosts_of(replace(site, inventory=narrow(inventory, nodes, gpus)))
+    except RequestError:
+        return None
+    return Question(
+        model=shape,
+        weight_bytes=seen.weight_bytes,
+        cluster=Cluster(hosts=hosts, link=link_of(site, Link(), seen.network)),
+        want=Want(context=flags.length or shape.context or 4096),
+        flags=flags,
+        starts=starts_of(seen.answered, model, shape, env),
+    )
+
+
+def _better(question: Question, planned: Planned) -> Planned | None:
+    """Return what the plan would take, where that is another split, and fits."""
+    other = choose(question)
+    mine, its = planned.option, other.option
+    if (mine.tp, mine.pp, mine.replicas) == (its.tp, its.pp, its.replicas):
+        return None
+    return other if other.verdict == "fits" else None
+
+
+def settled(asked: Asked, seen: ClusterSnapshot) -> Asked:
+    """Return the request with the split that the plan chooses, one that runs with its own.
+
+    Raises RequestError: not enough is known for a plan, or no split fits.
+    """
+    hint = f"see why: `vlaunch plan --model {asked.model}`; or name a split: `--tp N --pp N`"
+    if (running := _as_it_runs(asked, seen)) is not None:
+        return running
+    question = _question(seen, asked.model, asked.args, asked.nodes, asked.gpus)
+    if question is None:
+        raise RequestError(f"what {asked.model} is made of is not known on the nodes", hint=hint)
+    chosen = choose(question, one_server=True)
+    if chosen.verdict == "does-not-fit":
+        raise RequestError(f"no split of {asked.model} fits this cluster", hint=hint)
+    option = chosen.option
+    more = option.experts and not question.flags.expert_parallel
+    args = (*asked.args, *((vllm.EXPERT_PARALLEL,) if more else ()))
+    return replace(asked, tp=option.tp, pp=option.pp, dp=option.dp, args=args)
+
+
+def _as_it_runs(asked: Asked, seen: ClusterSnapshot) -> Asked | None:
+    """Return the request with the split of the server that runs under its name with this model;
+    None where there is none, or another one is to take its place.
+    """
+    there = next((each for each in seen.kept.running if each.name == asked.name), None)
+    if there is None or there.desired is None or asked.replace_other or there.model != asked.model:
+        return None
+    said = there.desired.asked_for
+    tp, pp, dp = (said.get(name) for name in ("tp", "pp", "dp"))
+    if not (isinstance(tp, int) and isinstance(pp, int) and isinstance(dp, int)):
+        return None
+    added = (*asked.args, vllm.EXPERT_PARALLEL)
+    args = added if said.get("args") == list(added) else asked.args
+    return replace(asked, tp=tp, pp=pp, dp=dp, args=args)
+
+
+def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:
+    """Say what is expected of a start; `fixed` is a split that somebody has named."""
+    planned = plan.planned
+    model = session.inventory.serve.model
+    if planned.verdict == "does-not-fit":
+        session.warn("plan", f"by the plan it DOES NOT FIT: {_short(plan)}; vLLM will tell")
+    elif planned.verdict == "tight":
+        session.warn("plan", f"by the plan it is TIGHT: {_short(plan)}; the start will tell")
+    elif held := _held(plan):
+        session.note("plan", f"{held} ({basis(planned.estimate, plan.question.model.modelled)})")
+    if plan.better is not None and not fixed:
+        ask = "vlaunch plan" + ("" if model else " --model MODEL")
+        text = (
+            f"the plan would take {plan.better.option.words} (`{arguments(plan.better.option)}`):"
+            f" {plan.better.requests('likely'):.0f} requests of full length at once, not"
+            f" {planned.requests('likely'):.0f}; take it with `--plan auto`, see why with `{ask}`"
+        )
+        session.note("plan", text)
+
+
+def _held(plan: ServePlan) -> str:
+    tokens = plan.tokens
+    if tokens is None:
+        return ""
+    return f"the KV cache should hold {_words(tokens)} tokens"
+
+
+def _words(tokens: Range) -> str:
+    if tokens.high - tokens.low <= _EXACT * tokens.low:
+        return f"{int(tokens.likely):,}"
+    return f"{int(tokens.low):,} to {int(tokens.high):,}"
+
+
+def _short(plan: ServePlan) -> str:
+    stage, length = plan.planned.estimate.poorest, plan.planned.estimate.length
+    if stage.kv.likely <= 0:
+        return (
+            f"weights {stage.weights.likely:.1f} and working memory {stage.working.likely:.1f} GiB"
+            f" of the {stage.budget:.1f} that a GPU may give"
+        )
+    return f"{stage.kv.likely:.1f} GiB of a GPU for a request of {length:,} tokens"
+
+
+def compared(plan: ServePlan | None, tokens: int | None) -> str:
+    """Say how the tokens that a server holds compare with the plan's; empty where one is not
+    known.
+    """
+    planned = plan.tokens if plan is not None else None
+    if planned is None or not tokens:
+        return ""
+    exact = _words(planned) == f"{int(planned.likely):,}"
+    if exact and abs(tokens - planned.likely) <= _EXACT * planned.likely:
+        return " (as planned)"
+    return f" (planned {_words(planned)})"
+
+
+def more_by_a_node(plan: ServePlan | None, tokens: int | None) -> str:
+    """Say what one more node like the first would bring; empty where that is not known."""
+    if plan is None or not tokens:
+        return ""
+    found = one_more_node(plan.question, plan.planned, tokens)
+    if found is None:
+        return ""
+    return f"{_words(found[0])} tokens more, as {found[1]}"
+
+
+def as_json(plan: ServePlan | None) -> dict[str, Any]:
+    """Return what was planned, for machines."""
+    if plan is None or plan.tokens is None:
+        return {}
+    tokens = plan.tokens
+    return {
+        "planned": {
+            "verdict": plan.planned.verdict,
+            "basis": basis(plan.planned.estimate, plan.question.model.modelled),
+            "kv_cache_tokens": {
+                "low": int(tokens.low),
+                "likely": int(tokens.likely),
+                "high": int(tokens.high),
+            },
+        }
+    }
