@@ -54,6 +54,7 @@ def _more_nodes(question: Question) -> Iterator[Alternative]:
 
 def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
     given, found = question.flags, chosen.estimate
+    measures = not given.cache_bytes  # else the cache's memory is what it is given
     changes = (
         (
             given.cache_dtype == "auto" and question.model.kv_heads > 0,
@@ -62,19 +63,20 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
             replace(given, cache_dtype="fp8"),
         ),
         (
-            found.sequences > _SEQUENCES,
+            found.sequences > _SEQUENCES and measures,
             f"--max-num-seqs {_SEQUENCES}",
             "memory of the sampler and of graphs",
             replace(given, sequences=_SEQUENCES),
         ),
         (
-            found.batched_tokens > _BATCHED,
+            found.batched_tokens > _BATCHED and measures,
             f"--max-num-batched-tokens {_BATCHED}",
             "memory of a forward pass, for slower prompts",
             replace(given, batched_tokens=_BATCHED),
         ),
         (
-            (given.utilization or versions.utilization(question.version)) < _UTILIZATION,
+            measures
+            and (given.utilization or versions.utilization(question.version)) < _UTILIZATION,
             f"--gpu-memory-utilization {_UTILIZATION}",
             "the rest of the memory, where nobody else needs it",
             replace(given, utilization=_UTILIZATION),
@@ -86,7 +88,7 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
             replace(given, length=found.length // 2),
         ),
         (
-            not given.eager,
+            measures and not given.eager and not question.cluster.smallest.cpu,
             "--enforce-eager",
             "memory of CUDA graphs, for slower answers",
             replace(given, eager=True),
@@ -131,24 +133,20 @@ def commands(
     """
     option = planned.option
     words = ["vlaunch", "serve", "--model", name, *_sizes(option)]
-    own = ["--"] if question.flags.length else ["--", "--max-model-len", str(_length(planned))]
+    own = [] if question.flags.length else ["--max-model-len", str(planned.estimate.length)]
     if option.experts and not question.flags.expert_parallel:
         own.append(vllm.EXPERT_PARALLEL)
+    own = ["--", *own, *args] if own or args else []
     if option.servers == 1:
-        return (shlex.join([*words, *own, *args]),)
+        return (shlex.join([*words, *own]),)
     names = [host.name for host in question.cluster.hosts]
     size = len(names) // option.servers
     return tuple(
-        shlex.join([*words, "--backend", "mp", "--name", f"server-{at}", "--nodes", nodes])
-        + " "
-        + shlex.join([*own, *args])
+        shlex.join([*words, "--backend", "mp", "--name", f"server-{at}", "--nodes"])
+        + f" {fold(names[(at - 1) * size : at * size])} "
+        + shlex.join(own)
         for at in range(1, option.servers + 1)
-        for nodes in [fold(names[(at - 1) * size : at * size])]
     )
-
-
-def _length(planned: Planned) -> int:
-    return planned.estimate.length
 
 
 def arguments(option: Option) -> str:

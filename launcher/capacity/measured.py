@@ -77,6 +77,8 @@ def _key(flags: Flags, tp: int, pp: int, dp: int) -> tuple[object, ...]:
 
 
 def _as_started(model: Architecture, engine: Engine, found: Estimate, start: Started) -> Estimate:
+    if engine.flags.cache_bytes:  # what is given is known without a start
+        return replace(found, at=start.at)
     then = replace(engine, flags=start.flags)
     limits = limits_of(model, then)
     if found.cache is None:

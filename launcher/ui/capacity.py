@@ -77,7 +77,7 @@ def _model(name: str, question: Question) -> str:
         kind += ", latent attention"
     elif model.kv_heads:
         kind += f", {model.kv_heads} KV heads × {model.head_dim}"
-    weights = f"{question.weight_bytes / GIB:.1f} GiB of weights"
+    weights = f"{_size(question.weight_bytes / GIB)} GiB of weights"
     parts = [name, weights] + ([model.quantization] if model.quantization else []) + [kind]
     return ", ".join(parts)
 
@@ -89,7 +89,9 @@ def _cluster(question: Question) -> str:
     link = cluster.link
     between = "not measured"
     if link.gbps:
-        between = f"{link.gbps:.0f} GB/s for each GPU" + (", RDMA" if link.rdma else "")
+        between = f"{link.gbps:.{0 if link.gbps >= 10 else 1}f} GB/s for each GPU" + (
+            ", RDMA" if link.rdma else ""
+        )
     elif link.rdma:
         between = "RDMA, not measured"
     several = f"; between nodes: {between}" if len(cluster.hosts) > 1 else ""
@@ -97,7 +99,7 @@ def _cluster(question: Question) -> str:
 
 
 def _memory(stage: Stage) -> str:
-    spent = f"weights {stage.weights.likely:.1f} + working {_gib(stage.working)}"
+    spent = f"weights {_size(stage.weights.likely)} + working {_gib(stage.working)}"
     if stage.kv.high <= 0:
         return (
             f"{spent} are {-stage.kv.high:.1f} GiB and more over the budget of {stage.budget:.1f}"
@@ -106,16 +108,25 @@ def _memory(stage: Stage) -> str:
 
 
 def _gib(found: Range) -> str:
-    return f"{found.low:.1f} to {found.high:.1f} (likely {found.likely:.1f})"
+    if found.high == found.low:
+        return _size(found.likely)
+    return f"{_size(found.low)} to {_size(found.high)} (likely {_size(found.likely)})"
+
+
+def _size(gib: float) -> str:
+    """Return GiB with a digit that says something."""
+    return f"{gib:.1f}" if abs(gib) >= 0.1 or not gib else f"{gib:.3f}"
 
 
 def _tokens(found: Range) -> str:
-    return f"{int(found.low):,} to {int(found.high):,}"
+    low, high = f"{int(found.low):,}", f"{int(found.high):,}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _requests(planned: Planned) -> str:
-    low, high = planned.requests("low"), planned.requests("high")
-    return f"{low:.1f} to {high:.1f} requests of {planned.estimate.length:,} tokens at once"
+    low, high = (f"{planned.requests(which):.1f}" for which in ("low", "high"))
+    times = low if low == high else f"{low} to {high}"
+    return f"{times} requests of {planned.estimate.length:,} tokens at once"
 
 
 def _because(question: Question, planned: Planned) -> str:
@@ -135,7 +146,8 @@ def _other(each: Alternative) -> str:
     planned = each.planned
     held = ""
     if planned.verdict != "does-not-fit" and planned.estimate.concurrency:
-        held = f", {planned.requests('low'):.0f} to {planned.requests('high'):.0f} requests"
+        low, high = (f"{planned.requests(which):.0f}" for which in ("low", "high"))
+        held = f", {low if low == high else f'{low} to {high}'} requests"
     return f"{each.change}: {_VERDICTS[planned.verdict]}{held}; {each.better}"
 
 
