@@ -39,7 +39,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         vocabulary=fields.count("vocab_size"),
         width=fields.count("intermediate_size", "ffn_hidden_size", "n_inner"),
         context=fields.count("max_position_embeddings", "n_positions", "max_seq_len"),
-        tied=fields.flag("tie_word_embeddings", family.tied),
+        tied=family.headless or fields.flag("tie_word_embeddings", family.tied),
         quantization=_quantization(config, fields.text),
         gated_mlp=family.gated_mlp,
         gated_attention=fields.flag("attn_output_gate", family.gated_attention),

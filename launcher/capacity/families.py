@@ -18,7 +18,8 @@ class Family:
 
     `full_every`: each so manieth layer has full attention, all `others` that kind. `wide_state`:
     the recurrent state is float32 by default. `shares_expert`: one more, which all tokens take.
-    `window_if_asked`: a sliding window counts only where `use_sliding_window` says so.
+    `window_if_asked`: a sliding window counts only where `use_sliding_window` says so. `headless`:
+    there is an embedding, and no head of a language model.
     """
 
     name: str = ""
@@ -32,6 +33,7 @@ class Family:
     wide_state: bool = False
     shares_expert: bool = False
     window_if_asked: bool = False
+    headless: bool = False
 
 
 _PLAIN = Family()
@@ -99,6 +101,21 @@ _NAMES: tuple[tuple[Family, str], ...] = (
 _FAMILIES = {name: family for family, names in _NAMES for name in names.split()}
 
 
+# The same layers without the head of a language model: embeddings, classes, rewards
+# (`model_executor/models/adapters.py`).
+_POOLING = ("Model", "ForSequenceClassification", "ForRewardModel")
+
+
+def _family(name: str) -> Family | None:
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    for ending in _POOLING:
+        generates = name.removesuffix(ending) + "ForCausalLM"
+        if name.endswith(ending) and generates in _FAMILIES:
+            return replace(_FAMILIES[generates], headless=True)
+    return None
+
+
 def family_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
     """Return the family of a model; one that is not modelled says so in `unknown`."""
     listed = config.get("architectures")
@@ -106,8 +123,8 @@ def family_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
     if not names:
         return Family(name="unknown", unknown="config.json names no architecture")
     for name in names:
-        if name in _FAMILIES:
-            family = replace(_FAMILIES[name], name=name)
+        if (found := _family(name)) is not None:
+            family = replace(found, name=name)
             if family.latent and "compress_ratios" in text:
                 return replace(family, unknown=f"{name} with compressed attention is not modelled")
             return family

@@ -35,7 +35,7 @@ FACTORS: dict[str, Factors] = {
     "unified": (0.0, 4.5, 7.0),  # what a GPU shares with its host
     "sparse": (0.5, 3.0, 6.0),  # the indexer's buffers of sparse attention
     "rocm": (0.0, 0.5, 1.2),
-    "process": (0.4, 0.9, 3.0),  # of a rank on a CPU: Python, torch, and what it compiles
+    "process": (0.4, 0.65, 1.6),  # of a rank on a CPU: Python, torch, and what it compiles
 }
 
 

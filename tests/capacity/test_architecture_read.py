@@ -97,6 +97,17 @@ def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> No
     assert reason in architecture_of(config).modelled
 
 
+@pytest.mark.parametrize(
+    "name", ["LlamaModel", "LlamaForSequenceClassification", "LlamaForRewardModel"]
+)
+def test_models_that_pool_have_the_layers_of_those_that_generate(name: str) -> None:
+    """Without a head; an encoder of its own kind is none of them."""
+    found = architecture_of({**models.LLAMA_8B, "architectures": [name]})
+    assert (found.modelled, found.tied) == ("", True)
+    assert found.layers == architecture_of(models.LLAMA_8B).layers
+    assert architecture_of({**models.LLAMA_8B, "architectures": ["BertModel"]}).modelled
+
+
 def test_wrong_fields_are_told_at_once() -> None:
     """Negative, huge and wrongly typed fields are one error."""
     wrong = {
