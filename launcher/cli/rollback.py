@@ -271,6 +271,7 @@ def _asked(
         host=before.host,
         port=before.port,
         args=before.args,
+        env=before.env,
         replace_other=True,
         skip_network_check=skip_network_check,
         no_wait=no_wait,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -76,6 +76,8 @@ class Asked:
     no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
     planned: bool = False  # the plan chooses the split
+    env: Mapping[str, str] = field(default_factory=dict)
+    told: tuple[str, ...] = ()  # of the recipe
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
@@ -119,6 +121,7 @@ class Asked:
             args=self.args,
             nodes=self.nodes,
             gpus=self.gpus,
+            env=self.env,
         )
         balancing.refuse(request, here)
         return request
@@ -177,7 +180,7 @@ class Asked:
             replace_other=self.replace_other,
             insist=self.unsupervised,
         )
-        return request, network_gate.noted(start, known)
+        return request, network_gate.noted(start, (*self.told, *known))
 
 
 def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> Policy:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.model import Argv, Backend, Inventory, Node
@@ -17,7 +18,8 @@ from launcher.tools import vllm
 class Request:
     """A server that is asked for.
 
-    `nodes` and `gpus` are what it was told to keep to; without them it may take all.
+    `nodes` and `gpus` are what it was told to keep to; without them it may take all. `env` are
+    variables of its processes alone.
     """
 
     name: str = servers.DEFAULT
@@ -29,6 +31,7 @@ class Request:
     args: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     gpus: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def argv(self) -> Argv:
@@ -64,7 +67,8 @@ class Request:
     def digest(self) -> str:
         """Eight hex digits that are equal exactly when the same server is asked for."""
         kept_to = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
-        return hashlib.sha256(json.dumps([*self.argv, *kept_to]).encode()).hexdigest()[:8]
+        env = [dict(sorted(self.env.items()))] if self.env else []
+        return hashlib.sha256(json.dumps([*self.argv, *kept_to, *env]).encode()).hexdigest()[:8]
 
     @property
     def asked_for(self) -> dict[str, Any]:
@@ -81,6 +85,7 @@ class Request:
             "args": list(self.args),
             "nodes": list(self.nodes),
             "gpus": self.gpus,
+            **({"env": dict(self.env)} if self.env else {}),
         }
 
     def nodes_with_ranks(self, inventory: Inventory) -> list[Node]:

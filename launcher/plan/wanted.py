@@ -75,6 +75,7 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
     def env(node: Node, more: Mapping[str, str]) -> dict[str, str]:
         # What the user sets in the inventory is in the container already, and stays as it is.
         wanted = {
+            **request.env,
             **ready,
             **more,
             **engine_log.variables(inventory, log_name(request.name, request.digest)),
@@ -127,6 +128,7 @@ def _ray_places(request: Request, nodes: Sequence[Node]) -> Mapping[str, str]:
         [node.ip for node in nodes],
         spans=split.spans,
         alike=len({node.gpus for node in nodes}) == 1,
+        handed_on=sorted(request.env),
     )
 
 

@@ -40,6 +40,7 @@ class Answered:
     args: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     gpus: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     held: Mapping[str, str] = field(default_factory=dict)
 

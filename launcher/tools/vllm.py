@@ -235,17 +235,21 @@ def ray_replicas(local: int, spans: bool) -> Argv:
     return () if spans else ("--data-parallel-size-local", str(local))
 
 
-def ray_replica_env(nodes: Sequence[str], *, spans: bool, alike: bool) -> Mapping[str, str]:
+def ray_replica_env(
+    nodes: Sequence[str], *, spans: bool, alike: bool, handed_on: Sequence[str] = ()
+) -> Mapping[str, str]:
     """Return the variables that make vLLM place replicas where we expect them: on these addresses.
 
     Its default (`strict`) puts as many on every node as on the head, and passes over nodes that
     hold fewer; `fill` takes what each can hold, `span` several nodes for each
-    (`create_dp_placement_groups` in v1/engine/utils.py).
+    (`create_dp_placement_groups` in v1/engine/utils.py). Of the other variables, those of its own
+    and those that are `handed_on` reach the replicas (`get_env_vars_to_copy` in ray/ray_env.py).
     """
     strategy = "span" if spans else "strict" if alike else "fill"
     return {
         "VLLM_RAY_DP_PACK_STRATEGY": strategy,
         "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes),
+        **({"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(handed_on)} if handed_on else {}),
     }
 
 

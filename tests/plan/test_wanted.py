@@ -42,6 +42,14 @@ def test_a_ray_server() -> None:
     assert (wanted.ray.gpus, wanted.ray.reserve, wanted.ray.dashboard) == (16, False, 8265)
 
 
+def test_variables_of_a_request() -> None:
+    """Each process has them; what vlaunch sets itself, and what the inventory sets, stays."""
+    env = {"A": "1", "NCCL_DEBUG": "TRACE"}
+    one, two = desired(request("mp", env=env)).processes
+
+    assert (one.env["A"], two.env["A"], one.env["NCCL_DEBUG"]) == ("1", "1", "INFO")
+
+
 def test_an_mp_server() -> None:
     """One process a node with its rank, and no API but on the first; with Ray, its GPUs are set
     aside there.

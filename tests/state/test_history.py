@@ -80,3 +80,10 @@ def test_all_names_are_asked_at_once() -> None:
 def test_nonsense_of_a_cache_is_no_server(held: Any) -> None:
     """A node may say anything."""
     assert history.read_all(answer([{**kept("a"), "held": held}])) == ()
+
+
+def test_variables_are_those_of_then() -> None:
+    """Servers that were written down before there were any have none."""
+    (old, new), _ = history.read(answer([kept("a"), kept("b", env={"A": "1"})]))
+
+    assert (old.env, new.env) == ({}, {"A": "1"})

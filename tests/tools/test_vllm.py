@@ -141,6 +141,13 @@ def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> Non
     }
 
 
+def test_ray_hands_variables_on_to_replicas() -> None:
+    """Of those that vLLM does not know, only the ones that it is told of."""
+    env = vllm.ray_replica_env(["10.0.0.1"], spans=False, alike=True, handed_on=["A", "B"])
+
+    assert env["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] == "A,B"
+
+
 @pytest.mark.parametrize(
     "count", [("--api-server-count", "4"), ("--api_server_count=4",), ("-asc", "4")]
 )
