@@ -19,13 +19,14 @@ class Mistake:
     """`text` says what is wrong at `where`.
 
     `line` is set when it is not the line of `where`; `about_key` when `text` itself names the last
-    key of `where`.
+    key of `where`; `unknown` when that is a key that nobody knows.
     """
 
     where: Where
     text: str
     line: int | None = None
     about_key: bool = False
+    unknown: bool = False
 
 
 def spell(where: Where) -> str:

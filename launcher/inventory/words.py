@@ -41,7 +41,7 @@ def mistake(error: ErrorDetails, root: type[Any]) -> Mistake:
         where = where[:-1]
     kind = error["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Mistake(where=where, text=_unknown(where, root), about_key=True)
+        return Mistake(where=where, text=_unknown(where, root), about_key=True, unknown=True)
     if kind == "missing":
         return Mistake(where=where, text=_missing(where, root), about_key=True)
     return Mistake(where=where, text=_wrong(error, where, root))
