@@ -36,6 +36,11 @@ COMMANDS = {
         "plan",
         "what to run where, whether it fits, and why",
     ),
+    "recipes": (
+        "launcher.cli.recipes",
+        "recipes",
+        "the vLLM project's recipes: list, show, update",
+    ),
     "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
     "rollback": ("launcher.cli.rollback", "rollback", "return to the server that answered before"),
     "batch": ("launcher.cli.batch", "batch", "answer every row of a file, and lose none"),

@@ -122,7 +122,7 @@ def asked(session: Session, name: str, link: Link, here: Model | None) -> Inputs
     of_head = said[inventory.head.name]
     measured = verdict.parse_record(of_head.pop(0))
     found = history.read_all(of_head.pop(0)) if answered else ()
-    read = here or _model_in(said, name)
+    read = here or model_in(said, name)
     return Inputs(
         name=read[0],
         model=read[1],
@@ -198,8 +198,8 @@ def _nvlink(site: Site) -> bool | None:
     return all(word.startswith("NV") for word in words) if words else None
 
 
-def _model_in(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
-    """Return the model as the first node has it whole."""
+def model_in(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
+    """Return the model as the first node has it whole; raises RequestError when none has."""
     for config, files in (answers for answers in said.values() if len(answers) == 2):
         seen = models.parse_look(config)
         size = models.weight_bytes(files)

@@ -11,6 +11,7 @@ import click
 
 from launcher import secret_patterns
 from launcher.cli import options, rollback
+from launcher.cli import recipe as recipes
 from launcher.cli.command import Call, command
 from launcher.cli.start import Asked, flags, policy, start
 from launcher.errors import RequestError
@@ -107,6 +108,7 @@ class _Command(click.Command):
     help="When it does not answer, return to the server that answered before.",
 )
 @flags
+@recipes.flags
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def serve(
     call: Call,
@@ -127,6 +129,7 @@ def serve(
     or_rollback: bool,
     timeout: float | None,
     no_wait: bool,
+    recipe: recipes.Flags,
     args: tuple[str, ...],
 ) -> int:
     """Prove the network, start a server, wait for a completion (or what else its model gives), and
@@ -141,12 +144,12 @@ def serve(
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
-    chosen = model or wanted.serve.model
+    chosen = model or ("" if recipe.name else wanted.serve.model)
     if chosen is None:
         raise RequestError(
             "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
         )
-    timeout = wanted.serve.timeout if timeout is None else timeout
+    limit = wanted.serve.timeout if timeout is None else timeout
     asked = Asked(
         name=_name(name),
         model=chosen,
@@ -159,12 +162,14 @@ def serve(
         host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api,
         args=_arguments(wanted, args),
-        policy=policy(wanted, timeout, supervise=not no_supervise),
+        policy=policy(wanted, limit, supervise=not no_supervise),
         unsupervised=no_supervise,
         replace_other=replace_other,
         skip_network_check=skip_network_check,
         no_wait=no_wait,
     )
+    if recipe.name:
+        asked = recipes.applied(call, recipe, asked, timeout=timeout)
     asked = replace(asked, planned=_planned(call, asked, chosen_by))
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if call.offline:
