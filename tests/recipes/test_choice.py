@@ -37,6 +37,26 @@ def test_the_default_where_it_fits(recipe: str, on: str, memory: float, name: st
     assert name == "default" or "variant `default` does not fit" in why
 
 
+def test_the_largest_of_several() -> None:
+    """What has the most bits left is preferred, whatever comes first in the file."""
+    said = acme.library().recipe("acme/Dense-8B").value
+    fp8 = said.variants["fp8"]
+    variants = {
+        "small": fp8.model_copy(update={"vram_minimum_gb": 4.0}),
+        "large": fp8.model_copy(update={"vram_minimum_gb": 8.0}),
+        "default": said.variants["default"],
+    }
+
+    found, _ = choice.variant_for(
+        said.model_copy(update={"variants": variants}),
+        acme.hardware("h100"),
+        None,
+        lambda name: choice.of_size(variants[name], 10),
+    )
+
+    assert found == "large"
+
+
 def test_a_format_needs_its_gpu() -> None:
     """FP4 is Blackwell's, and a list of hardware is kept to; each reason is told."""
     with pytest.raises(RequestError) as error:
@@ -146,6 +166,17 @@ def test_features(
     )
 
     assert (found, left) == (features, [])
+
+
+def test_a_variant_turns_a_feature_on() -> None:
+    """A checkpoint that has its drafts within says so, with the mode."""
+    said = acme.library().recipe("acme/Dense-8B").value
+    own = said.variants["fp8"].model_copy(update={"default_modes": {"spec_decoding": "eagle"}})
+    changed = said.model_copy(update={"variants": {**said.variants, "fp8": own}})
+
+    found, _ = choice.features_for(changed, acme.hardware("h100"), "fp8", "single_node_tp", more={})
+
+    assert found == {"tool_calling": "", "spec_decoding": "eagle"}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ def _other_figure(text: str) -> str:
     return text.replace("131072", "131073", 1)
 
 
+def _other_list(text: str) -> str:
+    return text.replace('"version": "0.11.0"', '"version": "0.11.1"', 1)
+
+
 def _without_sum(text: str) -> str:
     said = json.loads(text)
     del said["sum"]
@@ -53,7 +57,16 @@ def _later_form(text: str) -> str:
 
 @pytest.mark.parametrize(
     "damage",
-    [_cut, _other_word, _other_figure, _without_sum, _later_form, lambda _: "", lambda _: "[]"],
+    [
+        _cut,
+        _other_word,
+        _other_figure,
+        _other_list,
+        _without_sum,
+        _later_form,
+        lambda _: "",
+        lambda _: "[]",
+    ],
 )
 def test_damage_is_noticed(path: Path, damage: object) -> None:
     """Of any kind; the way out is named."""

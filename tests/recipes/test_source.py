@@ -102,6 +102,7 @@ def site(folder: Path) -> None:
         "taxonomy.json": {"hardware_profiles": {"h100": profile}},
         "strategies.json": {"single_node_tp": strategy},
         "acme/One.json": recipe,
+        "acme/One-FP8.json": recipe,
     }.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
