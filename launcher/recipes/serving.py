@@ -36,7 +36,14 @@ _OURS = (
         ),
         "`cache_dir:` of the inventory",
     ),
-    (re.compile("VLLM_RAY_DP_.*|RAY_(?:ADDRESS|AUTH_.*|worker_niceness)"), "the cluster itself"),
+    (
+        re.compile(
+            "VLLM_RAY_DP_.*|AUTOSCALER_UPDATE_INTERVAL_S|RAY_(?:ADDRESS|AUTH_.*|ROTATION_.*"
+            "|USAGE_STATS_ENABLED|gcs_rpc_server_reconnect_timeout_s|health_check_.*|memory_.*"
+            "|worker_niceness)"
+        ),
+        "how it runs Ray",
+    ),
 )
 # Read before a program of Python's begins, or by Ray itself, which starts its workers before vLLM
 # hands its variables on (v1/executor/ray_executor_v2.py, 0.32).

@@ -51,8 +51,11 @@ _ELSEWHERE = {
     "runtime_config": "no counterpart",
     "distribution_config": "no counterpart: models lie in `hf_home` of each node",
     "cluster_config": "the inventory",
+    "volumes": "`mounts:` in the inventory",
+    "patches": "nothing is patched here: `image:` in the inventory names an image that is ready",
     "benchmark": "no counterpart",
 }
+_CACHE = "/cache/huggingface/"  # where sparkrun mounts the nodes' Hugging Face home
 _SPLIT = ("tensor_parallel", "pipeline_parallel", "data_parallel")
 _NAMES = {
     "tensor_parallel": "--tensor-parallel-size",
@@ -101,6 +104,9 @@ class SparkRecipe(Section):
     distribution_config: Any = None
     cluster_config: Any = None
     benchmark: Any = None
+    volumes: Any = None
+    patches: Any = None
+    maintainer: Any = None
 
 
 def is_one(written: Document) -> bool:
@@ -202,7 +208,8 @@ def _command(value: SparkRecipe) -> tuple[str, list[tuple[Option, str]]]:
     """Return the model, and vLLM's arguments with where each is from."""
     if value.command is not None:
         words = _line(_rendered(value))
-        model, found = words[2], [(each, "command") for each in options(words[3:])]
+        found = [(each, "command") for each in options(words[3:])]
+        model = value.model if _in_their_cache(value) and value.model else words[2]
     else:
         model = value.model or ""
         found = [(each, "defaults") for each in options(_words(value.defaults))]
@@ -211,6 +218,11 @@ def _command(value: SparkRecipe) -> tuple[str, list[tuple[Option, str]]]:
     found += [(each, "model_revision") for each in more]
     kept = {id(each) for each in last([option for option, _ in found])}
     return model, [each for each in found if id(each[0]) in kept]
+
+
+def _in_their_cache(value: SparkRecipe) -> bool:
+    """True where a command names a model by its place in sparkrun's containers."""
+    return value.command is not None and _line(_rendered(value))[2].startswith(_CACHE)
 
 
 def _words(defaults: Mapping[str, Any]) -> list[str]:
@@ -253,6 +265,9 @@ def _impossible(value: SparkRecipe, inventory: Inventory) -> Iterator[Wrong]:
 
 def _notes(said: Said[SparkRecipe]) -> Iterator[str]:
     value = said.value
+    if _in_their_cache(value):
+        taken = f"{value.model} is taken" if value.model else "`--model` names yours"
+        yield f"the command's model lies below {_CACHE} of sparkrun's containers: {taken}"
     if own := backend(value):
         yield f"the recipe is for the backend {own}: `--backend {own}`"
     for key, where in _ELSEWHERE.items():

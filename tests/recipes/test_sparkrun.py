@@ -62,6 +62,17 @@ def test_the_first_version() -> None:
     assert [each.split("`")[1] for each in found.notes[1:]] == ["build_args", "mods"]
 
 
+def test_a_model_in_their_containers() -> None:
+    """Is the one that the recipe names; where it names none, that is said."""
+    path = "command: vllm serve /cache/huggingface/hub/x --seed 1"
+    named, nameless = content(f"model: a/b\n{path}"), content(path)
+
+    assert (named.model, words(named)) == ("a/b", "--seed 1")
+    assert "a/b is taken" in named.notes[0]
+    assert nameless.model == "/cache/huggingface/hub/x"
+    assert "`--model` names yours" in nameless.notes[0]
+
+
 def test_no_command() -> None:
     """Then the defaults are vLLM's options."""
     text = """
