@@ -181,6 +181,22 @@ def test_nodes_are_asked_what_they_are(there: Cluster) -> None:
     assert wanted(ran.out)["processes"][0]["env"]["ACME_HOPPER"] == "1"
 
 
+def test_the_plan_may_choose_the_split(there: Cluster) -> None:
+    """Of a recipe as of any server; a strategy is a split that is named."""
+    for machine in there.world.machines.values():
+        machine.config = models.LLAMA_8B
+        machine.model = {"model.safetensors": 16_060_556_376, "config.json": 700}
+    words = ("serve", "--recipe", "acme/Dense-8B", "--plan", "auto", "--dry-run")
+
+    ran = there.run(*words, "--skip-network-check")
+    said = wanted(ran.out)["asked_for"]
+
+    assert (said["tp"], said["pp"]) == (1, 1)
+    assert said["env"] == {"ACME_BASE": "1", "ACME_HOPPER": "1"}
+    named = there.run(*words, "--strategy", "single_node_tp")
+    assert (named.code, "--plan auto chooses" in named.err) == (2, True)
+
+
 def test_a_model_that_is_not_there_has_the_recipes_figure(there: Cluster) -> None:
     """So that a choice can be made before a download."""
     for machine in there.world.machines.values():
