@@ -41,7 +41,7 @@ class Alternative:
 def alternatives(question: Question, chosen: Planned) -> tuple[Alternative, ...]:
     """Return other ways, at most six: changes of flags, then other splits."""
     more = list(_more_nodes(question)) if chosen.verdict == "does-not-fit" else []
-    flags = list(_other_flags(question, chosen))
+    flags = [*_other_layers(question, chosen), *_other_flags(question, chosen)]
     splits = list(_other_splits(question, chosen))
     return (*more, *flags[: _MOST - len(more) - min(3, len(splits))], *splits)[:_MOST]
 
@@ -97,6 +97,35 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
     for applies, change, better, flags in changes:
         if applies:
             yield Alternative(change, better, question.judged(chosen.option, flags))
+
+
+def _other_layers(question: Question, chosen: Planned) -> Iterator[Alternative]:
+    """Yield the layers of each stage that suit GPUs of unequal memory, where more tokens come of
+    it: one after the other goes from the stage that decides to the one that has most room.
+    """
+    option = chosen.option
+    gpus = question.stage_gpus(option)
+    if len({gpu.memory_gib for gpu in gpus}) < 2 or question.model.modelled:
+        return
+    counts, best = [stage.layers for stage in chosen.estimate.stages], chosen
+    for _ in question.model.layers:
+        found = best.estimate
+        room = [stage.kv.likely / max(1, stage.layers) for stage in found.stages]
+        counts[room.index(min(room))] -= 1
+        counts[room.index(max(room))] += 1
+        if min(counts) < 1:
+            break
+        planned = question.judged(option, replace(question.flags, partition=tuple(counts)))
+        if planned.requests("likely") <= best.requests("likely"):
+            break
+        best = planned
+    if best is not chosen:
+        layers = ",".join(str(stage.layers) for stage in best.estimate.stages)
+        yield Alternative(
+            f'env: {{VLLM_PP_LAYER_PARTITION: "{layers}"}}',
+            "each stage has the layers for its memory",
+            best,
+        )
 
 
 def _other_splits(question: Question, chosen: Planned) -> Iterator[Alternative]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.cluster import Cluster
-from launcher.capacity.estimate import Engine, Estimate, Range, estimate
+from launcher.capacity.estimate import Engine, Estimate, Gpu, Range, estimate
 from launcher.capacity.flags import Flags
 from launcher.capacity.kv_cache import copies, partition
 from launcher.capacity.measured import Started, measured
@@ -244,9 +244,18 @@ class Question:
         placed = placement[: whole.dp] if whole.exact and not whole.coupled else placement
         return Planned(option=whole, estimate=found, verdict=verdict, placement=placed)
 
+    def stage_gpus(self, option: Option) -> tuple[Gpu, ...]:
+        """Return the GPU of each pipeline stage: stages fill one node after the other."""
+        cluster = self.cluster
+        if option.whole <= cluster.each or option.coupled or option.servers > 1:
+            return (cluster.smallest,) * option.pp
+        here = max(1, cluster.each // option.tp)
+        last = len(cluster.hosts) - 1
+        return tuple(cluster.hosts[min(at // here, last)].gpu for at in range(option.pp))
+
     def _estimated(self, option: Option, flags: Flags) -> Estimate:
         engine = Engine(
-            gpus=(self.cluster.smallest,) * option.pp,
+            gpus=self.stage_gpus(option),
             tp=option.tp,
             dp=option.dp if option.coupled else 1,
             nodes=-(-option.whole // self.cluster.each),

@@ -228,6 +228,24 @@ def test_there_are_other_ways(name: str) -> None:
         assert each.planned.estimate.poorest is not None
 
 
+def test_unequal_gpus_take_unequal_layers() -> None:
+    """The poorest stage decides for all: the layers that suit each one's memory hold more."""
+    hosts = (Host(name="large", gpus=8, gpu=H100), Host(name="small", gpus=8, gpu=L40S))
+    asked = replace(
+        question({**models.LLAMA_8B, "num_hidden_layers": 320}, 131.4, cluster(1, 1)),
+        cluster=Cluster(hosts=hosts),
+    )
+    planned = asked.judged(Option(tp=8, pp=2, exact=True))
+    first = alternatives(asked, planned)[0]
+    assert first.change.startswith('env: {VLLM_PP_LAYER_PARTITION: "')
+    layers = [int(each) for each in first.change.split('"')[1].split(",")]
+    assert sum(layers) == 320
+    assert layers[0] > layers[1]
+    assert first.planned.requests("likely") > planned.requests("likely")
+    equal = replace(asked, cluster=cluster(2, 8))
+    assert "PARTITION" not in alternatives(equal, equal.judged(Option(tp=8, pp=2)))[0].change
+
+
 def _splits(planned: Planned) -> int:
     option = planned.option
     return option.each * option.replicas
