@@ -142,7 +142,9 @@ def _other_splits(question: Question, chosen: Planned) -> Iterator[Alternative]:
         if (shape := _shape(planned.option)) not in seen and not hopeless:
             seen.add(shape)
             better = _EVERYTHING if option is default else _better(option, taken)
-            yield Alternative(arguments(planned.option), better, planned)
+            several = planned.option.servers
+            each = f"{several} servers, each " if several > 1 else ""
+            yield Alternative(each + arguments(planned.option), better, planned)
 
 
 def _shape(option: Option) -> tuple[int, int, int, bool]:
