@@ -29,22 +29,51 @@ if TYPE_CHECKING:
     metavar="DURATION",
     help="Look only this far back: 30m, 2h, 1d.",
 )
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="FILE",
+    help="Judge this text instead, and ask no node: a log, an archive, or `-` (again: more).",
+)
 @click.argument("names", metavar="[NODE]...", nargs=-1)
-def doctor(call: Call, since: float | None, names: tuple[str, ...]) -> int:
+def doctor(
+    call: Call, since: float | None, sources: tuple[str, ...], names: tuple[str, ...]
+) -> int:
     """Say what most likely went wrong: the logs of all nodes against the known failures, each with
     its cause and fix.
 
     Read are the ends of the logs of containers, of servers' engines, of Ray's jobs and workers,
     what Docker and the kernel say, and what the keeper of servers wrote down. Nothing is changed.
     The exit code is 1 when something is found that stands in the way.
+
+    With --from it is any text: what `kubectl logs --prefix`, `journalctl` or `docker compose logs`
+    print, a file, or what `vlaunch collect` made.
     """
     from launcher.ui import doctor as ui
 
+    if sources:
+        if names:
+            raise click.UsageError("--from asks no node: leave the nodes' names out")
+        found = _of_text(sources, since)
+        ui.show(found, as_json=call.as_json)
+        return 1 if found.found else 0
     nodes = chosen(call.inventory, names)
     with call.session(nodes=nodes, partial=True) as session:
         found = examine(session, nodes, since=since)
     ui.show(found, as_json=call.as_json)
     return 1 if found.found else 0
+
+
+def _of_text(sources: tuple[str, ...], since: float | None) -> Diagnosis:
+    """Judge what files say."""
+    from launcher.checks.doctor import diagnose
+    from launcher.cli import log_files
+
+    told = log_files.read(sources)
+    lines = (line for one in told.values() for log in one.logs for line in log.lines)
+    rdma = any("NET/IB" in line for line in lines)  # else nobody has promised any
+    return diagnose(told, {}, rdma=rdma, now=time.time(), since=since)
 
 
 def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:

@@ -127,7 +127,7 @@ def _logs(parts: _Parts, states: tuple[State, ...], servers: Sequence[str]) -> I
     for name, answers in parts.items():
         what = _what(name, states, servers)
         for out, _ in answers if what else ():
-            log = _log(name, what, out, zone)
+            log = log_of(name, what, out, zone)
             if log.lines:
                 yield log
 
@@ -183,7 +183,8 @@ def server_log(name: str) -> str:
     return f"server {name}"
 
 
-def _log(name: str, what: str, text: str, zone: float) -> Log:
+def log_of(name: str, what: str, text: str, zone: float = 0.0) -> Log:
+    """Return a log from its text: whole lines, cut where they are too long to be searched."""
     lines, stamps = list[str](), dict[int, str]()
     for line in _lines(text):
         if name.startswith("log-") and (match := _STAMP.match(line)):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -225,3 +229,54 @@ def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str]) -> 
     ran = cluster.run("doctor", *words)
 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
+
+
+def test_a_text_is_judged_without_a_node(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file or a pipe, with the pod that said it; the inventory is not needed."""
+    text = f"[pod/chat-0/vllm] {DEAD}\n[pod/chat-0-1/vllm] {GLOO}\n"
+    (tmp_path / "pods.log").write_text(text)
+    cluster.path.unlink()
+    ran = cluster.run("doctor", "--from", str(tmp_path / "pods.log"))
+
+    assert ran.code == 1
+    assert "  FOUND  chat-0-1: Gloo took the wrong network interface" in ran.out
+    assert "  THEN   chat-0: a rank died" in ran.out
+    assert "looked at 2 lines of 2 logs on chat-[0,0-1]" in ran.out or "chat-0" in ran.out
+    assert cluster.asked == []
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    piped = cluster.run("doctor", "--from", "-", "--json")
+    assert piped.code == 1
+    assert json.loads(piped.out)["looked"]["nodes"] == ["chat-0", "chat-0-1"]
+
+
+def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
+    """What `vlaunch collect` made: a folder for each node."""
+    bundle = tmp_path / "b.tar.gz"
+    with tarfile.open(bundle, "w:gz") as archive:
+        for name, data in (("b/gpu02/container.log", GLOO), ("b/gpu01/x.json", GLOO)):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data.encode()))
+    ran = cluster.run("doctor", "--from", str(bundle))
+
+    assert ran.code == 1
+    assert "  FOUND  gpu02: Gloo took the wrong network interface" in ran.out
+    assert "of 1 log on gpu02" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--from", "nowhere.log"), "nowhere.log cannot be read"),
+        (("--from", "."), ". cannot be read"),
+        (("--from", "-", "gpu01"), "--from asks no node"),
+    ],
+)
+def test_a_text_that_is_none(cluster: Cluster, words: tuple[str, ...], said: str) -> None:
+    """A wrong request, with what would be right."""
+    ran = cluster.run("doctor", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err

@@ -1,0 +1,58 @@
+"""Whose line is whose, in logs that other tools gathered."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.tools import log_text
+
+
+def said(text: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the lines of each log of each node."""
+    found = log_text.told(text, "FILE")
+    return {name: {log.what: log.lines for log in one.logs} for name, one in found.items()}
+
+
+KUBECTL = "[pod/chat-0/vllm] INFO one\n[pod/chat-0-1/gate] two\n[pod/chat-0/vllm] \n"
+JOURNAL = (
+    "Nov 22 10:00:01 gpu01 vlaunch-chat.service[77]: one\n"
+    "2026-11-22T10:00:02+0000 gpu02 kernel: two\n"
+)
+COMPOSE = "head-1    | INFO one\nworker-1  | two | three\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (KUBECTL, {"chat-0": {"vllm": ("INFO one",)}, "chat-0-1": {"gate": ("two",)}}),
+        (
+            JOURNAL,
+            {
+                "gpu01": {"vlaunch-chat.service": ("Nov 22 10:00:01 one",)},
+                "gpu02": {"kernel": ("2026-11-22T10:00:02+0000 two",)},
+            },
+        ),
+        (COMPOSE, {"head-1": {"log": ("INFO one",)}, "worker-1": {"log": ("two | three",)}}),
+        ("INFO a: b\n a | b\nplain\n", {"FILE": {"log": ("INFO a: b", " a | b", "plain")}}),
+        ("", {}),
+    ],
+    ids=["kubectl", "journal", "compose", "none", "empty"],
+)
+def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> None:
+    """Each tool has its own; what has none is the file's."""
+    assert said(text) == lines
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    """Nothing is raised for it."""
+    log_text.told(text, "FILE")
+
+
+def test_names_without_end_do_not_fill_the_memory() -> None:
+    """What claims to be of a thousand pods is kept, as the file's."""
+    found = log_text.told("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
+    assert len(found) == 401
+    assert len(found["FILE"].logs[0].lines) == 600
