@@ -37,3 +37,39 @@ def firewall(path: str | None, named: str | None, form: str) -> None:
     wanted, config = session.read(path, named), ssh_config.load()
     logins = [ssh_config.port_of(config, node) for node in wanted.nodes if node.connection == "ssh"]
     click.echo(made.FORMATS[form](made.rules(wanted, logins)), nl=False)
+
+
+@export.command(
+    "run-cluster",
+    short_help="the line of scripts/run_cluster.sh for each node",
+    params=[options.PATH, options.INVENTORY],
+)
+@click.option("--model", metavar="MODEL", help="What to serve (default: the inventory's).")
+def run_cluster(path: str | None, named: str | None, model: str | None) -> None:
+    """Print what to type where no launcher can log in: a line of scripts/run_cluster.sh for each
+    node, and the command that serves.
+
+    What the script cannot do is refused, and what the lines do not carry over is said in them.
+    """
+    from launcher import placement
+    from launcher.cli import session
+    from launcher.errors import RequestError
+    from launcher.export import run_cluster as lines
+    from launcher.plan.request import Request
+
+    wanted = session.read(path, named)
+    serve = wanted.serve
+    chosen = model or serve.model
+    if chosen is None:
+        raise RequestError(
+            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
+        )
+    request = Request(
+        model=chosen,
+        placement=placement.choose(wanted, serve.tp, serve.pp, None, dp=serve.dp),
+        backend="ray",
+        host=serve.bind,
+        port=wanted.ports.api,
+        args=serve.args,
+    )
+    click.echo(lines.text(wanted, request.argv), nl=False)

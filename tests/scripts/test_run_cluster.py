@@ -15,11 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher import containers
-from launcher.model import Inventory, Node, Ports, RaySettings, Secret, SecretSource
+from launcher.export import run_cluster as export
+from launcher.model import Inventory, Mount, Node, Ports, RaySettings, Secret, SecretSource
 from launcher.plan import files
 from launcher.site import Site
 from launcher.tools import docker
@@ -275,12 +277,12 @@ def _both(machine: Machine, case: Case) -> tuple[docker.ContainerSpec, list[str]
 
 
 def _fields(argv: list[str]) -> dict[str, list[str]]:
-    """Read a `docker run` line whose options all take one value, but `--detach`."""
+    """Read a `docker run` line whose options take one value each, but for two."""
     at, found = 2, defaultdict[str, list[str]](list)
     assert argv[:2] == ["docker", "run"]
     while argv[at].startswith("-"):
-        if argv[at] == "--detach":
-            found["--detach"].append("")
+        if argv[at] in ("--detach", "--privileged"):
+            found[argv[at]].append("")
             at += 1
         else:
             found[argv[at]].append(argv[at + 1])
@@ -296,6 +298,45 @@ def test_the_container_is_the_launchers(machine: Machine, case: Case) -> None:
     ours, theirs = _fields(said), _fields(list(docker.run(("docker",), spec)))
     assert {name: value for name, value in ours.items() if name not in _INTENDED} == {
         name: value for name, value in theirs.items() if name not in _INTENDED
+    }
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"fabric": "roce", "shm": "10GiB", "devices": ("/dev/gdrdrv",), "cap_add": ("SYS_PTRACE",)},
+        {"privileged": True, "ulimits": {"nofile": "65536"}, "accelerator": "amd"},
+        {"mounts": (Mount(source="/data/models", target="/models", read_only=True),)},
+    ],
+    ids=["plain", "roce", "privileged", "mounts"],
+)
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_the_exported_line_starts_the_launchers_container(
+    machine: Machine, role: str, more: dict[str, Any]
+) -> None:
+    """`vlaunch export run-cluster`: every field of `docker run`, whatever the inventory adds."""
+    nodes = tuple(
+        replace(each, hca=_HCA, interface="eth1", env={"OMP_NUM_THREADS": "1", "A": "b c"})
+        for each in _BASE.nodes
+    )
+    inventory = replace(_BASE, nodes=nodes, **more)
+    node = next(each for each in nodes if each.head == (role == "head"))
+    token = machine.give_token()
+    words = [
+        str(token) if each == "~/ray-token" else each for each in export.words(inventory, node)
+    ]
+    done = machine.run("--dry-run", *words[1:])
+    spec = containers.node_spec(
+        Site(inventory, {node.name: HostFacts(home=str(machine.home))}), node, _IMAGE, _WITH_TOKEN
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    ours, theirs = _fields(shlex.split(done.stdout)), _fields(list(docker.run(("docker",), spec)))
+    for fields in (ours, theirs):
+        fields["--label"] = [each for each in fields["--label"] if "vlaunch.spec" not in each]
+    assert {name: sorted(each) for name, each in ours.items()} == {
+        name: sorted(each) for name, each in theirs.items()
     }
 
 
