@@ -120,8 +120,8 @@ def test_no_answer_in_time(server: Server, moves: bool) -> None:
 
     release: list[object] = []
     server.answers["/metrics"] = metrics
-    server.answers["/v1/chat/completions"] = lambda _: api.until(lambda: release, 5) or ""
-    said = complete(server, timeout=0.2)
+    server.answers["/v1/chat/completions"] = lambda _: api.until(lambda: release, 10) or ""
+    said = complete(server, timeout=1.0)
     release.append(1)
 
     assert (said["status"], said["moved"], said["load"]["running"]) == (0, moves, 0)
