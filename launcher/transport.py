@@ -21,7 +21,8 @@ class Command:
 
     `stdin` is called when the bytes are needed, so that large or secret content is not held by
     plans; `hold_stdin` keeps standard input open afterwards, so that its end tells a program in a
-    container that nobody waits for it any more. `together` means that the command waits for those
+    container that nobody waits for it any more. With `talk`, lines that are said to it later reach
+    it, too (`Held.say`). `together` means that the command waits for those
     of other nodes: all of them run at once, whatever the cap.
 
     `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a
@@ -37,6 +38,7 @@ class Command:
     stdin: Callable[[], bytes] | None = None
     shown_stdin: str = ""
     hold_stdin: bool = False
+    talk: bool = False
     together: bool = False
     before: Argv = ()
 

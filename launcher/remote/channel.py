@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import paramiko
@@ -66,6 +67,7 @@ def run(
     running: Running,
     on_line: Callable[[str], None] | None = None,
     on_error_line: Callable[[str], None] | None = None,
+    on_talk: Callable[[Callable[[bytes], None]], None] | None = None,
 ) -> Answer:
     """Run `command` and return its answer; a broken connection is code 255, never an exception.
 
@@ -76,6 +78,8 @@ def run(
         running: where to register, so that the command can be cancelled.
         on_line: called with each line of standard output instead of keeping it; `on_error_line`
             likewise.
+        on_talk: called with what sends more to the standard input, once the command can be talked
+            to.
     """
     start = time.monotonic()
     out, err = Output(marker, on_line), Output(marker, on_error_line)
@@ -101,7 +105,9 @@ def run(
             # the command.
             channel.settimeout(None if math.isinf(command.timeout) else command.timeout + GRACE)
             channel.exec_command(line)
-            _send(channel, stdin)
+            sent = _send(channel, stdin)
+            if on_talk is not None:
+                on_talk(partial(_say, channel, sent))
             late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)
         except (paramiko.SSHException, EOFError, OSError):
             _rest(channel, out, err)  # what it said before the connection broke is the evidence
@@ -188,16 +194,28 @@ def _status(said: int) -> int:
     return said if said <= 255 else _NO_STATUS
 
 
-def _send(channel: paramiko.Channel, data: bytes) -> None:
-    if not data:
-        return
-    if len(data) <= _CHUNK:  # fits the window: no need to read meanwhile
+def _send(channel: paramiko.Channel, data: bytes) -> threading.Event:
+    """Send the standard input; returns what is set when all of it is sent."""
+    sent = threading.Event()
+    if data and len(data) > _CHUNK:  # does not fit the window: what it says is read meanwhile
+        threading.Thread(target=_feed, args=(channel, data, sent), daemon=True).start()
+        return sent
+    if data:
         channel.sendall(data + envelope.TRAILER)
-        return
-    threading.Thread(target=_feed, args=(channel, data), daemon=True).start()
+    sent.set()
+    return sent
 
 
-def _feed(channel: paramiko.Channel, data: bytes) -> None:
+def _say(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
+    """Send a line behind the standard input; in vain when the connection is gone, as its answer
+    tells.
+    """
+    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
+        if sent.wait(OPEN_TIMEOUT):
+            channel.sendall(data)
+
+
+def _feed(channel: paramiko.Channel, data: bytes, sent: threading.Event) -> None:
     view = memoryview(data)
     # the command may end without reading it all
     with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
@@ -205,6 +223,7 @@ def _feed(channel: paramiko.Channel, data: bytes) -> None:
         while at < len(view):
             at += channel.send(bytes(view[at : at + _PACKET]))
         channel.sendall(envelope.TRAILER)
+        sent.set()
 
 
 def _why(error: BaseException) -> str:

@@ -10,7 +10,8 @@ input, no process left behind, and output that starts where the command's own ou
   waits for the channel to close: that is how a cancelled, killed or disconnected launcher looks
   from the node. It then ends the whole group. If the channel closes before all N bytes (and the
   line break that follows them) have come, the group ends before the command can see an end of file,
-  so half an input is never taken for a whole one.
+  so half an input is never taken for a whole one. Lines that come later go to a command that is
+  talked to.
 * The inner shell stays until the command is gone, so that the KILL still finds it when it ignores
   TERM.
 * A marker line goes out first on both streams; what a login shell's start-up files printed before
@@ -25,18 +26,21 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import Final
+from typing import Final, Literal
 
 from launcher.model import Argv
 from launcher.transport import Command
 
 KILL_AFTER: Final = 5  # seconds between TERM and KILL
 
+Hold = Literal["close", "hold", "talk"]
+
 TRAILER: Final = b"\n"  # follows the standard input, to say that all of it has come
 
 _WATCH: Final = (
-    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; [ "$h" = hold ]'
-    ' || exec >&-; while read -r k <&3; do :; done; kill -0 "$$" && kill -TERM 0; '
+    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; '
+    '[ "$h" = close ] && exec >&-; while read -r k <&3; do [ "$h" = talk ] && echo "$k"; done; '
+    'kill -0 "$$" && kill -TERM 0; '
 )
 _PROGRAM: Final = (
     'm=$1 n=$2 h=$3; shift 3; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '
@@ -58,19 +62,31 @@ def of(command: Command, *, marker: str) -> tuple[str, bytes]:
         timeout=command.timeout,
         stdin=len(stdin),
         marker=marker,
-        hold=command.hold_stdin,
+        hold="talk" if command.talk else "hold" if command.hold_stdin else "close",
     )
     return sent, stdin
 
 
-def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: bool = False) -> str:
+def spoken(line: str) -> bytes:
+    """Return the bytes of a line for a command that is talked to.
+
+    Raises ValueError for what the program would change: `read` and `echo` of the many shells agree
+    on words without backslashes, blanks at the ends and leading dashes.
+    """
+    if line.strip() != line or not line or line[0] == "-" or set(line) & {"\\", "\n", "\0"}:
+        raise ValueError(f"cannot be said to a command: {line[:100]!r}")
+    return line.encode() + b"\n"
+
+
+def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: Hold = "close") -> str:
     """Return the line to send.
 
     Args:
         argv: the command.
         timeout: seconds until the node ends it; infinity for none.
         stdin: bytes that the command reads; `TRAILER` must follow them when there are any.
-        hold: keep the command's input open after those bytes until it ends, or is ended.
+        hold: what becomes of the command's input after those bytes: closed, held open until the
+            command ends, or is ended, or open for lines that are said to it.
         marker: the line, unique to this launcher, that precedes the output on both streams.
     """
     seconds = "0" if math.isinf(timeout) else f"{max(timeout, 0.001):.3f}".rstrip("0").rstrip(".")
@@ -85,6 +101,6 @@ def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: bool = Fa
         "vlaunch",
         marker,
         str(stdin),
-        "hold" if hold else "close",
+        hold,
     )
     return f"exec {line((*head, *argv))}"

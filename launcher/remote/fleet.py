@@ -22,7 +22,7 @@ from launcher.errors import ConnectError
 from launcher.model import Answer, Inventory
 from launcher.remote import channel, local
 from launcher.remote.connect import Connector
-from launcher.remote.held import Bounded, Held
+from launcher.remote.held import Bounded, Held, Talk
 from launcher.remote.login import AskPassphrase
 from launcher.remote.running import Running
 from launcher.transport import Command
@@ -119,8 +119,18 @@ class Fleet:
         closes.
         """
 
-        def run(running: Running, lines: Bounded) -> Answer:
-            return self._one(command, running, lines)
+        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
+            return self._one(command, running, lines, talk if command.talk else None)
+
+        held = Held(command.node, run)
+        self._closing.append(held.end)
+        return held
+
+    def hold_here(self, command: Command) -> Held:
+        """Like `hold`, on this machine; its node is a name for it."""
+
+        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
+            return self._here(command, running, lines, talk)
 
         held = Held(command.node, run)
         self._closing.append(held.end)
@@ -241,24 +251,16 @@ class Fleet:
         except BaseException as error:
             answers.put(error)
 
-    def _one(self, command: Command, running: Running, lines: _Answers | Bounded | None) -> Answer:
-        def said(text: str) -> None:
-            if lines is not None:
-                lines.put(Line(node=command.node, text=text))
-
-        def complained(text: str) -> None:
-            if lines is not None:
-                lines.put(Line(node=command.node, text=text, error=True))
-
-        on_line, on_error_line = (said, complained) if lines is not None else (None, None)
+    def _one(
+        self,
+        command: Command,
+        running: Running,
+        lines: _Answers | Bounded | None,
+        talk: Talk | None = None,
+    ) -> Answer:
         if self._nodes[command.node].connection == "local":
-            return local.run(
-                command,
-                marker=self._marker,
-                running=running,
-                on_line=on_line,
-                on_error_line=on_error_line,
-            )
+            return self._here(command, running, lines, talk)
+        on_line, on_error_line = _heard(command.node, lines)
         try:
             transport = self.transport(command.node)
         except ConnectError as error:
@@ -270,6 +272,24 @@ class Fleet:
             running=running,
             on_line=on_line,
             on_error_line=on_error_line,
+            on_talk=talk,
+        )
+
+    def _here(
+        self,
+        command: Command,
+        running: Running,
+        lines: _Answers | Bounded | None,
+        talk: Talk | None,
+    ) -> Answer:
+        on_line, on_error_line = _heard(command.node, lines)
+        return local.run(
+            command,
+            marker=self._marker,
+            running=running,
+            on_line=on_line,
+            on_error_line=on_error_line,
+            on_talk=talk,
         )
 
     def _try(self, name: str) -> ConnectError | None:
@@ -283,6 +303,20 @@ class Fleet:
 
     def _width(self, wanted: int) -> int:
         return max(1, min(wanted, self.inventory.cap))
+
+
+def _heard(
+    node: str, lines: _Answers | Bounded | None
+) -> tuple[Callable[[str], None] | None, Callable[[str], None] | None]:
+    """Return what takes a line of a node's standard output, and of its standard error, where
+    somebody follows.
+    """
+    if lines is None:
+        return None, None
+    return (
+        lambda text: lines.put(Line(node=node, text=text)),
+        lambda text: lines.put(Line(node=node, text=text, error=True)),
+    )
 
 
 class _Answers(queue.Queue[Line | Answer | BaseException]):

@@ -12,11 +12,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from launcher.model import Answer
+from launcher.remote import envelope
 from launcher.remote.running import Running
 
 # lines that nobody has read yet; the oldest makes room for the next, for nobody may be reading
 _LINES: Final = 100
 _LONGEST: Final = 8192  # characters of one
+
+Talk = Callable[[Callable[[bytes], None]], None]
 
 
 class Held:
@@ -26,11 +29,14 @@ class Held:
     Args:
         node: where it runs.
         run: runs it to its end; it registers with the `Running`, and calls `put` with each `Line`
-            as it comes.
+            as it comes, and the last argument with what sends to it.
     """
 
-    def __init__(self, node: str, run: Callable[[Running, Bounded], Answer]) -> None:
+    def __init__(self, node: str, run: Callable[[Running, Bounded, Talk], Answer]) -> None:
         self._node, self._run = node, run
+        self._lock = threading.Lock()
+        self._say: Callable[[bytes], None] | None = None
+        self._unsaid: list[bytes] = []
         self._running = Running()
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._over: Answer | None = None
@@ -50,13 +56,32 @@ class Held:
             return self._said.get(timeout=timeout)
         return None
 
+    def say(self, line: str) -> None:
+        """Say a line to it, once it can be talked to (`Command.talk`); in vain when it is over.
+
+        Raises ValueError for a line that would not arrive as it is.
+        """
+        data = envelope.spoken(line)
+        with self._lock:
+            if self._say is None:
+                self._unsaid.append(data)
+                return
+        self._say(data)
+
     def end(self) -> None:
         """End it; returns at once."""
         self._running.cancel()
 
+    def talk(self, say: Callable[[bytes], None]) -> None:
+        """Take what sends to it, when it has begun."""
+        with self._lock:
+            for data in self._unsaid:
+                say(data)
+            self._say, self._unsaid = say, []
+
     def _work(self) -> None:
         try:
-            self._over = self._run(self._running, self._lines)
+            self._over = self._run(self._running, self._lines, self.talk)
         # a bug here must reach the caller, not vanish with the thread
         except BaseException as error:
             self._over = Answer(node=self._node, code=255, err=f"{type(error).__name__}: {error}")

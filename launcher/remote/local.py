@@ -23,6 +23,7 @@ from launcher.transport import Command
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _POLL: Final = 0.5  # seconds between looks at whether such a child is all that is left
 _CHUNK: Final = 256 * 2**10
+_STOP, _SAY = b"x", b"s"
 
 
 def run(
@@ -32,6 +33,7 @@ def run(
     running: Running,
     on_line: Callable[[str], None] | None = None,
     on_error_line: Callable[[str], None] | None = None,
+    on_talk: Callable[[Callable[[bytes], None]], None] | None = None,
 ) -> Answer:
     """Run `command` here and return its answer; arguments as for `channel.run`."""
     start = time.monotonic()
@@ -50,6 +52,8 @@ def run(
         _Conversation(process, stdin, out, err) as conversation,
         running.until_done(conversation.stop),
     ):
+        if on_talk is not None:
+            on_talk(conversation.say)
         in_time = conversation.hold(deadline=start + command.timeout + GRACE)
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     seconds = time.monotonic() - start
@@ -79,9 +83,9 @@ class _Conversation:
         for pipe, output in ((process.stdout, out), (process.stderr, err)):
             self._selector.register(_there(pipe), selectors.EVENT_READ, output)
         self._unsent = [memoryview(stdin), memoryview(envelope.TRAILER)] if stdin else []
-        if self._unsent:
-            os.set_blocking(_there(process.stdin).fileno(), False)
-            self._selector.register(_there(process.stdin), selectors.EVENT_WRITE)
+        os.set_blocking(_there(process.stdin).fileno(), False)
+        self._waits_to_say = False
+        self._go_on()
 
     def __enter__(self) -> _Conversation:
         return self
@@ -104,7 +108,14 @@ class _Conversation:
 
     def stop(self) -> None:
         """End it, from another thread."""
-        self._stop.send(b"x")
+        with contextlib.suppress(OSError):
+            self._stop.send(_STOP)
+
+    def say(self, data: bytes) -> None:
+        """Send more to the standard input, from another thread."""
+        self._unsent.append(memoryview(data))
+        with contextlib.suppress(OSError):  # it is over
+            self._stop.send(_SAY)
 
     def hold(self, *, deadline: float) -> bool:
         """Talk and listen until the process has ended or was stopped; False when the deadline came
@@ -119,7 +130,10 @@ class _Conversation:
             ready = self._selector.select(min(deadline - now, _POLL))
             for key, _ in ready:
                 if key.fileobj is self._stopped:
-                    return True
+                    if _STOP in self._stopped.recv(_CHUNK):
+                        return True
+                    self._go_on()
+                    continue
                 if key.fileobj is self._process.stdin:
                     self._say()
                 elif data := os.read(key.fd, _CHUNK):
@@ -133,6 +147,12 @@ class _Conversation:
                 return True
         return True
 
+    def _go_on(self) -> None:
+        """Wait for room in the pipe, where something is to be sent."""
+        if self._unsent and not self._waits_to_say:
+            self._selector.register(_there(self._process.stdin), selectors.EVENT_WRITE)
+            self._waits_to_say = True
+
     def _say(self) -> None:
         pipe = _there(self._process.stdin)
         try:
@@ -145,6 +165,7 @@ class _Conversation:
                 del self._unsent[0]
         if not self._unsent:
             self._selector.unregister(pipe)
+            self._waits_to_say = False
 
 
 def _there(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -103,3 +103,50 @@ def test_words_in_front_of_a_command_run_it(fleet: Fleet) -> None:
     )
 
     assert (answer.code, answer.out) == (0, "first it's\nsecond\n")
+
+
+def test_it_is_talked_to(fleet: Fleet) -> None:
+    """Lines that are said later come behind its input, also those said before it has begun; when
+    nobody can say any more, it ends.
+    """
+    seconds = processes.unique_seconds()
+    program = f'while read -r x; do echo "heard $x"; [ "$x" != last ] || exec sleep {seconds}; done'
+    held = fleet.hold(
+        Command(
+            node="gpu01",
+            argv=("sh", "-c", program),
+            timeout=math.inf,
+            stdin=lambda: b"first\n",
+            hold_stdin=True,
+            talk=True,
+        )
+    )
+    held.say("second")
+    assert [held.next(60).text for _ in range(2)] == ["heard first", "heard second"]
+    held.say('{"third": [1, 2]}')
+    held.say("last")
+
+    assert held.next(60).text == 'heard {"third": [1, 2]}'
+    assert held.next(60).text == "heard last"
+    held.end()
+    assert processes.disappears(seconds)
+    with pytest.raises(ValueError, match="cannot be said"):
+        held.say("a\\nb")
+
+
+def test_it_hears_all_of_a_long_input_first(fleet: Fleet) -> None:
+    """A line that is said while the input is still on its way comes behind it."""
+    held = fleet.hold(
+        Command(
+            node="gpu01",
+            argv=("sh", "-c", "head -c 2000000 | wc -c; read -r x; echo $x"),
+            timeout=60,
+            stdin=lambda: b"x" * 1_999_999 + b"\n",
+            hold_stdin=True,
+            talk=True,
+        )
+    )
+    held.say("behind")
+
+    said = [held.next(60), held.next(60)]
+    assert [each.text.strip() for each in said] == ["2000000", "behind"]
