@@ -180,6 +180,8 @@ class Ports:
     """Where the nodes' agents meet, on the head."""
     probe: values.Port = 29500
     """Where the ranks of the network check meet, on the head."""
+    copy: values.Port = 29570
+    """Where a node serves models to the next one, while they are copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

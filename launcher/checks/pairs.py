@@ -35,6 +35,7 @@ def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
     ports = inventory.ports
     # The head has the workers' ports, too.
     given = {*ports_of(inventory, inventory.head), ports.mp_master, ports.dp_rpc, ports.group}
+    given.add(ports.copy)
     return {
         port
         for port in probe.ports

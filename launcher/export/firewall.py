@@ -42,6 +42,7 @@ WHAT: Mapping[str, str] = {
     "dp_rpc": "rendezvous of vLLM's replicas",
     "group": "the nodes' agents",
     "probe": "rendezvous of the network check",
+    "copy": "copies of models",
 }
 
 

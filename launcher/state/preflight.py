@@ -103,7 +103,7 @@ def between(ports: Ports, node: Node) -> tuple[int, ...]:
     """Return the fixed ports of a node that the other nodes must reach; a worker port stands for
     all of them.
     """
-    everywhere = (ports.node_manager, ports.object_manager, ports.worker_min)
+    everywhere = (ports.node_manager, ports.object_manager, ports.worker_min, ports.copy)
     of_head = (ports.gcs, ports.client, ports.mp_master, ports.dp_rpc, ports.group, ports.probe)
     return (*of_head, *everywhere) if node.head else everywhere
 

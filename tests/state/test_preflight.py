@@ -90,8 +90,8 @@ def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
 
 
 def test_ports_between_nodes(load: Load) -> None:
-    """Those that others must reach, once a node: the head has the ones of Ray's head, of `mp` and
-    of the probe besides.
+    """Those that others must reach, once a node, with that of copies: the head has the ones of
+    Ray's head, of `mp` and of the probe besides.
     """
     inventory = load(nodes=NODES)
     head, worker = (
@@ -99,7 +99,7 @@ def test_ports_between_nodes(load: Load) -> None:
         preflight.between(inventory.ports, inventory.workers[0]),
     )
 
-    assert set(worker) == {6380, 6381, 10002}
+    assert set(worker) == {6380, 6381, 10002, 29570}
     assert set(head) == {*worker, 6379, 10001, 29501, 29550, 29560, 29500}
 
 
