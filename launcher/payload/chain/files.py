@@ -1,0 +1,121 @@
+"""What is copied: files below a folder, cut into chunks that are numbered through.
+
+Names come from another machine, and none may lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+STATE = ".vlaunch"  # below the folder: what is not finished, and the record of what is
+_GIT = "sha1"  # of git's choosing, not ours
+
+
+class Unsafe(ValueError):
+    """A name that must not be written."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: its name below the folder, bytes, time of change, and its publisher's digest.
+
+    `sum` is the SHA-256 of its bytes (64 digits) or git's SHA-1 of it as a blob (40), as Hugging
+    Face names its blobs; empty where nobody says.
+    """
+
+    name: str
+    size: int
+    mtime: int = 0
+    sum: str = ""
+
+
+def safe(name: str) -> str:
+    """Return a name that stays below the folder; raises Unsafe."""
+    parts = name.split("/")
+    bad = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
+    if bad or "\0" in name or parts[0] == STATE:
+        raise Unsafe(f"the name {name[:200]!r} leads out of its folder, or is none")
+    return name
+
+
+def below(root: str, name: str) -> str:
+    """Return the path of a name below `root`; raises Unsafe where a link in between leads out."""
+    path = os.path.join(root, safe(name))
+    real, parent = os.path.realpath(root), os.path.realpath(os.path.dirname(path))
+    if parent != real and not parent.startswith(real.rstrip("/") + "/"):
+        raise Unsafe(f"{path} lies outside {root}: a folder on the way is a link")
+    return path
+
+
+class Manifest:
+    """The files of one copy in their order, and its chunks of `chunk` bytes each.
+
+    Raises Unsafe for a name that leads out, and ValueError for what is no list of files.
+    """
+
+    def __init__(self, files: list[File], chunk: int) -> None:
+        self.files, self.chunk = files, chunk
+        if chunk < 1 or any(each.size < 0 for each in files):
+            raise ValueError("a size is negative")
+        if len({safe(each.name) for each in files}) != len(files):
+            raise ValueError("a file is named twice")
+        self.first: list[int] = []  # number of each file's first chunk
+        number = 0
+        for each in files:
+            self.first.append(number)
+            number += -(-each.size // chunk)
+        self.chunks = number
+        self.bytes = sum(each.size for each in files)
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Manifest:
+        """Read what `as_json` wrote."""
+        return cls([File(*each) for each in said["files"]], int(said["chunk"]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for `json.dumps`."""
+        rows = [[each.name, each.size, each.mtime, each.sum] for each in self.files]
+        return {"files": rows, "chunk": self.chunk}
+
+    @property
+    def identity(self) -> str:
+        """64 digits that are the same for the same files in the same chunks."""
+        text = json.dumps(self.as_json(), separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def place(self, number: int) -> tuple[int, int, int]:
+        """Return which file a chunk is of, where it begins there, and how many bytes it has."""
+        # Files without bytes have no chunk: of several that begin at a number, the last has it.
+        at = bisect.bisect_right(self.first, number) - 1
+        offset = (number - self.first[at]) * self.chunk
+        return at, offset, min(self.chunk, self.files[at].size - offset)
+
+    def chunks_of(self, at: int) -> range:
+        """Return the numbers of a file's chunks."""
+        return range(self.first[at], self.first[at] + -(-self.files[at].size // self.chunk))
+
+
+class Sum:
+    """The publisher's digest of a file, taken while it is read from its beginning to its end."""
+
+    def __init__(self, file: File) -> None:
+        self._expected = file.sum
+        if len(file.sum) == 40:  # git's name of a blob
+            self._hash = hashlib.new(_GIT, b"blob %d\0" % file.size)
+        else:
+            self._hash = hashlib.sha256()
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        if self._expected:
+            self._hash.update(data)
+
+    @property
+    def wrong(self) -> bool:
+        """True when the bytes are not what was published; False where nobody says what was."""
+        return bool(self._expected) and self._hash.hexdigest() != self._expected

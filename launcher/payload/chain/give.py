@@ -1,0 +1,141 @@
+"""The side of a chain that serves: who connects and knows the key is sent what it wants, as soon as
+it is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from . import wire
+from .store import Hand, Store
+from .wire import ALIVE, BYTES, DIGEST, HAVE, WANT
+
+PATIENCE = 4.0  # seconds of silence, until somebody is taken for dead
+_ALIVE = 1.0  # seconds between two signs of life
+_SEND = 60.0  # seconds in which a receiver whose disk is busy must take something
+_PROOF = 5.0  # seconds to prove oneself
+_STRANGERS = 64  # who may be proving at the same time
+
+
+class Listener:
+    """Accepts connections; `given` takes over those that bring chunks instead of fetching them.
+
+    Raises OSError where nobody can listen there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: bytes,
+        where: tuple[str, int],
+        given: Callable[[socket.socket], None],
+        *,
+        rate: int = 0,
+    ) -> None:
+        self._store, self._key, self._given, self._rate = store, key, given, rate
+        self._door = socket.create_server(where, backlog=256)
+        self._room = threading.BoundedSemaphore(_STRANGERS)
+        self.strangers = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened at."""
+        return int(self._door.getsockname()[1])
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                guest = self._door.accept()[0]
+            except OSError:
+                time.sleep(0.05)  # too many open files, or a guest that has gone
+                continue
+            if not self._room.acquire(blocking=False):
+                wire.close(guest)
+                continue
+            threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
+
+    def _welcome(self, guest: socket.socket) -> None:
+        want = b""
+        try:
+            with contextlib.suppress(OSError):
+                wire.patient(guest, _PROOF, _PROOF, self._rate)
+                want = wire.greet(guest, self._key)
+        finally:
+            self._room.release()
+            self.strangers += not want
+        with contextlib.suppress(OSError):
+            if want == wire.PULL:
+                wire.patient(guest, _PROOF, _SEND)
+                serve(self._store, self._key, guest)
+            elif want == wire.GIVE:
+                self._given(guest)
+        wire.close(guest)
+
+
+def serve(store: Store, key: bytes, guest: socket.socket) -> None:
+    """Send one stream's chunks as they arrive, until all that were wanted are sent; raises
+    OSError.
+    """
+    identity = bytes.fromhex(store.manifest.identity)
+    stream, streams, wanted = wire.asked(guest, store.manifest.identity, store.manifest.chunks)
+    left = bytearray(wanted)
+    missing = sum(1 for each in left[stream::streams] if each != HAVE)
+    hand, at = Hand(store), 0
+    try:
+        while missing:
+            at, number = _next(store, at, stream, streams, left)
+            if number < 0:
+                guest.sendall(wire.head(key, identity, ALIVE, len(store.arrived), bytes(32)))
+                continue
+            kind = BYTES if left[number] == WANT else DIGEST
+            left[number] = HAVE
+            missing -= 1
+            guest.sendall(wire.head(key, identity, kind, number, store.digest(number)))
+            if kind == BYTES:
+                _send(store, guest, number, hand)
+    finally:
+        hand.close()
+
+
+def _next(store: Store, at: int, stream: int, streams: int, left: bytearray) -> tuple[int, int]:
+    """Return the next chunk to send, and how far in the order of arrival that is; -1 when none came
+    for a while.
+    """
+    until = time.monotonic() + _ALIVE
+    with store.changed:
+        while True:
+            while at < len(store.arrived):
+                number = store.arrived[at]
+                at += 1
+                wanted = number % streams == stream and left[number] != HAVE
+                if wanted and store.states[number] == HAVE:
+                    _passed(store, at)
+                    return at, number
+            _passed(store, at)
+            wait = until - time.monotonic()
+            if wait <= 0:
+                return at, -1
+            store.changed.wait(wait)
+
+
+def _passed(store: Store, at: int) -> None:
+    if at > store.passed:
+        store.passed = at
+        store.room.notify_all()
+
+
+def _send(store: Store, guest: socket.socket, number: int, hand: Hand) -> None:
+    at, offset, left = store.manifest.place(number)
+    descriptor = hand.open(at)
+    while left:
+        count = os.sendfile(guest.fileno(), descriptor, offset, left)
+        if not count:
+            raise OSError(f"{store.path(at)} has become shorter")
+        offset, left = offset + count, left - count
+        store.sent += count

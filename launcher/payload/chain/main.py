@@ -1,0 +1,244 @@
+"""The program of one node: reads what is wanted on its standard input, tells what becomes of it on
+its standard output, a JSON object a line each, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from . import place, wire
+from .claim import Claim, Taken
+from .files import STATE, Manifest, Unsafe
+from .give import PATIENCE, Listener, serve
+from .look import look
+from .record import Known
+from .source import Altered, Reader
+from .store import Store
+from .take import Streams, Upstream
+from .verify import verify
+
+_TELL = 0.5  # seconds between two words of how far it is
+_ROOM = 1.02  # how much more room is asked for than the bytes that are missing
+_lock = threading.Lock()
+
+
+def tell(event: str, **more: Any) -> None:
+    """Print an event; nobody who reads is a reason to end."""
+    with _lock:
+        try:
+            sys.stdout.write(json.dumps({"event": event, **more}) + "\n")
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            os._exit(1)
+
+
+def main(request: dict[str, Any]) -> int:
+    """Do what the request says; returns the exit code."""
+    try:
+        if request["verb"] == "look":
+            tell("seen", **look(request))
+        elif request["verb"] == "verify":
+            tell("verified", **verify(request, tell))
+        elif request["verb"] == "remove":
+            there = [root for root in request["roots"] if os.path.lexists(root)]
+            tell("removed", bytes=sum(place.remove(root) for root in there))
+        else:
+            _copy(request)
+    except (OSError, Unsafe, Altered, ValueError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        tell("failed", why=_words(error), full=full)
+        return 1
+    return 0
+
+
+def _copy(request: dict[str, Any]) -> None:
+    claim = None
+    if not request["source"]:
+        os.makedirs(os.path.join(request["root"], STATE), exist_ok=True)
+        copy = hashlib.sha256(request["key"].encode()).hexdigest()[:16]
+        try:
+            claim = Claim(request["root"], copy, request["node"])
+        except Taken as error:
+            if not error.shared:
+                raise
+            tell("shared", who=error.node)
+            return
+    try:
+        _Copy(request, claim).run()
+    finally:
+        if claim is not None:
+            claim.release()
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return str(error) or type(error).__name__
+
+
+class _Copy:
+    """One node's part in a copy, from the request to the end."""
+
+    def __init__(self, request: dict[str, Any], claim: Claim | None) -> None:
+        self._request, self._claim = request, claim
+        signal.signal(signal.SIGTERM, lambda *_: self._leave(143))
+        self._key = bytes.fromhex(request["key"])
+        self._streams = int(request["streams"])
+        self._root = request["root"]
+        manifest = Manifest.read(request["manifest"])
+        place.check(request)
+        known = Known(self._root, believed=not request.get("compare"))
+        self._store = Store(self._root, manifest, known)
+        self._store.begin(source=bool(request["source"]))
+        self._reader: Reader | None = None
+        if request["source"]:
+            self._reader = Reader(self._store, growing=bool(request.get("growing")))
+        self._upstream = Upstream(tell)
+        self._take = Streams(
+            self._store, self._key, self._streams, self._upstream, self._look_again
+        )
+        self._through = not request["source"]  # the reader has read all, and all is right
+        self._wrong: BaseException | None = None
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Listen, say so, and do what is ordered; raises what the disk refuses, and Altered."""
+        self._look_for_room()
+        listener = None
+        if "listen" in self._request:
+            host, port = self._request["listen"]
+            rate = int(self._request.get("rate", 0)) // self._streams
+            listener = Listener(self._store, self._key, (host, port), self._take.given, rate=rate)
+        threading.Thread(target=self._hear, daemon=True).start()
+        have = self._store.bytes
+        tell("listening", port=listener.port if listener else 0, have=have)
+        told = False
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if self._do(self._orders.get(timeout=_TELL)):
+                    return
+            for error in (self._take.broken, self._wrong):
+                if error is not None:
+                    raise error
+            if self._claim is not None:
+                self._claim.renew()
+            self._progress(listener.strangers if listener else 0)
+            if not told and self._through and self._store.complete():
+                told = True
+                root = self._store.root_digest()
+                tell("complete", root=root, received=self._store.received)
+
+    def _look_for_room(self) -> None:
+        """Raise OSError when the disk cannot take what is missing."""
+        if self._request["source"]:
+            return
+        place_ = os.statvfs(self._root)
+        missing = self._store.manifest.bytes - self._store.bytes
+        missing -= place.unfinished(self._root)
+        for at, each in enumerate(self._store.manifest.files):
+            if self._store.whole[at] and not self._known_whole(at):
+                missing -= each.size
+        free = place_.f_bavail * place_.f_frsize
+        if missing > 0 and missing * _ROOM > free:
+            text = f"{missing} bytes are missing, and {free} are free"
+            raise OSError(errno.ENOSPC, text, self._root)
+
+    def _known_whole(self, at: int) -> bool:
+        numbers = self._store.manifest.chunks_of(at)
+        return all(self._store.states[number] == wire.HAVE for number in numbers)
+
+    def _hear(self) -> None:
+        """Take orders from the standard input; its end is ours."""
+        for line in sys.stdin:
+            with contextlib.suppress(ValueError):
+                self._orders.put(json.loads(line))
+        self._leave(3)
+
+    def _leave(self, code: int) -> None:
+        """End at once: what is there stays, and the same copy goes on with it."""
+        if self._claim is not None:
+            self._claim.release()
+        os._exit(code)
+
+    def _do(self, order: dict[str, Any]) -> bool:
+        """Do as ordered; True when that was the last."""
+        if order["order"] == "go":
+            if self._reader is not None:
+                threading.Thread(target=self._read, daemon=True).start()
+            else:
+                self._take.start()
+        elif order["order"] == "before":
+            self._upstream.order(order["peers"])
+        elif order["order"] == "give":
+            for stream in range(self._streams):
+                args = (stream, order["host"], order["port"])
+                threading.Thread(target=self._give, args=args, daemon=True).start()
+        elif order["order"] == "finish":
+            if self._reader is None:
+                place.finish(self._store, self._request)
+            else:
+                self._keep_record()
+            tell("finished", sent=self._store.sent)
+            return True
+        return bool(order["order"] == "end")
+
+    def _look_again(self) -> None:
+        """Have the main thread look how far it is, without waiting for the next time."""
+        self._orders.put({"order": "look"})
+
+    def _keep_record(self) -> None:
+        """Write down what was read, where the source may be written: it is no loss where not."""
+        if self._request.get("label"):
+            from .record import keep
+
+            with contextlib.suppress(OSError):
+                about, digests = self._request.get("about", {}), bytes(self._store.digests)
+                keep(self._root, self._request["label"], self._store.manifest, digests, about)
+
+    def _read(self) -> None:
+        try:
+            if self._reader is not None:
+                self._reader.run()
+                self._through = True
+        # the main thread tells of it
+        except BaseException as error:
+            self._wrong = error
+        self._look_again()
+
+    def _give(self, stream: int, host: str, port: int) -> None:
+        """Bring a stream to a node that cannot reach us, again and again until it has all."""
+        while True:
+            with contextlib.suppress(OSError):
+                sock = socket.create_connection((host, port), PATIENCE)
+                try:
+                    wire.patient(sock, 60.0, 60.0)
+                    wire.introduce(sock, self._key, wire.GIVE)
+                    sock.sendall(bytes([stream]))
+                    serve(self._store, self._key, sock)
+                finally:
+                    wire.close(sock)
+            time.sleep(0.5)
+
+    def _progress(self, strangers: int) -> None:
+        store = self._store
+        tell(
+            "progress",
+            have=store.bytes,
+            received=store.received,
+            sent=store.sent,
+            read=self._reader.read if self._reader else 0,
+            source=self._upstream.current,
+            strangers=strangers,
+        )

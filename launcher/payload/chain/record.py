@@ -1,0 +1,110 @@
+"""What was copied and compared before, kept beside the files: nobody reads 700 GB again to know
+that nothing has changed.
+
+A file counts as unchanged while its size, its times of change and its inode are what they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any
+
+from .files import STATE, File, Manifest
+
+_RECORDS = "records"
+
+
+class Known:
+    """The records below a folder; what cannot be read is not known, and nothing is that is not
+    believed.
+    """
+
+    def __init__(self, root: str, *, believed: bool = True) -> None:
+        self._root = root
+        self._files: dict[str, tuple[list[Any], int, str, int]] = {}
+        folder = os.path.join(root, STATE, _RECORDS)
+        names = os.listdir(folder) if believed and os.path.isdir(folder) else []
+        for name in sorted(names):
+            if name.endswith(".json"):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    self._read(os.path.join(folder, name))
+
+    def _read(self, path: str) -> None:
+        with open(path, encoding="utf-8") as file:
+            said = json.load(file)
+        manifest = Manifest([File(*row[:4]) for row in said["files"]], said["chunk"])
+        for at, row in enumerate(said["files"]):
+            kept = (row, said["chunk"], f"{path[:-5]}.digests", manifest.first[at])
+            self._files[row[0]] = kept
+
+    def digests(self, file: File, path: str, chunk: int) -> list[bytes]:
+        """Return the digests of a file's chunks, if it is what it was and they are known."""
+        row, size, source, first = self._files.get(file.name, ([], 0, "", 0))
+        count = -(-file.size // chunk)
+        if not row or size != chunk or not unchanged(row, path, file):
+            return []
+        with contextlib.suppress(OSError), open(source, "rb") as kept:
+            kept.seek(32 * first)
+            data = kept.read(32 * count)
+            if len(data) == 32 * count:
+                return [data[at : at + 32] for at in range(0, len(data), 32)]
+        return []
+
+    def pieces(self, file: File, path: str) -> list[tuple[int, int, bytes]]:
+        """Return offset, bytes and digest of each piece of a file, if it is what it was."""
+        chunk = self._files.get(file.name, ([], 0, "", 0))[1]
+        digests = self.digests(file, path, chunk) if chunk else []
+        starts = range(0, file.size, chunk or 1)
+        return [
+            (starts[at], min(chunk, file.size - starts[at]), digest)
+            for at, digest in enumerate(digests)
+        ]
+
+    def names(self, name: str) -> bool:
+        """True when a file is in a record."""
+        return name in self._files
+
+
+def unchanged(row: list[Any], path: str, file: File) -> bool:
+    """True when a file is as a record's row says: size, sum, its own times, inode."""
+    with contextlib.suppress(OSError):
+        now = os.stat(path)
+        return (row[1], row[3]) == (file.size, file.sum) and row[4:] == _marks(now)
+    return False
+
+
+def _marks(now: os.stat_result) -> list[int]:
+    """Return what is another after a file was written. Nobody can set the last one."""
+    return [now.st_size, now.st_mtime_ns, now.st_ino, now.st_ctime_ns]
+
+
+def keep(root: str, label: str, manifest: Manifest, digests: bytes, about: dict[str, Any]) -> None:
+    """Write a record over any earlier one of its label; the digests first."""
+    folder = os.path.join(root, STATE, _RECORDS)
+    os.makedirs(folder, exist_ok=True)
+    rows = []
+    for each in manifest.files:
+        now = os.stat(os.path.join(root, each.name))
+        rows.append([each.name, each.size, each.mtime, each.sum, *_marks(now)])
+    said = {**about, "chunk": manifest.chunk, "files": rows}
+    for name, data in ((f"{label}.digests", digests), (f"{label}.json", json.dumps(said).encode())):
+        path = os.path.join(folder, name)
+        with open(f"{path}.new", "wb") as file:
+            file.write(data)
+        os.replace(f"{path}.new", path)
+
+
+def labels(root: str) -> dict[str, dict[str, Any]]:
+    """Return what was written down of each copy below a folder, without its files."""
+    folder = os.path.join(root, STATE, _RECORDS)
+    found = {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if name.endswith(".json"):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    said = json.load(file)
+                said["files"] = len(said["files"])
+                found[name[:-5]] = said
+    return found

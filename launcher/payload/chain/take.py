@@ -1,0 +1,223 @@
+"""The side of a chain that fetches: several streams from the node before this one, or, when that is
+dead or sends what it should not, from the next one up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import wire
+from .give import PATIENCE
+from .store import Hand, Store
+
+_CONNECT = 3.0  # seconds
+_AGAIN = (
+    0.2,
+    0.4,
+    0.8,
+    1.6,
+    3.0,
+)  # seconds until somebody is tried again, the more often it failed
+_IDLE = 0.1  # seconds between looks at whether there is more to do
+_WRONG = 2  # times that a node may send wrong bytes
+
+
+class WrongBytes(OSError):
+    """A chunk's bytes are not those of its digest."""
+
+
+class Upstream:
+    """Who is before this node, the nearest first, and who of them can be asked."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._peers: list[tuple[str, str, int]] = []
+        self._failed: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+        self._wrong: dict[str, int] = {}
+        self._talks: dict[socket.socket, str] = {}
+
+    def order(self, peers: Sequence[Sequence[Any]]) -> None:
+        """Take a new order; streams that fetch from another one than the first begin anew."""
+        with self._lock:
+            self._peers = [(str(name), str(host), int(port)) for name, host, port in peers]
+            self._failed, self._not_before = {}, {}
+            first = self._peers[0][0] if self._peers else ""
+            others = [sock for sock, name in self._talks.items() if name != first]
+        for sock in others:
+            wire.close(sock)
+
+    def choose(self, now: float) -> tuple[str, str, int] | None:
+        """Return whom to ask; None when nobody can be asked just now."""
+        with self._lock:
+            able = [each for each in self._peers if self._not_before.get(each[0], 0.0) <= now]
+            good = [each for each in able if self._wrong.get(each[0], 0) < _WRONG]
+        return next(iter(good or able), None)
+
+    def failed(self, name: str, error: OSError, now: float) -> None:
+        """Somebody could not be asked, or is gone: the next one is asked for a while."""
+        with self._lock:
+            count = self._failed.get(name, 0)
+            self._failed[name] = count + 1
+            self._not_before[name] = now + _AGAIN[min(count, len(_AGAIN) - 1)]
+            if isinstance(error, WrongBytes):
+                self._wrong[name] = self._wrong.get(name, 0) + 1
+                if self._wrong[name] < _WRONG:
+                    self._not_before[name] = 0.0  # once more: it may have been the way
+        kind = "wrong" if isinstance(error, WrongBytes) else "lost"
+        self._tell(kind, who=name, why=said(error))
+
+    def well(self, name: str) -> None:
+        """Somebody answers."""
+        with self._lock:
+            self._failed.pop(name, None)
+
+    @contextlib.contextmanager
+    def talking(self, name: str, sock: socket.socket) -> Any:
+        """Have a connection closed when the order changes."""
+        with self._lock:
+            self._talks[sock] = name
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._talks[sock]
+            wire.close(sock)
+
+    @property
+    def current(self) -> str:
+        """Who is fetched from."""
+        with self._lock:
+            return next(iter(self._talks.values()), "")
+
+
+def said(error: OSError) -> str:
+    """Put into words what became of a connection."""
+    if isinstance(error, BlockingIOError):
+        return f"silent for {PATIENCE:g} s"
+    return error.strerror or str(error) or type(error).__name__
+
+
+class Streams:
+    """The streams of one node; `broken` is what its own disk refused. `over` is called when one
+    has ended.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: bytes,
+        streams: int,
+        upstream: Upstream,
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._key, self._streams, self._over = store, key, streams, over
+        self._identity = bytes.fromhex(store.manifest.identity)
+        self._upstream = upstream
+        self.broken: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        for stream in range(self._streams):
+            threading.Thread(target=self._run, args=(stream,), daemon=True).start()
+
+    def _run(self, stream: int) -> None:
+        buffer = memoryview(bytearray(self._store.manifest.chunk))
+        hand = Hand(self._store)
+        try:
+            # Another stream may find that a file is another one than it seemed, and so have chunks
+            # of this one fetched again.
+            while not self._store.complete():
+                if self._store.lacks(stream, self._streams):
+                    self._turn(stream, hand, buffer)
+                else:
+                    time.sleep(_IDLE)
+        # what the disk refuses, or a mistake of ours: the main thread tells of it
+        except BaseException as error:
+            self.broken = error
+        finally:
+            hand.close()
+            self._over()
+
+    def _turn(self, stream: int, hand: Hand, buffer: memoryview) -> None:
+        peer = self._upstream.choose(time.monotonic())
+        if peer is None:
+            time.sleep(0.05)
+            return
+        name, host, port = peer
+        try:
+            sock = socket.create_connection((host, port), _CONNECT)
+        except OSError as error:
+            self._upstream.failed(name, error, time.monotonic())
+            return
+        with self._upstream.talking(name, sock):
+            try:
+                wire.patient(sock, PATIENCE, PATIENCE)
+                wire.introduce(sock, self._key, wire.PULL)
+                self._upstream.well(name)
+                self._fetch(sock, stream, hand, buffer)
+            except _DiskError as error:
+                raise error.args[0] from None
+            except OSError as error:
+                if self._upstream.choose(0.0) is not None:
+                    self._upstream.failed(name, error, time.monotonic())
+
+    def given(self, sock: socket.socket) -> None:
+        """Fetch from somebody who has connected to us; raises OSError."""
+        buffer = memoryview(bytearray(self._store.manifest.chunk))
+        hand = Hand(self._store)
+        try:
+            wire.patient(sock, PATIENCE, PATIENCE)
+            stream = wire.exactly(sock, 1)[0]
+            if stream < self._streams:
+                self._fetch(sock, stream, hand, buffer)
+        except _DiskError as error:
+            self.broken = error.args[0]
+        finally:
+            hand.close()
+
+    def _fetch(self, sock: socket.socket, stream: int, hand: Hand, buffer: memoryview) -> None:
+        store = self._store
+        with store.changed:
+            wanted = bytes(store.states)
+        wire.ask(sock, stream, self._streams, store.manifest.identity, wanted)
+        left = sum(1 for each in wanted[stream :: self._streams] if each != wire.HAVE)
+        while left:
+            kind, number, digest = wire.read_head(
+                self._key, self._identity, wire.exactly(sock, wire.HEAD.size)
+            )
+            if kind == wire.ALIVE:
+                continue
+            if number >= store.manifest.chunks or number % self._streams != stream:
+                raise wire.Refused("it sends what was not asked for")
+            left -= 1
+            view = buffer[: store.manifest.place(number)[2]]
+            if kind == wire.BYTES:
+                wire.receive(sock, view)
+                store.received += len(view)
+                if hashlib.sha256(view).digest() != digest:
+                    raise WrongBytes(f"chunk {number} has other bytes than were announced")
+            with _disk():
+                if kind == wire.BYTES:
+                    store.write(number, view, digest, hand)
+                else:
+                    store.prove(number, digest, hand, buffer)
+
+
+class _DiskError(Exception):
+    """Carries an error of our own disk past those of connections."""
+
+
+@contextlib.contextmanager
+def _disk() -> Any:
+    try:
+        yield
+    except OSError as error:
+        raise _DiskError(error) from None

@@ -1,0 +1,411 @@
+"""Runs a copy: starts a program on each node, tells each who is before it, and goes on telling
+while nodes die, are slow, or come to the end.
+
+It knows nothing of SSH: whoever calls it says how a command is held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from launcher.errors import NodeError, UnreadableAnswer, VlaunchError, together
+from launcher.events import Event, State
+from launcher.model import Answer, fold
+from launcher.plan.steering import Steering
+from launcher.sizes import told
+from launcher.tools import chain, untrusted
+from launcher.transport import Command
+
+_STAGE: Final = "copy"
+BEGIN: Final = 90.0  # seconds until all programs listen; a container may have to start
+SILENT: Final = 20.0  # seconds without a word, until a program counts as dead
+STALLED: Final = 90.0  # seconds in which no byte comes to anybody
+_FINISH: Final = 120.0, 20e6  # seconds, and bytes a second that a disk writes at the least
+_LOOK, _POLL, _TELL = 1.0, 0.05, 10.0  # seconds
+
+
+class Held(Protocol):
+    """A program that runs on a node; see `launcher.remote.held.Held`."""
+
+    @property
+    def over(self) -> Answer | None: ...
+
+    def next(self, timeout: float) -> Any: ...
+
+    def say(self, line: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One node's part: the command that starts its program, and where others reach it.
+
+    `gives` is for who cannot be reached: it connects to the node after it.
+    """
+
+    name: str
+    command: Command
+    host: str = ""
+    gives: bool = False
+
+
+@dataclass(kw_only=True)
+class Member:
+    """How a node is doing. `failed` says why it takes part no more; `shared` names the node whose
+    file system it sees.
+    """
+
+    held: Held
+    port: int = 0
+    have: int = 0
+    began: int = 0
+    received: int = 0
+    sent: int = 0
+    source: str = ""
+    root: str = ""
+    failed: str = ""
+    full: bool = False
+    shared: str = ""
+    listening: bool = False
+    finished: bool = False
+    heard: float = 0.0
+    at: float = 0.0
+    seconds: float = 0.0
+    complaint: list[str] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        """True while it takes part."""
+        return not self.failed and not self.shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """What came of a copy: seconds, and by node what it received, and why it failed."""
+
+    seconds: float
+    members: Mapping[str, Member]
+    moved: Mapping[str, str]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The nodes that do not have it, each with the reason."""
+        return {name: each.failed for name, each in self.members.items() if each.failed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connections:
+    """How programs are started and reached; `tunnel` returns a local port that leads to a port of a
+    node. `check` raises when the copy must not go on.
+    """
+
+    hold: Callable[[Command], Held]
+    tunnel: Callable[[str, int], int]
+    check: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+
+def spread(
+    parts: Sequence[Part], connections: Connections, *, total: int, fill: int
+) -> Generator[Event, None, Spread]:
+    """Run a copy to its end; the first of `parts` is the source, the others are the order to begin
+    with. `total` are the bytes of all files, `fill` those that a node holds back.
+
+    A node that fails stops no other. Whatever happens, no program is left running; what nodes have
+    stays, and the same copy goes on with it.
+
+    Raises:
+        NodeError: a program did not begin, or the source failed.
+        VlaunchError: nothing moved for too long.
+    """
+    run = _Run(parts, connections, total, fill)
+    try:
+        yield from run.begin()
+        yield from run.move()
+        yield from run.finish()
+        return run.result()
+    finally:
+        run.end()
+
+
+class _Run:
+    def __init__(
+        self, parts: Sequence[Part], connections: Connections, total: int, fill: int
+    ) -> None:
+        self._parts = {each.name: each for each in parts}
+        self._source = parts[0].name
+        self._connections, self._clock = connections, connections.clock
+        self._total = total
+        self._steering = Steering([each.name for each in parts], fill)
+        self._began = self._clock()
+        self._members: dict[str, Member] = {}
+        self._order: Mapping[str, tuple[str, ...]] = {}
+        self._moved_at = self._began
+
+    # --- the three parts of a copy
+
+    def begin(self) -> Iterator[Event]:
+        """Start all programs, and wait until each listens: who asks before is refused."""
+        yield Event(
+            kind="wait", stage=_STAGE, text="starting a program on each node", state="running"
+        )
+        for name, part in self._parts.items():
+            self._members[name] = Member(
+                held=self._connections.hold(part.command), heard=self._clock()
+            )
+        until = self._clock() + BEGIN
+        while not all(each.listening or not each.alive for each in self._members.values()):
+            yield from self._hear()
+            if self._clock() > until:
+                late = [name for name, each in self._members.items() if not each.listening]
+                raise NodeError(fold(late), f"the program did not begin within {BEGIN:.0f}s")
+        if errors := [self._error(name) for name, each in self._members.items() if each.failed]:
+            raise together(errors)
+        for name, each in self._members.items():
+            if each.shared:
+                self._steering.dead(name, self._clock())
+                text = f"sees the same folder as {each.shared}, which gets the files"
+                yield Event(kind="note", stage=_STAGE, node=name, text=text)
+            each.began = each.have
+        self._began = self._moved_at = self._clock()
+        self._tell_order()
+        for each in self._members.values():
+            if each.alive:
+                each.held.say(chain.simply("go"))
+        self._give()
+
+    def move(self) -> Iterator[Event]:
+        """Watch until all nodes that live have everything."""
+        looked = told_at = self._clock()
+        while not self._all_have_it():
+            yield from self._hear()
+            now = self._clock()
+            if now - looked >= _LOOK:
+                looked = now
+                self._connections.check()
+                if self._steering.judge(now):
+                    yield from self._changed()
+                due = now - told_at >= _TELL
+                told_at = now if due else told_at
+                yield from self._progress(due)
+                self._check_stall(now)
+            if not self._targets():
+                raise together([self._error(name) for name in self._members if self._failed(name)])
+
+    def finish(self) -> Iterator[Event]:
+        """Have everything put in its place."""
+        text = "writing the files to the disks, and putting them in their places"
+        yield Event(kind="wait", stage=_STAGE, text=text, state="running")
+        self._compare()
+        for each in self._members.values():
+            if each.alive:
+                each.held.say(chain.simply("finish"))
+        seconds, rate = _FINISH
+        until = self._clock() + seconds + self._total / rate
+        while not all(each.finished or not each.alive for each in self._members.values()):
+            yield from self._hear()
+            if self._clock() > until:
+                late = [name for name, each in self._members.items() if not each.finished]
+                raise NodeError(fold(late), "the files were not written to the disk in time")
+
+    def result(self) -> Spread:
+        """Return what has come of it."""
+        return Spread(
+            seconds=self._clock() - self._began,
+            members=self._members,
+            moved=self._steering.moved,
+        )
+
+    def end(self) -> None:
+        """End all programs."""
+        for each in self._members.values():
+            each.held.end()
+
+    # --- what nodes say
+
+    def _hear(self) -> Iterator[Event]:
+        """Take all that was said; wait a little when nothing was."""
+        heard = False
+        for name, member in self._members.items():
+            while (said := member.held.next(0)) is not None:
+                heard = True
+                yield from self._take(name, member, said)
+        if not heard:
+            first = next(iter(self._members.values()))
+            if (said := first.held.next(_POLL)) is not None:
+                yield from self._take(self._source, first, said)
+        for name, member in self._members.items():
+            silent = self._clock() - member.heard
+            if member.alive and member.listening and not member.finished and silent > SILENT:
+                yield from self._dies(name, f"it has said nothing for {silent:.0f}s")
+
+    def _take(self, name: str, member: Member, said: Any) -> Iterator[Event]:
+        member.heard = self._clock()
+        if isinstance(said, Answer):
+            if not member.finished and member.alive:
+                why = said.tail or "\n".join(member.complaint[-3:])
+                yield from self._dies(name, why or f"its program ended with {said.code}")
+            return
+        if said.error:
+            member.complaint.append(untrusted.brief(said.text))
+            return
+        try:
+            event = chain.said(name, said.text)
+        except UnreadableAnswer as error:
+            yield from self._dies(name, f"{error.message}: {error.evidence[:100]}")
+            return
+        yield from self._event(name, member, event)
+
+    def _event(self, name: str, member: Member, event: chain.Said) -> Iterator[Event]:
+        now = self._clock()
+        if event.event == "listening":
+            member.listening, member.port, member.have = True, event.port, event.have
+        elif event.event == "progress":
+            if event.have != member.have or event.sent != member.sent:
+                self._moved_at = now
+            member.have, member.received = event.have, event.received
+            member.sent, member.source, member.at = event.sent, event.source, now
+            self._steering.progress(name, event.have, now)
+        elif event.event == "complete":
+            member.root, member.have, member.seconds = event.root, self._total, now - self._began
+            member.received = event.received
+            self._steering.complete(name)
+        elif event.event == "finished":
+            member.finished, member.sent = True, event.sent
+        elif event.event == "shared":
+            member.shared = event.who
+        elif event.event == "failed":
+            member.full = event.full
+            yield from self._dies(name, event.why)
+        elif event.event == "wrong":
+            yield from self._wrong(name, event.who)
+
+    def _wrong(self, name: str, who: str) -> Iterator[Event]:
+        text = f"got wrong bytes from {who}, and asks again"
+        yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
+        if self._steering.wrong(who, self._clock()):
+            yield from self._changed()
+
+    def _dies(self, name: str, why: str) -> Iterator[Event]:
+        member = self._members[name]
+        member.failed = why or "its program ended"
+        member.held.end()
+        if name == self._source:
+            raise self._error(name)
+        self._steering.dead(name, self._clock())
+        if self._order:
+            text = f"takes part no more: {member.failed.splitlines()[-1]}"
+            yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
+            self._tell_order()
+            self._give()
+
+    # --- what they are told
+
+    def _changed(self) -> Iterator[Event]:
+        name = self._steering.order[-1]
+        text = f"goes to the end of the chain: {self._steering.moved[name]}"
+        yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
+        self._tell_order()
+
+    def _tell_order(self) -> None:
+        """Tell those whose order has changed."""
+        new = self._steering.orders()
+        for name, peers in new.items():
+            if self._order.get(name) != peers:
+                known = [
+                    (peer, self._parts[peer].host, self._members[peer].port)
+                    for peer in peers
+                    if self._members[peer].port
+                ]
+                self._members[name].held.say(chain.before(known))
+        self._order = new
+
+    def _give(self) -> None:
+        """Have a source that cannot be reached bring its files to the first node."""
+        if self._parts[self._source].gives and len(self._steering.order) > 1:
+            first = self._steering.order[1]
+            port = self._connections.tunnel(first, self._members[first].port)
+            self._members[self._source].held.say(chain.give("127.0.0.1", port))
+
+    # --- what it means
+
+    def _targets(self) -> list[str]:
+        return [name for name, each in self._members.items() if each.alive and name != self._source]
+
+    def _failed(self, name: str) -> bool:
+        return bool(self._members[name].failed)
+
+    def _all_have_it(self) -> bool:
+        return bool(self._targets()) and all(
+            self._members[name].root for name in (self._source, *self._targets())
+        )
+
+    def _compare(self) -> None:
+        """Raise VlaunchError when copies differ, which the digests of all chunks exclude."""
+        root = self._members[self._source].root
+        if other := [name for name in self._targets() if self._members[name].root != root]:
+            raise VlaunchError(f"the copies on {fold(other)} differ from the source's")
+
+    def _check_stall(self, now: float) -> None:
+        if now - self._moved_at < STALLED:
+            return
+        waits = [
+            f"{name}: {told(self._members[name].have)} of {told(self._total)}, from"
+            f" {self._members[name].source or 'nobody'}"
+            for name in self._targets()
+            if not self._members[name].root
+        ]
+        raise VlaunchError(
+            f"no byte has moved for {STALLED:.0f}s",
+            evidence=waits,
+            hint="see whether the nodes reach each other at the copy's port: `vlaunch check --only"
+            " ports-reachable`; the same command goes on from there",
+        )
+
+    def _error(self, name: str) -> NodeError:
+        member = self._members[name]
+        hint = "the same command goes on from there"
+        if member.full:
+            hint = "see what could go there: `vlaunch model list`"
+        return NodeError(name, "cannot take part in the copy", evidence=member.failed, hint=hint)
+
+    def _progress(self, due: bool) -> Iterator[Event]:
+        """Tell how far each node is, and the slowest."""
+        seconds = max(0.001, self._clock() - self._began)
+        place = {name: at for at, name in enumerate(self._steering.order)}
+        for name in self._targets():
+            each = self._members[name]
+            if each.root:
+                continue
+            rate = (each.have - each.began) / seconds
+            data = {
+                "bytes": each.have,
+                "total": self._total,
+                "rate": round(rate),
+                "from": each.source,
+                "position": place.get(name, 0),
+            }
+            source = f" from {each.source}" if each.source else ""
+            text = f"{_share(each.have, self._total)}, {told(round(rate))}/s{source}"
+            yield Event(kind="step", stage=_STAGE, node=name, text=text, state="running", data=data)
+        slowest = min(self._targets(), key=lambda name: self._members[name].have, default="")
+        if slowest:
+            each = self._members[slowest]
+            rate = (each.have - each.began) / seconds
+            left = f", {_duration((self._total - each.have) / rate)} left" if rate else ""
+            text = f"{_share(each.have, self._total)} on {slowest}, the last{left}"
+            data = {"bytes": each.have, "total": self._total}
+            state: State = "running" if due else ""
+            yield Event(kind="wait", stage=_STAGE, text=text, state=state, data=data)
+
+
+def _share(have: int, total: int) -> str:
+    return f"{told(have)} of {told(total)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,343 @@
+"""What we say to `payload/chain/`, the program of one node in a copy of a model, and what it says.
+
+It is sent as text on standard input, with its request and so with the key of the copy: none of it
+is in a command line, and nothing stays on the node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Argv, Inventory, Mount, Node
+from launcher.payload.chain.files import File, Manifest
+from launcher.payload.chain.look import folder
+from launcher.tools import decode, docker
+from launcher.tools.decode import Or, Text, Whole
+
+_FOLDER = Path(__file__).parents[1] / "payload" / "chain"
+_PACKAGE = "vlaunch_chain"
+# Each imports those before it.
+_MODULES: Final = (
+    "files",
+    "record",
+    "wire",
+    "claim",
+    "store",
+    "place",
+    "give",
+    "take",
+    "source",
+    "look",
+    "verify",
+    "main",
+)
+_BEGIN = f"""
+import json, sys, types
+sent = json.loads(sys.stdin.readline())
+package = types.ModuleType("{_PACKAGE}")
+package.__path__ = []
+sys.modules[package.__name__] = package
+for name, text in sent["modules"]:
+    module = types.ModuleType(package.__name__ + "." + name)
+    module.__package__ = package.__name__
+    sys.modules[module.__name__] = module
+    setattr(package, name, module)
+    exec(compile(text, name + ".py", "exec"), module.__dict__)
+sys.exit(sys.modules[package.__name__ + ".main"].main(sent["request"]))
+"""
+HERE: Final = "this machine"  # a name that no node has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """One thing that a node's program says; which fields it has depends on `event`."""
+
+    event: Text
+    have: Whole = 0
+    received: Whole = 0
+    sent: Whole = 0
+    read: Whole = 0
+    port: Whole = 0
+    bytes: Whole = 0
+    strangers: Whole = 0
+    source: Text = ""
+    root: Text = ""
+    who: Text = ""
+    why: Text = ""
+    full: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """One revision of a model on a node; a plain folder has one without a name.
+
+    `why` says what is missing; empty when nothing speaks against its being whole. `used` is when a
+    file was last read, in seconds since 1970, as well as the file system keeps it. `links` are
+    pairs of a name in a snapshot and the file it stands for.
+    """
+
+    revision: Text
+    size: Whole
+    count: Whole
+    used: Whole
+    why: Text
+    files: tuple[tuple[str, Whole, int, str], ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> tuple[File, ...]:
+        """Its files, each once: two names in a snapshot may stand for the same blob."""
+        return tuple({row[0]: File(*row) for row in self.files}.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One model as it lies on a node, in a Hugging Face cache or in a plain folder.
+
+    `copied` is whether a copy of ours was begun or ended there, `unfinished` are bytes of one that
+    was interrupted, `left_over` those of downloads that run or were interrupted.
+    """
+
+    name: Text
+    root: Text
+    kind: Literal["hub", "plain"]
+    refs: Mapping[str, Text]
+    revisions: tuple[Revision, ...]
+    copied: bool
+    unfinished: Whole
+    downloading: Whole
+    left_over: Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a node has, and how much room there is, in bytes."""
+
+    models: tuple[Model, ...]
+    free: Whole
+    python: tuple[Whole, Whole]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What comparing a model again has shown; the lists are names of files."""
+
+    missing: tuple[Text, ...]
+    changed: tuple[Text, ...]
+    wrong: tuple[Text, ...]
+    unproven: tuple[Text, ...]
+    files: Whole
+    bytes: Whole
+    seconds: float
+
+    @property
+    def bad(self) -> tuple[str, ...]:
+        """The files that are not what they were."""
+        return (*self.missing, *self.changed, *self.wrong)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """What the program sees of a node: paths as containers see them, or as the node itself does."""
+
+    argv: Argv
+    mounts: tuple[Mount, ...] = field(default=())
+
+    def path(self, inside: str) -> str:
+        """Return the program's path of one that containers use."""
+        for mount in self.mounts:
+            base = mount.target.rstrip("/")
+            if inside == base or inside.startswith(base + "/"):
+                return mount.source.rstrip("/") + inside[len(base) :]
+        return inside
+
+
+def on_node(inventory: Inventory) -> Where:
+    """Run the program with the node's own Python."""
+    return Where(argv=("python3", "-c", _BEGIN), mounts=inventory.mounts)
+
+
+def in_image(inventory: Inventory, node: Node) -> Where:
+    """Run the program in a throw-away container: files of a Hugging Face cache belong to whoever
+    containers are.
+    """
+    mounts = (Mount(source=node.hf_home, target=node.hf_home), *inventory.mounts)
+    volumes = [word for each in mounts for word in ("--volume", f"{each.source}:{each.target}")]
+    argv = docker.throw_away(
+        node.docker,
+        inventory.image,
+        "python3",
+        "-c",
+        _BEGIN,
+        cluster=inventory.cluster,
+        node=node.name,
+        options=("--interactive", "--network", "host", *volumes),
+    )
+    return Where(argv=argv)
+
+
+@cache
+def _modules() -> list[list[str]]:
+    return [[name, (_FOLDER / f"{name}.py").read_text(encoding="utf-8")] for name in _MODULES]
+
+
+def program(request: Mapping[str, Any]) -> bytes:
+    """Return what the program reads first: itself, and its request."""
+    return json.dumps({"modules": _modules(), "request": request}).encode() + b"\n"
+
+
+def look(where: Where, node: Node, *, model: str = "", files: bool = False) -> dict[str, Any]:
+    """Ask for one model of a node, by its name or its path, or for all that it has; with their
+    `files` if need be.
+    """
+    hub, home = where.path(f"{node.hf_home}/hub"), where.path(node.hf_home)
+    asked: dict[str, Any]
+    if not model:
+        asked = {"hub": hub, "beside": home}
+    elif is_path(model):
+        asked = {"path": where.path(model)}
+    else:
+        asked = {"hub": hub, "name": model}
+    room = where.path(model) if is_path(model) else home
+    return {"verb": "look", **asked, "files": files, "room": room}
+
+
+def is_path(model: str) -> bool:
+    """True for a folder of the nodes, false for a name of Hugging Face's."""
+    return model.startswith("/")
+
+
+def root(where: Where, node: Node, model: str) -> str:
+    """Return the folder of a model as the program sees it."""
+    if is_path(model):
+        return where.path(model)
+    return where.path(f"{node.hf_home}/hub/{folder(model)}")
+
+
+def copy(
+    *,
+    node: str,
+    root: str,
+    manifest: Manifest,
+    key: str,
+    streams: int,
+    listen: tuple[str, int] | None,
+    source: bool = False,
+    growing: bool = False,
+    compare: bool = False,
+    rate: int = 0,
+    label: str = "",
+    links: Sequence[Sequence[str]] = (),
+    refs: Sequence[Sequence[str]] = (),
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Ask a node to take part in a copy.
+
+    Args:
+        node: its name.
+        root: the folder that the files are below.
+        manifest: which files.
+        key: 64 digits that only those who take part know.
+        streams: connections to the node before it.
+        listen: address and port to serve at; None for who only gives.
+        source: it has the files, or, `growing`, gets them meanwhile from somebody else.
+        compare: believe nothing that was written down of it: read and compare what is there.
+        rate: bytes a second that it sends at most; 0: as many as go.
+        label: what the copy is written down as; for a source nothing is when it is empty.
+        links, refs: see `payload/chain/place.py`.
+        about: what is written down of the copy besides.
+    """
+    return {
+        "verb": "copy",
+        "node": node,
+        "root": root,
+        "manifest": manifest.as_json(),
+        "key": key,
+        "streams": streams,
+        "source": source,
+        "growing": growing,
+        "compare": compare,
+        "rate": rate,
+        "label": label,
+        "links": [list(each) for each in links],
+        "refs": [list(each) for each in refs],
+        "about": dict(about or {}),
+        **({"listen": list(listen)} if listen is not None else {}),
+    }
+
+
+def verify(root: str, files: Sequence[File], *, deep: bool) -> dict[str, Any]:
+    """Ask whether files are still what they were; `deep`: read all of them."""
+    rows = [[each.name, each.size, each.mtime, each.sum] for each in files]
+    return {"verb": "verify", "root": root, "files": rows, "deep": deep}
+
+
+def remove(*roots: str) -> dict[str, Any]:
+    """Ask to remove folders."""
+    return {"verb": "remove", "roots": list(roots)}
+
+
+def before(peers: Sequence[tuple[str, str, int]]) -> str:
+    """Order from whom to fetch: name, address and port, the nearest first."""
+    return json.dumps({"order": "before", "peers": [list(each) for each in peers]})
+
+
+def give(host: str, port: int) -> str:
+    """Order to bring everything to a node that cannot reach us."""
+    return json.dumps({"order": "give", "host": host, "port": port})
+
+
+def simply(order: Literal["go", "finish", "end"]) -> str:
+    """Order what needs no more words."""
+    return json.dumps({"order": order})
+
+
+def said(node: str, line: str) -> Said:
+    """Read a line of a program; raises UnreadableAnswer."""
+    return decode.read(Said, line, f"what {node} says of the copy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    event: Text
+    why: Annotated[Text, Or("")] = ""
+    bytes: Annotated[Whole, Or(0)] = 0
+
+
+def parse_look(answer: Answer) -> Seen:
+    """Read what a node has; raises UnreadableAnswer."""
+    return decode.read(Seen, _last(answer, "seen"), f"what {answer.node} says of its models")
+
+
+def parse_verified(answer: Answer) -> Verified:
+    """Read what a comparison has shown; raises UnreadableAnswer."""
+    line = _last(answer, "verified")
+    return decode.read(Verified, line, f"what {answer.node} says of its model")
+
+
+def parse_removed(answer: Answer) -> int:
+    """Return the bytes that were freed; raises UnreadableAnswer."""
+    line = _last(answer, "removed")
+    return decode.read(_Result, line, f"what {answer.node} says of its model").bytes
+
+
+def _last(answer: Answer, event: str) -> str:
+    """Return the last line, which has the result; raises UnreadableAnswer with what is known of
+    why there is none.
+    """
+    line = answer.out.strip().rpartition("\n")[2]
+    try:
+        result = decode.read(_Result, line, f"the answer of {answer.node}")
+    except UnreadableAnswer:
+        raise UnreadableAnswer(
+            f"{answer.node} cannot say what it has", evidence=answer.tail or "(it said nothing)"
+        ) from None
+    if result.event != event:
+        raise UnreadableAnswer(f"{answer.node} cannot do it: {result.why or result.event}")
+    return line

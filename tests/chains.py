@@ -1,0 +1,186 @@
+"""Nodes on this machine that take part in copies: each is a folder and an address of loopback, and
+their programs run for real.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.events import Event
+from launcher.model import Node
+from launcher.payload.chain.files import File, Manifest
+from launcher.remote.fleet import Fleet
+from launcher.spread import Connections, Part, Spread, spread
+from launcher.tools import chain
+from launcher.transport import Command
+from tests.remote import sshd
+
+MB = 10**6
+CHUNK, STREAMS = 128 * 1024, 2
+SIZES = {
+    "model-1.safetensors": 9 * MB + 17,
+    "model-2.safetensors": 3 * MB,
+    "sub/tokenizer.json": 700,
+    "empty": 0,
+    "config.json": 20,
+}
+
+
+def make_model(folder: Path, seed: int = 1) -> Path:
+    """Write files of random bytes, with times that are not now."""
+    source = random.Random(seed)
+    for name, size in SIZES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source.randbytes(size))
+        os.utime(path, ns=(0, 1_700_000_000_123_456_789))
+    return folder
+
+
+def rows(folder: Path) -> list[File]:
+    """The files of a folder as they are copied."""
+    return [
+        File(name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns)
+        for name in SIZES
+    ]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a model, by its name; what is kept besides them is left out."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".vlaunch" not in path.parts
+    }
+
+
+@dataclass
+class Chain:
+    """Some nodes below `base`, `n0` the source. `rate` is bytes a second that each sends.
+
+    `at` is called with each event, and may do harm.
+    """
+
+    base: Path
+    count: int
+    rate: int = 0
+    roots: dict[str, Path] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            self.roots.setdefault(name, self.base / name / "m")
+            self.roots[name].parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes, the source first."""
+        return [f"n{number}" for number in range(self.count)]
+
+    def pid(self, name: str) -> int:
+        """The process of a node's program."""
+        return int((self.base / name / "pid").read_text())
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a node's program, or stop it."""
+        os.kill(self.pid(name), how)
+
+    def run(
+        self,
+        manifest: Manifest | None = None,
+        *,
+        at: Callable[[Event], None] = lambda event: None,
+        names: list[str] | None = None,
+        links: list[list[str]] | None = None,
+        gives: bool = False,
+        **more: Any,
+    ) -> Spread:
+        """Copy; raises what `spread` does."""
+        names = names or self.names
+        manifest = manifest or Manifest(rows(self.roots[names[0]]), CHUNK)
+        nodes = tuple(
+            Node(
+                name=name,
+                host="localhost",
+                ip="127.0.0.1",
+                gpus=0,
+                head=name == names[0],
+                connection="local",
+            )
+            for name in names
+        )
+        more.setdefault("key", os.urandom(32).hex())
+        parts = [self._part(name, manifest, names[0], links or [], gives, more) for name in names]
+        with Fleet(sshd.inventory(*nodes)) as fleet:
+
+            def hold(command: Command) -> Any:
+                here = gives and command.node == names[0]
+                return fleet.hold_here(command) if here else fleet.hold(command)
+
+            connections = Connections(
+                hold=hold,
+                tunnel=lambda name, port: fleet.forward(name, "127.0.0.1", port).port,
+            )
+            run = spread(parts, connections, total=manifest.bytes, fill=STREAMS * manifest.chunk)
+            while True:
+                try:
+                    event = next(run)
+                except StopIteration as ended:
+                    return ended.value  # type: ignore[no-any-return]
+                self.events.append(event)
+                at(event)
+
+    def _part(
+        self,
+        name: str,
+        manifest: Manifest,
+        source: str,
+        links: list[list[str]],
+        gives: bool,
+        more: dict[str, Any],
+    ) -> Part:
+        only_gives = gives and name == source
+        request = chain.copy(
+            node=name,
+            root=str(self.roots[name]),
+            manifest=manifest,
+            streams=STREAMS,
+            listen=None if only_gives else ("127.0.0.1", 0),
+            source=name == source,
+            rate=self.rate,
+            label="files",
+            links=links,
+            **more,
+        )
+        words = chain.on_node(sshd.inventory()).argv
+        pid = self.base / name / "pid"
+        argv = ("sh", "-c", 'echo $$ > "$1"; shift; exec "$@"', "sh", str(pid), *words)
+        command = Command(
+            node=name,
+            argv=argv,
+            timeout=120,
+            stdin=lambda: chain.program(request),
+            hold_stdin=True,
+            talk=True,
+        )
+        return Part(name=name, command=command, host="127.0.0.1", gives=only_gives)
+
+
+def when(share: float, act: Callable[[], None]) -> Callable[[Event], None]:
+    """Do something once, as soon as a node has this share of all bytes."""
+    done: list[float] = []
+
+    def at(event: Event) -> None:
+        data = event.data
+        if not done and data.get("total") and data["bytes"] >= share * data["total"]:
+            done.append(time.monotonic())
+            act()
+
+    return at

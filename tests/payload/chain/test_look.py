@@ -1,0 +1,174 @@
+"""What a node has, and whether it is still what was compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.payload.chain import place
+from launcher.payload.chain.look import look
+from launcher.payload.chain.verify import verify
+from tests.payload.chain.test_store import DATA, fill, finish, store
+
+COMMIT = "1" * 40
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A cache with one model of two shards."""
+    root = tmp_path / "hub" / "models--org--m"
+    snapshot = root / "snapshots" / COMMIT
+    (root / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(COMMIT)
+    index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}
+    files = {
+        "config.json": b"{}",
+        "m-1.safetensors": b"1" * 100,
+        "m-2.safetensors": b"2" * 200,
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    for name, data in files.items():
+        blob = hashlib.sha256(data).hexdigest()
+        (root / "blobs" / blob).write_bytes(data)
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    return tmp_path / "hub"
+
+
+def one(hub: Path, **more: Any) -> dict[str, Any]:
+    seen = look({"hub": str(hub), "name": "org/m", "room": str(hub), **more})
+    return seen["models"][0]  # type: ignore[no-any-return]
+
+
+def test_a_model_of_the_cache(hub: Path) -> None:
+    """Its revision and its files; a link is the blob that it names, which is its digest."""
+    found = one(hub, files=True)
+    (revision,) = found["revisions"]
+
+    assert (found["name"], found["refs"]) == ("org/m", {"main": COMMIT})
+    assert (revision["revision"], revision["count"], revision["why"]) == (COMMIT, 4, "")
+    blob = hashlib.sha256(b"1" * 100).hexdigest()
+    assert [row[:2] + row[3:] for row in revision["files"] if row[1] == 100] == [
+        [f"blobs/{blob}", 100, blob]
+    ]
+    assert [f"snapshots/{COMMIT}/m-1.safetensors", f"blobs/{blob}"] in revision["links"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "why"),
+    [
+        (["m-2.safetensors"], "m-2.safetensors missing"),
+        (["m-1.safetensors", "m-2.safetensors"], "m-1.safetensors and 1 more files missing"),
+        (["config.json"], "config.json missing"),
+        (["m-1.safetensors", "m-2.safetensors", "model.safetensors.index.json"], "no weights"),
+    ],
+)
+def test_what_is_missing_is_told(hub: Path, gone: list[str], why: str) -> None:
+    """By the index, or by what every model has."""
+    for name in gone:
+        (hub / "models--org--m" / "snapshots" / COMMIT / name).unlink()
+
+    assert one(hub)["revisions"][0]["why"] == why
+
+
+def test_a_link_without_content(hub: Path) -> None:
+    """Its blob is gone."""
+    (hub / "models--org--m" / "snapshots" / COMMIT / "m-2.safetensors").resolve().unlink()
+
+    assert one(hub)["revisions"][0]["why"] == "m-2.safetensors has no content"
+
+
+def test_downloads_that_run_or_were_interrupted(hub: Path) -> None:
+    """They are counted, and are no blobs."""
+    (hub / "models--org--m" / "blobs" / f"{'c' * 64}.incomplete").write_bytes(bytes(50))
+
+    found = one(hub)
+    assert (found["downloading"], found["left_over"]) == (1, 50)
+
+
+def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
+    """Those that look like models, or were begun by a copy; others are nobody's business."""
+    for name, file in (
+        ("mine", "config.json"),
+        ("begun", ".vlaunch/journal"),
+        ("data", "rows.csv"),
+    ):
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+    seen = look({"hub": str(hub), "beside": str(tmp_path), "room": str(tmp_path / "none" / "x")})
+
+    names = [each["name"] for each in seen["models"]]
+    assert names == ["org/m", str(tmp_path / "begun"), str(tmp_path / "mine")]
+    assert seen["free"] > 0
+    assert [each["copied"] for each in seen["models"]] == [False, True, False]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """Neither is its cache."""
+    assert (
+        look({"path": str(tmp_path / "x"), "hub": str(tmp_path / "y"), "room": "/"})["models"] == []
+    )
+
+
+def test_comparing_again(tmp_path: Path) -> None:
+    """What was written down tells damage, changes and gaps apart."""
+    root = tmp_path / "m"
+    made = store(root)
+    fill(made, 0, 1, 2, 3)
+    finish(made)
+    rows = [["a", len(DATA), 5, ""], ["none", 0, 0, ""]]
+    told: list[object] = []
+
+    def ask(**more: Any) -> dict[str, Any]:
+        request = {"root": str(root), "files": rows, **more}
+        return verify(request, lambda *said, **kept: told.append(said))
+
+    assert ask()["wrong"] == ask(deep=True)["wrong"] == []
+    assert (ask()["files"], ask()["bytes"]) == (2, len(DATA))
+    (root / "new").write_bytes(b"x")
+    rows.append(["new", 1, 0, ""])
+    assert ask()["unproven"] == ["new"]
+    (root / "a").write_bytes(DATA)
+    assert ask()["changed"] == ["a"]
+    (root / "a").unlink()
+    assert ask()["missing"] == ["a"]
+
+
+def test_damage_that_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that gives other bytes back is found by reading."""
+    root = tmp_path / "m"
+    made = store(root)
+    fill(made, 0, 1, 2, 3)
+    finish(made)
+    monkeypatch.setattr("launcher.payload.chain.record._marks", lambda now: [0])
+    place.finish(made, {"label": "files"})
+    (root / "a").write_bytes(DATA[:-1] + b"?")
+
+    said = verify({"root": str(root), "files": [["a", len(DATA), 5, ""]]}, lambda *_, **__: None)
+    assert said["wrong"] == ["a"]
+
+
+def test_blobs_that_nobody_compared(hub: Path) -> None:
+    """Their names are their digests: reading all of them tells."""
+    root = hub / "models--org--m"
+    rows = one(hub, files=True)["revisions"][0]["files"]
+    request = {"root": str(root), "files": rows}
+
+    assert len(verify(request, lambda *_, **__: None)["unproven"]) == 4
+    assert verify({**request, "deep": True}, lambda *_, **__: None)["wrong"] == []
+    blob = root / "blobs" / hashlib.sha256(b"1" * 100).hexdigest()
+    blob.write_bytes(b"1" * 99 + b"0")
+    assert verify({**request, "deep": True}, lambda *_, **__: None)["wrong"] == [
+        f"blobs/{blob.name}"
+    ]
+
+
+def test_removing(hub: Path) -> None:
+    """All of it; how much that was is told."""
+    assert place.remove(str(hub / "models--org--m")) > 0
+    assert list(hub.iterdir()) == []
