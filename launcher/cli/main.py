@@ -68,6 +68,11 @@ COMMANDS = {
         "who works on the cluster; break a lock that is left over",
     ),
     "audit": ("launcher.cli.audit", "audit", "who changed what on the nodes, and when"),
+    "model": (
+        "launcher.cli.model",
+        "model",
+        "models on the nodes: what is where; bring one everywhere",
+    ),
     "secrets": (
         "launcher.cli.secrets",
         "secrets",
