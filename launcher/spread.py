@@ -6,18 +6,16 @@ It knows nothing of SSH: whoever calls it says how a command is held.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from launcher.errors import NodeError, UnreadableAnswer, VlaunchError, together
 from launcher.events import Event, State
 from launcher.model import Answer, fold
+from launcher.plan.members import Connections, Member, Part, Spread
 from launcher.plan.steering import Steering
 from launcher.sizes import told
 from launcher.tools import chain, untrusted
-from launcher.transport import Command
 
 _STAGE: Final = "copy"
 BEGIN: Final = 90.0  # seconds until all programs listen; a container may have to start
@@ -27,93 +25,17 @@ _FINISH: Final = 120.0, 20e6  # seconds, and bytes a second that a disk writes a
 _LOOK, _POLL, _TELL = 1.0, 0.05, 10.0  # seconds
 
 
-class Held(Protocol):
-    """A program that runs on a node; see `launcher.remote.held.Held`."""
-
-    @property
-    def over(self) -> Answer | None: ...
-
-    def next(self, timeout: float) -> Any: ...
-
-    def say(self, line: str) -> None: ...
-
-    def end(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One node's part: the command that starts its program, and where others reach it.
-
-    `gives` is for who cannot be reached: it connects to the node after it.
-    """
-
-    name: str
-    command: Command
-    host: str = ""
-    gives: bool = False
-
-
-@dataclass(kw_only=True)
-class Member:
-    """How a node is doing. `failed` says why it takes part no more; `shared` names the node whose
-    file system it sees.
-    """
-
-    held: Held
-    port: int = 0
-    have: int = 0
-    began: int = 0
-    received: int = 0
-    sent: int = 0
-    source: str = ""
-    root: str = ""
-    failed: str = ""
-    full: bool = False
-    shared: str = ""
-    listening: bool = False
-    finished: bool = False
-    heard: float = 0.0
-    at: float = 0.0
-    seconds: float = 0.0
-    complaint: list[str] = field(default_factory=list)
-
-    @property
-    def alive(self) -> bool:
-        """True while it takes part."""
-        return not self.failed and not self.shared
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """What came of a copy: seconds, and by node what it received, and why it failed."""
-
-    seconds: float
-    members: Mapping[str, Member]
-    moved: Mapping[str, str]
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """The nodes that do not have it, each with the reason."""
-        return {name: each.failed for name, each in self.members.items() if each.failed}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Connections:
-    """How programs are started and reached; `tunnel` returns a local port that leads to a port of a
-    node. `check` raises when the copy must not go on.
-    """
-
-    hold: Callable[[Command], Held]
-    tunnel: Callable[[str, int], int]
-    check: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-
-
 def spread(
-    parts: Sequence[Part], connections: Connections, *, total: int, fill: int
+    parts: Sequence[Part],
+    connections: Connections,
+    *,
+    total: int,
+    fill: int,
+    stalled: float = STALLED,
 ) -> Generator[Event, None, Spread]:
     """Run a copy to its end; the first of `parts` is the source, the others are the order to begin
-    with. `total` are the bytes of all files, `fill` those that a node holds back.
+    with. `total` are the bytes of all files, `fill` those that a node holds back, `stalled` the
+    seconds without any byte after which it is given up.
 
     A node that fails stops no other. Whatever happens, no program is left running; what nodes have
     stays, and the same copy goes on with it.
@@ -122,7 +44,7 @@ def spread(
         NodeError: a program did not begin, or the source failed.
         VlaunchError: nothing moved for too long.
     """
-    run = _Run(parts, connections, total, fill)
+    run = _Run(parts, connections, total, fill, stalled)
     try:
         yield from run.begin()
         yield from run.move()
@@ -134,12 +56,17 @@ def spread(
 
 class _Run:
     def __init__(
-        self, parts: Sequence[Part], connections: Connections, total: int, fill: int
+        self,
+        parts: Sequence[Part],
+        connections: Connections,
+        total: int,
+        fill: int,
+        stalled: float,
     ) -> None:
         self._parts = {each.name: each for each in parts}
         self._source = parts[0].name
         self._connections, self._clock = connections, connections.clock
-        self._total = total
+        self._total, self._stalled = total, stalled
         self._steering = Steering([each.name for each in parts], fill)
         self._began = self._clock()
         self._members: dict[str, Member] = {}
@@ -193,7 +120,7 @@ class _Run:
                 told_at = now if due else told_at
                 yield from self._progress(due)
                 self._check_stall(now)
-            if not self._targets():
+            if not self._targets() and len(self._parts) > 1:
                 raise together([self._error(name) for name in self._members if self._failed(name)])
 
     def finish(self) -> Iterator[Event]:
@@ -340,9 +267,8 @@ class _Run:
         return bool(self._members[name].failed)
 
     def _all_have_it(self) -> bool:
-        return bool(self._targets()) and all(
-            self._members[name].root for name in (self._source, *self._targets())
-        )
+        there = bool(self._targets()) or len(self._parts) == 1
+        return there and all(self._members[name].root for name in (self._source, *self._targets()))
 
     def _compare(self) -> None:
         """Raise VlaunchError when copies differ, which the digests of all chunks exclude."""
@@ -351,7 +277,7 @@ class _Run:
             raise VlaunchError(f"the copies on {fold(other)} differ from the source's")
 
     def _check_stall(self, now: float) -> None:
-        if now - self._moved_at < STALLED:
+        if now - self._moved_at < self._stalled:
             return
         waits = [
             f"{name}: {told(self._members[name].have)} of {told(self._total)}, from"
@@ -360,7 +286,7 @@ class _Run:
             if not self._members[name].root
         ]
         raise VlaunchError(
-            f"no byte has moved for {STALLED:.0f}s",
+            f"no byte has moved for {self._stalled:.0f}s",
             evidence=waits,
             hint="see whether the nodes reach each other at the copy's port: `vlaunch check --only"
             " ports-reachable`; the same command goes on from there",

@@ -14,6 +14,8 @@ import click
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
+from launcher.cli.model_pull import pull
+from launcher.cli.model_push import push
 from launcher.errors import NodeError, RequestError
 from launcher.model import Node, fold
 
@@ -344,11 +346,5 @@ def _tell_removed(session: Session, name: str, freed: Mapping[str, int]) -> None
     session.done(text, stage="model", data={"freed": dict(freed)})
 
 
-def _load_push() -> None:
-    """Have the other commands of the group declared."""
-    from launcher.cli import model_push
-
-    model.add_command(model_push.push)
-
-
-_load_push()
+model.add_command(push)
+model.add_command(pull)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +12,17 @@ import click
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
-from launcher.errors import NodeError, RequestError, together
+from launcher.errors import RequestError
 from launcher.model import Inventory, Node, fold
 
 if TYPE_CHECKING:
     from launcher.cli.model_programs import Programs
     from launcher.cli.session import Session
-    from launcher.plan.copying import Copying
-    from launcher.spread import Part, Spread
     from launcher.tools.chain import Seen
 
-STREAMS = 4
 
-
-def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
+def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
+    """Read bytes a second; raises BadParameter."""
     from launcher import sizes
 
     if value is None:
@@ -61,7 +55,7 @@ def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
 )
 @click.option("--revision", default="", help="A commit, or the name of one (main).")
 @click.option(
-    "--rate", callback=_rate, metavar="SIZE", help="Bytes a second of each node, at most."
+    "--rate", callback=rate_of, metavar="SIZE", help="Bytes a second of each node, at most."
 )
 def push(
     call: Call,
@@ -85,6 +79,7 @@ def push(
     whatever else went wrong, the same command goes on where it was. Every byte is compared on every
     node before it counts, and a model is seen only when it is whole.
     """
+    from launcher.cli import model_copying
     from launcher.cli.model_programs import check_path
     from launcher.plan.copying import plan_copy
     from launcher.tools.chain import HERE
@@ -101,7 +96,7 @@ def push(
     givers = chosen(call.inventory, [source]) if source else call.inventory.nodes
     asked = [n for n in call.inventory.nodes if n in wanted or (n in givers and not local)]
     with call.session(nodes=asked) as session, call.locked(session) as ours:
-        programs = _look(ours, asked, model)
+        programs = look(ours, asked, model)
         seen = programs.look(model, files=True)
         if local is not None:
             seen = {HERE: local.seen(), **seen}
@@ -114,11 +109,12 @@ def push(
             compare=compare,
         )
         if call.dry_run:
-            _print(copying)
+            model_copying.print_plan(copying)
         elif not copying.targets:
-            _nothing(ours, copying)
+            model_copying.nothing(ours, copying)
         else:
-            _run(ours, programs, copying, local, {"rate": rate, "compare": compare})
+            wishes = {"rate": rate, "compare": compare}
+            model_copying.copy(programs, copying, wishes, local=local.path if local else "")
 
 
 class _Local:
@@ -173,173 +169,9 @@ def _own_hub() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
-def _look(session: Session, asked: Sequence[Node], model: str) -> Programs:
+def look(session: Session, asked: Sequence[Node], model: str) -> Programs:
+    """Tell what is looked for, and return what to look with."""
     from launcher.cli.model_programs import Programs
 
     session.begin("look", f"Look for {model} on {fold([node.name for node in asked])}")
     return Programs(session, asked)
-
-
-def _print(copying: Copying) -> None:
-    """Print what would be done."""
-    from launcher.sizes import told
-
-    size = told(copying.manifest.bytes)
-    files = len(copying.manifest.files)
-    click.echo(f"{_called(copying)}: {size} in {files} files, from {copying.source}")
-    before = copying.source
-    for name in copying.targets:
-        click.echo(f"  {name} would get {told(copying.missing[name])}, from {before}")
-        before = name
-    if there := [name for name in _on(copying) if name != copying.source]:
-        click.echo(f"  {fold(there)} has it already")
-
-
-def _called(copying: Copying) -> str:
-    at = f" ({copying.revision[:12]})" if copying.revision else ""
-    return f"{copying.model}{at}"
-
-
-def _on(copying: Copying, done: Sequence[str] = ()) -> list[str]:
-    """Return the nodes that have it, in the inventory's order."""
-    from launcher.tools.chain import HERE
-
-    there = {*copying.complete, *done} - {HERE}
-    return [name for name in copying.order if name in there]
-
-
-def _nothing(session: Session, copying: Copying) -> None:
-    names = fold(_on(copying))
-    text = f"{_called(copying)} is on {names} already; there was nothing to copy"
-    session.done(text, stage="copy", data={"changed": 0})
-
-
-def _run(
-    session: Session,
-    programs: Programs,
-    copying: Copying,
-    local: _Local | None,
-    wishes: Mapping[str, Any],
-) -> None:
-    """Copy, and tell what came of it; raises NodeError when a node does not have it."""
-    from launcher.sizes import told
-    from launcher.spread import Connections, spread
-
-    parts = _parts(programs, copying, local, wishes)
-    text = f"Copy {_called(copying)}, {told(copying.manifest.bytes)}, from {copying.source}"
-    session.begin("copy", text)
-    session.note("copy", f"order: {' → '.join((copying.source, *copying.targets))}")
-
-    def tunnel(name: str, port: int) -> int:
-        address = session.inventory.node(name).ip
-        return session.fleet.forward(name, address, port).port
-
-    def hold(command: Any) -> Any:
-        here = local is not None and command.node == copying.source
-        return session.fleet.hold_here(command) if here else session.fleet.hold(command)
-
-    def check() -> None:
-        """Stop when the lock is lost."""
-        list(session.transport.run(()))
-
-    connections = Connections(hold=hold, tunnel=tunnel, check=check)
-    fill = STREAMS * copying.manifest.chunk
-    came = session.show(spread(parts, connections, total=copying.manifest.bytes, fill=fill))
-    _tell(session, copying, came)
-
-
-def _parts(
-    programs: Programs, copying: Copying, local: _Local | None, wishes: Mapping[str, Any]
-) -> list[Part]:
-    """Return everybody's part, the source's first."""
-    from launcher.spread import Part
-    from launcher.tools import chain
-    from launcher.transport import Command
-
-    inventory = programs.session.inventory
-    about = {
-        "model": copying.model,
-        "revision": copying.revision,
-        "from": copying.source,
-        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    common: dict[str, Any] = {
-        "manifest": copying.manifest,
-        "key": secrets.token_hex(32),
-        "streams": STREAMS,
-        **wishes,
-        "about": about,
-    }
-    names = [name for name in (copying.source, *copying.targets) if name != chain.HERE]
-    words = {name: [f"copying {copying.model}"] for name in names if name != copying.source}
-    before = programs.session.transport.record("model push", words)
-    parts = []
-    if local is not None:
-        request = chain.copy(node=chain.HERE, root=local.path, listen=None, source=True, **common)
-        own = Command(
-            node=chain.HERE,
-            argv=(sys.executable, *chain.on_node(inventory).argv[1:]),
-            timeout=_DAY,
-            stdin=lambda: chain.program(request),
-            hold_stdin=True,
-            talk=True,
-        )
-        parts.append(Part(name=chain.HERE, command=own, gives=True))
-    for name in names:
-        node = inventory.node(name)
-        request_of = chain.copy(
-            node=name,
-            root=chain.root(programs.where(node), node, copying.model),
-            listen=(node.ip, inventory.ports.copy),
-            source=name == copying.source,
-            label=copying.label,
-            links=copying.links,
-            refs=copying.refs,
-            **common,
-        )
-        started = programs.command(
-            node, request_of, timeout=_DAY, before=before.get(name, ()), talk=True
-        )
-        parts.append(Part(name=name, command=started, host=node.ip))
-    return parts
-
-
-_DAY = 86400.0  # seconds; a copy that moves nothing ends long before
-
-
-def _tell(session: Session, copying: Copying, came: Spread) -> None:
-    from launcher.sizes import told
-
-    total, seconds = copying.manifest.bytes, max(came.seconds, 0.001)
-    done = [name for name in copying.targets if name not in came.failed]
-    for name in done:
-        each = came.members[name]
-        text = f"{told(each.received)} received, every byte compared"
-        session.step("copy", text, node=name, seconds=each.seconds)
-    received = max((came.members[name].received for name in done), default=0)
-    rate = f", {told(round(received / seconds))}/s" if received else ""
-    text = f"{_called(copying)} is on {fold(_on(copying, done))}: {told(total)}{rate}"
-    data = {
-        "bytes": total,
-        "nodes": _on(copying, done),
-        "failed": came.failed,
-        "moved": dict(came.moved),
-        "received": {name: came.members[name].received for name in done},
-        "changed": len(done),
-    }
-    failed = bool(came.failed)
-    session.done(
-        text, stage="copy", state="failed" if failed else "ok", seconds=came.seconds, data=data
-    )
-    if failed:
-        raise together(
-            [
-                NodeError(
-                    name,
-                    f"does not have {copying.model}",
-                    evidence=why,
-                    hint="the same command goes on where it was",
-                )
-                for name, why in came.failed.items()
-            ]
-        )

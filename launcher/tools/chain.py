@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv, Inventory, Mount, Node
+from launcher.model import Answer, Argv, Inventory, Mount, Node, Secret
 from launcher.payload.chain.files import File, Manifest
 from launcher.payload.chain.look import folder
 from launcher.tools import decode, docker
@@ -35,6 +35,7 @@ _MODULES: Final = (
     "source",
     "look",
     "verify",
+    "fetch",
     "main",
 )
 _BEGIN = f"""
@@ -142,6 +143,14 @@ class Verified:
         return (*self.missing, *self.changed, *self.wrong)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """What a hub says of a model's revision: its commit; each file's name, bytes and digest."""
+
+    revision: Annotated[str, decode.matches("[0-9a-f]{40}")]
+    files: tuple[tuple[str, Whole, str], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
     """What the program sees of a node: paths as containers see them, or as the node itself does."""
@@ -230,6 +239,7 @@ def copy(
     listen: tuple[str, int] | None,
     source: bool = False,
     growing: bool = False,
+    alone: bool = False,
     compare: bool = False,
     rate: int = 0,
     label: str = "",
@@ -247,6 +257,7 @@ def copy(
         streams: connections to the node before it.
         listen: address and port to serve at; None for who only gives.
         source: it has the files, or, `growing`, gets them meanwhile from somebody else.
+        alone: nobody fetches from it: it only reads and writes down.
         compare: believe nothing that was written down of it: read and compare what is there.
         rate: bytes a second that it sends at most; 0: as many as go.
         label: what the copy is written down as; for a source nothing is when it is empty.
@@ -262,6 +273,7 @@ def copy(
         "streams": streams,
         "source": source,
         "growing": growing,
+        "alone": alone,
         "compare": compare,
         "rate": rate,
         "label": label,
@@ -276,6 +288,28 @@ def verify(root: str, files: Sequence[File], *, deep: bool) -> dict[str, Any]:
     """Ask whether files are still what they were; `deep`: read all of them."""
     rows = [[each.name, each.size, each.mtime, each.sum] for each in files]
     return {"verb": "verify", "root": root, "files": rows, "deep": deep}
+
+
+def resolve(
+    name: str, *, revision: str, env: Mapping[str, str], token: Secret | None
+) -> dict[str, Any]:
+    """Ask what a hub has of a model; raises nothing."""
+    asked = {"verb": "resolve", "name": name, "revision": revision, "env": dict(env)}
+    return {**asked, "token": token.reveal() if token is not None else ""}
+
+
+def download(
+    name: str,
+    *,
+    hub: str,
+    revision: str,
+    files: Sequence[str],
+    env: Mapping[str, str],
+    token: Secret | None,
+) -> dict[str, Any]:
+    """Ask to download files of a model into a cache."""
+    asked = resolve(name, revision=revision, env=env, token=token)
+    return {**asked, "verb": "download", "hub": hub, "files": list(files)}
 
 
 def remove(*roots: str) -> dict[str, Any]:
@@ -313,6 +347,12 @@ class _Result:
 def parse_look(answer: Answer) -> Seen:
     """Read what a node has; raises UnreadableAnswer."""
     return decode.read(Seen, _last(answer, "seen"), f"what {answer.node} says of its models")
+
+
+def parse_resolved(answer: Answer) -> Resolved:
+    """Read what a hub has; raises UnreadableAnswer."""
+    line = _last(answer, "resolved")
+    return decode.read(Resolved, line, f"what {answer.node} heard of the model")
 
 
 def parse_verified(answer: Answer) -> Verified:

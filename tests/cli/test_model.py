@@ -98,7 +98,7 @@ def test_nothing_is_anywhere(nodes: Cluster) -> None:
     """Which is said."""
     ran = nodes.run("model", "list")
 
-    assert (ran.code, ran.out) == (0, "there is no model on these nodes\n")
+    assert (ran.code, ran.err) == (0, "there is no model on these nodes\n")
 
 
 def test_a_node_that_is_away_is_not_known(nodes: Cluster, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     called: list[Part] = []
 
     def fake(
-        parts: list[Part], connections: Any, *, total: int, fill: int
+        parts: list[Part], connections: Any, *, total: int, fill: int, stalled: float
     ) -> Generator[Event, None, Spread]:
         called.extend(parts)
         connections.check()

@@ -19,6 +19,7 @@ from typing import Any
 
 from . import place, wire
 from .claim import Claim, Taken
+from .fetch import NotFetched, download, resolve
 from .files import STATE, Manifest, Unsafe
 from .give import PATIENCE, Listener, serve
 from .look import look
@@ -50,16 +51,32 @@ def main(request: dict[str, Any]) -> int:
             tell("seen", **look(request))
         elif request["verb"] == "verify":
             tell("verified", **verify(request, tell))
+        elif request["verb"] == "resolve":
+            tell("resolved", **resolve(request))
+        elif request["verb"] == "download":
+            _end_with_input()
+            tell("downloaded", **download(request, tell))
         elif request["verb"] == "remove":
             there = [root for root in request["roots"] if os.path.lexists(root)]
             tell("removed", bytes=sum(place.remove(root) for root in there))
         else:
             _copy(request)
-    except (OSError, Unsafe, Altered, ValueError) as error:
+    except (OSError, Unsafe, Altered, NotFetched, ValueError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         tell("failed", why=_words(error), full=full)
         return 1
     return 0
+
+
+def _end_with_input() -> None:
+    """End when nobody waits any more."""
+
+    def wait() -> None:
+        while sys.stdin.readline():
+            pass
+        os._exit(3)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _copy(request: dict[str, Any]) -> None:
@@ -104,7 +121,8 @@ class _Copy:
         self._store.begin(source=bool(request["source"]))
         self._reader: Reader | None = None
         if request["source"]:
-            self._reader = Reader(self._store, growing=bool(request.get("growing")))
+            growing, alone = bool(request.get("growing")), bool(request.get("alone"))
+            self._reader = Reader(self._store, growing=growing, alone=alone)
         self._upstream = Upstream(tell)
         self._take = Streams(
             self._store, self._key, self._streams, self._upstream, self._look_again
@@ -186,7 +204,7 @@ class _Copy:
                 args = (stream, order["host"], order["port"])
                 threading.Thread(target=self._give, args=args, daemon=True).start()
         elif order["order"] == "finish":
-            if self._reader is None:
+            if self._reader is None or self._request.get("growing"):
                 place.finish(self._store, self._request)
             else:
                 self._keep_record()

@@ -23,11 +23,12 @@ class Altered(Exception):
 class Reader:
     """Reads the files of a store that is the source. `read` is the bytes so far.
 
-    `growing`: a file that is not there yet will be; otherwise that is an error.
+    `growing`: a file that is not there yet will be; otherwise that is an error. `alone`: nobody
+    will fetch anything.
     """
 
-    def __init__(self, store: Store, *, growing: bool = False) -> None:
-        self._store, self._growing = store, growing
+    def __init__(self, store: Store, *, growing: bool = False, alone: bool = False) -> None:
+        self._store, self._growing, self._alone = store, growing, alone
         self._buffer = memoryview(bytearray(store.manifest.chunk))
         self.read = 0
 
@@ -88,5 +89,5 @@ class Reader:
         store = self._store
         most = max(16, AHEAD // store.manifest.chunk)
         with store.changed:
-            while len(store.arrived) - store.passed > most:
+            while not self._alone and len(store.arrived) - store.passed > most:
                 store.room.wait(1.0)
