@@ -4,19 +4,20 @@ their programs run for real.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.events import Event
-from launcher.model import Node
+from launcher.model import Answer, Node
 from launcher.payload.chain.files import File, Manifest
-from launcher.remote.fleet import Fleet
+from launcher.remote.fleet import Fleet, Line
+from launcher.remote.held import Held
 from launcher.spread import Connections, Part, Spread, spread
 from launcher.tools import chain
 from launcher.transport import Command
@@ -63,10 +64,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @dataclass
 class Chain:
-    """Some nodes below `base`, `n0` the source. `rate` is bytes a second that each sends.
-
-    `at` is called with each event, and may do harm.
-    """
+    """Some nodes below `base`, `n0` the source. `rate` is bytes a second that each sends."""
 
     base: Path
     count: int
@@ -96,7 +94,7 @@ class Chain:
         self,
         manifest: Manifest | None = None,
         *,
-        at: Callable[[Event], None] = lambda event: None,
+        at: Callable[[str, float], None] = lambda name, has: None,
         names: list[str] | None = None,
         links: list[list[str]] | None = None,
         gives: bool = False,
@@ -122,7 +120,8 @@ class Chain:
 
             def hold(command: Command) -> Any:
                 here = gives and command.node == names[0]
-                return fleet.hold_here(command) if here else fleet.hold(command)
+                held = fleet.hold_here(command) if here else fleet.hold(command)
+                return _Watched(command.node, held, manifest.bytes, at)
 
             connections = Connections(
                 hold=hold,
@@ -135,7 +134,6 @@ class Chain:
                 except StopIteration as ended:
                     return ended.value  # type: ignore[no-any-return]
                 self.events.append(event)
-                at(event)
 
     def _part(
         self,
@@ -173,14 +171,38 @@ class Chain:
         return Part(name=name, command=command, host="127.0.0.1", gives=only_gives)
 
 
-def when(share: float, act: Callable[[], None]) -> Callable[[Event], None]:
-    """Do something once, as soon as a node has this share of all bytes."""
+def when(share: float, act: Callable[[], None]) -> Callable[[str, float], None]:
+    """Do something once, as soon as `n3`, the last node, has this share of all bytes."""
     done: list[float] = []
 
-    def at(event: Event) -> None:
-        data = event.data
-        if not done and data.get("total") and data["bytes"] >= share * data["total"]:
-            done.append(time.monotonic())
+    def at(name: str, has: float) -> None:
+        if not done and name == "n3" and has >= share:
+            done.append(has)
             act()
 
     return at
+
+
+class _Watched:
+    """A program of whose every word of progress somebody is told, as it is read."""
+
+    def __init__(
+        self, name: str, inner: Held, total: int, at: Callable[[str, float], None]
+    ) -> None:
+        self._name, self._inner, self._total, self._at = name, inner, total, at
+
+    @property
+    def over(self) -> Answer | None:
+        return self._inner.over
+
+    def next(self, timeout: float) -> Any:
+        said = self._inner.next(timeout)
+        if isinstance(said, Line) and '"progress"' in said.text:
+            self._at(self._name, json.loads(said.text)["have"] / self._total)
+        return said
+
+    def say(self, line: str) -> None:
+        self._inner.say(line)
+
+    def end(self) -> None:
+        self._inner.end()

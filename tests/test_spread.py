@@ -16,13 +16,13 @@ import pytest
 
 from launcher import spread as spreading
 from launcher.errors import NodeError, VlaunchError
-from launcher.events import Event
 from launcher.payload.chain import wire
 from launcher.payload.chain.files import Manifest
 from tests.chains import CHUNK, Chain, content, make_model, rows, when
 
 pytestmark = pytest.mark.processes
 TOTAL = 12_000_737
+SLOWLY = 4_000_000  # bytes a second: three seconds, in which something can happen
 
 
 @pytest.fixture
@@ -74,13 +74,13 @@ def test_a_changed_file_is_copied_alone(chain: Chain) -> None:
 
 def test_a_killed_node_delays_nobody(chain: Chain) -> None:
     """The one behind it asks the next one up; it is named; the same copy gives it the rest."""
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     came = chain.run(at=when(0.4, lambda: chain.kill("n1")))
 
     wanted = content(chain.roots["n0"])
     assert [content(chain.roots[name]) == wanted for name in ("n2", "n3")] == [True, True]
     assert list(came.failed) == ["n1"]
-    assert came.seconds < 1.5 * TOTAL / chain.rate + 1
+    assert came.seconds < 2 * TOTAL / chain.rate + 3
     assert came.members["n2"].received < 1.1 * TOTAL
     assert not (chain.roots["n1"] / "config.json").exists()
     again = chain.run()
@@ -94,17 +94,17 @@ def test_a_hanging_node_is_stepped_over(chain: Chain, monkeypatch: pytest.Monkey
     and the launcher gives it up.
     """
     monkeypatch.setattr(spreading, "SILENT", 3.0)
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     came = chain.run(at=when(0.4, lambda: chain.kill("n2", signal.SIGSTOP)))
 
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
     assert "said nothing" in came.failed["n2"]
-    assert came.seconds < TOTAL / chain.rate + 9
+    assert came.seconds < TOTAL / chain.rate + 15
 
 
 def test_the_sources_death_ends_it_and_it_goes_on_later(chain: Chain) -> None:
     """With the rest alone."""
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     with pytest.raises(NodeError, match="n0: cannot take part"):
         chain.run(at=when(0.5, lambda: chain.kill("n0")))
     assert not (chain.roots["n1"] / "config.json").exists()
@@ -116,7 +116,7 @@ def test_the_sources_death_ends_it_and_it_goes_on_later(chain: Chain) -> None:
 
 def test_an_interrupted_copy_goes_on(chain: Chain) -> None:
     """Whoever watches it goes away; programs end, and what they have counts the next time."""
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -148,7 +148,7 @@ def test_nodes_that_have_something_pass_it_on(chain: Chain) -> None:
 
 def test_a_source_that_cannot_be_reached_brings_it(chain: Chain) -> None:
     """As this machine does, through a tunnel to the first node; also when that one dies."""
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     came = chain.run(gives=True, at=when(0.4, lambda: chain.kill("n1")))
 
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
@@ -175,8 +175,8 @@ def test_what_is_being_downloaded_is_passed_on(chain: Chain) -> None:
     late = root / "model-2.safetensors"
     late.rename(chain.base / "late")
 
-    def arrive(event: Event) -> None:
-        if event.data.get("bytes") == TOTAL - 3_000_000 and not late.exists():
+    def arrive(name: str, has: float) -> None:
+        if name == "n3" and has * TOTAL == TOTAL - 3_000_000 and not late.exists():
             (chain.base / "late").rename(late)
 
     came = chain.run(manifest, at=arrive, growing=True)
@@ -214,12 +214,12 @@ def test_a_name_that_leads_out_is_refused(chain: Chain) -> None:
 
 def test_a_stranger_gets_nothing(chain: Chain) -> None:
     """Neither who says nothing of the kind, nor who has another key; and the copy goes on."""
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     seen: list[bytes | str] = []
     ports: list[int] = []
 
-    def knock(event: Event) -> None:
-        if seen or not event.data.get("bytes"):
+    def knock(name: str, has: float) -> None:
+        if seen or not has:
             return
         ports.extend(_listening(chain.pid("n1")))
         with socket.create_connection(("127.0.0.1", ports[0]), 5) as sock:
@@ -268,7 +268,7 @@ def test_a_disk_that_fills_up_ends_only_its_node(small_disk: Path, chain: Chain)
     """With its reason; and when there is room again, the same copy finishes it."""
     subprocess.run(["mount", "-o", "remount,size=14m", str(small_disk)], check=True)
     chain.roots["n2"] = small_disk / "m"
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     filling = small_disk / "other"
     came = chain.run(at=when(0.3, lambda: _fill(filling)))
 
@@ -308,7 +308,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_progress_is_told_node_by_node(chain: Chain) -> None:
     """With bytes, rate, from whom, and the place in the chain; and the whole as the slowest."""
-    chain.rate = 6_000_000
+    chain.rate = SLOWLY
     chain.run()
 
     steps = [each for each in chain.events if each.kind == "step" and each.node == "n2"]

@@ -73,9 +73,10 @@ def test_a_stalled_node_is_not_a_slow_one() -> None:
 
 def test_a_small_lag_is_no_reason() -> None:
     """A node that is slow for a moment has only the chunks on the way behind."""
-    steering = Steering(["s", "a", "b"], 50 * MB)
+    links = {"s": 100.0, "a": 10.0, "b": 5.0, "c": 10.0}
 
-    assert run(steering, {"s": 100, "a": 10, "b": 5}, 20) == []
+    assert run(Steering(["s", "a", "b", "c"], 50 * MB), links, 20) == []
+    assert run(Steering(["s", "a", "b", "c"], 1 * MB), links, 20) != []
 
 
 def test_a_node_that_is_through_is_not_slow() -> None:

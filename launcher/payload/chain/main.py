@@ -129,6 +129,7 @@ class _Copy:
         )
         self._through = not request["source"]  # the reader has read all, and all is right
         self._wrong: BaseException | None = None
+        self._finished = False
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -150,6 +151,9 @@ class _Copy:
             for error in (self._take.broken, self._wrong):
                 if error is not None:
                     raise error
+            if self._finished:
+                tell("finished", sent=self._store.sent)
+                return
             if self._claim is not None:
                 self._claim.renew()
             self._progress(listener.strangers if listener else 0)
@@ -204,13 +208,21 @@ class _Copy:
                 args = (stream, order["host"], order["port"])
                 threading.Thread(target=self._give, args=args, daemon=True).start()
         elif order["order"] == "finish":
+            # Beside the signs of life: a disk may take minutes to write what is still in memory.
+            threading.Thread(target=self._finish, daemon=True).start()
+        return bool(order["order"] == "end")
+
+    def _finish(self) -> None:
+        try:
             if self._reader is None or self._request.get("growing"):
                 place.finish(self._store, self._request)
             else:
                 self._keep_record()
-            tell("finished", sent=self._store.sent)
-            return True
-        return bool(order["order"] == "end")
+            self._finished = True
+        # the main thread tells of it
+        except BaseException as error:
+            self._wrong = error
+        self._look_again()
 
     def _look_again(self) -> None:
         """Have the main thread look how far it is, without waiting for the next time."""
