@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-LOOKS = 6  # times in a row that a node must look slow
+LOOKS = 5  # times in a row that a node must look slow
 _SLOW = 0.60  # of the rate at which the node before it gets its bytes
 _STALLED = 0.02  # of it; less is not slow: something is broken, and it is not this node's rate
 _FILLS = 3.0  # backlog to the node before it, in what one node holds back
