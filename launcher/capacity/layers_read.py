@@ -72,6 +72,8 @@ def _heads(fields: Fields, head_dim: int) -> Heads:
         "multi_query_group_num",
         "num_attention_heads",
     )
+    if not kv and fields.count("num_attention_heads"):
+        fields.wrong["num_key_value_heads"] = kv
     return Heads(
         kv=kv,
         size=head_dim,

@@ -126,6 +126,13 @@ def test_wrong_fields_are_told_at_once() -> None:
     assert "tie_word_embeddings: 'yes'" in told
 
 
+def test_attention_without_kv_heads_is_wrong() -> None:
+    """Where there are heads of the other kind."""
+    with pytest.raises(RequestError) as caught:
+        architecture_of({**models.LLAMA_8B, "num_key_value_heads": 0})
+    assert caught.value.evidence == "num_key_value_heads: 0"
+
+
 _ODD = st.one_of(
     st.none(),
     st.booleans(),
