@@ -128,30 +128,32 @@ def asked(session: Session, name: str, link: Link, here: Model | None) -> Inputs
         model=read[1],
         weight_bytes=read[2],
         cluster=replace(cluster, link=link_of(site, link, measured)),
-        starts=starts_of(found, read[0], read[1], env_of(inventory)),
+        starts=starts_of(found, read[0], read[1], inventory),
     )
 
 
-def env_of(inventory: Inventory) -> Mapping[str, str]:
-    """Return the environment of engines, as far as it counts for memory."""
-    env = dict(inventory.head.env)
+def env_of(inventory: Inventory, own: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the environment of engines, as far as it counts for memory: a server's `own`, and over
+    it the inventory's.
+    """
+    env = {**(own or {}), **inventory.head.env}
     if inventory.accelerator != "cpu":
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
     return env
 
 
 def starts_of(
-    answered: Sequence[Answered], name: str, model: Architecture, env: Mapping[str, str]
+    answered: Sequence[Answered], name: str, model: Architecture, inventory: Inventory
 ) -> tuple[Started, ...]:
-    """Return those servers of a model that have answered and said what they hold; what the engines'
-    environment was then is taken to be what it is now.
+    """Return those servers of a model that have answered and said what they hold; the inventory's
+    environment is taken to have been what it is now.
     """
     found = []
     for each in answered:
         times = vllm.capacity(each.held).concurrency
         if each.model != name or not times:
             continue
-        flags = flags_of(each.args, env)
+        flags = flags_of(each.args, env_of(inventory, each.env))
         found.append(
             Started(
                 at=each.at,

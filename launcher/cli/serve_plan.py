@@ -4,7 +4,6 @@ split would hold more; after it what came of that, and what one more node would 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ class ServePlan:
 
 def plan_of(seen: ClusterSnapshot, request: Request) -> ServePlan | None:
     """Return the plan of a server; None where not enough is known of model or GPUs."""
-    question = _question(seen, request.model, request.args, request.nodes, request.gpus)
+    question = _question(seen, request)
     split = request.placement
     if question is None or split.pcp > 1:
         return None
@@ -74,21 +73,16 @@ def _given(question: Question, planned: Planned) -> bool:
     return bool(question.flags.cache_bytes) or planned.estimate.at is not None
 
 
-def _question(
-    seen: ClusterSnapshot,
-    model: str,
-    args: Sequence[str],
-    nodes: Sequence[str] = (),
-    gpus: int | None = None,
-) -> Question | None:
+def _question(seen: ClusterSnapshot, server: Request | Asked) -> Question | None:
+    """Return what is asked of the plan; None where not enough is known of model or GPUs."""
     site, inventory = seen.site, seen.site.inventory
     if seen.config is None or not seen.weight_bytes:
         return None
-    env = env_of(inventory)
-    flags = flags_of(args, env)
+    flags = flags_of(server.args, env_of(inventory, server.env))
+    here = narrow(inventory, server.nodes, server.gpus)
     try:
         shape = architecture_of(seen.config)
-        hosts = hosts_of(replace(site, inventory=narrow(inventory, nodes, gpus)))
+        hosts = hosts_of(replace(site, inventory=here))
     except RequestError:
         return None
     return Question(
@@ -97,7 +91,7 @@ def _question(
         cluster=Cluster(hosts=hosts, link=link_of(site, Link(), seen.network)),
         want=Want(context=flags.length or shape.context or 4096),
         flags=flags,
-        starts=starts_of(seen.answered, model, shape, env),
+        starts=starts_of(seen.answered, server.model, shape, inventory),
     )
 
 
@@ -118,7 +112,7 @@ def settled(asked: Asked, seen: ClusterSnapshot) -> Asked:
     hint = f"see why: `vlaunch plan --model {asked.model}`; or name a split: `--tp N --pp N`"
     if (running := _as_it_runs(asked, seen)) is not None:
         return running
-    question = _question(seen, asked.model, asked.args, asked.nodes, asked.gpus)
+    question = _question(seen, asked)
     if question is None:
         raise RequestError(f"what {asked.model} is made of is not known on the nodes", hint=hint)
     chosen = choose(question, one_server=True)
