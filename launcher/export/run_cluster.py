@@ -20,8 +20,8 @@ from launcher.tools import docker, ray
 
 SCRIPT = "scripts/run_cluster.sh"
 _TOKEN = "~/ray-token"  # noqa: S105 - where it is, on a worker
-# Of agents and ranks of vLLM, which the script does not start.
-_NOT_TOLD = {"api", "mp_master", "dp_rpc", "probe"}
+# Of ranks of vLLM and of copies, which the script does not start.
+NOT_TOLD = {"api", "mp_master", "dp_rpc", "probe", "copy"}
 _BARE = {"--detach", "--privileged"}  # options of `docker run` without a value
 
 
@@ -96,7 +96,7 @@ def _before(inventory: Inventory, node: Node) -> Argv:
     others = [
         f"{each.name}={getattr(ports, each.name)}"
         for each in fields(Ports)
-        if each.name not in _NOT_TOLD and getattr(ports, each.name) != each.default
+        if each.name not in NOT_TOLD and getattr(ports, each.name) != each.default
     ]
     settings = inventory.ray
     return (

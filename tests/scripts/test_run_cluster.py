@@ -157,7 +157,6 @@ _WORKER = replace(_HEAD, name="gpu02", host="gpu02", ip="10.0.0.12", head=False)
 _BASE = Inventory(path=Path("inventory.yaml"), cluster="vllm", image=_IMAGE, nodes=(_HEAD, _WORKER))
 _WITH_TOKEN = {"RAY_AUTH_TOKEN": Secret(_TOKEN)}
 _HCA = ("mlx5_0", "mlx5_1")
-_NOT_TOLD = {"api", "mp_master", "dp_rpc", "probe"}
 _CPU = replace(
     _BASE,
     accelerator="cpu",
@@ -189,7 +188,7 @@ _CPU_WORDS = (
     *(
         f"--port={name}={getattr(_CPU.ports, name)}"
         for name in Ports.__slots__
-        if name not in _NOT_TOLD
+        if name not in export.NOT_TOLD
     ),
 )
 _CASES = {
@@ -356,7 +355,7 @@ def test_every_port_of_a_node_can_be_told(machine: Machine) -> None:
     """Ray's ports of the model and the agents', by the same names and with the same defaults."""
     shown = machine.run("--help").stdout
 
-    for name in set(Ports.__slots__) - _NOT_TOLD:
+    for name in set(Ports.__slots__) - export.NOT_TOLD:
         assert f"{name}={getattr(Ports(), name)}" in shown
 
 
