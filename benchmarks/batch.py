@@ -87,7 +87,7 @@ async def main():
     ended = time.monotonic()
     tokens = sum(len(each.outputs[0].token_ids) for each in out)
     found = {"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}
-print("\\nFOUND" + json.dumps(found))
+    print("\\nFOUND" + json.dumps(found))
     llm.shutdown()
 
 asyncio.run(main())
