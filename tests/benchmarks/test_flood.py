@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -74,18 +74,32 @@ def serving(
         server.shutdown()
 
 
-def poured(server: Server, *, requests: int = 6, seconds: float = 0.5) -> flood.Flood:
-    """Flood a server for a moment."""
+def to(server: Server) -> flood.Flood:
+    """Return a flood that has not begun."""
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    sent = flood.Flood(Endpoint(url=url, model="m"), tokens=4)
-    asyncio.run(sent.run(requests, seconds))
+    return flood.Flood(Endpoint(url=url, model="m"), tokens=4)
+
+
+def poured(
+    server: Server, requests: int, enough: Callable[[flood.Flood], bool], seconds: float = 60
+) -> flood.Flood:
+    """Flood a server until it is enough."""
+
+    async def pour(sent: flood.Flood) -> None:
+        running = asyncio.create_task(sent.run(requests, seconds))
+        while not enough(sent) and not running.done():
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    sent = to(server)
+    asyncio.run(pour(sent))
     return sent
 
 
 def test_as_each_request_ends_another_is_sent() -> None:
     """And never more than asked for are in flight."""
     with serving() as server:
-        sent = poured(server)
+        sent = poured(server, 6, lambda sent: sent.answered > 6)
 
     assert sent.answered > 6
     assert (sent.failed, server.most) == (0, 6)
@@ -100,7 +114,8 @@ def test_as_each_request_ends_another_is_sent() -> None:
 def test_what_has_no_answer_at_the_end_is_no_failure() -> None:
     """It is counted by itself."""
     with serving(seconds=2) as server:
-        sent = poured(server, requests=3, seconds=0.3)
+        sent = to(server)
+        asyncio.run(sent.run(3, 0.3))
 
     assert (sent.answered, sent.failed, sent.open) == (0, 0, 3)
 
@@ -110,19 +125,23 @@ def test_what_has_no_answer_at_the_end_is_no_failure() -> None:
     [(500, "{}", "HTTP 500"), (200, "", "EOFError: the answer is cut off")],
     ids=["500", "cut off"],
 )
-def test_what_counts_as_a_failure(status: int, text: str, said: str) -> None:
+def test_what_counts_as_a_failure(
+    status: int, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error, and an answer that is cut off; it is followed by another only after a while."""
+    monkeypatch.setattr(flood, "_AFTER_A_FAILURE", 60.0)
     with serving(status, text, 0) as server:
-        sent = poured(server, requests=2)
+        sent = poured(server, 2, lambda sent: sent.failed > 1)
 
     assert (sent.answered, sent.failed, sent.said) == (0, 2, [said, said])
 
 
-def test_nobody_listens() -> None:
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is a failure, too."""
+    monkeypatch.setattr(flood, "_AFTER_A_FAILURE", 60.0)
     with serving() as server:
         pass
-    sent = poured(server, requests=2)
+    sent = poured(server, 2, lambda sent: sent.failed > 1)
 
     assert (sent.answered, sent.failed) == (0, 2)
     assert "Connect" in sent.said[0]

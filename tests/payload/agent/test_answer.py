@@ -132,8 +132,8 @@ def test_no_answer_and_no_counters(server: Server) -> None:
     """Nobody knows."""
     release: list[object] = []
     server.answers["/metrics"] = ""
-    server.answers["/v1/chat/completions"] = lambda _: api.until(lambda: release, 5) or ""
-    said = complete(server, timeout=0.2)
+    server.answers["/v1/chat/completions"] = lambda _: api.until(lambda: release, 10) or ""
+    said = complete(server, timeout=1)
     release.append(1)
 
     assert (said["moved"], "load" in said) == (None, False)
@@ -195,9 +195,9 @@ def test_what_a_model_that_embeds_has_against_it(server: Server, status: int) ->
     server.answers["/v1/chat/completions"] = NOT_FOUND
     release: list[object] = []
     server.answers["/v1/embeddings"] = (
-        (status, "no") if status else lambda _: api.until(lambda: release, 5) or ""
+        (status, "no") if status else lambda _: api.until(lambda: release, 30) or ""
     )
-    said = complete(server, timeout=0.3)
+    said = complete(server, timeout=60 if status else 2)
     release.append(1)
 
     assert (said["status"], said["task"]) == (status, "embedding")
