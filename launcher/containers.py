@@ -83,6 +83,7 @@ def node_spec(
         node=node.name,
         head=inventory.head.ip,
         port=inventory.ports.group,
+        metrics=inventory.ports.metrics,
         lead=node.head,
         private_shm=inventory.shm != "host",
     )

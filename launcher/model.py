@@ -182,6 +182,8 @@ class Ports:
     """Where the ranks of the network check meet, on the head."""
     copy: values.Port = 29570
     """Where a node serves models to the next one, while they are copied."""
+    metrics: values.Port = 29580
+    """Where the head's agent tells Prometheus how servers are, on the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ Options:
   --port NAME=NUMBER    another port than the default; may be repeated; gcs=6379 dashboard=8265 client=10001
                         node_manager=6380 object_manager=6381 runtime_env_agent=6382 dashboard_agent_grpc=6383
                         metrics_export=6384 dashboard_agent_http=52365 worker_min=10002 worker_max=19999 group=29560
+                        metrics=29580
   --object-store BYTES  memory of Ray's object store [Ray's choice]
   --state-dir DIR       where this machine keeps the cluster's small files [~/.vlaunch]
   --replace             remove a container of the same name first
@@ -88,8 +89,10 @@ secret_names=() extra=()
 declare -A port=(
   [gcs]=6379 [dashboard]=8265 [client]=10001 [node_manager]=6380 [object_manager]=6381 [runtime_env_agent]=6382
   [dashboard_agent_grpc]=6383 [dashboard_agent_http]=52365 [metrics_export]=6384 [worker_min]=10002 [worker_max]=19999
-  [group]=29560
+  [group]=29560 [metrics]=29580
 )
+# Where the agent serves its metrics unless it is told something else (launcher/payload/agent/metrics.py).
+readonly OWN_METRICS=29580
 declare -A env=() secrets=()
 
 read_options() {
@@ -366,6 +369,7 @@ plan_container() {
   done
   agent=(agent --node "$node" --head "$head_ip" --port "${port[group]}")
   [ "$role" = worker ] || agent+=(--lead)
+  [ "$role" = worker ] || [ "${port[metrics]}" = "$OWN_METRICS" ] || agent+=(--metrics "${port[metrics]}")
   agent+=("${private[@]}")
   [ "$accelerator" != nvidia ] || options+=(--gpus "$gpus")
   [ "$accelerator" != amd ] || options+=(--device /dev/kfd --device /dev/dri)

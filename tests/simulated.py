@@ -659,6 +659,7 @@ class World:
             },
             "servers": self.kept(),
             "server": {"health": 0},
+            "metrics": {"apis": {}, **self.kept()},
             "complete": {"status": 0, "error": "Connection refused"},
             "watch": {"log": "", "offset": 0, "anew": False, "health": 0, **self.kept()},
         }

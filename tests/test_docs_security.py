@@ -61,7 +61,7 @@ def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
     if number in head:
         assert PORTS[name][2] == ("every node" if number in worker else "head")
     else:
-        assert name in ("api", "mp_master", "dp_rpc", "group", "probe", "copy")
+        assert name in ("api", "mp_master", "dp_rpc", "group", "probe", "copy", "metrics")
         assert PORTS[name][2] == ("every node" if name == "copy" else "head")
 
 
@@ -98,7 +98,7 @@ def test_what_asks_for_the_token_is_told_to_ask() -> None:
     assert all(
         "Ray token" in PORTS[name][5]
         for name in PORTS
-        if name not in ("metrics_export", "api", "mp_master", "dp_rpc", "probe", "copy")
+        if name not in ("metrics_export", "api", "mp_master", "dp_rpc", "probe", "copy", "metrics")
     )
 
 

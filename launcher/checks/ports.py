@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped
 from launcher.model import Inventory, Node
+from launcher.payload.agent import metrics
 
 # A throw-away container holds no port for the others; `rank` are those of an earlier vlaunch.
 _LASTING = ("head", "worker", "rank")
@@ -35,6 +36,7 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
     head = {
         **({} if inventory.ray.off else of_ray),
         ports.group: "the nodes' agents",
+        ports.metrics: "the agent's metrics",
         ports.api: "vLLM API",
         ports.probe: "network check",
         **(meet if serve.backend == "mp" and len(inventory.nodes) > 1 else {}),
@@ -54,7 +56,9 @@ def _own(host: Host) -> set[int]:
         for option, value in pairwise(container.argv)
         if option.endswith("port") and _PORT.fullmatch(value)
     }
-    if any(container.role == "head" for container in running):
+    for head in (container for container in running if container.role == "head"):
+        told = dict(pairwise(head.argv)).get("--metrics", "")
+        own.add(int(told) if _PORT.fullmatch(told) else metrics.PORT)
         # A server or a batch may have these, and no command line of a container tells. `serve`
         # looks at them again.
         ports = host.inventory.ports

@@ -50,6 +50,11 @@ COMMANDS = {
         "status",
         "what is there: nodes, containers, Ray, server, drift",
     ),
+    "metrics": (
+        "launcher.cli.metrics",
+        "metrics",
+        "what servers do: requests, tokens per second, latencies, KV cache, ranks",
+    ),
     "chat": ("launcher.cli.chat", "chat", "talk to the served model"),
     "logs": ("launcher.cli.logs", "logs", "logs of all nodes, each line with its node"),
     "doctor": (

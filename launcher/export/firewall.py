@@ -43,6 +43,7 @@ WHAT: Mapping[str, str] = {
     "group": "the nodes' agents",
     "probe": "rendezvous of the network check",
     "copy": "copies of models",
+    "metrics": "the agent's metrics",
 }
 
 

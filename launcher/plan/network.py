@@ -31,6 +31,12 @@ _STORE = (
     'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new"'
     ' "$1/$2"'
 )
+# The agent sees its own folder alone: for its metrics it gets a copy, where `up` has made that
+# folder.
+_COPY = (
+    ' && { [ ! -d "$1/server" ] || { cp "$1/$2" "$1/server/.$2.$$" && mv "$1/server/.$2.$$"'
+    ' "$1/server/$2"; } || true; }'
+)
 
 
 def prepare(site: Site) -> Plan:
@@ -190,7 +196,7 @@ def _store(site: Site, said: Callable[[], Mapping[str, Any]]) -> Step:
         title="keeping the verdict on the head",
         command=Command(
             node=site.head.name,
-            argv=("sh", "-c", _STORE, "keep", site.state_dir(site.head), verdict.FILE),
+            argv=("sh", "-c", _STORE + _COPY, "keep", site.state_dir(site.head), verdict.FILE),
             timeout=30,
             stdin=lambda: json.dumps(said()).encode(),
             shown_stdin="printf '{}'",
@@ -202,7 +208,8 @@ def forget(site: Site) -> Step:
     """Remove the last verdict before another is made: a check that fails must not leave an older
     proof behind.
     """
-    argv = ("rm", "-f", f"{site.state_dir(site.head)}/{verdict.FILE}")
+    folder = site.state_dir(site.head)
+    argv = ("rm", "-f", f"{folder}/{verdict.FILE}", f"{folder}/server/{verdict.FILE}")
     return Step(
         title="forgetting the last verdict",
         command=Command(node=site.head.name, argv=argv, timeout=30),

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeGuard
 from launcher.checks.network import tp_cost
 from launcher.checks.network.shape import Verdict, rate
 from launcher.model import LEVELS, Answer, Level, Node, fold
+from launcher.payload.agent import state as agent
 from launcher.payload.batch.columns import finite
 from launcher.placement import narrow
 from launcher.site import Site
@@ -22,7 +23,7 @@ from launcher.tools import network as probe
 from launcher.tools.expectations import Expectations
 from launcher.transport import Command
 
-FILE = "network.json"
+FILE = agent.NETWORK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,11 @@ are read that are sent as text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.model import Argv, Ports
+from launcher.payload.agent.metrics import PORT as METRICS
 
 _FOLDER = Path(__file__).parents[1] / "payload"
 _HEAD = ("python3", "/opt/vlaunch/head.py")
@@ -85,6 +87,12 @@ def server(ports: Ports, api_host: str) -> Argv:
     return (*_HEAD, "server", *_where(ports, api_host))
 
 
+def metrics(apis: Sequence[str], timeout: float) -> Argv:
+    """Ask what each API (`host:port`) on a node counts, and on the head for what `servers` says."""
+    asked = ("--apis", *apis) if apis else ()
+    return (*_HEAD, "metrics", "--timeout", f"{timeout:g}", *asked)
+
+
 def complete(
     ports: Ports,
     api_host: str,
@@ -130,14 +138,25 @@ def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
     )
 
 
-def agent(command: Argv, *, node: str, head: str, port: int, lead: bool, private_shm: bool) -> Argv:
+def agent(
+    command: Argv,
+    *,
+    node: str,
+    head: str,
+    port: int,
+    metrics: int,
+    lead: bool,
+    private_shm: bool,
+) -> Argv:
     """Be the first process of a node's container, and start `command` (Ray, or nothing) beside the
     servers' processes.
 
-    The head's agent (`lead`) listens on `head`:`port` for the others. With `private_shm` nobody
-    else uses /dev/shm.
+    The head's agent (`lead`) listens on `head`:`port` for the others, and serves its metrics at
+    `head`:`metrics`; of that port it is told only where it is not its own default, so that
+    containers which are up stay as they are. With `private_shm` nobody else uses /dev/shm.
     """
-    own = (*(("--lead",) if lead else ()), *(("--private-shm",) if private_shm else ()))
+    told = ("--metrics", str(metrics)) if lead and metrics != METRICS else ()
+    own = (*(("--lead",) if lead else ()), *told, *(("--private-shm",) if private_shm else ()))
     return (
         "agent",
         "--node",

@@ -83,12 +83,21 @@ def running(inventory: Inventory) -> Container:
     head = inventory.head
     start = ray.start_head(head, inventory)
     agent = payload.agent(
-        start, node=head.name, head=head.ip, port=inventory.ports.group, lead=True, private_shm=True
+        start,
+        node=head.name,
+        head=head.ip,
+        port=inventory.ports.group,
+        metrics=inventory.ports.metrics,
+        lead=True,
+        private_shm=True,
     )
     return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *agent))
 
 
-@pytest.mark.parametrize("serve", ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}"])
+@pytest.mark.parametrize(
+    "serve",
+    ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}", "ports: {metrics: 9400}"],
+)
 def test_ports_held_by_the_clusters_own_containers_are_not_taken(
     serve: str, load: Load, good: Good
 ) -> None:
@@ -112,6 +121,7 @@ def test_ports_held_by_the_clusters_own_containers_are_not_taken(
         ("gcs: 6400", 6400, "port 6400 (Ray head) is taken"),
         ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is taken"),
         ("gcs: 6400, dashboard: 6379", 6379, ""),
+        ("metrics: 6400", 6400, "port 6400 (the agent's metrics) is taken"),
     ],
 )
 def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(

@@ -174,6 +174,7 @@ _CPU = replace(
         worker_min=7100,
         worker_max=7199,
         group=7010,
+        metrics=7011,
     ),
     nodes=(
         replace(_HEAD, gpus=1, env={"OMP_NUM_THREADS": "1"}),

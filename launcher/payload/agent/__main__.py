@@ -1,5 +1,5 @@
 """First process of a container: `vlaunch_agent --node NAME --head IP --port P [--lead]
-[--private-shm] [-- ray start …]`.
+[--metrics P] [--private-shm] [-- ray start …]`.
 
 Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper.
 It ends when it is told to, and when Ray ends while no engine is here: Docker starts the container
@@ -18,8 +18,9 @@ import sys
 import time
 import traceback
 
-from . import children, process, state
+from . import children, metrics, process, state
 from .crew import Follower, Lead
+from .exporter import Exporter
 from .keeper import Keeper
 from .node import Node
 from .wire import say
@@ -118,6 +119,7 @@ class Agent:
         where = (args.node, args.head, args.port, self.node, self.selector)
         self.lead = Lead(*where) if args.lead else None
         self.follower = None if args.lead else Follower(*where)
+        self.exporter = Exporter(args.head, args.metrics, metrics.text) if args.lead else None
         self.keepers: dict[str, Keeper] = {}
         self.told: list[int] = []
         self.code: int | None = None
@@ -151,6 +153,8 @@ class Agent:
             self.ray.follow(self.follower.ray)
         if self.lead is not None:
             self._keep(self.lead)
+        if self.exporter is not None:
+            self.exporter.turn()
 
     def _keep(self, lead: Lead) -> None:
         for name in state.names():
@@ -195,6 +199,7 @@ def main() -> int:
     for name in ("--node", "--head"):
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--metrics", type=int, default=metrics.PORT)
     parser.add_argument("--lead", action="store_true")
     parser.add_argument("--private-shm", action="store_true")
     parser.add_argument("command", nargs="*")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -20,12 +21,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from . import process, state
 from .answer import complete
-from .api import Refused, api, capacity, ray, read_counters, say, until
+from .api import Refused, Where, api, capacity, ray, read_counters, say, until
 from .talk import chat
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
 _AGAIN = 0.25  # seconds between two looks whether an API listens
 _CHUNK = 1 << 20  # bytes of a log that are told at once
+# What is told of `/metrics` (0.32, v1/metrics/loggers.py): whoever asks does so every two seconds.
+_COUNTED = re.compile(
+    r"^(?:vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|(?:generation|prompt)_tokens_total"
+    r"|prefix_cache_(?:queries|hits)_total|num_preemptions_total|request_success_total"
+    r"|(?:time_to_first_token|inter_token_latency)_seconds_bucket)|http_requests_total)"
+    r"(?:\{[^\n]*\})? \S+$",
+    re.M,
+)
 
 
 def nodes(args: argparse.Namespace) -> object:
@@ -158,6 +167,24 @@ def server(args: argparse.Namespace) -> dict[str, object]:
     return answer
 
 
+def metrics(args: argparse.Namespace) -> object:
+    """What each API of `--apis` (`host:port`) on this node counts, all asked at once, and on the
+    head what `servers` says.
+    """
+
+    def count(api_of: str) -> dict[str, object]:
+        host, _, port = api_of.rpartition(":")
+        status, text = api(
+            Where(api_host=host.strip("[]"), api=int(port)), "/metrics", timeout=args.timeout
+        )
+        found = _COUNTED.findall(text) if status == 200 else []
+        return {"status": status, "text": "\n".join(found), "error": "" if found else text[:300]}
+
+    with ThreadPoolExecutor(16) as pool:
+        counted = dict(zip(args.apis, pool.map(count, args.apis), strict=True))
+    return {"apis": counted, **servers(args)}
+
+
 def watch(args: argparse.Namespace) -> object:
     """What a server's log on this node gained since `--offset` bytes, of its present engine only,
     what vLLM's API says, and on the head what `servers` says.
@@ -267,6 +294,7 @@ VERBS = {
     "servers": servers,
     "watch": watch,
     "server": server,
+    "metrics": metrics,
     "complete": complete,
     "chat": chat,
 }
@@ -291,6 +319,7 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--peers", nargs="*", default=[])
+    parser.add_argument("--apis", nargs="*", default=[])
     args = parser.parse_args()
     try:
         answer = VERBS[args.verb](args)

@@ -534,6 +534,8 @@ class Keeper:
         seen.restarts = [each for each in seen.restarts if each >= now - want.policy.window]
         cap = want.policy.restarts
         seen.restarts_left = None if cap is None else max(0, cap - len(seen.restarts))
+        runs = self._monitor if seen.state in ("starting", "ready") else None
+        seen.alive = runs.living(seen) if runs is not None else {}
         seen.written, self._saved = now, self.clock.monotonic()
         with contextlib.suppress(OSError):
             state.write(

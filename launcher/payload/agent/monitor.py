@@ -149,6 +149,23 @@ class Monitor:
             pid = (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
             self._asked = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
 
+    def living(self, seen: Observed) -> dict[str, dict[str, bool]]:
+        """Return which ranks live, by node; one of which nobody can say it is not among them."""
+        found: dict[str, dict[str, bool]] = {}
+        if self.view is None:
+            for each in self.want.processes:
+                said = self.lead.report(each.node, self.name) or {}
+                if self.lead.fresh(each.node) and said.get("last") == seen.generation:
+                    ranks = seen.ranks.get(each.node, ())
+                    runs = said.get("state") == RUNNING
+                    found.setdefault(each.node, {}).update(dict.fromkeys(ranks, runs))
+            return found
+        for rank in _workers(self.ranks) or self.ranks:
+            lives = str(rank.pid) in self._processes(rank.node)
+            if self.lead.fresh(rank.node) and (lives or rank.actor in self._met):
+                found.setdefault(rank.node, {})[rank.name] = lives
+        return found
+
     # --- signs of its death
 
     def signs(self, seen: Observed) -> list[Trouble]:

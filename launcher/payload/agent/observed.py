@@ -99,6 +99,7 @@ class Observed:
     fault_count: int = 0
     faults: list[Fault] = field(default_factory=list)
     ranks: dict[str, list[str]] = field(default_factory=dict)
+    alive: dict[str, dict[str, bool]] = field(default_factory=dict)
     container: str = ""
     version: int = VERSION
 
@@ -118,7 +119,7 @@ def read(said: Any) -> Observed:
     """
     if not isinstance(said, Mapping) or said.get("version") != VERSION:
         raise ValueError("this is no record of a server")
-    found = _fields(Observed, said, {"load", "faults", "ranks", "restarts"})
+    found = _fields(Observed, said, {"load", "faults", "ranks", "alive", "restarts"})
     load, faults = said.get("load"), said.get("faults")
     found["load"] = None if load is None else _made(Load, _fields(Load, load, set()))
     found["faults"] = [_fault(each) for each in _list(faults)]
@@ -126,6 +127,10 @@ def read(said: Any) -> Observed:
     ranks = said.get("ranks")
     found["ranks"] = {
         str(node): [str(rank) for rank in _list(held)] for node, held in _mapping(ranks).items()
+    }
+    found["alive"] = {
+        str(node): {str(rank): each is True for rank, each in _mapping(held).items()}
+        for node, held in _mapping(said.get("alive")).items()
     }
     if found.get("state") not in STATES:
         raise ValueError(f"`state` is {found.get('state')!r:.80}")

@@ -22,6 +22,9 @@ from .observed import Observed
 FOLDER = os.environ.get("VLAUNCH_STATE", "/var/lib/vlaunch")
 DESIRED, OBSERVED, HISTORY, LOG = "desired.json", "observed.json", "history.json", "engine.log"
 MEMBERS = "members.json"  # which agents are connected to the head's
+NETWORK = (
+    "network.json"  # the last verdict of a network check: a copy, for whoever is in a container
+)
 KEPT = 5  # servers that have answered
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 # where a container's own id can be seen

@@ -112,6 +112,26 @@ def test_server(run: Run) -> None:
     assert said["load"] == {"running": 8, "waiting": 892, "tokens_per_s": None}
 
 
+def test_metrics_of_several_apis(server: Server, run: Run) -> None:
+    """Lines that are shown, and no others; of who does not answer, why; and what `servers` says."""
+    server.answers["/metrics"] = (
+        '# HELP x\npython_info 1.0\nvllm:num_requests_running{engine="0"} 8.0\n'
+        "vllm:num_requests_running_created 1.0\n"
+        'vllm:time_to_first_token_seconds_bucket{le="0.1"} 2.0\n'
+        "vllm:time_to_first_token_seconds_sum 2.0\n"
+    )
+    good, closed = f"127.0.0.1:{server.port}", "[::1]:1"
+    code, said = run("metrics", "--apis", good, closed)
+
+    assert (code, said["servers"]) == (0, [])
+    assert said["apis"][good]["text"].splitlines() == [
+        'vllm:num_requests_running{engine="0"} 8.0',
+        'vllm:time_to_first_token_seconds_bucket{le="0.1"} 2.0',
+    ]
+    assert (said["apis"][closed]["status"], said["apis"][closed]["text"]) == (0, "")
+    assert said["apis"][closed]["error"]
+
+
 def test_nobody_listens(run: Run) -> None:
     """A closed port is status 0, with the reason."""
     _, said = run("server", port=1)

@@ -567,3 +567,38 @@ def test_the_word_of_health_is_no_work_of_another_node(ready: Make, task: str, e
     stage.run(60)
 
     assert bool(stage.seen.faults) is ends
+
+
+def test_each_rank_lives_or_does_not(ready: Make) -> None:
+    """As the agents beside them say; of one that is not heard nobody knows."""
+    stage = ready()
+    stage.run(6)
+    assert stage.seen.alive == {"gpu1": {"PP0": True}, "gpu2": {"PP1": True}}
+
+    stage.lead.stale.add("gpu2")
+    stage.run(6)
+    assert stage.seen.alive == {"gpu1": {"PP0": True}}
+    stage.lead.stale.clear()
+    stage.kill("gpu2")
+    monitor = stage.keeper._engine()
+    stage.step(0.1)
+    assert monitor.living(stage.seen)["gpu2"] == {"PP1": False}
+    stage.until("pausing")
+    assert stage.seen.alive == {}
+
+
+def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> None:
+    """By its process; one that nobody has seen yet is unknown."""
+    stage = ready(RAY)
+    stage.lead.nodes["gpu1"].ranks = {"41": 1}
+    stage.run(12)
+    assert stage.seen.alive == {"gpu1": {"PP0": True}}
+
+    stage.lead.nodes["gpu2"].ranks = {"42": 1}
+    stage.run(6)
+    stage.lead.nodes["gpu2"].ranks = {}
+    stage.step()
+    assert stage.keeper._engine().living(stage.seen) == {
+        "gpu1": {"PP0": True},
+        "gpu2": {"PP1": False},
+    }

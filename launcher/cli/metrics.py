@@ -1,0 +1,138 @@
+"""`vlaunch metrics`: what servers do, in figures, for those who have no Prometheus."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import choose, options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError
+from launcher.ui import json_line
+from launcher.ui.terminal import console, show
+
+if TYPE_CHECKING:
+    from launcher.state.metrics import Counting, Look
+    from launcher.state.servers import Kept
+
+
+@command(path=True, shows="none", flags=[options.JSON])
+@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.5, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.option(
+    "--watch/--once",
+    default=None,
+    help="Look again until Ctrl-C, or only as long as rates need: two looks. (default: --watch in a"
+    " terminal, --once in a pipe)",
+)
+def metrics(call: Call, server: str | None, every: float, watch: bool | None) -> None:
+    """Show what servers do: requests, tokens per second, latencies, KV cache, and how each rank is.
+
+    vLLM counts it, and the head's keeper says how ranks are; nothing is changed. Latencies are of
+    the last minute, or, where no request came, since the engine started.
+    """
+    with call.session(nodes=[call.inventory.head]) as session:
+        looks = _looks(session, server, every)
+        if watch is None:
+            watch = sys.stdout.isatty()
+        if not watch:
+            next(looks)
+            look = next(looks)
+            if look.trouble:
+                raise _silent(session, look)
+            _print(look, call.as_json)
+        elif call.as_json:
+            for each in looks:
+                _print(each, call.as_json)
+        else:
+            _live(looks, every)
+
+
+def _silent(session: Session, look: Look) -> NodeError:
+    return NodeError(
+        session.inventory.head.name,
+        "does not say what its servers do",
+        evidence=look.trouble,
+        hint="run `vlaunch up`, which brings what it is asked with up to date",
+    )
+
+
+def _print(look: Look, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_line.dumps(look.as_json()))
+        return
+    from launcher.ui.metrics import render
+
+    show(render(look))
+
+
+def _live(looks: Iterator[Look], every: float) -> None:
+    """Draw look after look in the same place; Ctrl-C ends it."""
+    from rich.live import Live
+
+    from launcher.ui.metrics import render
+
+    with Live(console=console(), auto_refresh=False) as live:
+        for each in looks:
+            when = f"{datetime.now():%H:%M:%S}, every {every:g} s"
+            live.update(render(each, when=when), refresh=True)
+
+
+def _looks(
+    session: Session,
+    only: str | None,
+    every: float,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Look]:
+    """Look again and again, so many seconds apart.
+
+    Raises at the first look, when nothing was seen yet:
+        NodeError: the head cannot say which servers there are.
+        RequestError: none runs, or none of that name.
+    """
+    from launcher.state import servers
+    from launcher.state.metrics import Counting
+
+    kept = choose.kept(session)
+    if only is not None or not kept.running:
+        servers.choose(kept.running, only)  # raises
+    counting, began = Counting(session.site), time.monotonic()
+    while True:
+        look, kept = _look(session, counting, kept, only)
+        yield look
+        began = max(began + every, time.monotonic() - every)
+        sleep(max(0.0, began - time.monotonic()))
+
+
+def _look(session: Session, counting: Counting, kept: Kept, only: str | None) -> tuple[Look, Kept]:
+    """Look once; the servers that were there at the look before are asked."""
+    from dataclasses import replace
+
+    from launcher.state import metrics, servers
+    from launcher.state.status import parse_answer
+
+    asked = metrics.ask(session.site, kept.running)
+    missing = session.fleet.connect([each.node for each in asked])
+    reached = [each for each in asked if each.node not in missing]
+    said = {node: {"error": each.message} for node, each in missing.items()}
+    said |= {each.node: parse_answer(each) for each in session.transport.run(reached)}
+    of_head = said.get(session.inventory.head.name, {})
+    if "servers" in of_head:
+        kept = servers.read(of_head)
+        return counting.read(kept, said, only, time.monotonic()), kept
+    look = counting.read(kept, {}, only, time.monotonic())
+    return replace(look, trouble=str(of_head.get("error") or "the head says nothing")), kept

@@ -1,0 +1,360 @@
+"""What servers count, look after look: requests, tokens, latencies and KV cache as vLLM counts
+them, and how each rank is as the keeper sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from launcher.payload.agent.observed import Observed
+from launcher.site import Site
+from launcher.state import endpoints
+from launcher.state.liveness import STILL, unheard
+from launcher.state.servers import SILENT, Kept, Server
+from launcher.tools import payload, prometheus
+from launcher.tools.prometheus import Buckets
+from launcher.transport import Command
+
+_PATIENCE = 5.0  # seconds for vLLM to say what it counts
+_WINDOW = 60.0  # seconds of which latencies are told
+_KEPT = 120  # looks whose figures are kept to be drawn
+
+# What only grows while an engine runs (vLLM 0.32, v1/metrics/loggers.py).
+_TOTALS = {
+    "tokens": "vllm:generation_tokens_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "requests": "vllm:request_success_total",
+    "preemptions": "vllm:num_preemptions_total",
+    "cache_queries": "vllm:prefix_cache_queries_total",
+    "cache_hits": "vllm:prefix_cache_hits_total",
+}
+_LATENCIES = {
+    "first_token": "vllm:time_to_first_token_seconds",
+    "between_tokens": "vllm:inter_token_latency_seconds",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What all APIs of a server count together at one moment (seconds of a monotonic clock)."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_used: float | None
+    totals: Mapping[str, float]
+    latencies: Mapping[str, Buckets]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """How long half of the requests (or tokens) took at most, and 99 of 100, in seconds.
+
+    `over` is of how many seconds that is told; None: since the engine started.
+    """
+
+    p50: float | None = None
+    p99: float | None = None
+    count: int = 0
+    over: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a server does: rates are per second since the look before, None at the first.
+
+    `kv_used` is the part of the KV cache that is used, of several replicas the fullest one's;
+    `prefix_hits` the part of prompts' tokens that was found in it.
+    """
+
+    running: int
+    waiting: int
+    kv_used: float | None = None
+    tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    preemptions_per_s: float | None = None
+    prefix_hits: float | None = None
+    first_token: Latency = field(default_factory=Latency)
+    between_tokens: Latency = field(default_factory=Latency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLife:
+    """A rank of a server, and whether its process lives; None where nobody can say."""
+
+    node: str
+    rank: str
+    alive: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMetrics:
+    """A server at one look.
+
+    `state` is the keeper's word, or `unknown` where it is not heard; `trouble` says why there are
+    no figures. `canary` is how many seconds the keeper's last own request took, `canary_age` how
+    long ago it came back, and `asking` for how long the present one has been on its way. `history`
+    has the figures of the looks so far, the newest last.
+    """
+
+    name: str
+    state: str
+    detail: str = ""
+    model: str = ""
+    backend: str = ""
+    nodes: tuple[str, ...] = ()
+    figures: Figures | None = None
+    trouble: str = ""
+    canary: float | None = None
+    canary_age: float | None = None
+    asking: float = 0.0
+    restarts: int = 0
+    restarts_left: int | None = None
+    faults: int = 0
+    ranks: tuple[RankLife, ...] = ()
+    history: tuple[Figures | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All servers at one moment; `trouble` says why the head could not be asked."""
+
+    cluster: str
+    servers: tuple[ServerMetrics, ...] = ()
+    trouble: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON: times are seconds, shares between 0 and 1."""
+        servers = [asdict(each) for each in self.servers]
+        for each in servers:
+            del each["history"]
+        return {"cluster": self.cluster, "servers": servers, "trouble": self.trouble}
+
+
+def ask(site: Site, servers: Sequence[Server]) -> list[Command]:
+    """Ask the head for its servers, and each node with APIs of theirs for what these count: one
+    question a node.
+    """
+    apis: dict[str, list[str]] = {site.head.name: []}
+    for each in servers:
+        for node, api in _apis(site, each):
+            apis.setdefault(node, []).append(api)
+    return [
+        site.inside(site.inventory.node(node), payload.metrics(asked, _PATIENCE), timeout=30)
+        for node, asked in apis.items()
+    ]
+
+
+def _apis(site: Site, server: Server) -> Iterator[tuple[str, str]]:
+    """Yield the node of each API of a server, and where it answers there."""
+    wanted = server.desired
+    if wanted is None or server.state not in ("starting", "ready"):
+        return
+    host = payload.api_host(wanted.host)
+    shown = f"[{host}]" if ":" in host else host
+    for each in endpoints.of(site.inventory, wanted):
+        yield each.node, f"{shown}:{wanted.port}"
+
+
+class Counting:
+    """Several looks at a cluster: what the last ones counted tells rates and latencies."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._tracks: dict[tuple[str, str, int], _Track] = {}
+
+    def read(
+        self, kept: Kept, said: Mapping[str, Mapping[str, Any]], only: str | None, now: float
+    ) -> Look:
+        """Put one look together.
+
+        Args:
+            kept: the servers, as the head says.
+            said: what each node answered; one that could not be asked is not there.
+            only: a server's name; None: all.
+            now: seconds of a monotonic clock.
+        """
+        found = []
+        for each in kept.running:
+            if only is None or each.name == only:
+                found.append(self._server(each, kept, said, now))
+        return Look(cluster=self._site.inventory.cluster, servers=tuple(found))
+
+    def _server(
+        self, server: Server, kept: Kept, said: Mapping[str, Mapping[str, Any]], now: float
+    ) -> ServerMetrics:
+        seen, wanted = server.observed, server.desired
+        counts, trouble = _counted(self._site, server, said, now)
+        generation = seen.generation if seen is not None else 0
+        track = self._tracks.setdefault((server.name, server.id, generation), _Track())
+        figures = track.add(counts)
+        silent = kept.agent > SILENT
+        about = _kept(seen, server.age) if seen is not None else {}
+        return ServerMetrics(
+            name=server.name,
+            state="unknown" if silent else server.state,
+            detail=unheard(kept.agent) if silent else seen.doing if seen is not None else "",
+            model=server.model,
+            backend=wanted.backend if wanted is not None else "",
+            nodes=tuple(each.name for each in self._site.nodes if each.name in server.nodes),
+            figures=figures,
+            trouble=trouble,
+            ranks=tuple(_ranks(seen, kept, server.age)) if seen is not None else (),
+            history=tuple(track.drawn),
+            **about,
+        )
+
+
+def _kept(seen: Observed, age: float) -> dict[str, Any]:
+    since = seen.written - seen.answered + age if seen.answered is not None else None
+    return {
+        "canary": seen.seconds,
+        "canary_age": round(max(0.0, since), 1) if since is not None else None,
+        "asking": seen.asking,
+        "restarts": len(seen.restarts),
+        "restarts_left": seen.restarts_left,
+        "faults": seen.fault_count,
+    }
+
+
+def _ranks(seen: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
+    """Yield each rank; an old record, or one of a node that is not heard, says nothing of it."""
+    for node, ranks in seen.ranks.items():
+        known = age < STILL and kept.members.get(node, math.inf) < SILENT
+        for rank in ranks:
+            alive = seen.alive.get(node, {}).get(rank) if known else None
+            yield RankLife(node=node, rank=rank, alive=alive)
+
+
+def _counted(
+    site: Site, server: Server, said: Mapping[str, Mapping[str, Any]], now: float
+) -> tuple[Counts | None, str]:
+    """Return what all APIs of a server count, or why that is not known: of several, some are not
+    all.
+    """
+    texts, missing = [], []
+    for node, api in _apis(site, server):
+        about = said.get(node, {})
+        apis = about.get("apis")
+        one = apis.get(api) if isinstance(apis, Mapping) else None
+        text = one.get("text") if isinstance(one, Mapping) else None
+        if isinstance(text, str) and text:
+            texts.append(text)
+        else:
+            missing.append(f"{node}: {_why(about, one).removeprefix(f'{node}: ')}")
+    if missing:
+        return None, "; ".join(missing)
+    if not texts:
+        return None, "no engine runs"
+    try:
+        return counts(texts, now), ""
+    except (ValueError, OverflowError) as error:
+        return None, f"what it counts cannot be read: {error}"
+
+
+def _why(about: Mapping[str, Any], one: object) -> str:
+    if isinstance(one, Mapping):
+        if one.get("status") == 200:
+            return "vLLM counts nothing (`--disable-log-stats`)"
+        return f"its API does not say what it counts: {one.get('error') or one.get('status')}"
+    return str(about.get("error") or "it is asked at the next look")
+
+
+def counts(texts: Sequence[str], at: float) -> Counts:
+    """Read what the APIs of a server print at `/metrics`; raises ValueError."""
+    samples = prometheus.parse(*texts)
+    if not samples.values("vllm:num_requests_running"):
+        raise ValueError("there is no `vllm:num_requests_running`")
+    return Counts(
+        at=at,
+        running=int(samples.total("vllm:num_requests_running")),
+        waiting=int(samples.total("vllm:num_requests_waiting")),
+        kv_used=max(samples.values("vllm:kv_cache_usage_perc"), default=None),
+        totals={name: samples.total(metric) for name, metric in _TOTALS.items()},
+        latencies={name: samples.histogram(metric) for name, metric in _LATENCIES.items()},
+    )
+
+
+class _Track:
+    """The looks at one engine."""
+
+    def __init__(self) -> None:
+        self._looks: deque[Counts] = deque()
+        self.drawn: deque[Figures | None] = deque(maxlen=_KEPT)
+
+    def add(self, counted: Counts | None) -> Figures | None:
+        figures = None if counted is None else self._figures(counted)
+        self.drawn.append(figures)
+        return figures
+
+    def _figures(self, counted: Counts) -> Figures:
+        looks = self._looks
+        # An engine that starts anew counts from the beginning.
+        if looks and any(counted.totals[name] < had for name, had in looks[-1].totals.items()):
+            looks.clear()
+        while len(looks) > 1 and counted.at - looks[1].at >= _WINDOW:
+            looks.popleft()
+        first, last = (looks[0], looks[-1]) if looks else (None, None)
+        looks.append(counted)
+        rates = _rates(last, counted)
+        return Figures(
+            running=counted.running,
+            waiting=counted.waiting,
+            kv_used=counted.kv_used,
+            tokens_per_s=rates.get("tokens"),
+            prompt_tokens_per_s=rates.get("prompt_tokens"),
+            requests_per_s=rates.get("requests"),
+            preemptions_per_s=rates.get("preemptions"),
+            prefix_hits=_hits(first, counted),
+            first_token=_latency("first_token", first, counted),
+            between_tokens=_latency("between_tokens", first, counted),
+        )
+
+
+def _rates(before: Counts | None, now: Counts) -> dict[str, float]:
+    if before is None or now.at <= before.at:
+        return {}
+    seconds = now.at - before.at
+    return {
+        name: round((count - before.totals[name]) / seconds, 2)
+        for name, count in now.totals.items()
+    }
+
+
+def _hits(first: Counts | None, now: Counts) -> float | None:
+    """Return the part of prompts' tokens that was found: lately, or where there were none, so
+    far.
+    """
+    for before in (first, None):
+        had = before.totals if before is not None else {}
+        queries = now.totals["cache_queries"] - had.get("cache_queries", 0.0)
+        hits = now.totals["cache_hits"] - had.get("cache_hits", 0.0)
+        if queries > 0:
+            return round(hits / queries, 4)
+    return None
+
+
+def _latency(name: str, first: Counts | None, now: Counts) -> Latency:
+    """Return the latencies since the first look, or, where nothing came since, of the engine's
+    whole life.
+    """
+    buckets = now.latencies[name]
+    if first is not None:
+        had = first.latencies[name]
+        lately = {bound: max(0.0, each - had.get(bound, 0.0)) for bound, each in buckets.items()}
+        if found := _quantiles(lately, over=round(now.at - first.at, 1)):
+            return found
+    return _quantiles(buckets, over=None) or Latency()
+
+
+def _quantiles(buckets: Buckets, *, over: float | None) -> Latency | None:
+    half, most = prometheus.quantile(0.5, buckets), prometheus.quantile(0.99, buckets)
+    if half is None or most is None:
+        return None
+    count = int(buckets[max(buckets)])
+    return Latency(p50=round(half, 4), p99=round(most, 4), count=count, over=over)

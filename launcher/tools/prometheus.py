@@ -1,0 +1,78 @@
+"""What a program counts, in the text format of Prometheus, read with the parser of Prometheus' own
+client for Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Buckets = Mapping[float, float]  # a histogram: how many were at most so large
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """All samples of one or several texts, by name: labels and value."""
+
+    by_name: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """Return the values of a metric, of all its series that have these labels."""
+        return [
+            value
+            for found, value in self.by_name.get(name, ())
+            if all(found.get(key) == wanted for key, wanted in labels.items())
+        ]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's series; 0 where there is none."""
+        return sum(self.values(name, **labels))
+
+    def histogram(self, name: str) -> dict[float, float]:
+        """Return the buckets of a histogram, those of all its series added up.
+
+        Raises ValueError for a bound that is no number.
+        """
+        found: dict[float, float] = defaultdict(float)
+        for labels, value in self.by_name.get(f"{name}_bucket", ()):
+            found[float(labels.get("le", ""))] += value
+        return dict(found)
+
+
+def parse(*texts: str) -> Samples:
+    """Read what programs print at `/metrics`; raises ValueError where one of them is no such text.
+
+    Values that are no numbers, which the format allows, are left out.
+    """
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if math.isfinite(sample.value):
+                    found[sample.name].append((sample.labels, sample.value))
+    return Samples(by_name=found)
+
+
+def quantile(share: float, buckets: Buckets) -> float | None:
+    """Return the value below which this share of observations lies, as `histogram_quantile` does:
+    evenly spread inside a bucket, and the largest bound that is a number for what is beyond it.
+
+    None where nothing was observed. Source:
+    https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile
+    """
+    bounds = sorted(buckets)
+    if len(bounds) < 2 or buckets[bounds[-1]] <= 0:
+        return None
+    rank = share * buckets[bounds[-1]]
+    low = below = 0.0
+    for bound in bounds:
+        count = buckets[bound]
+        if count >= rank and count > below:
+            inside = (rank - below) / (count - below)
+            return low if math.isinf(bound) else low + (bound - low) * inside
+        low, below = bound, count
+    return None
