@@ -112,8 +112,10 @@ class UnreadableAnswer(VlaunchError):
     """A tool's output could not be read; `evidence` is the line."""
 
 
-def together(errors: Sequence[NodeError]) -> NodeError:
-    """Make one error of several nodes' errors: every node's story, equal ones folded."""
+def together(errors: Sequence[NodeError], what: str = "did not answer") -> NodeError:
+    """Make one error of several nodes' errors: every node's story, equal ones folded; `what` is
+    true of all of them.
+    """
     if len(errors) == 1:
         return errors[0]
     stories: dict[tuple[str, str], list[NodeError]] = {}
@@ -127,8 +129,8 @@ def together(errors: Sequence[NodeError]) -> NodeError:
         lines += group[0].evidence.splitlines()[-2:]
         hints += [line for line in hint.splitlines() if line not in hints]
     kind = ConnectError if all(isinstance(error, ConnectError) for error in errors) else NodeError
-    what = "cannot be reached" if kind is ConnectError else "did not answer"
-    return kind(_names(errors), what, evidence=lines, hint="\n".join(hints))
+    text = "cannot be reached" if kind is ConnectError else what
+    return kind(_names(errors), text, evidence=lines, hint="\n".join(hints))
 
 
 def _names(errors: Sequence[NodeError]) -> str:

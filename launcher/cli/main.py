@@ -78,6 +78,11 @@ COMMANDS = {
         "model",
         "models on the nodes: what is where; bring one everywhere",
     ),
+    "image": (
+        "launcher.cli.image",
+        "image",
+        "images on the nodes: what is where; bring one everywhere, without a registry",
+    ),
     "secrets": (
         "launcher.cli.secrets",
         "secrets",

@@ -136,6 +136,10 @@ class Fleet:
         self._closing.append(held.end)
         return held
 
+    def run_here(self, command: Command) -> Answer:
+        """Run a command on this machine; its node is a name for it."""
+        return self._here(command, Running(), None, None)
+
     def docker(self, node: str) -> docker.APIClient:
         """Return the Docker API of `node`, over its SSH connection; raises ConnectError or
         NodeError.

@@ -16,13 +16,7 @@
 in_memory="$(cat ./folders_in_memory.sh)"
 cluster=$1 state=$2 hf=$3 accelerator=$4 peers=$5 words=$6; shift 6
 images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
-part() {
-  name=$1; shift
-  printf '\n@@vlaunch %s\n' "$name"
-  timeout -k 2 15 "$@" 2>&1
-  answers=$?
-  printf '\n@@vlaunch rc %s\n' "$answers"
-}
+. ./part.sh
 sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
 [ -n "$state" ] || state=$HOME/.vlaunch
 dir=$state/$cluster

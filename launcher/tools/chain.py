@@ -33,6 +33,8 @@ _MODULES: Final = (
     "give",
     "take",
     "source",
+    "archive",
+    "images",
     "look",
     "verify",
     "fetch",
@@ -246,6 +248,7 @@ def copy(
     links: Sequence[Sequence[str]] = (),
     refs: Sequence[Sequence[str]] = (),
     about: Mapping[str, Any] | None = None,
+    load: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Ask a node to take part in a copy.
 
@@ -263,6 +266,7 @@ def copy(
         label: what the copy is written down as; for a source nothing is when it is empty.
         links, refs: see `payload/chain/place.py`.
         about: what is written down of the copy besides.
+        load: what Docker is given of it; see `image_copy.load`.
     """
     return {
         "verb": "copy",
@@ -281,6 +285,7 @@ def copy(
         "refs": [list(each) for each in refs],
         "about": dict(about or {}),
         **({"listen": list(listen)} if listen is not None else {}),
+        **(load or {}),
     }
 
 
@@ -346,28 +351,28 @@ class _Result:
 
 def parse_look(answer: Answer) -> Seen:
     """Read what a node has; raises UnreadableAnswer."""
-    return decode.read(Seen, _last(answer, "seen"), f"what {answer.node} says of its models")
+    return decode.read(Seen, last(answer, "seen"), f"what {answer.node} says of its models")
 
 
 def parse_resolved(answer: Answer) -> Resolved:
     """Read what a hub has; raises UnreadableAnswer."""
-    line = _last(answer, "resolved")
+    line = last(answer, "resolved")
     return decode.read(Resolved, line, f"what {answer.node} heard of the model")
 
 
 def parse_verified(answer: Answer) -> Verified:
     """Read what a comparison has shown; raises UnreadableAnswer."""
-    line = _last(answer, "verified")
+    line = last(answer, "verified")
     return decode.read(Verified, line, f"what {answer.node} says of its model")
 
 
 def parse_removed(answer: Answer) -> int:
     """Return the bytes that were freed; raises UnreadableAnswer."""
-    line = _last(answer, "removed")
+    line = last(answer, "removed")
     return decode.read(_Result, line, f"what {answer.node} says of its model").bytes
 
 
-def _last(answer: Answer, event: str) -> str:
+def last(answer: Answer, event: str) -> str:
     """Return the last line, which has the result; raises UnreadableAnswer with what is known of
     why there is none.
     """

@@ -114,6 +114,7 @@ class Image:
     """An image as a node reports it.
 
     `identity` is equal on two nodes exactly when layers and configuration are.
+    `layers` are the SHA-256 of the unpacked layers, the lowest first, `size` the bytes of all.
     """
 
     id: str
@@ -123,6 +124,9 @@ class Image:
     labels: Mapping[str, str]
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
+    names: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    size: int = 0
 
     @property
     def root(self) -> bool:
@@ -228,6 +232,13 @@ def remove(docker: Argv, *names: str) -> Argv:
 def pull(docker: Argv, image: str) -> Argv:
     """Fetch an image from its registry."""
     return (*docker, "pull", "--quiet", image)
+
+
+def remove_image(docker: Argv, image: str) -> Argv:
+    """Remove an image's name, and the image where that was its last one; one that a container is
+    made of stays.
+    """
+    return (*docker, "rmi", image)
 
 
 def exec_(docker: Argv, name: str, *argv: str, stdin: bool = False) -> Argv:

@@ -35,6 +35,12 @@ def parse_image(text: str) -> Image | None:
         return next((_image(item) for item in _objects(text)), None)
 
 
+def parse_images(text: str) -> tuple[Image, ...]:
+    """Read `docker image inspect` of several images; raises UnreadableAnswer."""
+    with _readable("docker image inspect", text):
+        return tuple(_image(item) for item in _objects(text))
+
+
 @contextmanager
 def _readable(what: str, text: str) -> Iterator[None]:
     try:
@@ -59,6 +65,9 @@ def _image(item: dict[str, Any]) -> Image:
         labels=_labels(config),
         env=_env(config),
         user=_text(config.get("User") or ""),
+        names=tuple(each for each in item.get("RepoTags") or () if isinstance(each, str)),
+        layers=_texts(dict(item.get("RootFS") or {}).get("Layers")),
+        size=int(item.get("Size") or 0),
     )
 
 

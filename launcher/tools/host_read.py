@@ -19,7 +19,7 @@ from launcher.tools.survey_read import Parts, good, said
 
 _T = TypeVar("_T")
 _MARK = "@@vlaunch"
-_OF_DOCKER = ("docker", "info", "image", "containers")
+_OF_DOCKER = ("docker", "info", "image", "images", "containers")
 _JSON = re.compile(r"^[\[{]", re.MULTILINE)
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
 
@@ -36,7 +36,7 @@ def parse_probe(text: str) -> HostFacts:
 
 
 def _read(text: str) -> HostFacts:
-    parts = _without_noise(_parts(text))
+    parts = read_parts(text)
     if not _is_whole(parts):
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
     info, lost = _info(good(parts, "info")), gpu_survey.lost(said(parts, "gpus"))
@@ -46,8 +46,8 @@ def _read(text: str) -> HostFacts:
         hostname=said(parts, "hostname"),
         addresses=_told(good(parts, "addr"), _addresses),
         listening=_told(good(parts, "listen"), _listening),
-        disk_free=_told(good(parts, "disk"), _df),
-        docker_disk_free=_told(good(parts, "dockerdisk"), _df),
+        disk_free=_told(good(parts, "disk"), free),
+        docker_disk_free=_told(good(parts, "dockerdisk"), free),
         infiniband=tuple((good(parts, "infiniband") or "").split()),
         gpus=_gpus(said(parts, "gpus")) if lost else _told(good(parts, "gpus"), _gpus),
         lost_gpus=lost,
@@ -93,6 +93,13 @@ def shown(text: str) -> str:
     """Return the end of an answer as evidence, without the part that holds the Ray token."""
     head, _, rest = text.partition(f"{_MARK} token\n")
     return (head + rest[rest.find(_MARK) :] if _MARK in rest else head)[-400:]
+
+
+def read_parts(text: str) -> Parts:
+    """Return the parts of an answer by name, each with what it printed and its exit status; what
+    stands before the JSON of Docker is left out.
+    """
+    return _without_noise(_parts(text))
 
 
 def _parts(text: str) -> dict[str, tuple[str, int]]:
@@ -171,7 +178,7 @@ def _security(info: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _state(text: str) -> StateDir:
     word = text.partition("\n")[0]
-    return StateDir(writable=word == "writable", read_only=word == "read-only", free=_df(text))
+    return StateDir(writable=word == "writable", read_only=word == "read-only", free=free(text))
 
 
 def _labels(text: str) -> dict[str, str] | None:
@@ -227,7 +234,8 @@ def _listening(text: str) -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
-def _df(text: str) -> int:
+def free(text: str) -> int:
+    """Return the free bytes that `df -Pk` tells; raises UnreadableAnswer."""
     words = text.splitlines()[-1].split()
     if len(words) < 4 or not re.fullmatch("[0-9]{1,18}", words[3]):
         raise UnreadableAnswer("`df -Pk` did not answer with a table", evidence=text[:300])

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from . import place, wire
+from . import images, place, wire
 from .claim import Claim, Taken
 from .fetch import NotFetched, download, resolve
 from .files import STATE, Manifest, Unsafe
@@ -53,6 +53,8 @@ def main(request: dict[str, Any]) -> int:
             tell("verified", **verify(request, tell))
         elif request["verb"] == "resolve":
             tell("resolved", **resolve(request))
+        elif request["verb"] in images.VERBS:
+            images.do(request, tell)
         elif request["verb"] == "download":
             _end_with_input()
             tell("downloaded", **download(request, tell))
@@ -81,6 +83,8 @@ def _end_with_input() -> None:
 
 def _copy(request: dict[str, Any]) -> None:
     claim = None
+    if "load" in request:
+        images.own(request["root"], request["top"])
     if not request["source"]:
         os.makedirs(os.path.join(request["root"], STATE), exist_ok=True)
         copy = hashlib.sha256(request["key"].encode()).hexdigest()[:16]
@@ -127,6 +131,7 @@ class _Copy:
         self._take = Streams(
             self._store, self._key, self._streams, self._upstream, self._look_again
         )
+        self._loader = images.Loader(self._store, request) if "load" in request else None
         self._through = not request["source"]  # the reader has read all, and all is right
         self._wrong: BaseException | None = None
         self._finished = False
@@ -148,7 +153,8 @@ class _Copy:
             with contextlib.suppress(queue.Empty):
                 if self._do(self._orders.get(timeout=_TELL)):
                     return
-            for error in (self._take.broken, self._wrong):
+            refused = self._loader.failed if self._loader is not None else None
+            for error in (self._take.broken, self._wrong, refused):
                 if error is not None:
                     raise error
             if self._finished:
@@ -201,6 +207,8 @@ class _Copy:
                 threading.Thread(target=self._read, daemon=True).start()
             else:
                 self._take.start()
+            if self._loader is not None:
+                threading.Thread(target=self._loader.run, daemon=True).start()
         elif order["order"] == "before":
             self._upstream.order(order["peers"])
         elif order["order"] == "give":
@@ -214,7 +222,9 @@ class _Copy:
 
     def _finish(self) -> None:
         try:
-            if self._reader is None or self._request.get("growing"):
+            if self._loader is not None:
+                self._loader.finish()
+            elif self._reader is None or self._request.get("growing"):
                 place.finish(self._store, self._request)
             else:
                 self._keep_record()

@@ -1,0 +1,322 @@
+"""`vlaunch image` on simulated nodes: each one's program runs in this process, with a Docker that
+is a script; what a copy does over real programs is in tests/test_spread.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import spread as spreading
+from launcher.errors import ConnectError
+from launcher.events import Event
+from launcher.model import Answer
+from launcher.payload.chain.main import main
+from launcher.plan.members import Member, Part, Spread
+from launcher.tools import chain, derived
+from launcher.transport import Command
+from tests.cli.conftest import Cluster, FakeHeld
+from tests.image_tars import LAYERS, NAME, classic, modern, sha
+from tests.simulated import image_json
+
+DIFFS = [f"sha256:{sha(each)}" for each in LAYERS]
+
+
+def json_of(name: str, layers: list[str], labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """What `docker image inspect` says of an image."""
+    said = image_json(name, labels=labels or {})
+    return {**said, "RepoTags": [name], "RootFS": {"Layers": layers}, "Size": 2**30}
+
+
+class Nodes:
+    """What each node's Docker has, and whether it answers."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.images: dict[str, list[dict[str, Any]]] = {"gpu01": [], "gpu02": []}
+        self.trouble: dict[str, str] = {}
+        self.unfinished: dict[str, int] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.docker: list[tuple[str, ...]] = []
+        self.saved = classic()
+        self.loads = True
+
+    def answer(self, command: Command) -> Answer | None:
+        argv = command.argv
+        if argv[3:4] == ("images",):
+            return Answer(node=command.node, code=0, out=self._told(command.node))
+        if argv == chain.on_node(self.cluster.world.inventory).argv:
+            return self._program(command)
+        if argv[0] == "docker" and argv[1] in ("rmi", "pull"):
+            self.docker.append((command.node, *argv[1:]))
+            if argv[1] == "pull":
+                self.images[command.node] = [json_of(argv[-1], DIFFS)]
+            used = argv[1] == "rmi" and "used" in argv[-1]
+            err = "conflict: container 1 is using its referenced image 2" if used else ""
+            return Answer(node=command.node, code=int(used), err=err)
+        return self.simulated(command)
+
+    def _told(self, node: str) -> str:
+        trouble = self.trouble.get(node, "")
+        parts = {
+            "user": "0",
+            "python": "3.11",
+            "disk": f"/dev/a 1 1 {100 * 2**20} 1% /",
+            "device": "1",
+            "unfinished": f"{self.unfinished.get(node, 0)} /x",
+            "docker": trouble or '{"Version": "26.1.5"}',
+            "info": '{"ServerVersion": "26.1.5"}',
+            "images": json.dumps(self.images[node]),
+            "dockerdisk": f"/dev/b 1 1 {100 * 2**20} 1% /",
+            "dockerdevice": "2",
+            "end": "",
+        }
+        for name in ("info", "images") if trouble else ():
+            del parts[name]
+        failed = {"docker"} if trouble else set()
+        return "".join(
+            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {int(name in failed)}\n"
+            for name, text in parts.items()
+        )
+
+    def _program(self, command: Command) -> Answer:
+        assert command.stdin is not None
+        request = json.loads(command.stdin())["request"]
+        self.asked.append({"node": command.node, **request})
+        saved = self.folder / "saved"
+        saved.write_bytes(self.saved)
+        here = str(self.folder)
+        request = {**request, "save": ["cat", str(saved)]}
+        request |= {key: here + request[key] for key in ("root", "top") if key in request}
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = main(request)
+        return Answer(node=command.node, code=code, out=said.getvalue())
+
+    def simulated(self, command: Command) -> Answer | None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path) -> Nodes:
+    made = Nodes(cluster, tmp_path)
+    made.simulated = cluster.world.answer  # type: ignore[method-assign]
+    cluster.world.answer = made.answer  # type: ignore[method-assign]
+    cluster.write(cluster.path.read_text().replace("vllm/vllm-openai:v0.32.0", NAME))
+    return made
+
+
+@pytest.fixture
+def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[Part]]:
+    """What `spread` is called with, each time; then all have the image, unless Docker is told to
+    lose it.
+    """
+    called: list[list[Part]] = []
+
+    def fake(
+        parts: list[Part], connections: Any, *, total: int, fill: int
+    ) -> Generator[Event, None, Spread]:
+        called.append(list(parts))
+        connections.check()
+        yield Event(kind="wait", stage="copy", text="moving")
+        held = FakeHeld([])
+        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
+        for each in parts[1:]:
+            if nodes.loads:
+                nodes.images[each.name] = [json_of(NAME, DIFFS)]
+        return Spread(seconds=2.0, members=members, moved={})
+
+    monkeypatch.setattr(spreading, "spread", fake)
+    monkeypatch.setattr("launcher.cli.image_copying.spread", fake)
+    return called
+
+
+def requests(parts: list[Part]) -> list[dict[str, Any]]:
+    """What each program is asked."""
+    return [json.loads(each.command.stdin())["request"] for each in parts if each.command.stdin]
+
+
+def test_what_is_where(nodes: Nodes) -> None:
+    """Images of one name that differ stand in two lines; as a table and as JSON."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS), json_of("x:1", ["sha256:0"])]
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS), json_of("x:1", ["sha256:1"])]
+    nodes.unfinished["gpu02"] = 3 * 2**10
+    ran = nodes.cluster.run("image", "list")
+
+    assert ran.code == 0
+    rows = [line.split() for line in ran.out.splitlines()]
+    where = [(row[0], row[-1]) for row in rows if row[-1].startswith("gpu")]
+    assert [each for each in where if each[0] == NAME] == [(NAME, "gpu[01-02]")]
+    assert [each for each in where if each[0] == "x:1"] == [("x:1", "gpu01"), ("x:1", "gpu02")]
+    assert "x:1 is not the same image everywhere" in ran.out
+    assert "gpu02: 3 MiB of unfinished copies" in ran.out
+    said = json.loads(nodes.cluster.run("image", "list", "--json").out)
+    assert said["nodes"]["gpu01"]["images"][0]["layers"] == DIFFS
+    assert said["nodes"]["gpu01"]["store"] == "classic"
+
+
+def test_what_cannot_be_asked_is_not_known(nodes: Nodes) -> None:
+    """A node that is away, and a Docker that does not answer; the exit code says so."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.cluster.missing["gpu02"] = ConnectError("gpu02", "no route to host")
+    nodes.trouble["gpu01"] = "Cannot connect to the Docker daemon"
+    ran = nodes.cluster.run("image", "list")
+
+    assert ran.code == 1
+    assert "gpu02: no route to host" in ran.out
+    assert "gpu01: Docker: Cannot connect" in ran.out
+
+
+def test_a_dry_run_says_who_gets_what(nodes: Nodes) -> None:
+    """And takes no lock."""
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
+    nodes.images["gpu01"] = [json_of("base:1", DIFFS[:3])]
+    ran = nodes.cluster.run("image", "push", "--dry-run")
+
+    assert ran.out.splitlines() == [
+        f"{NAME}: 1.0 GiB in 4 layers, from gpu02",
+        "  gpu01 lacks 1 layers, and gets them from gpu02",
+    ]
+    assert nodes.cluster.held == []
+
+
+def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Only what is missing travels; the source has its blobs below a folder of its own, and nothing
+    of it is left there.
+    """
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
+    nodes.images["gpu01"] = [json_of("base:1", DIFFS[:2])]
+    ran = nodes.cluster.run("image", "push", "--rate", "10MB", "--json")
+
+    assert ran.code == 0
+    ((source, target),) = [requests(parts) for parts in chains]
+    assert [each.name for each in chains[0]] == ["gpu02", "gpu01"]
+    assert source["source"]
+    assert "load" not in source
+    names = [row[0] for row in target["manifest"]["files"]]
+    assert names == [target["image"]["config"], sha(LAYERS[2]), sha(LAYERS[3])]
+    assert target["load"] == ["docker", "load", "--quiet"]
+    assert target["names"] == [NAME]
+    assert target["root"].startswith("/var/tmp/vlaunch-0/c/gpu01/")
+    assert target["rate"] == 10_000_000
+    assert source["key"] == target["key"]
+    assert f"copying {NAME}" in " ".join(chains[0][1].command.before)
+    assert [each["verb"] for each in nodes.asked] == ["export", "drop"]
+    assert not (nodes.folder / "var").joinpath("tmp", "vlaunch-0").exists()
+    done = ran.events[-1]["data"]
+    assert (done["nodes"], done["changed"]) == (["gpu01", "gpu02"], 1)
+    assert nodes.cluster.trace[-1] == "free"
+
+
+def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """What was copied is compared, whatever Docker said."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.loads = False
+    ran = nodes.cluster.run("image", "push")
+
+    assert ran.code == 1
+    assert f"gpu02: does not have {NAME}" in ran.err
+
+
+def test_nothing_to_copy(nodes: Nodes) -> None:
+    """Both have it."""
+    for name in ("gpu01", "gpu02"):
+        nodes.images[name] = [json_of(NAME, DIFFS)]
+    ran = nodes.cluster.run("image", "push", "--json")
+
+    assert (ran.code, ran.events[-1]["data"]) == (0, {"changed": 0})
+    assert nodes.asked == []
+
+
+def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Nothing goes anywhere."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.saved = modern(wrong=True)
+    ran = nodes.cluster.run("image", "push")
+
+    assert ran.code == 1
+    assert "gpu01: the image cannot be read" in ran.err
+    assert "layer 2 is not what its digest" in ran.err
+    assert chains == []
+
+
+def test_one_node_pulls(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """By default the head; the others get it from there."""
+    ran = nodes.cluster.run("image", "pull")
+
+    assert ran.code == 0
+    assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
+    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    dry = nodes.cluster.run("image", "pull", "--node", "gpu02", "--dry-run")
+    assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
+
+
+def test_it_is_the_same(nodes: Nodes) -> None:
+    """Read back on request."""
+    for name in ("gpu01", "gpu02"):
+        nodes.images[name] = [json_of(NAME, DIFFS)]
+    assert nodes.cluster.run("image", "verify").code == 0
+    assert nodes.asked == []
+    deep = nodes.cluster.run("image", "verify", "--deep")
+    assert (deep.code, "all 4 layers are right" in deep.err) == (0, True)
+    nodes.saved = classic(wrong=True)
+    ran = nodes.cluster.run("image", "verify", "--deep")
+    assert ran.code == 1
+    assert "layer 2 is not what its digest" in ran.err
+
+
+def test_it_is_not_the_same(nodes: Nodes) -> None:
+    """Who lacks it, and who has another one, is named with what mends it."""
+    assert "no node has" in nodes.cluster.run("image", "verify").err
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    ran = nodes.cluster.run("image", "verify")
+    assert (ran.code, "gpu02: it is not there" in ran.err) == (1, True)
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS[:2])]
+    ran = nodes.cluster.run("image", "verify")
+    assert ran.code == 1
+    assert "gpu02: another image than on gpu01" in ran.err
+    assert f"vlaunch image push {NAME} --from gpu01" in ran.err
+
+
+def test_pruning(nodes: Nodes) -> None:
+    """Unfinished copies, and images for Ray of another base; what a container needs stays."""
+    labels = {derived.BASE: "other", derived.CONTENT: "1"}
+    nodes.images["gpu01"] = [
+        json_of(NAME, DIFFS),
+        json_of("vlaunch/ray:2.60.0-old", DIFFS, labels),
+        json_of("vlaunch/ray:2.60.0-used", DIFFS, labels),
+    ]
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
+    assert "there was nothing" in nodes.cluster.run("image", "prune", "-n", "gpu02").err
+    nodes.unfinished["gpu02"] = 2**20
+    dry = nodes.cluster.run("image", "prune", "--dry-run")
+    assert dry.out.splitlines() == [
+        "gpu01: vlaunch/ray:2.60.0-old would be removed, where no container needs it",
+        "gpu01: vlaunch/ray:2.60.0-used would be removed, where no container needs it",
+        "gpu02: unfinished copies would be removed, 1.0 GiB",
+    ]
+    assert "say it: `vlaunch image prune --yes`" in nodes.cluster.run("image", "prune").err
+    ran = nodes.cluster.run("image", "prune", "--yes")
+
+    assert ran.code == 0
+    assert "gpu01: an image that a container needs stays" in ran.err
+    assert nodes.docker == [
+        ("gpu01", "rmi", "vlaunch/ray:2.60.0-old"),
+        ("gpu01", "rmi", "vlaunch/ray:2.60.0-used"),
+    ]
+    assert [(each["node"], each["verb"]) for each in nodes.asked] == [("gpu02", "drop")]
+    assert "2 images and copies" in ran.err
+
+
+def test_words_that_make_no_sense(nodes: Nodes) -> None:
+    """Are refused before anybody is asked."""
+    both = nodes.cluster.run("image", "push", "--from", "gpu01", "--here")
+    assert (both.code, "--here is this machine" in both.err) == (2, True)
+    assert nodes.cluster.run("image", "push", "--scratch", "here").code == 2
+    assert nodes.cluster.commands == []

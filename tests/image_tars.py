@@ -1,0 +1,88 @@
+"""Small images in the forms in which Docker saves them: 20.10's own, and the OCI layout of 25 and
+newer, which containerd's store writes, too, with layers packed as they came.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+
+NAME = "b:1"
+LAYERS = (b"one" * 5000, b"two" * 70_000, b"one" * 5000, b"three")
+
+
+def tar_of(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
+    """Pack files, and symbolic links, into a tar."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            tar.addfile(entry)
+    return out.getvalue()
+
+
+def sha(data: bytes) -> str:
+    """The name of a blob."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def config_of(layers: Sequence[bytes]) -> bytes:
+    """The configuration of an image of these layers."""
+    diffs = [f"sha256:{sha(each)}" for each in layers]
+    return json.dumps(
+        {
+            "architecture": "amd64",
+            "config": {"Env": ["PATH=/bin"], "Cmd": ["sh"]},
+            "rootfs": {"type": "layers", "diff_ids": diffs},
+        }
+    ).encode()
+
+
+def classic(*, wrong: bool = False, twice: bool = False) -> bytes:
+    """As Docker 20.10 saves it: a folder a layer, an equal one as a link."""
+    config = config_of(LAYERS)
+    files = {f"id{at}/layer.tar": each for at, each in enumerate(LAYERS) if at != 2}
+    if wrong:
+        files["id1/layer.tar"] = b"other"
+    files |= {f"{sha(config)}.json": config, "id0/VERSION": b"1.0"}
+    rows = [
+        {
+            "Config": f"{sha(config)}.json",
+            "RepoTags": [name],
+            "Layers": [f"id{at}/layer.tar" for at in range(len(LAYERS))],
+        }
+        for name in (NAME, *(["other:1"] if twice else []))
+    ]
+    files["manifest.json"] = json.dumps(rows).encode()
+    return tar_of(files, {"id2/layer.tar": "../id0/layer.tar"})
+
+
+def modern(*, packed: bool = False, wrong: bool = False, manifest: bool = True) -> bytes:
+    """As Docker 25 and newer save it; `packed` as containerd's store does."""
+    config = config_of(LAYERS)
+    layers = [gzip.compress(each, mtime=0) if packed else each for each in LAYERS]
+    paths = [f"blobs/sha256/{sha(each)}" for each in layers]
+    files = dict(zip(paths, layers, strict=True)) | {f"blobs/sha256/{sha(config)}": config}
+    said = {
+        "schemaVersion": 2,
+        "config": {"digest": f"sha256:{sha(config)}"},
+        "layers": [{"digest": f"sha256:{sha(each)}"} for each in layers],
+        "annotations": {"of": "the publisher"},
+    }
+    if manifest:
+        text = json.dumps(said).encode()
+        files[f"blobs/sha256/{sha(text)}"] = text
+    if wrong:
+        files[paths[1]] = gzip.compress(b"other", mtime=0) if packed else b"other"
+    rows = [{"Config": f"blobs/sha256/{sha(config)}", "RepoTags": [NAME], "Layers": paths}]
+    files |= {"manifest.json": json.dumps(rows).encode(), "index.json": b"{}"}
+    return tar_of(files)

@@ -1,0 +1,131 @@
+"""What a node says of its images: the script with a stand-in for Docker, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import UnreadableAnswer
+from launcher.tools import image_store
+from launcher.tools.docker import Image
+from launcher.tools.image_store import Store, is_named
+from tests.simulated import image_json
+
+_DOCKER = """#!/bin/sh
+case "$*" in
+  "version --format"*) echo '{"Version": "26.1.5"}' ;;
+  "info --format {{json .}}") echo 'WARNING: no swap'; cat "$(dirname "$0")/info" ;;
+  "info --format {{.DockerRootDir}}") dirname "$0" ;;
+  "images --quiet --no-trunc") printf 'sha256:b\\nsha256:a\\nsha256:b\\n' ;;
+  "image inspect sha256:a sha256:b") cat "$(dirname "$0")/images" ;;
+  *) echo "what is $*?" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Path:
+    path = tmp_path / "docker"
+    path.write_text(_DOCKER)
+    path.chmod(0o755)
+    (tmp_path / "info").write_text(json.dumps({"ServerVersion": "26.1.5", "DriverStatus": None}))
+    (tmp_path / "images").write_text(json.dumps([image_json("a:1"), image_json("b:1")]))
+    return path
+
+
+def asked(docker: Path, scratch: Path) -> Store:
+    argv = image_store.ask((str(docker),), cluster="c", node="n", scratch=str(scratch))
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return image_store.parse(ran.stdout, cluster="c", node="n", scratch=str(scratch))
+
+
+def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
+    """Its images, room, Python, and what unfinished copies hold; a folder that is not there yet is
+    no trouble.
+    """
+    store = asked(docker, tmp_path / "not" / "there")
+
+    assert [each.id for each in store.images] == [image_json(name)["Id"] for name in ("a:1", "b:1")]
+    assert (store.version, store.containerd, store.trouble) == ("26.1.5", False, "")
+    assert store.same_disk
+    assert store.free > 0
+    assert store.scratch > 0
+    assert store.python >= (3, 8)
+    assert store.unfinished == 0
+    left = Path(store.folder)
+    assert left == tmp_path / "not" / "there" / f"vlaunch-{os.getuid()}" / "c" / "n"
+    left.mkdir(parents=True)
+    (left / "blob").write_bytes(bytes(100_000))
+    assert asked(docker, tmp_path / "not" / "there").unfinished >= 100_000
+
+
+def test_containerds_store(docker: Path, tmp_path: Path) -> None:
+    """As Docker 29 says it."""
+    status = [["driver-type", "io.containerd.snapshotter.v1"]]
+    (tmp_path / "info").write_text(json.dumps({"ServerVersion": "29.0", "DriverStatus": status}))
+
+    assert asked(docker, tmp_path).containerd
+
+
+def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
+    """What it says is kept; nothing else is unknown."""
+    docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
+    store = asked(docker, tmp_path)
+
+    assert "Cannot connect" in store.trouble
+    assert store.images == ()
+    assert store.scratch > 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "@@vlaunch user\n0\n@@vlaunch rc 0\n", "@@vlaunch end\n@@vlaunch rc 0\n"]
+)
+def test_what_cannot_be_read(text: str) -> None:
+    """Is an error, not a node without images."""
+    with pytest.raises(UnreadableAnswer):
+        image_store.parse(text, cluster="c", node="n")
+
+
+def _image(*names: str, layers: tuple[str, ...] = (), **more: Any) -> Image:
+    about: dict[str, Any] = {"id": "", "identity": "", "digests": (), "architecture": ""}
+    return Image(**{**about, "labels": {}, "names": names, "layers": layers, **more})
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "same"),
+    [
+        ("x:latest", "x", True),
+        ("x:1", "x", False),
+        ("vllm/vllm-openai:v1", "docker.io/vllm/vllm-openai:v1", True),
+        ("docker.io/library/x:1", "x:1", True),
+        ("reg:5000/x:latest", "reg:5000/x", True),
+        ("ghcr.io/x:1", "x:1", False),
+    ],
+)
+def test_names(has: str, asked: str, same: bool) -> None:
+    """With the registry and tag that Docker assumes, or without."""
+    assert is_named(_image(has), asked) is same
+
+
+def test_a_name_with_a_digest() -> None:
+    """Is known by what came from a registry alone."""
+    name = f"x@sha256:{'0' * 64}"
+
+    assert not is_named(_image("x:latest"), name)
+    assert is_named(_image(digests=(name,)), name)
+
+
+def test_layers_count_from_the_lowest_on() -> None:
+    """One that lies on another one than here is kept as another one."""
+    store = Store(
+        folder="", top="", images=(_image(layers=("a", "b", "x")), _image(layers=("c", "d")))
+    )
+
+    assert store.has_layers(["a", "b", "c", "d"]) == 2
+    assert store.has_layers(["b", "c"]) == 0
+    assert store.has_layers(["c", "d"]) == 2
