@@ -46,6 +46,9 @@ lint: .venv/installed
 unit: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab and not processes" -n auto --dist worksteal
 
+# Definitions of custom resources, and a checker, for tests of exports; without them those say that they were skipped.
+export VLAUNCH_CRDS ?= $(abspath $(wildcard ../shared/fixtures/kubernetes))
+
 # Agents, sshd, pip and scripts as programs of their own: they wait for one another, and for deadlines.
 processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal

@@ -5,12 +5,16 @@ from __future__ import annotations
 import click
 
 from launcher.cli import options
+from launcher.cli.export_kubernetes import kubernetes
 from launcher.export import firewall as made
 
 
 @click.group()
 def export() -> None:
     """Write down what the inventory means for other programs; no node is reached."""
+
+
+export.add_command(kubernetes)
 
 
 @export.command(

@@ -9,16 +9,15 @@ from dataclasses import replace
 
 import click
 
-from launcher import secret_patterns
 from launcher.cli import options, rollback
 from launcher.cli import recipe as recipes
 from launcher.cli.command import Call, command
 from launcher.cli.start import Asked, flags, policy, start
+from launcher.cli.vllm_args import arguments
 from launcher.errors import RequestError
 from launcher.inventory import ranges
-from launcher.model import Backend, Inventory
+from launcher.model import Backend
 from launcher.payload.agent.state import NAME
-from launcher.tools import vllm
 from launcher.ui.terminal import field
 
 
@@ -161,7 +160,7 @@ def serve(
         backend=backend or wanted.serve.backend,
         host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api,
-        args=_arguments(wanted, args),
+        args=arguments(wanted, args),
         policy=policy(wanted, limit, supervise=not no_supervise),
         unsupervised=no_supervise,
         replace_other=replace_other,
@@ -211,22 +210,6 @@ def _planned(call: Call, asked: Asked, chosen_by: str | None) -> bool:
     if call.offline:
         raise click.UsageError("--plan auto asks the nodes; without them: `vlaunch plan --offline`")
     return True
-
-
-def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
-    for where, words in (
-        ("serve: args: in the inventory", inventory.serve.args),
-        ("the arguments after `--`", args),
-    ):
-        if said := vllm.collisions(words):
-            raise RequestError(f"{where} set what vlaunch sets itself", evidence=said)
-    for at, word in enumerate(args, start=1):
-        if secret_patterns.VALUE.search(word):
-            raise RequestError(
-                f"argument {at} after `--` looks like a secret, which `ps` would show on the nodes",
-                hint="name where it comes from under `secrets:` in the inventory",
-            )
-    return (*inventory.serve.args, *args)
 
 
 def _name(name: str) -> str:

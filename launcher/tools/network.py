@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
+from launcher.model import Answer, Argv, Level
 from launcher.tools import decode, untrusted
 from launcher.tools.decode import Text
 from launcher.tools.inside import Inside
@@ -152,6 +152,71 @@ def probe(
         str(ranks_per_node),
         "--master",
         master,
+        *_measured(
+            port=port,
+            backend=backend,
+            deadline=deadline,
+            pair_timeout=pair_timeout,
+            reach=REACH,
+            max_bytes=max_bytes,
+            nonce=nonce,
+        ),
+        *(("--running",) if running else ()),
+    )
+
+
+def gate(
+    *,
+    rank: str,
+    size: int,
+    ranks_per_node: int,
+    master: str,
+    port: int,
+    backend: Backend,
+    require: Level,
+    nonce: str,
+    deadline: float,
+    pair_timeout: float = 20.0,
+    wait: float = REACH,
+) -> Argv:
+    """Build the command line of the gate that proves the network where no launcher looks on, equal
+    on all nodes but for `rank`, which may be a variable of the target's, as `master` may.
+
+    `wait` is how many seconds others may come later than the first, `deadline` and `pair_timeout`
+    are as in `probe`.
+    """
+    return (
+        "python3",
+        "-B",
+        "/opt/vlaunch/network_gate.py",
+        *("--rank", rank, "--size", str(size), "--master", master, "--require", require),
+        "--",
+        "--ranks-per-node",
+        str(ranks_per_node),
+        *_measured(
+            port=port,
+            backend=backend,
+            deadline=deadline + wait,
+            pair_timeout=pair_timeout,
+            reach=wait,
+            max_bytes=0,
+            nonce=nonce,
+        ),
+    )
+
+
+def _measured(
+    *,
+    port: int,
+    backend: Backend,
+    deadline: float,
+    pair_timeout: float,
+    reach: float,
+    max_bytes: int,
+    nonce: str,
+) -> Argv:
+    """Return the options that are equal on all nodes: what is measured, and for how long."""
+    return (
         "--port",
         str(port),
         "--backend",
@@ -159,9 +224,10 @@ def probe(
         "--deadline",
         f"{deadline:g}",
         "--reach",
-        f"{REACH:g}",
+        f"{reach:g}",
         "--torch",
-        f"{TORCH:g}",
+        # counted from the start, like `reach`
+        f"{TORCH + reach - REACH:g}",
         "--window",
         f"{WINDOW:g}",
         "--pair-timeout",
@@ -170,7 +236,6 @@ def probe(
         str(max_bytes),
         "--nonce",
         nonce,
-        *(("--running",) if running else ()),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.checks.network import transport_kinds
+from launcher.payload.network_links import is_tcp
 
 # NCCL registers buffers of every channel, some hundreds of MiB a rank; Docker's own default is 64
 # KiB or 8 MiB.
@@ -191,8 +191,8 @@ def cause(
 
 def _sought(using: Sequence[str], gpudirect: bool) -> set[str]:
     """Return what a cause may explain (`Cause.explains`) to be one here."""
-    tcp = not using or any(transport_kinds.is_tcp(name) for name in using)
-    rdma = not using or any(not transport_kinds.is_tcp(name) for name in using)
+    tcp = not using or any(is_tcp(name) for name in using)
+    rdma = not using or any(not is_tcp(name) for name in using)
     sought = set() if gpudirect else {"any"}
     if tcp and not gpudirect:
         sought.add("tcp")

@@ -20,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from . import process, state
+from .alive import alive, answered
 from .answer import complete
 from .api import Refused, Where, api, capacity, ray, read_counters, say, until
 from .talk import chat
@@ -35,6 +36,8 @@ _COUNTED = re.compile(
     r"(?:\{[^\n]*\})? \S+$",
     re.M,
 )
+# verbs whose error is the exit code, too
+_ENDS = ("submit", "stop", "answered", "alive")
 
 
 def nodes(args: argparse.Namespace) -> object:
@@ -296,6 +299,8 @@ VERBS = {
     "server": server,
     "metrics": metrics,
     "complete": complete,
+    "answered": answered,
+    "alive": alive,
     "chat": chat,
 }
 
@@ -329,8 +334,4 @@ def main() -> int:
         return 1
     if answer is not None:
         say(answer)
-    return (
-        1
-        if isinstance(answer, dict) and "error" in answer and args.verb in ("submit", "stop")
-        else 0
-    )
+    return 1 if isinstance(answer, dict) and "error" in answer and args.verb in _ENDS else 0

@@ -193,7 +193,7 @@ class Probe:
         )
         if late or self._said:
             self._health = api.api(self.where, "/health", timeout=5)[0]
-            self._rests = self._resting()
+            self._rests = resting(self.where)
         else:
             self._health, self._rests = 200, ""
 
@@ -218,16 +218,18 @@ class Probe:
         if counted is not None:
             self._counters, self._counted = counted, time.monotonic()
 
-    def _resting(self) -> str:
-        for path, body, field, words in _RESTS:
-            status, text = api.api(self.where, path, body, timeout=5)
-            if (
-                status == 200
-                and isinstance(said := json.loads(text), Mapping)
-                and said.get(field) is True
-            ):
-                return words
-        return ""
+
+def resting(where: Where) -> str:
+    """Say why a server stands still on purpose; empty when it does not, or does not say."""
+    for path, body, field, words in _RESTS:
+        status, text = api.api(where, path, body, timeout=5)
+        if (
+            status == 200
+            and isinstance(said := json.loads(text), Mapping)
+            and said.get(field) is True
+        ):
+            return words
+    return ""
 
 
 def _key(replica: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from launcher.payload.network_links import via
 from launcher.tools.nccl import jobs, lines
 from launcher.tools.nccl.shape import Link, Reading
 
@@ -51,7 +52,7 @@ class LogContents:
                     self._note(said, times)
                 continue
             host, channel, source, target, direction, path = match.groups("")
-            network, device, gpudirect, local, _ = lines.via(path)
+            network, device, gpudirect, local, _ = via(path)
             if local:
                 self.local[local] = self.local.get(local, 0) + times
             elif network:

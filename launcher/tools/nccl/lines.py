@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+from launcher.payload.network_links import via
 from launcher.tools.untrusted import plain
 
 BLOCK = 1 << 20
@@ -62,10 +62,6 @@ _CHANNEL = re.compile(
     r" (\d{1,9})(?:\[[^\]]{0,32}\])?"
     r"(?: \[(send|receive)\])? via (.+)"
 )
-# Device, `(rank of the proxy)`, `/GDRDMA`, `(PCI)`, `/Shared`. A plugin's name may hold spaces, a
-# device is always a number.
-_NET = re.compile(r"NET/([^/]{1,64})/(\d{1,6})(?:\(\d{1,9}\))?(/GDRDMA)?")
-_NET_BARE = re.compile(r"NET/([^/\s]{1,64})(/GDRDMA)?(?=\s|$)")
 # Most lines of most logs, matched without more ado; what is not in this form is looked at more
 # closely.
 USUAL = re.compile(
@@ -75,13 +71,7 @@ USUAL = re.compile(
     r" -Z^-~]{1,120})",
     re.ASCII,
 )
-_MAYBE = re.compile(r"NET/[^/]{1,64}/\d{1,6}(?:\(\d{1,9}\))?")
-_SURELY = re.compile(
-    r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}"
-    r"|(?:\(\d{1,9}\))?/G?D?R?D?M?)"
-)
 _BROKEN = re.compile(r"(?:Channel|Ring) \d{1,6}(?:/\d{0,6})?(?: ?(?:: ?(?:\d[^:]{0,120})?)?)?$")
-_LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
 _USING = re.compile(
     r"(?:Using network|Assigned NET plugin) ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$"
 )
@@ -306,20 +296,3 @@ def _link(host: str, match: re.Match[str]) -> Said:
         gpudirect=gpudirect,
         cut=cut,
     )
-
-
-@lru_cache(maxsize=1024)
-def via(path: str) -> tuple[str, int | None, bool, str, str]:
-    """Return network, device, GPUDirect, kind of a local link, and whether the line could be cut
-    off.
-    """
-    cut = "maybe" if _MAYBE.fullmatch(path) else "surely" if _SURELY.fullmatch(path) else ""
-    if (net := _NET.match(path)) is not None:
-        return net[1].strip(), int(net[2]), net[3] is not None, "", cut
-    if path.startswith("P2P/MNNVL"):
-        return "MNNVL", None, False, "", cut
-    if (near := _LOCAL.match(path)) is not None:
-        return "", None, False, near[1] or "SHM", cut
-    if (net := _NET_BARE.match(path)) is not None:
-        return net[1], None, net[2] is not None, "", cut
-    return "", None, False, "", cut

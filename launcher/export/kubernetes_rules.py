@@ -1,0 +1,338 @@
+"""What schemas of Kubernetes do not see, and what an API server, a controller or the kernel refuses
+all the same: rules over the objects of an export, or of an edited copy.
+
+Pure. The mistakes were tried on `kubernetes-validate --strict`, which passes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher import secret_patterns
+
+Object = Mapping[str, Any]
+PROVIDE = "vlaunch.provide"
+# Longest names by kind, less what controllers put behind them (webhooks of LWS 0.10, validation.go
+# of KubeRay 1.7; a StatefulSet's pods carry its name and a revision's hash in a label).
+_LONGEST = {
+    "LeaderWorkerSet": 52,
+    "StatefulSet": 52,
+    "RayCluster": 53,
+    "RayJob": 47,
+    "RayService": 47,
+}
+_LABEL = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
+_PORT = re.compile(r"(?=[a-z0-9-]*[a-z])[a-z0-9](?:[a-z0-9]|-(?!-))*(?<!-)")
+_QUANTITY = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+_POWERS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60} | {
+    unit: 10 ** (3 * power) for power, unit in enumerate("kMGTPE", start=1)
+}
+_HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+_RESTARTS = ("Always", "OnFailure", "Never")
+_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod's spec, where it stands, and the labels it will carry, its controller's among them."""
+
+    where: str
+    spec: Object
+    labels: Mapping[str, str]
+
+
+def mistakes(documents: Sequence[Object]) -> list[str]:
+    """Say what is wrong with objects, each with where it is; nothing when no rule is broken."""
+    pods = [pod for each in documents for pod in _pods(each)]
+    found = [said for each in documents for rule in _OF_OBJECTS for said in rule(each)]
+    found += [said for pod in pods for rule in _OF_PODS for said in rule(pod)]
+    found += [said for rule in _OF_ALL for said in rule(documents, pods)]
+    return list(dict.fromkeys(found))
+
+
+def _called(document: Object) -> str:
+    return f"{document.get('kind')}/{(document.get('metadata') or {}).get('name')}"
+
+
+def _pods(document: Object) -> Iterator[Pod]:
+    """Yield the pods of a document, as its controller makes them."""
+    called, spec = _called(document), document.get("spec") or {}
+    name, kind = (document.get("metadata") or {}).get("name", ""), document.get("kind")
+    if kind == "Pod":
+        yield Pod(called, spec, (document.get("metadata") or {}).get("labels") or {})
+    elif kind == "LeaderWorkerSet":
+        yield from _of_group(called, name, spec.get("leaderWorkerTemplate") or {})
+    elif kind in ("StatefulSet", "Deployment", "DaemonSet", "Job"):
+        own = {
+            "statefulset.kubernetes.io/pod-name": f"{name}-0",
+            "apps.kubernetes.io/pod-index": "0",
+        }
+        yield _templated(called, spec.get("template"), own if kind == "StatefulSet" else {})
+    elif kind in ("RayCluster", "RayJob"):
+        cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec") or {}
+        yield from _of_ray(called, name if kind == "RayCluster" else "", cluster)
+
+
+def _of_group(called: str, name: str, group: Object) -> Iterator[Pod]:
+    own = {"leaderworkerset.sigs.k8s.io/name": name, "leaderworkerset.sigs.k8s.io/group-index": "0"}
+    at = "leaderworkerset.sigs.k8s.io/worker-index"
+    leader = "leaderTemplate" if group.get("leaderTemplate") else "workerTemplate"
+    yield _templated(f"{called} {leader}", group.get(leader), {**own, at: "0"})
+    if leader == "leaderTemplate":
+        worker = group.get("workerTemplate")
+        yield _templated(f"{called} workerTemplate", worker, {**own, at: "1"})
+
+
+def _of_ray(called: str, name: str, cluster: Object) -> Iterator[Pod]:
+    groups = [("head", cluster.get("headGroupSpec") or {})]
+    groups += [("worker", each) for each in cluster.get("workerGroupSpecs") or ()]
+    for role, group in groups:
+        own = {"ray.io/node-type": role, "ray.io/is-ray-node": "yes"}
+        named = {"ray.io/cluster": name} if name else {}
+        yield _templated(f"{called} {role}", group.get("template"), {**own, **named})
+
+
+def _templated(where: str, template: Object | None, own: Mapping[str, str]) -> Pod:
+    template = template or {}
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return Pod(where, template.get("spec") or {}, {**labels, **own})
+
+
+def _containers(pod: Pod) -> list[tuple[str, Object]]:
+    return [
+        (f"{pod.where} {each.get('name')}", each)
+        for key in ("initContainers", "containers")
+        for each in pod.spec.get(key) or ()
+    ]
+
+
+# --- of single objects
+
+
+def _names(document: Object) -> Iterator[str]:
+    name, kind = (document.get("metadata") or {}).get("name", ""), str(document.get("kind"))
+    longest = _LONGEST.get(kind, 63)
+    if _LABEL.fullmatch(name) is None or len(name) > longest:
+        yield (
+            f"{_called(document)}: its name should be at most {longest} lower-case letters, digits"
+            " and `-`, beginning with a letter"
+        )
+    if kind == "Service" and name == "vllm":
+        yield f"{_called(document)}: it sets VLLM_PORT in other pods, on which vLLM stops"
+
+
+def _selects_its_own(document: Object) -> Iterator[str]:
+    if document.get("kind") not in ("StatefulSet", "Deployment", "DaemonSet"):
+        return
+    wanted = ((document.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    for pod in _pods(document):
+        if not wanted or not _matches(wanted, pod.labels):
+            yield f"{_called(document)}: its selector is not among its pods' labels"
+
+
+def _small(document: Object) -> Iterator[str]:
+    if document.get("kind") == "ConfigMap":
+        size = sum(len(str(each).encode()) for each in (document.get("data") or {}).values())
+        if size > _MOST:
+            yield f"{_called(document)}: {size} bytes are more than the {_MOST} of a ConfigMap"
+
+
+def _no_secret(document: Object) -> Iterator[str]:
+    if document.get("kind") == "Secret" and (document.get("data") or document.get("stringData")):
+        yield f"{_called(document)}: a secret's value stands in the text"
+
+
+# --- of pods
+
+
+def _mounts(pod: Pod) -> Iterator[str]:
+    volumes = [each.get("name") for each in pod.spec.get("volumes") or ()]
+    for name, count in Counter(volumes).items():
+        if count > 1:
+            yield f"{pod.where}: volume {name} stands there {count} times"
+    for where, container in _containers(pod):
+        for each in container.get("volumeMounts") or ():
+            if each.get("name") not in volumes:
+                yield f"{where}: mounts {each.get('name')}, which is no volume of the pod"
+
+
+def _probes(pod: Pod) -> Iterator[str]:
+    for where, container in _containers(pod):
+        for name in _PROBES:
+            probe = container.get(name)
+            if probe is None:
+                continue
+            handlers = [each for each in _HANDLERS if each in probe]
+            if len(handlers) != 1:
+                yield f"{where}: {name} should have one handler, not {len(handlers)}"
+
+
+def _ports(pod: Pod) -> Iterator[str]:
+    for where, container in _containers(pod):
+        for each in container.get("ports") or ():
+            name = each.get("name")
+            if name is not None and (len(name) > 15 or _PORT.fullmatch(name) is None):
+                yield f"{where}: port name {name} should be 15 lower-case letters, digits and `-`"
+            host = each.get("hostPort")
+            if pod.spec.get("hostNetwork") and host not in (None, each.get("containerPort")):
+                yield f"{where}: hostPort {host} differs from containerPort in the host's network"
+
+
+def _resources(pod: Pod) -> Iterator[str]:
+    for where, container in _containers(pod):
+        said = container.get("resources") or {}
+        limits, requests = said.get("limits") or {}, said.get("requests") or {}
+        for name in sorted({*limits, *requests}):
+            # Extended resources cannot be promised twice: what is asked for is the limit.
+            if "/" in name and str(limits.get(name)) != str(requests.get(name, limits.get(name))):
+                yield f"{where}: {name} should have equal request and limit"
+        for kind in ("limits", "requests"):
+            for name, value in (said.get(kind) or {}).items():
+                if _QUANTITY.fullmatch(str(value)) is None:
+                    yield f"{where}: {kind} {name}: `{value}` is no quantity"
+
+
+def _memory(pod: Pod) -> Iterator[str]:
+    sizes = {
+        each.get("name"): _bytes((each.get("emptyDir") or {}).get("sizeLimit"))
+        for each in pod.spec.get("volumes") or ()
+        if (each.get("emptyDir") or {}).get("medium") == "Memory"
+    }
+    for where, container in _containers(pod):
+        limit = _bytes(((container.get("resources") or {}).get("limits") or {}).get("memory"))
+        for each in container.get("volumeMounts") or ():
+            size = sizes.get(each.get("name"))
+            if limit is not None and size is not None and size > limit:
+                volume = each.get("name")
+                yield f"{where}: the memory volume {volume} is larger than the memory limit"
+
+
+def _env(pod: Pod) -> Iterator[str]:
+    for where, container in _containers(pod):
+        env = container.get("env") or ()
+        for name, count in Counter(each.get("name") for each in env).items():
+            if count > 1:
+                yield f"{where}: variable {name} stands there {count} times"
+        for each in env:
+            if "value" in each and "valueFrom" in each:
+                yield f"{where}: variable {each.get('name')} has value and valueFrom"
+            if secret_patterns.VALUE.search(str(each.get("value", ""))):
+                yield f"{where}: variable {each.get('name')} looks like a secret's value"
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        if any(secret_patterns.VALUE.search(str(word)) for word in words):
+            yield f"{where}: an argument looks like a secret's value"
+
+
+def _twice(pod: Pod) -> Iterator[str]:
+    names = Counter(each.get("name") for _, each in _containers(pod))
+    for name, count in names.items():
+        if count > 1:
+            yield f"{pod.where}: {count} containers are called {name}"
+
+
+def _restarts(pod: Pod) -> Iterator[str]:
+    policy = pod.spec.get("restartPolicy", "Always")
+    if policy not in _RESTARTS:
+        yield f"{pod.where}: restartPolicy should be one of {', '.join(_RESTARTS)}, not {policy}"
+
+
+def _links(pod: Pod) -> Iterator[str]:
+    if pod.spec.get("enableServiceLinks") is not False:
+        yield f"{pod.where}: enableServiceLinks should be false: a Service `vllm` stops vLLM"
+
+
+# --- of all together
+
+
+def _references(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
+    there = {_called(each).lower() for each in documents}
+    for each in documents:
+        notes = (each.get("metadata") or {}).get("annotations") or {}
+        there |= {name.strip() for name in str(notes.get(PROVIDE, "")).split(",")}
+    for pod in pods:
+        for kind, name in _named(pod):
+            if f"{kind}/{name}" not in there:
+                yield f"{pod.where}: needs {kind}/{name}, which is neither here nor to be provided"
+
+
+def _named(pod: Pod) -> Iterator[tuple[str, str]]:
+    for each in pod.spec.get("volumes") or ():
+        if "configMap" in each:
+            yield "configmap", each["configMap"].get("name")
+        if "secret" in each:
+            yield "secret", each["secret"].get("secretName")
+        if "persistentVolumeClaim" in each:
+            yield "persistentvolumeclaim", each["persistentVolumeClaim"].get("claimName")
+    for _, container in _containers(pod):
+        for each in container.get("env") or ():
+            source = each.get("valueFrom") or {}
+            for key, kind in (("secretKeyRef", "secret"), ("configMapKeyRef", "configmap")):
+                if key in source:
+                    yield kind, source[key].get("name")
+
+
+def _keys(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
+    """Judge that the files which pods take from a ConfigMap are in it."""
+    maps = {
+        (each.get("metadata") or {}).get("name"): each.get("data") or {}
+        for each in documents
+        if each.get("kind") == "ConfigMap"
+    }
+    for pod in pods:
+        for each in pod.spec.get("volumes") or ():
+            source = each.get("configMap") or {}
+            data = maps.get(source.get("name"))
+            for item in source.get("items") or () if data is not None else ():
+                if item.get("key") not in (data or {}):
+                    yield f"{pod.where}: {item.get('key')} is not in configmap/{source['name']}"
+
+
+def _selectors(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
+    for each in documents:
+        spec, kind = each.get("spec") or {}, each.get("kind")
+        wanted = {
+            "Service": spec.get("selector"),
+            "NetworkPolicy": (spec.get("podSelector") or {}).get("matchLabels"),
+            "PodDisruptionBudget": (spec.get("selector") or {}).get("matchLabels"),
+            "PodMonitor": (spec.get("selector") or {}).get("matchLabels"),
+        }.get(str(kind))
+        if wanted and not any(_matches(wanted, pod.labels) for pod in pods):
+            yield f"{_called(each)}: it selects none of the pods"
+
+
+def _matches(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def _bytes(value: Any) -> float | None:
+    match = re.fullmatch(r"([0-9.]+)([KMGTPE]i|[kMGTPE])?", str(value))
+    return float(match[1]) * _POWERS.get(match[2] or "", 1) if match else None
+
+
+_OF_OBJECTS: tuple[Callable[[Object], Iterator[str]], ...] = (
+    _names,
+    _selects_its_own,
+    _small,
+    _no_secret,
+)
+_OF_PODS: tuple[Callable[[Pod], Iterator[str]], ...] = (
+    _mounts,
+    _probes,
+    _ports,
+    _resources,
+    _memory,
+    _env,
+    _twice,
+    _restarts,
+    _links,
+)
+_OF_ALL: tuple[Callable[[Sequence[Object], Sequence[Pod]], Iterator[str]], ...] = (
+    _references,
+    _keys,
+    _selectors,
+)

@@ -1,0 +1,244 @@
+"""What an export for Kubernetes is asked for, and the server that it writes down: the same request,
+placement and processes as `serve` would have, with the target's words in the place of addresses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from launcher.errors import RequestError
+from launcher.model import Inventory, Node, RaySettings
+from launcher.payload.agent.desired import Desired, Policy
+from launcher.plan import wanted
+from launcher.plan.request import Request
+from launcher.site import Site
+from launcher.state.snapshot import ClusterSnapshot
+
+Kind = Literal["lws", "statefulset", "kuberay"]
+# A name with what controllers put behind it must stay a DNS label of 63 characters: LWS adds
+# `-0-INDEX`, a StatefulSet's revision hash 11 more, RayJob allows 47 (validation.go of KubeRay
+# 1.7), and we add `-payload`.
+LONGEST = 40
+_LABEL = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
+_RESOURCE = re.compile(
+    r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+# Every pod network calls a pod's interface so, whatever the host's NIC is called.
+POD_INTERFACE = "eth0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVolume:
+    """Where a model's files come from: a claim, or a folder of the nodes."""
+
+    claim: str = ""
+    path: str = ""  # below the claim, or on the nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is asked of the manifests beside the server. Sizes are bytes, times seconds."""
+
+    name: str
+    kind: Kind = "lws"
+    rdma: tuple[str, int] | None = None
+    volume: ModelVolume | None = None
+    host_network: bool = False
+    memory: int | None = None
+    cpus: int | None = None
+    gate: bool = True
+    disruption_budget: bool = False
+    pod_monitor: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A server as pods have it: `inventory` as they see it, `original` as it is written, and what
+    is not carried over.
+    """
+
+    original: Inventory
+    inventory: Inventory
+    request: Request
+    desired: Desired
+    target: Target
+    left_out: tuple[str, ...] = ()
+    shares: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes with ranks, the one that ranks meet at first."""
+        return tuple(self.request.nodes_with_ranks(self.inventory))
+
+    @property
+    def size(self) -> int:
+        """How many pods it has."""
+        return len(self.nodes)
+
+
+def object_name(text: str) -> str:
+    """Return a cluster's name as Kubernetes takes it; raises RequestError where there is no such
+    name.
+    """
+    name = re.sub(r"[._]+", "-", text)
+    if _LABEL.fullmatch(name) is None or len(name) > LONGEST:
+        raise RequestError(
+            f"`{text}` is no name for objects of Kubernetes",
+            evidence=(
+                f"it should be at most {LONGEST} lower-case letters, digits and `-`, beginning with"
+                " a letter (DNS-1035)"
+            ),
+            hint="choose one: `--name NAME`",
+        )
+    return name
+
+
+def rdma_resource(text: str) -> tuple[str, int]:
+    """Read `NAME[=N]`; raises RequestError."""
+    name, _, count = text.partition("=")
+    if _RESOURCE.fullmatch(name) is None or not re.fullmatch("[1-9][0-9]{0,3}|", count):
+        raise RequestError(
+            f"--rdma-resource should be a resource such as rdma/ib or rdma/ib=2, not `{text}`",
+            hint="see what a node offers: `kubectl describe node NODE`, `Allocatable`",
+        )
+    return name, int(count or 1)
+
+
+def model_volume(text: str) -> ModelVolume:
+    """Read `pvc:NAME[:/SUB/PATH]` or `hostPath:/PATH`; raises RequestError."""
+    kind, _, rest = text.partition(":")
+    claim, _, below = rest.partition(":")
+    if kind == "pvc" and re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", claim):
+        path = below.strip("/")
+        if ".." not in path.split("/"):
+            return ModelVolume(claim=claim, path=path)
+    if kind == "hostPath" and rest.startswith("/") and ".." not in rest.split("/"):
+        return ModelVolume(path=rest)
+    raise RequestError(
+        f"--model-volume should be pvc:NAME, pvc:NAME:/SUB/PATH or hostPath:/PATH, not `{text}`",
+        hint="see the claims of a namespace: `kubectl get persistentvolumeclaims`",
+    )
+
+
+def group(
+    inventory: Inventory, request: Request, policy: Policy, target: Target, *, leader: str
+) -> Group:
+    """Return a server as pods have it; `leader` is how they call the first one.
+
+    Raises RequestError for what cannot be said in Kubernetes, all of it at once.
+    """
+    _refuse(inventory, request, target)
+    request = replace(request, host="0.0.0.0")  # noqa: S104 - a Service forwards to the pod's address
+    taken = {name for name, _ in request.placement.nodes}
+    seen = _as_pods(inventory, taken, target, leader)
+    if request.backend == "mp":
+        seen = replace(seen, ray=RaySettings(version="none"))
+    snapshot = ClusterSnapshot(site=Site(seen))
+    return Group(
+        original=inventory,
+        inventory=seen,
+        request=request,
+        desired=wanted.desired(snapshot, request, asked=0.0, policy=policy),
+        target=target,
+        shares=dict(request.placement.nodes),
+        left_out=tuple(_left_out(inventory, taken, target)),
+    )
+
+
+def _as_pods(inventory: Inventory, taken: set[str], target: Target, leader: str) -> Inventory:
+    """Return the inventory as pods see it: the first one by its name, in the pod network with its
+    interface, and with what is equal on all nodes.
+    """
+    common = _common_env([node for node in inventory.nodes if node.name in taken])
+
+    def seen(node: Node) -> Node:
+        own = replace(node, ip=leader, state_dir=None, cache_dir=None)
+        if target.host_network:
+            return own
+        return replace(own, interface=POD_INTERFACE, hca=(), env=common)
+
+    return replace(inventory, nodes=tuple(seen(node) for node in inventory.nodes))
+
+
+def _common_env(nodes: list[Node]) -> Mapping[str, str]:
+    first = nodes[0].env
+    return {
+        name: value
+        for name, value in first.items()
+        if all(node.env.get(name) == value for node in nodes)
+    }
+
+
+def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
+    wrong, hints = [], []
+    if inventory.fabric != "ethernet" and target.rdma is None and not inventory.privileged:
+        wrong.append(
+            f"`fabric: {inventory.fabric}`: a pod gets RDMA devices as a resource of its node; only"
+            " mounted, the device cgroup closes them, and NCCL silently takes TCP"
+        )
+        hints.append(
+            "name it: `--rdma-resource NAME` (such as rdma/ib, rdma/rdma_shared_device_a, rdma/hca;"
+            " `kubectl describe node NODE` shows it), or `privileged: true` in the inventory"
+        )
+    if request.balancing != "internal":
+        wrong.append(f"{request.balancing} load balancing: each replica would need its own Service")
+        hints.append("leave out the --data-parallel-…-lb option, or export a server per node")
+    nodes = request.nodes_with_ranks(inventory)
+    homes = sorted({node.hf_home for node in nodes})
+    if len(homes) > 1:
+        wrong.append(f"`hf_home` differs between nodes: {', '.join(homes)}")
+        hints.append("give the pods one volume: `--model-volume …` and one `hf_home:`")
+    shares = dict(request.placement.nodes)
+    if len({shares[node.name] for node in nodes[1:]}) > 1:
+        wrong.append("the nodes behind the first one take different numbers of GPUs")
+        hints.append("name a split that is equal on them: `--tp N --pp N`")
+    if target.host_network and not _alike(nodes[1:]):
+        wrong.append(
+            "with the host's network the nodes behind the first one must have the same"
+            " `interface`, `hca` and `env`: their pods come from one template"
+        )
+        hints.append("leave out --host-network: in the pod network interfaces are called alike")
+    if wrong:
+        raise RequestError(
+            "this server cannot be written for Kubernetes", evidence=wrong, hint="\n".join(hints)
+        )
+
+
+def _alike(nodes: list[Node]) -> bool:
+    return len({(node.interface, node.hca, tuple(sorted(node.env.items()))) for node in nodes}) <= 1
+
+
+def _left_out(inventory: Inventory, taken: set[str], target: Target) -> list[str]:
+    """Name what the manifests do not say."""
+    nodes = [node for node in inventory.nodes if node.name in taken]
+    found = [
+        "names, addresses and logins of the nodes, `docker:`, `state_dir:`, `cache_dir:`: pods are"
+        " Kubernetes' own; what engines compile is lost with a pod"
+    ]
+    if not target.host_network:
+        words = [f"`{key}`" for key in ("interface", "hca") if any(getattr(n, key) for n in nodes)]
+        if words:
+            found.append(
+                f"{' and '.join(words)} of `network:`: pods see {POD_INTERFACE}, and the devices"
+                " that their resource brings (--host-network keeps them)"
+            )
+        common = _common_env(nodes)
+        own = sorted({name for node in nodes for name in node.env if name not in common})
+        if own:
+            found.append(f"`env:` that differs between nodes: {', '.join(own)}")
+    if any(node.gpu_ids for node in nodes):
+        found.append("which GPUs of a node: its device plugin chooses")
+    if inventory.ulimits:
+        found.append(f"`ulimits:` ({', '.join(sorted(inventory.ulimits))}): a pod has none")
+    if inventory.devices and not inventory.privileged:
+        found.append(f"`devices:` ({', '.join(inventory.devices)}): they need a device plugin")
+    if inventory.logging.driver or inventory.logging.options:
+        found.append("`logging:`: the kubelet rotates logs")
+    if inventory.serve.bind not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        found.append(f"`bind: {inventory.serve.bind}`: the server listens on its pod's address")
+    if inventory.serve.read_ahead:
+        found.append("`read_ahead:`: nobody reads the model's files ahead")
+    return found

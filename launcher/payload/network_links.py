@@ -1,0 +1,77 @@
+"""What a path of NCCL's (`via …`) is: over which network it goes, and what that is worth.
+
+Pure; standard library only. The launcher reads logs with it, and the gate of an exported group the
+log of its own probe (`network_gate.py`). NCCL 2.4 to 2.30, RCCL: src/transport/net.cc, p2p.cc.
+
+TCP are NCCL's own `Socket`, Google's `FastSocket` (google/nccl-fastsocket, sockets too), and
+libfabric (aws-ofi-nccl: `AWS Libfabric`, `OFI`) over a provider that is sockets: `tcp`, `sockets`,
+`udp` (libfabric's fi_provider(7)). Every other network is a plugin over RDMA, with GPUDirect where
+its line says `/GDRDMA`. `GPUDirectTCPX` and `FasTrak` (TCPXO) of Google Cloud's A3 are no verbs,
+but their own transports from one GPU's memory to another's: they count like RDMA, by their suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal
+
+Kind = Literal["TCP", "RDMA", "GPUDirect", "MNNVL"]
+KINDS: tuple[Kind, ...] = ("TCP", "RDMA", "GPUDirect", "MNNVL")  # worst first
+WORTH: dict[Kind, Literal["any", "rdma", "gdrdma"]] = {
+    "TCP": "any",
+    "RDMA": "rdma",
+    "GPUDirect": "gdrdma",
+    "MNNVL": "gdrdma",
+}
+# Device, `(rank of the proxy)`, `/GDRDMA`, `(PCI)`, `/Shared`. A plugin's name may hold spaces, a
+# device is always a number.
+_NET = re.compile(r"NET/([^/]{1,64})/(\d{1,6})(?:\(\d{1,9}\))?(/GDRDMA)?")
+_NET_BARE = re.compile(r"NET/([^/\s]{1,64})(/GDRDMA)?(?=\s|$)")
+_MAYBE = re.compile(r"NET/[^/]{1,64}/\d{1,6}(?:\(\d{1,9}\))?")
+_SURELY = re.compile(
+    r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}"
+    r"|(?:\(\d{1,9}\))?/G?D?R?D?M?)"
+)
+_LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
+_SOCKET = re.compile(r"(?:fast)?socket", re.IGNORECASE)
+_LIBFABRIC = re.compile(r"(?:aws[ _-]?)?(?:libfabric|ofi)\b.*", re.IGNORECASE)
+_OVER_SOCKETS = ("tcp", "sockets", "udp", "net")
+
+
+@lru_cache(maxsize=1024)
+def via(path: str) -> tuple[str, int | None, bool, str, str]:
+    """Return network, device, GPUDirect, kind of a local link, and whether the line could be cut
+    off.
+    """
+    cut = "maybe" if _MAYBE.fullmatch(path) else "surely" if _SURELY.fullmatch(path) else ""
+    if (net := _NET.match(path)) is not None:
+        return net[1].strip(), int(net[2]), net[3] is not None, "", cut
+    if path.startswith("P2P/MNNVL"):
+        return "MNNVL", None, False, "", cut
+    if (near := _LOCAL.match(path)) is not None:
+        return "", None, False, near[1] or "SHM", cut
+    if (net := _NET_BARE.match(path)) is not None:
+        return net[1], None, net[2] is not None, "", cut
+    return "", None, False, "", cut
+
+
+def is_tcp(network: str, providers: Iterable[str] = ()) -> bool:
+    """Return whether a network of that name is TCP, or over sockets anyway; `providers` are
+    libfabric's.
+    """
+    if _SOCKET.fullmatch(network):
+        return True
+    return _LIBFABRIC.fullmatch(network) is not None and any(
+        name.split(";")[0] in _OVER_SOCKETS for name in providers
+    )
+
+
+def kind(network: str, gpudirect: bool, providers: Iterable[str] = ()) -> Kind:
+    """Return what a network of that name is, one of `KINDS`."""
+    if network == "MNNVL":
+        return "MNNVL"
+    if is_tcp(network, providers):
+        return "TCP"
+    return "GPUDirect" if gpudirect else "RDMA"

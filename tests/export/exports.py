@@ -1,0 +1,34 @@
+"""The example inventories as each is exported, for tests of every export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "inventory"
+MODEL = "Qwen/Qwen3-8B"
+RDMA = ("--rdma-resource", "rdma/ib")
+# By name: the inventory, and what is asked for. All kinds of hardware, splits and replicas.
+CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "h100": ("h100-infiniband", ("--model", MODEL, *RDMA)),
+    "h100-host-network": ("h100-infiniband", ("--model", MODEL, *RDMA, "--host-network")),
+    "h100-replicas": ("h100-infiniband", ("--model", MODEL, *RDMA, "--dp", "4", "--tp", "4")),
+    "roce": (
+        "roce",
+        ("--model", MODEL, "--rdma-resource", "rdma/hca=2", "--model-volume", "pvc:models"),
+    ),
+    "roce-replicas": ("roce", ("--model", MODEL, *RDMA, "--dp", "8", "--tp", "4")),
+    "amd": ("amd", ("--model", MODEL, *RDMA, "--memory", "900GiB", "--cpus", "64")),
+    "spark": ("dgx-spark", ("--model", MODEL, *RDMA, "--pod-monitor", "--disruption-budget")),
+    "workstation": ("single-node", ()),
+    "cpu": ("cpu", ()),
+    "seed": (
+        "cpu",
+        ("--model", "/mnt/models/Qwen-14B-Chat", "--model-volume", "pvc:llm-model:/qwen"),
+    ),
+}
+
+
+def inventory(case: str) -> Path:
+    """Return the inventory of a case."""
+    return EXAMPLES / f"{CASES[case][0]}.yaml"

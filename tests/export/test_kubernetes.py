@@ -1,0 +1,374 @@
+"""`vlaunch export kubernetes`: what the pods are, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.main import run
+from tests import golden
+from tests.export.exports import CASES, MODEL, RDMA, inventory
+
+PAIR = """
+cluster: pair
+image: vllm/vllm-openai:v0.32.0
+secrets: {VLLM_API_KEY: {env: THE_KEY}, HF_TOKEN: {file: ~/hf}}
+network: {interface: bond0, fabric: infiniband, hca: [mlx5_0]}
+env: {NCCL_DEBUG_SUBSYS: "$(ALL)"}
+mounts: ["/models:/models:ro"]
+serve: {model: org/m, args: [--seed, "1"], restarts: 3, stuck: 120}
+nodes:
+  - {host: "gpu[01-02]", ip: "10.0.0.[1-2]", gpus: 8}
+"""
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """Two nodes with InfiniBand, and much that can be said."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(PAIR, encoding="utf-8")
+    return path
+
+
+class Export:
+    """What one run printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> None:
+        self.code = run(["export", "kubernetes", "-i", str(path), *words])
+        caught = capsys.readouterr()
+        self.text, self.error = caught.out, caught.err
+        self.objects: list[dict[str, Any]] = list(yaml.safe_load_all(self.text))
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """Return the one object of a kind."""
+        (found,) = [each for each in self.objects if each["kind"] == kind]
+        return found
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The templates of the LeaderWorkerSet."""
+        found: dict[str, Any] = self.of("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+        return found
+
+    def container(self, template: str = "leaderTemplate") -> dict[str, Any]:
+        """The container that serves."""
+        (found,) = self.group[template]["spec"]["containers"]
+        return dict(found)
+
+    def gate(self, template: str = "leaderTemplate") -> dict[str, Any]:
+        """The container that proves the network."""
+        (found,) = self.group[template]["spec"]["initContainers"]
+        return dict(found)
+
+
+def env(container: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a container that have a value."""
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def shown(text: str) -> str:
+    """Leave out the helper programs, and what follows from them: they change with every mend."""
+    text = re.sub(r"^data:\n(?:  .*\n|\n)+", "data: …\n", text, flags=re.M)
+    return re.sub(r"(vlaunch\.(?:payload|export)): .*", r"\1: …", text)
+
+
+def test_golden(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that is printed but for the programs; twice the same."""
+    found = Export(capsys, pair, *RDMA, "--memory", "900GiB")
+
+    assert found.text == Export(capsys, pair, *RDMA, "--memory", "900GiB").text
+    golden.check(Path(__file__).parent / "golden" / "kubernetes-lws.yaml", shown(found.text))
+
+
+def test_the_ranks_are_those_of_serve(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words of `vllm serve` are the launcher's own, with the target's variables where an
+    address and a number were; only the first has an API.
+    """
+    found = Export(capsys, pair, *RDMA)
+    run(["serve", "-i", str(pair), "--backend", "mp", "--dry-run", "--offline"])
+    script = capsys.readouterr().out
+    words = re.findall(r'"argv": (\[.*?\])', script)
+    leader, worker = (yaml.safe_load(each) for each in words)
+    own = {"10.0.0.1": "$(LWS_LEADER_ADDRESS)"}
+    at = worker.index("--node-rank") + 1
+
+    assert found.container()["args"] == [own.get(word, word) for word in leader]
+    assert worker[at] == "1"
+    worker[at] = "$(LWS_WORKER_INDEX)"
+    assert found.container("workerTemplate")["args"] == [own.get(word, word) for word in worker]
+    assert "--headless" in worker
+
+
+def test_only_rank_0_is_asked(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker with a probe would never be ready, and its group would loop for ever."""
+    found = Export(capsys, pair, *RDMA, "--timeout", "605")
+    leader = found.container()
+
+    assert leader["startupProbe"]["exec"]["command"][:3] == [
+        "python3",
+        "/opt/vlaunch/head.py",
+        "answered",
+    ]
+    assert leader["startupProbe"]["failureThreshold"] == 61
+    assert leader["livenessProbe"]["exec"]["command"][2] == "alive"
+    assert leader["livenessProbe"]["failureThreshold"] == 2
+    assert leader["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    assert not [key for key in found.container("workerTemplate") if "robe" in key]
+    assert "ports" not in found.container("workerTemplate")
+
+
+def test_the_gate_is_the_check_of_the_network(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the serving image, with its devices, before it; what is required is the inventory's."""
+    found = Export(capsys, pair, *RDMA)
+    args = found.gate()["args"]
+
+    assert found.gate("workerTemplate")["args"] == args
+    assert args[args.index("--require") + 1] == "rdma"
+    assert args[args.index("--ranks-per-node") + 1] == "8"
+    assert args[args.index("--reach") + 1] == "1800"
+    assert found.gate()["resources"] == found.container()["resources"]
+    assert "RAY_AUTH_TOKEN" not in str(found.gate())
+    capsys.readouterr()
+    assert "initContainers" not in str(Export(capsys, pair, *RDMA, "--skip-network-check").group)
+
+
+def test_rdma_is_a_resource(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the right to pin memory; without a name of it the export is refused, for NCCL would take
+    TCP and say nothing.
+    """
+    found = Export(capsys, pair, "--rdma-resource", "rdma/hca=2")
+    leader = found.container()
+    refused = Export(capsys, pair)
+
+    assert leader["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 2}
+    assert leader["resources"]["requests"] == leader["resources"]["limits"]
+    assert leader["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+    assert "path: /dev/infiniband" not in found.text
+    assert (refused.code, refused.text) == (2, "")
+    assert "--rdma-resource NAME" in refused.error
+
+
+def test_the_pod_network_has_its_own_interface(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The host's NIC is not there; in the host's network it is, on the inventory's own nodes."""
+    pod = Export(capsys, pair, *RDMA)
+    host = Export(capsys, pair, *RDMA, "--host-network")
+    spec = host.group["workerTemplate"]["spec"]
+    term = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+    assert env(pod.container())["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert "NCCL_IB_HCA" not in env(pod.container())
+    assert "`interface` and `hca` of `network:`" in pod.text
+    assert env(host.container())["NCCL_SOCKET_IFNAME"] == "=bond0"
+    assert env(host.container())["NCCL_IB_HCA"] == "=mlx5_0"
+    assert spec["hostNetwork"] is True
+    assert term["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["gpu02"]
+    assert host.container()["ports"][0]["hostPort"] == 8000
+    assert [each["kind"] for each in host.objects].count("NetworkPolicy") == 0
+
+
+def test_secrets_are_only_named(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As files where the entry script reads them, and with the line that makes them."""
+    found = Export(capsys, pair, *RDMA)
+    volumes = found.group["leaderTemplate"]["spec"]["volumes"]
+
+    assert {
+        "name": "secrets",
+        "secret": {"secretName": "pair-secrets", "defaultMode": 256},
+    } in volumes
+    assert (
+        "kubectl create secret generic pair-secrets --from-file=HF_TOKEN=~/hf"
+        ' --from-literal=VLLM_API_KEY="$THE_KEY"'
+    ) in found.text
+    assert env(found.container())["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
+    assert '-H "Authorization: Bearer $VLLM_API_KEY"' in found.text
+    assert not [each for each in found.objects if each["kind"] == "Secret"]
+
+
+def test_the_kubelet_replaces_nothing_of_the_users(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What looks like a variable of Kubernetes' in the inventory stays as it is written."""
+    found = Export(capsys, pair, *RDMA, "--", "--chat-template", "$(NAME)")
+
+    assert env(found.container())["NCCL_DEBUG_SUBSYS"] == "$$(ALL)"
+    assert found.container()["args"][6] == "$$(NAME)"
+
+
+def test_replicas_are_counted_by_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a pod's number is no rank; two replicas on each of four nodes."""
+    found = Export(capsys, inventory("roce-replicas"), *CASES["roce-replicas"][1])
+    args = found.container("workerTemplate")["args"]
+
+    assert args[:4] == [
+        "sh",
+        "-c",
+        'exec "$@" --data-parallel-start-rank $((LWS_WORKER_INDEX * 2))',
+        "ranks",
+    ]
+    assert "--data-parallel-start-rank" not in args[4:]
+    assert "--headless" in args[4:]
+    assert found.group["size"] == 4
+
+
+def test_one_node_is_no_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has one template, no gate, and what died starts again in its place."""
+    found = Export(capsys, inventory("workstation"))
+
+    assert (found.group["size"], found.group["restartPolicy"]) == (1, "None")
+    assert "leaderTemplate" not in found.group
+    assert "initContainers" not in found.group["workerTemplate"]["spec"]
+    args = found.container("workerTemplate")["args"]
+    assert args[args.index("--host") + 1] == "0.0.0.0"
+    assert "`bind: 127.0.0.1`" in found.text
+
+
+@pytest.mark.parametrize(
+    ("words", "volume", "mount"),
+    [
+        (
+            ("--model-volume", "pvc:llm:/a"),
+            {"name": "model", "persistentVolumeClaim": {"claimName": "llm"}},
+            {"name": "model", "mountPath": "/data/huggingface", "subPath": "a"},
+        ),
+        (
+            ("--model-volume", "pvc:llm", "--model", "/models/q"),
+            {"name": "model", "persistentVolumeClaim": {"claimName": "llm", "readOnly": True}},
+            {"name": "model", "mountPath": "/models", "readOnly": True},
+        ),
+        (
+            ("--model-volume", "hostPath:/disk", "--model", "/elsewhere/q"),
+            {"name": "model", "hostPath": {"path": "/disk", "type": "Directory"}},
+            {"name": "model", "mountPath": "/elsewhere", "readOnly": True},
+        ),
+        (
+            (),
+            {
+                "name": "hf-home",
+                "hostPath": {"path": "/data/huggingface", "type": "DirectoryOrCreate"},
+            },
+            {"name": "hf-home", "mountPath": "/data/huggingface"},
+        ),
+    ],
+)
+def test_the_model_lies_where_it_is_said(
+    pair: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    volume: dict[str, Any],
+    mount: dict[str, Any],
+) -> None:
+    """In a claim or on the nodes; weights are only read, a cache is written."""
+    found = Export(capsys, pair, *RDMA, *words)
+
+    assert volume in found.group["leaderTemplate"]["spec"]["volumes"]
+    assert mount in found.container()["volumeMounts"]
+    assert env(found.container())["HF_HOME"] == "/data/huggingface"
+    homes = [
+        each
+        for each in found.container()["volumeMounts"]
+        if each["mountPath"] == "/data/huggingface"
+    ]
+    assert len(homes) == 1
+    assert "readOnly" not in homes[0]
+
+
+def test_what_is_not_carried_over_is_said(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the header, each with the reason."""
+    pair.write_text(
+        PAIR.replace(
+            "cluster: pair",
+            "cluster: pair\nulimits: {nofile: 9}\ndevices: [/dev/gdrdrv]\nlogging: {driver: local}",
+        )
+    )
+    text = Export(capsys, pair, *RDMA).text
+
+    for word in ("`ulimits:` (nofile)", "/dev/gdrdrv", "`logging:`", "`restarts:`", "`docker:`"):
+        assert word in text.partition("apiVersion")[0]
+
+
+def test_privileged_pods_mount_devices(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They alone may; the header says that the namespace must allow them."""
+    pair.write_text(PAIR.replace("cluster: pair", "cluster: pair\nprivileged: true"))
+    found = Export(capsys, pair)
+
+    assert found.container()["securityContext"] == {"privileged": True}
+    assert "path: /dev/infiniband" in found.text
+    assert "privileged pods are allowed" in found.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "said"),
+    [
+        ("cluster: pair", "cluster: 9-lives", (), "choose one: `--name NAME`"),
+        ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is no name for objects"),
+        ("", "", ("--rdma-resource", "ib"), "--rdma-resource should be"),
+        ("", "", ("--model-volume", "nfs:/x"), "--model-volume should be"),
+        ("", "", ("--model-volume", "pvc:a:/../b"), "--model-volume should be"),
+        ("", "", ("--memory", "much"), "--memory should be"),
+        ("model: org/m, ", "", (), "no model is named"),
+        ("", "", ("--dp", "2", "--", "-dph"), "hybrid load balancing"),
+        (
+            "gpus: 8}",
+            "gpus: 8}\n  - {host: c, ip: 10.0.0.3, gpus: 8, hf_home: /other}",
+            (),
+            "`hf_home` differs",
+        ),
+        ("", "", ("--memory", "100MiB", "--", "--seed", "hf_" + "a" * 30), "looks like a secret"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(
+    pair: Path,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    """With what can, and nothing on standard output."""
+    pair.write_text(PAIR.replace(old, new) if old else PAIR)
+    found = Export(capsys, pair, *([] if "--rdma-resource" in words else RDMA), *words)
+
+    assert (found.code, found.text) == (2, "")
+    assert said in found.error
+
+
+def test_names_are_made_to_fit(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dots and underscores are none of Kubernetes'."""
+    pair.write_text(PAIR.replace("cluster: pair", "cluster: my_pair.1"))
+
+    assert Export(capsys, pair, *RDMA).of("Service")["metadata"]["name"] == "my-pair-1-api"
+
+
+def test_a_folder_has_a_file_for_each_object(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a kustomization that lists them, with the header."""
+    folder = tmp_path / "out"
+    text = Export(capsys, pair, *RDMA).text
+    assert Export(capsys, pair, *RDMA, "-o", str(folder)).text == ""
+    kustomization = folder / "kustomization.yaml"
+    files = yaml.safe_load(kustomization.read_text())["resources"]
+
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "kustomization.yaml"])
+    found = [yaml.safe_load((folder / name).read_text()) for name in files]
+    assert sorted(found, key=str) == sorted(yaml.safe_load_all(text), key=str)
+    assert "JSON patches" in kustomization.read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_example_is_exported(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And passes our own rules, which each export has behind it, once more from a file."""
+    found = Export(capsys, inventory(case), *CASES[case][1])
+
+    assert found.code == 0, found.error
+    assert found.of("ConfigMap")["data"]["entry.sh"].startswith("#!/bin/sh")
+    model = MODEL if MODEL in CASES[case][1] else CASES[case][1][1:2] or ("Qwen/",)
+    assert (model if isinstance(model, str) else model[0]) in found.text

@@ -1,0 +1,97 @@
+"""Exports against the schemas of Kubernetes and of the controllers.
+
+CRDs stay outside of the project: VLAUNCH_CRDS names a folder with `*.crd.yaml` and the checker
+`validate.py`, which agrees with a real API server (its README). `kubernetes-validate` has the
+built-in kinds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import run
+from tests.export.exports import CASES, inventory
+
+VERSION = "1.37.0"
+FOLDER = os.environ.get("VLAUNCH_CRDS", "")
+needs_crds = pytest.mark.skipif(
+    not FOLDER, reason="VLAUNCH_CRDS names no folder with CRDs (`kubectl get crd NAME -o yaml`)"
+)
+
+
+def exported(capsys: pytest.CaptureFixture[str], case: str) -> str:
+    """Return the export of a case."""
+    assert run(["export", "kubernetes", "-i", str(inventory(case)), *CASES[case][1]]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def every(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[Path]:
+    """The exports of all examples, a file each."""
+    found = []
+    for case in CASES:
+        path = tmp_path / f"{case}.yaml"
+        path.write_text(exported(capsys, case))
+        found.append(path)
+    return found
+
+
+def crds(*paths: Path) -> subprocess.CompletedProcess[str]:
+    """Judge the custom resources in files."""
+    schemas = sorted(Path(FOLDER).glob("*.crd.yaml"))
+    return subprocess.run(
+        [sys.executable, Path(FOLDER) / "validate.py", *schemas, "--", *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def built_in(*paths: Path) -> subprocess.CompletedProcess[str]:
+    """Judge the built-in kinds in files."""
+    program = Path(sys.executable).with_name("kubernetes-validate")
+    return subprocess.run(
+        [program, "--strict", "-k", VERSION, *paths], capture_output=True, text=True, check=False
+    )
+
+
+@needs_crds
+@pytest.mark.processes
+def test_custom_resources_fit_their_definitions(every: list[Path]) -> None:
+    """Those of the controllers; none is passed over because nobody knows it."""
+    found = crds(*every)
+    said = found.stdout.splitlines()
+
+    assert found.returncode == 0, [line for line in said if line.startswith("FAIL")]
+    assert len([line for line in said if line.startswith("PASS")]) >= len(CASES)
+    assert not [line for line in said if line.startswith("SKIP") and "x-k8s.io" in line]
+
+
+@pytest.mark.processes
+def test_built_in_kinds_fit_their_schemas(every: list[Path]) -> None:
+    """Strictly: an unknown field is an error."""
+    found = built_in(*every)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count("resource service/") == len(CASES)
+
+
+@needs_crds
+@pytest.mark.processes
+def test_a_broken_copy_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the checker that claims to see it: an unknown field, a wrong word, a number as text."""
+    text, path = exported(capsys, "h100"), tmp_path / "export.yaml"
+    for old, new, check in (
+        ("startupProbe:", "startupProbes:", crds),
+        ("RecreateGroupAfterStart", "RecreateGroup", crds),
+        ("size: 2", "size: two", crds),
+        ("targetPort: http", "targetPorts: http", built_in),
+        ("policyTypes:", "policyType:", built_in),
+    ):
+        path.write_text(text.replace(old, new))
+        assert check(path).returncode != 0, new
