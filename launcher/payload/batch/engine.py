@@ -1,26 +1,29 @@
-"""Mode `engine`: vLLM replicas as Ray Data LLM builds them, fed with prompts that are made row by
-row on CPUs.
+"""Mode `engine`: replicas of vLLM as actors of Ray Data, fed with prompts that are made row by row
+beside them, on CPUs.
 """
 
 from __future__ import annotations
 
+import array
+import dataclasses
 import math
-import os
-import stat
+import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from . import cluster, failures, postmortem, source
-from .job import ANSWER, Failed
-from .ray_internals import engine_stage
+from . import cluster, lines, source
+from .job import ANSWER
+from .replica import TOKENS, Replica, reason
 
 # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
 SEQUENCES = 1024
 # batches wait for their slowest row: twice the rows that an engine runs at once keep it full
 OVERLAP = 2
-MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
+# what preparing rows takes long to make, by the job's digest: Ray Data unpickles a stage for each
+# of its tasks, in processes that stay
+MADE: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
@@ -33,15 +36,14 @@ def run(
     cluster.connect(logs=False)
     cluster.settings()
     rows = source.count(pending)
-    most = job.engine.replicas[1]
-    batch = source.batch_rows(job.engine.batch_size, rows, most)
+    batch = source.batch_rows(job.engine.batch_size, rows, job.engine.replicas[1])
     data = source.dataset(job, manifest, pending, batch)
     if job.preprocess:
         data = predict.preprocess(data, job)
-    data = processor(job, batch, rows)(data)
+    data = inference(prepared(data, job, batch), job, batch, rows)
     with budget.Watch(job, progress, ACTOR, job.engine.replicas, needs(job)) as watch:
         for table in cluster.stream(data):
-            found = [result(row) for row in table.column("__data").to_pylist()]
+            found = [result(row) for row in table.to_pylist()]
             watch.finished(len(found))
             yield found
 
@@ -60,268 +62,161 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def config(job: Any, batch: int, rows: int) -> dict[str, Any]:
-    """Return the arguments of Ray Data LLM's `vLLMEngineProcessorConfig`."""
-    args = dict(job.engine.args)
-    args["tensor_parallel_size"] = job.engine.tp
-    args["pipeline_parallel_size"] = job.engine.pp
-    args.setdefault("disable_log_stats", True)  # else every batch writes a line
+def prepared(data: Any, job: Any, batch: int) -> Any:
+    """Add the stage that makes prompts, which claims nothing: replicas may have claimed all
+    CPUs.
+    """
+    from ray.data import TaskPoolStrategy
+
+    # what travels with each of its tasks must not grow with the job
+    thin = dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
+    return data.map_batches(
+        Prepare(thin),
+        batch_size=batch,
+        batch_format="pyarrow",
+        compute=TaskPoolStrategy(size=max(2, job.engine.replicas[1])),
+        num_cpus=source.LIGHT,
+    )
+
+
+def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
+    """Add the stage of replicas, each with several batches in hand, each of which a thread waits
+    for.
+    """
+    from ray.data import ActorPoolStrategy
+
     least, most = job.engine.replicas
-    concurrent = concurrency(args, batch)
-    mine = source.in_flight(concurrent + 2, batch, rows, most)
-    placement: dict[str, Any] = {"bundle_per_worker": {"GPU": 1, "CPU": 1}}
-    if job.engine.tp * job.engine.pp > 1:
-        placement["strategy"] = job.engine.placement
+    concurrent = concurrency(job.engine.args, batch)
+    held = source.in_flight(concurrent + 2, batch, rows, most)
+    pool = ActorPoolStrategy(
+        min_size=least,
+        max_size=most,
+        max_tasks_in_flight_per_actor=held,
+        max_concurrent_calls_per_actor=min(concurrent, held),
+        enable_true_multi_threading=True,
+    )
+    made = {
+        "arguments": arguments(job),
+        "sampling": dict(job.sampling),
+        "gate": cluster.gate(least),
+    }
+    return data.map_batches(
+        Replica,
+        batch_size=batch,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        compute=pool,
+        fn_constructor_kwargs=made,
+        **claims(job),
+    )
+
+
+def arguments(job: Any) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM`.
+
+    An engine on one GPU is one process beside its actor; one on several has a worker of Ray's for
+    each, wherever its placement group has its bundles.
+    """
+    each = job.engine.tp * job.engine.pp
     return {
-        "model_source": job.model,
-        "engine_kwargs": args,
-        "batch_size": batch,
-        "concurrency": (least, most),
-        "max_concurrent_batches": min(concurrent, mine),
-        "max_tasks_in_flight_per_actor": mine,
-        "placement_group_config": placement,
-        "should_continue_on_error": True,
-        "log_engine_metrics": False,
-        "chat_template_stage": False,
-        "tokenize_stage": False,
-        "detokenize_stage": False,
+        "model": job.model,
+        "tensor_parallel_size": job.engine.tp,
+        "pipeline_parallel_size": job.engine.pp,
+        "distributed_executor_backend": "uni" if each == 1 else "ray",
+        **job.engine.args,
     }
 
 
-def processor(job: Any, batch: int, rows: int) -> Any:
-    """Return Ray Data LLM's processor for this job: prompts, then engines whose rows are ready to
-    be written.
+def claims(job: Any) -> dict[str, Any]:
+    """Return what a replica claims of the cluster: a GPU and a CPU, or a placement group of so many
+    of both.
     """
-    from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+    each = job.engine.tp * job.engine.pp
+    if each == 1:
+        return {"num_gpus": 1, "num_cpus": 1}
+    return {"num_gpus": 0, "ray_remote_args_fn": partial(group, each, job.engine.placement)}
 
-    light = {"num_cpus": source.LIGHT, "concurrency": max(2, job.engine.replicas[1])}
-    asked = vLLMEngineProcessorConfig(**config(job, batch, rows))
-    built = build_processor(asked, preprocess=Prepare(job), preprocess_map_kwargs=light)
-    stage = built.get_stage_by_name("vLLMEngineStage")
-    stage.fn = replica(job.sampling, cluster.gate(job.engine.replicas[0]))
-    built.postprocess = None  # a task for each block, only to rename columns: `result` does it
-    return built
+
+def group(size: int, placement: str) -> dict[str, Any]:
+    """Make the placement group of one replica; its engine finds it, and puts a worker into each
+    bundle.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    made = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * size, strategy=placement)
+    strategy = PlacementGroupSchedulingStrategy(made, placement_group_capture_child_tasks=True)
+    return {"scheduling_strategy": strategy}
 
 
 class Prepare:
-    """One row of input → one request, or the reason why there is none.
+    """Rows of input → prompts, or the reasons why there are none.
 
     A row cannot stop the job here.
     """
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        self.made: tuple[Any, Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"job": self.job, "made": None}
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns to add; the columns that are no longer needed leave the row."""
-        import pickle
-
-        data = row.pop("_data")
-        empty = {"prompt": "", "tokenized_prompt": [], "sampling_params": {"n": 1}}
-        if row["_error"]:
-            return {**empty, "__inference_error__": row["_error"]}
+    def __call__(self, table: Any) -> Any:
+        """Prepare a block."""
         # a tokenizer that cannot be had is no row's error: it would make one of every row
         self.tools()
+        return source.block([self.row(row) for row in table.to_pylist()], ("_prompt", "_tokens"))
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row with its prompt; the columns that are no longer needed leave it."""
+        data = row.pop("_data")
+        made = {**row, "_prompt": "", "_tokens": b""}
+        if row["_error"]:
+            return made
         try:
-            row["_raw"] = row["_raw"] or source.shown(data)
-            return {
-                **empty,
-                **self.request(pickle.loads(data)),  # noqa: S301 - of our own read task
-                "__inference_error__": "",
-            }
+            made["_raw"] = row["_raw"] or source.shown(data)
+            return made | self.request(pickle.loads(data))  # noqa: S301 - of our own read task
         # whatever a hostile row does to a template is that row's own error
         except Exception as problem:
-            row["_stage"] = "prompt"
-            return {**empty, "__inference_error__": reason(problem)}
+            return {**made, "_stage": "prompt", "_error": lines.shown(reason(problem))}
 
     def request(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return `prompt`, or `tokenized_prompt` for a chat (whose template has put the special
-        tokens there already).
+        """Return a text, or the tokens of a chat (whose template has put the special tokens there
+        already).
         """
         prompter, tokenizer = self.tools()
         prompt = prompter(columns)
         if isinstance(prompt, str):
             prompt.encode()
-            return {"prompt": prompt}
+            return {"_prompt": prompt}
         text = prompter.chat(tokenizer, prompt)
-        return {"tokenized_prompt": tokenizer(text, add_special_tokens=False)["input_ids"]}
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return {"_tokens": array.array(TOKENS, tokens).tobytes()}
 
     def tools(self) -> tuple[Any, Any]:
         """Return this process's prompter and, for chats, its tokenizer."""
-        if self.made is None:
+        if self.job.digest not in MADE:
             from .prompts import Prompter
 
-            tokenizer = None
-            if self.job.prompt is not None and self.job.prompt.chat:
-                from transformers import AutoTokenizer
-
-                name = self.job.engine.args.get("tokenizer") or self.job.model
-                trust = bool(self.job.engine.args.get("trust_remote_code"))
-                # as in vLLM
-                revision = self.job.engine.args.get(
-                    "tokenizer_revision"
-                ) or self.job.engine.args.get("revision")
-                tokenizer = AutoTokenizer.from_pretrained(
-                    name, revision=revision or "main", trust_remote_code=trust
-                )
-            self.made = (Prompter(self.job), tokenizer)
-        return self.made
+            MADE.clear()  # a process of Ray's may have worked for another job
+            chat = self.job.prompt is not None and self.job.prompt.chat
+            MADE[self.job.digest] = (Prompter(self.job), tokenizer(self.job) if chat else None)
+        return MADE[self.job.digest]
 
 
-def reason(problem: BaseException) -> str:
-    """Return what to write into an error row for this exception."""
-    if isinstance(problem, UnicodeEncodeError):
-        return "the prompt holds half of a surrogate pair, which is not text"
-    name = type(problem).__name__
-    text = str(problem).strip()
-    if name == "PromptError":
-        return text
-    return f"{name}: {text}" if text else name
+def tokenizer(job: Any) -> Any:
+    """Load the model's tokenizer, of the revision that vLLM takes."""
+    from transformers import AutoTokenizer
+
+    args = job.engine.args
+    revision = args.get("tokenizer_revision") or args.get("revision")
+    return AutoTokenizer.from_pretrained(
+        args.get("tokenizer") or job.model,
+        revision=revision or "main",
+        trust_remote_code=bool(args.get("trust_remote_code")),
+    )
 
 
-class NoAnswer(Exception):
-    """What vLLM says of a request that it cannot do."""
-
-
-class NotStarted(Exception):
-    """What the log of a replica says of an engine that did not start.
-
-    Ray passes on only the text of such an exception.
-    """
-
-
-def logs() -> dict[str, int]:
-    """Return the files that this process and its children print to, with their lengths; vLLM's log
-    comes first, on stdout.
-    """
-    sizes = {f"/proc/self/fd/{number}": os.fstat(number) for number in (1, 2)}
-    return {path: info.st_size for path, info in sizes.items() if stat.S_ISREG(info.st_mode)}
-
-
-def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
-    """Return what an engine's own processes said, since the logs were so long, of what `problem`
-    only points to; or nothing.
-    """
-    if not failures.POINTER.search(str(problem)):
-        return []
-    try:
-        return failures.root(
-            line for path, size in before.items() for line in postmortem.tail(path, MANY, size)
-        )
-    except OSError:  # what it says only explains
-        return []
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Say why an engine does not start in its own words, where its logs have them."""
-    before = logs()
-    try:
-        yield
-    except Exception as problem:
-        if not (found := cause(problem, before)):
-            raise
-        raise NotStarted("\n".join(["the engine did not start:", *found])) from problem
-
-
-def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
-    """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and
-    only the answer as output.
-    """
-
-    class Replica(engine_stage()):  # the base is made late, where Ray is
-        """One vLLM engine."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            from vllm.sampling_params import RequestOutputKind
-
-            check(sampling)
-            with explained():
-                super().__init__(*args, **kwargs)
-            # Else vLLM hands out every row at every token.
-            self.asked = {**sampling, "output_kind": RequestOutputKind.FINAL_ONLY}
-            self.finished: dict[tuple[int, int], str] = {}
-            cluster.arrive(gate)
-
-        async def remembering(self, request: Any) -> Any:
-            """Generate; keep why it ended, and why it could not, which the stage around it leaves
-            out.
-            """
-            try:
-                output = await self.generate(request)
-            except Exception as problem:
-                if str(problem).strip() or problem.__cause__ is None:
-                    raise
-                raise NoAnswer(reason(problem.__cause__)) from problem
-            self.finished[request.idx_in_batch, request.request_id] = ended(output)
-            return output
-
-        def prepare(self, row: dict[str, Any]) -> None:
-            row["sampling_params"] = dict(self.asked)
-            if len(row["tokenized_prompt"]):
-                row["prompt"] = None
-            else:
-                del row["tokenized_prompt"]
-
-        def columns(self, row: dict[str, Any], index: int, out: dict[str, Any]) -> dict[str, Any]:
-            for name in ("prompt", "tokenized_prompt", "sampling_params"):
-                row.pop(name, None)
-            if not out["__inference_error__"]:
-                row["_raw"] = ""  # only for error rows
-            return {
-                "answer": out["generated_text"],
-                "prompt_tokens": out["num_input_tokens"],
-                "output_tokens": out["num_generated_tokens"],
-                "__inference_error__": out["__inference_error__"].removeprefix("NoAnswer: "),
-                "finish_reason": self.finished.pop((index, out["request_id"]), ""),
-            }
-
-    return Replica
-
-
-def ended(output: Any) -> str:
-    """Return why vLLM ended a request.
-
-    Raises:
-        NoAnswer: It gave the request up.
-    """
-    why = str(output.outputs[0].finish_reason or "")
-    if why in ("abort", "error"):
-        raise NoAnswer(f"vLLM ended this request: {why}")
-    return why
-
-
-def check(sampling: Mapping[str, Any]) -> None:
-    """Make vLLM's sampling parameters once, on a replica that is about to load: what is wrong in
-    them is wrong for every row.
-
-    Raises:
-        Failed: vLLM does not take them.
-    """
-    import vllm
-    from vllm.sampling_params import StructuredOutputsParams
-
-    plain = dict(sampling)
-    structured = plain.pop("structured_outputs", None)
-    try:
-        made = StructuredOutputsParams(**structured) if structured else None
-        vllm.SamplingParams(**plain, structured_outputs=made)
-    except Exception as problem:
-        raise Failed(
-            "vLLM refuses these sampling parameters",
-            reason(problem),
-            "change `sampling` as that says",
-        ) from problem
-
-
-def result(row: Mapping[str, Any]) -> dict[str, Any]:
+def result(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row as the sink takes it."""
-    error = row.get("__inference_error__") or ""
-    kept = {"_row": row["_row"], "_error": error, "_keep": row["_keep"]}
-    if error:
-        return {**kept, "_stage": row["_stage"] or "inference", "_raw": row["_raw"]}
-    return {**kept, "_stage": "", "_raw": "", **{name: row[name] for name in ANSWER}}
+    if row["_error"]:
+        for name in ANSWER:
+            del row[name]
+    return row

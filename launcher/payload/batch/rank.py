@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .engine_loop import dead
 from .job import Job
 from .prompts import Prompter
 
@@ -230,11 +231,6 @@ def finished(row: int, output: Any) -> Answer:
         "output_tokens": len(first.token_ids),
     }
     return Answer(row=row, columns=columns)
-
-
-def dead(problem: BaseException) -> bool:
-    """Tell whether an exception means that the engine is gone, not that a request was wrong."""
-    return type(problem).__name__.startswith("EngineDead")
 
 
 def reason(problem: BaseException) -> str:

@@ -21,10 +21,6 @@ USED = (
     "node:__internal_head__",
     # the last operator of a dataset, whose claims nothing documented changes
     "Dataset._logical_plan",
-    # the stage that holds an engine, and how it calls it
-    "ray.llm._internal.batch.stages.vllm_engine_stage.vLLMEngineStageUDF",
-    "vLLMEngineStageUDF._generate_with_error_handling",
-    "vLLMEngineWrapper._generate_async",
 )
 HEAD = {"node:__internal_head__": 0.001}  # the resources of something that must be on the head
 WORKER_LOGGER = "ray._private.worker"
@@ -89,38 +85,3 @@ def claim(dataset: Any, num_cpus: float, compute: Any) -> None:
     if isinstance(claims, dict):
         claims["num_cpus"] = num_cpus
         object.__setattr__(last, "compute", compute)
-
-
-def engine_stage() -> type:
-    """Return Ray Data LLM's engine stage, with public names for what a subclass changes in it.
-
-    `generate` is how it asks its engine for the answer to one request, which `remembering` is
-    called for instead; `prepare` sees each row before, `columns` makes the row after it.
-    """
-    from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
-
-    class EngineStage(vLLMEngineStageUDF):
-        """One vLLM engine."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.generate, self.llm._generate_async = self.llm._generate_async, self.remembering
-
-        async def remembering(self, request: Any) -> Any:
-            return await self.generate(request)
-
-        def prepare(self, row: dict[str, Any]) -> None:
-            pass
-
-        def columns(self, row: dict[str, Any], index: int, out: dict[str, Any]) -> dict[str, Any]:
-            return out
-
-        async def _generate_with_error_handling(
-            self, row: dict[str, Any], batch_uuid: Any
-        ) -> dict[str, Any]:
-            index = row[self.IDX_IN_BATCH_COLUMN]
-            self.prepare(row)
-            out = await super()._generate_with_error_handling(row, batch_uuid)
-            return {self.IDX_IN_BATCH_COLUMN: index, **self.columns(row, index, out)}
-
-    return EngineStage

@@ -27,6 +27,11 @@ READERS = 2
 # rows for ever
 LIGHT = 0
 
+# what is no text of the columns that stages add to rows
+KINDS = {
+    **dict.fromkeys(("_data", "_out", "_tokens"), "bytes"),
+    **dict.fromkeys(("prompt_tokens", "output_tokens"), "number"),
+}
 Intervals = list[tuple[int, int]]
 S = TypeVar("S")
 
@@ -169,13 +174,14 @@ def block(found: Sequence[Mapping[str, Any]], more: Sequence[str] = ("_data",)) 
     """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold
     travels pickled.
 
-    `more` are the columns behind those that every row has: bytes in `_data` and `_out`, else text.
+    `more` are the columns behind those that every row has: text, unless `KINDS` says otherwise.
     """
     import pyarrow as pa
 
     text, data = pa.large_string(), pa.large_binary()
     fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data}
-    fields |= {name: data if name in ("_data", "_out") else text for name in more}
+    kinds = {"bytes": data, "number": pa.int64()}
+    fields |= {name: kinds.get(KINDS.get(name, ""), text) for name in more}
     return pa.table(
         {name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()}
     )

@@ -1,24 +1,29 @@
-"""What vLLM replicas are built with and given: arguments, overlap, and requests.
+"""What vLLM replicas are built with and given: arguments, claims, overlap, and prompts.
 
-The engine itself runs in the lab.
+What a replica does with them is in `test_replica`; the engine itself runs in the lab.
 """
 
 from __future__ import annotations
 
-import asyncio
 import pickle
-import subprocess
 import sys
-import traceback
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from launcher.payload.batch import engine, failures
+from launcher.payload.batch import engine, source
 from launcher.payload.batch.prompts import Prompter
 from tests.payload.batch.jobs import job
+
+CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has made for one test's job is not there for the next one's."""
+    monkeypatch.setattr(engine, "MADE", {})
 
 
 def row(columns: dict[str, Any] | None, error: str = "", stage: str = "") -> dict[str, Any]:
@@ -46,13 +51,20 @@ class Tokenizer:
         return {"input_ids": [ord(letter) for letter in text]}
 
 
-def prepared(asked: Any, columns: dict[str, Any] | None, **given: str) -> dict[str, Any]:
-    prepare = engine.Prepare(asked)
+def prepared(asked: Any, *columns: dict[str, Any] | None, **given: str) -> list[dict[str, Any]]:
+    """Rows as they come to a replica."""
+    engine.MADE.clear()
     if asked.prompt.chat:
-        prepare.made = (Prompter(asked), Tokenizer())
-    found = row(columns, **given)
-    added = prepare(found)
-    return {**found, **added}
+        engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
+    table = engine.Prepare(asked)(source.block([row(each, **given) for each in columns]))
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+def error(asked: Any, columns: dict[str, Any]) -> tuple[str, str]:
+    """Why a row has no prompt, and where that was found."""
+    (found,) = prepared(asked, columns)
+    return found["_stage"], found["_error"]
 
 
 def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
@@ -66,137 +78,134 @@ def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
 
 
 def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
-    """Parallel sizes and placement from the job; vLLM tokenizes; a row's error does not end the
-    job.
-    """
-    asked = job(
-        tmp_path,
-        engine={
-            "args": {"max_model_len": 512},
-            "tp": 2,
-            "replicas": [1, 3],
-            "placement": "STRICT_PACK",
-        },
-    )
-    made = engine.config(asked, 64, 1_000_000)
-    assert made["model_source"] == "tiny"
-    assert made["engine_kwargs"] == {
+    """Parallel sizes from the job; an engine of several GPUs has workers of Ray's."""
+    one = job(tmp_path, engine={"args": {"max_model_len": 512}})
+    many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "STRICT_PACK"})
+
+    assert engine.arguments(one) == {
+        "model": "tiny",
         "max_model_len": 512,
-        "tensor_parallel_size": 2,
+        "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
-        "disable_log_stats": True,
+        "distributed_executor_backend": "uni",
     }
-    assert made["concurrency"] == (1, 3)
-    assert made["placement_group_config"] == {
-        "bundle_per_worker": {"GPU": 1, "CPU": 1},
-        "strategy": "STRICT_PACK",
-    }
-    assert made["should_continue_on_error"]
-    assert not made["log_engine_metrics"]
-    assert not any(
-        made[name] for name in ("chat_template_stage", "tokenize_stage", "detokenize_stage")
-    )
-    assert engine.needs(asked) == {"GPU": 2.0, "CPU": 2.0}
+    assert engine.arguments(many)["distributed_executor_backend"] == "ray"
+    assert engine.needs(many) == {"GPU": 6.0, "CPU": 6.0}
 
 
+def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
+    """One that has a group claims no GPU itself: its workers do."""
+    one = job(tmp_path)
+    many = job(tmp_path, engine={"tp": 2, "placement": "STRICT_PACK"})
+    claims = engine.claims(many)
+
+    assert engine.claims(one) == {"num_gpus": 1, "num_cpus": 1}
+    assert claims["num_gpus"] == 0
+    assert claims["ray_remote_args_fn"].args == (2, "STRICT_PACK")
+
+
+class Dataset:
+    """Takes a note of its stages."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[Any, dict[str, Any]]] = []
+
+    def map_batches(self, stage: Any, **asked: Any) -> Dataset:
+        self.stages.append((stage, asked))
+        return self
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Data's pools are what they are made of."""
+    ray, data = ModuleType("ray"), ModuleType("ray.data")
+    data.ActorPoolStrategy = data.TaskPoolStrategy = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.data", data)
+    monkeypatch.setattr(engine.cluster, "gate", lambda least: f"gate of {least}")
+
+
+@pytest.mark.usefixtures("pools")
 def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> None:
-    """Neither holds more than half, and no more run at once than it holds."""
-    made = engine.config(job(tmp_path, engine={"replicas": [2, 2]}), 50, 200)
-    assert (made["max_tasks_in_flight_per_actor"], made["max_concurrent_batches"]) == (2, 2)
+    """Neither holds more than half, and no more run at once than it holds, each in a thread."""
+    data = Dataset()
+    asked = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
+    engine.inference(data, asked, 50, 200)
+    ((stage, made),) = data.stages
+
+    assert stage.__name__ == engine.ACTOR
+    assert made["compute"] == {
+        "min_size": 2,
+        "max_size": 2,
+        "max_tasks_in_flight_per_actor": 2,
+        "max_concurrent_calls_per_actor": 2,
+        "enable_true_multi_threading": True,
+    }
+    assert made["fn_constructor_kwargs"]["gate"] == "gate of 2"
+    assert made["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
+
+
+@pytest.mark.usefixtures("pools")
+def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
+    """Replicas may have claimed all there is; what travels with each task does not grow with the
+    job's files.
+    """
+    data = Dataset()
+    engine.prepared(data, job(tmp_path, *(f"{n}.jsonl" for n in range(9))), 50)
+    ((stage, made),) = data.stages
+
+    assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
+    assert (stage.job.read.sources, stage.job.identity) == ((), {})
 
 
 def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
     """It adds the special tokens, as it does for anybody's prompt; the input does not travel any
-    further.
+    further, but for what an error row shows of it.
     """
-    made = prepared(job(tmp_path), {"text": "hello"})
-    assert (made["prompt"], list(made["tokenized_prompt"]), made["__inference_error__"]) == (
-        "hello",
-        [],
-        "",
-    )
+    (made,) = prepared(job(tmp_path), {"text": "hello"})
+    assert (made["_prompt"], made["_tokens"], made["_error"]) == ("hello", b"", "")
+    assert made["_raw"] == "hello"
     assert "_data" not in made
-
-
-def test_a_chat_is_tokenized_without_adding_special_tokens_again(tmp_path: Path) -> None:
-    """The model's template has put them there."""
-    asked = job(
-        tmp_path, prompt={"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
-    )
-    assert prepared(asked, {"text": "hi"})["tokenized_prompt"] == [
-        ord(letter) for letter in "<s>hi"
-    ]
 
 
 def test_a_row_without_a_prompt_is_an_error_of_its_own(tmp_path: Path) -> None:
     """Missing, of another type, not text, or refused by the model's template: the engine never sees
     it.
     """
-    chat = job(
-        tmp_path, prompt={"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
+    chat, plain = job(tmp_path, prompt=CHAT), job(tmp_path)
+
+    assert error(plain, {"other": 1}) == (
+        "prompt",
+        "the prompt is column `text`, which this row lacks",
     )
-    plain = job(tmp_path)
-    assert "which this row lacks" in prepared(plain, {"other": 1})["__inference_error__"]
-    assert "surrogate" in prepared(plain, {"text": "half \ud800"})["__inference_error__"]
-    refused = prepared(chat, {"text": "refuse"})
-    assert "no such role" in refused["__inference_error__"]
-    assert engine.result(refused) == {
-        "_row": 7,
-        "_error": refused["__inference_error__"],
-        "_keep": b"",
-        "_stage": "prompt",
-        "_raw": "refuse",
-    }
+    assert "surrogate" in error(plain, {"text": "half \ud800"})[1]
+    assert "no such role" in error(chat, {"text": "refuse"})[1]
+
+
+def test_a_reason_that_is_no_text_does_not_spoil_its_block(tmp_path: Path) -> None:
+    """It may quote the row."""
+
+    def refuse(columns: dict[str, Any]) -> str:
+        raise ValueError(columns["text"])
+
+    asked = job(tmp_path)
+    engine.MADE[asked.digest] = (refuse, None)
+    (made,) = engine.Prepare(asked)(source.block([row({"text": "half \ud800"})])).to_pylist()
+
+    assert made["_error"] == "ValueError: half \\ud800"
 
 
 def test_a_row_that_failed_to_be_read_passes_by(tmp_path: Path) -> None:
     """With its reason and its stage."""
-    made = engine.result(prepared(job(tmp_path), None, error="not JSON", stage="read"))
-    assert (made["_error"], made["_stage"]) == ("not JSON", "read")
-
-
-def test_answers_and_refusals_of_vllm_become_rows() -> None:
-    """Only what is written leaves the pipeline."""
-    answer = {"answer": "yes", "finish_reason": "stop", "prompt_tokens": 3, "output_tokens": 1}
-    found = {
-        "_row": 7,
-        "_keep": b"k",
-        "_stage": "",
-        "_raw": "raw",
-        "__inference_error__": "",
-        **answer,
-    }
-    assert engine.result(found) == {
-        "_row": 7,
-        "_error": "",
-        "_keep": b"k",
-        "_stage": "",
-        "_raw": "",
-        **answer,
-    }
-    refused = engine.result(
-        {**found, "__inference_error__": "ValueError: the prompt is longer than 512 tokens"}
-    )
-    assert (refused["_stage"], refused["_raw"]) == ("inference", "raw")
-    assert "answer" not in refused
-
-
-def test_what_travels_to_workers_does_not_hold_a_compiled_template(tmp_path: Path) -> None:
-    """Compiled templates and tokenizers do not pickle: each process makes its own."""
-    prepare = engine.Prepare(job(tmp_path))
-    prepare.tools()
-    assert pickle.loads(pickle.dumps(prepare)).made is None
+    (made,) = prepared(job(tmp_path), None, error="not JSON", stage="read")
+    assert (made["_error"], made["_stage"], made["_raw"]) == ("not JSON", "read", "raw")
 
 
 def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would make an error of every row; and it is of the revision that the engine loads."""
-    asked = job(
-        tmp_path,
-        prompt={"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]},
-        engine={"args": {"revision": "v2"}},
-    )
+    asked = job(tmp_path, prompt=CHAT, engine={"args": {"revision": "v2"}})
     said: list[str] = []
 
     class AutoTokenizer:
@@ -208,123 +217,21 @@ def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
     module = ModuleType("transformers")
     module.AutoTokenizer = AutoTokenizer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)
-    row = {
-        "_row": 0,
-        "_error": "",
-        "_stage": "",
-        "_raw": "",
-        "_keep": b"",
-        "_data": pickle.dumps({"text": "hi"}),
-    }
     with pytest.raises(OSError, match="429"):
-        engine.Prepare(asked)(row)
+        engine.Prepare(asked)(source.block([row({"text": "hi"})]))
     assert said == ["v2"]
 
 
-def staged(monkeypatch: pytest.MonkeyPatch, base: type) -> type:
-    """The replica, on another stage of Ray Data LLM's than the real one."""
-    name = "ray.llm._internal.batch.stages.vllm_engine_stage"
-    for index in range(1, name.count(".") + 1):
-        above = ".".join(name.split(".")[:index])
-        monkeypatch.setitem(sys.modules, above, ModuleType(above))
-    stage = ModuleType(name)
-    stage.vLLMEngineStageUDF = base  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, name, stage)
-    return engine.replica({})
-
-
-# Of vLLM's CPU build, whose engine and worker are processes of their own; shortened.
-DIED = """\
-(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] WorkerProc failed to start.
-(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] Traceback (most recent call last):
-(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]   File "vllm/v1/worker/cpu_worker.py", line 90, in load_model
-(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]     began = time.monotonic()
-(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]             ^^^^
-(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] NameError: name 'time' is not defined
-(EngineCore pid=412) ERROR 11-22 03:10:12 [core.py:1510] EngineCore failed to start.
-(EngineCore pid=412) ERROR 11-22 03:10:12 [core.py:1510] Exception: WorkerProc initialization failed due to an exception in a \
-background process. See stack trace for root cause.
-(EngineCore pid=412) Process EngineCore:
-(EngineCore pid=412) Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace \
-for root cause.
-"""  # noqa: E501
-
-
-@pytest.mark.parametrize(
-    ("log", "last"),
-    [
-        (DIED, "NameError: name 'time' is not defined"),
-        (
-            "nothing to see\n",
-            (
-                "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
-                " proc(s): {}"
-            ),
-        ),
-    ],
-)
-def test_an_engine_that_does_not_start_shows_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str, last: str
+def test_a_process_makes_its_tokenizer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM only points to what its own processes print; what is in the log of an earlier actor of
-    this process is not it.
-    """
-    path = tmp_path / "worker.out"
-    path.write_text("ValueError: of an earlier actor\n")
-
-    class Stage:
-        def __init__(self) -> None:
-            with path.open("a") as file:
-                file.write(log)
-            raise RuntimeError(
-                "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
-            )
-
-    monkeypatch.setattr(engine, "check", lambda sampling: None)
-    monkeypatch.setattr(engine, "logs", lambda: {str(path): path.stat().st_size})
-    made = staged(monkeypatch, Stage)
-    vllm = ModuleType("vllm.sampling_params")
-    vllm.RequestOutputKind = None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.sampling_params", vllm)
-    with pytest.raises((engine.NotStarted, RuntimeError)) as raised:
-        made()
-    # Of what is raised where an actor is made, Ray passes on the text alone.
-    failed = failures.explain(
-        RuntimeError("".join(traceback.format_exception(raised.value))), "engine"
-    )
-
-    assert failed.message == last
-    assert ("began = time.monotonic()" in failed.evidence) is (log == DIED)
-    assert "earlier actor" not in failed.evidence
-
-
-def test_the_logs_of_a_process_are_files(tmp_path: Path) -> None:
-    """As Ray makes them, with what is in them by then; a pipe cannot be read again."""
-    said = (
-        "import sys; from launcher.payload.batch import engine; print('one', flush=True);"
-        " sys.stderr.write(str(engine.logs()))"
-    )
-    with (tmp_path / "worker.out").open("w") as out:
-        done = subprocess.run(
-            [sys.executable, "-c", said], stdout=out, stderr=subprocess.PIPE, text=True, check=True
+    """Ray Data unpickles a stage for every block; another job's is not taken for this one's."""
+    made: list[str] = []
+    monkeypatch.setattr(engine, "tokenizer", lambda asked: made.append(asked.digest) or Tokenizer())
+    for digest in ("one", "one", "two"):
+        stage = pickle.loads(
+            pickle.dumps(engine.Prepare(job(tmp_path, prompt=CHAT, digest=digest)))
         )
+        stage(source.block([row({"text": "hi"})]))
 
-    assert done.stderr == "{'/proc/self/fd/1': 4}"
-
-
-def test_a_request_that_vllm_gave_up_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of it there is."""
-    replica: Any = object.__new__(staged(monkeypatch, object))
-    replica.finished = {}
-
-    async def generate(ended: str) -> Any:
-        return SimpleNamespace(outputs=[SimpleNamespace(finish_reason=ended)])
-
-    for ended in ("abort", "error"):
-        replica.generate = lambda _, ended=ended: generate(ended)
-        with pytest.raises(engine.NoAnswer, match=f"ended this request: {ended}"):
-            asyncio.run(replica.remembering(SimpleNamespace(idx_in_batch=0, request_id=1)))
-    replica.generate = lambda _: generate("length")
-    asyncio.run(replica.remembering(SimpleNamespace(idx_in_batch=0, request_id=1)))
-    assert replica.finished == {(0, 1): "length"}
+    assert made == ["one", "two"]

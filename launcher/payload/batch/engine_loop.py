@@ -1,0 +1,144 @@
+"""Keeps one engine of vLLM busy: requests of several batches are in it at the same time, one thread
+takes its steps, and each output goes to its batch when it ends. Nothing of Ray.
+
+An `AsyncLLM` wakes a coroutine for every row at every step; `LLM.generate` takes no row before all
+are done. This does what `LLM` does between its first request and its last, without a last one.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """What is used of `vllm.LLMEngine`."""
+
+    def add_request(self, request_id: str, prompt: Any, params: Any) -> Any:
+        """Take a request; raise what is wrong with it."""
+
+    def step(self) -> Iterable[Any]:
+        """Wait for the next outputs; those that are `finished` are whole."""
+
+
+class Call:
+    """The prompts of one call, whose outputs come in any order."""
+
+    def __init__(self, prompts: int) -> None:
+        self.outputs: list[Any] = [None] * prompts
+        self.left = prompts
+        self.done = threading.Event()
+        if not prompts:
+            self.done.set()
+
+    def put(self, index: int, output: Any) -> None:
+        """Take an output, or the exception in place of one; of the engine's thread alone."""
+        self.outputs[index] = output
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+
+
+class EngineLoop:
+    """An engine and its thread.
+
+    Args:
+        engine: whose `add_request` and `step` are called by that thread alone.
+        params: of every request.
+        render: makes what an engine takes of a prompt, in the thread of the caller, so that
+            tokenizing goes on beside the steps; one prompt at a time, as tokenizers want it.
+        tokenizing: `add_request` needs the tokenizer, too, as for words that are forbidden: it and
+            `render` wait for each other.
+        end: ends this process when the engine cannot go on, so that Ray starts another one. Its
+            rows are handed out again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: Any,
+        render: Callable[[Any], Any],
+        *,
+        tokenizing: bool = False,
+        end: Callable[[], None] = lambda: os._exit(1),
+    ) -> None:
+        self.engine, self.params, self.render, self.end = engine, params, render, end
+        self.coming: queue.SimpleQueue[tuple[Call, int, Any] | None] = queue.SimpleQueue()
+        self.inside: dict[str, tuple[Call, int]] = {}  # requests that the engine has, by their ids
+        self.taken = 0
+        self.tokenizer = threading.Lock()
+        self.adding: AbstractContextManager[Any] = self.tokenizer if tokenizing else nullcontext()
+        self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
+        self.thread.start()
+
+    def answer(self, prompts: Sequence[Any]) -> list[Any]:
+        """Return each prompt's output, or the exception that it ended with, in their order.
+
+        Many threads may call it at the same time.
+        """
+        call = Call(len(prompts))
+        for index, prompt in enumerate(prompts):
+            try:
+                with self.tokenizer:
+                    request = self.render(prompt)
+            except Exception as problem:  # whatever a tokenizer says of a prompt is that row's
+                request = problem
+            self.coming.put((call, index, request))
+        call.done.wait()
+        return call.outputs
+
+    def close(self) -> None:
+        """Let the thread end when it has nothing to do."""
+        self.coming.put(None)
+
+    def run(self) -> None:
+        """Take steps for as long as there is anything to do, and wait where there is not."""
+        try:
+            while self.take():
+                for output in self.engine.step():
+                    if output.finished:
+                        call, index = self.inside.pop(output.request_id)
+                        call.put(index, output)
+        # An engine that raises in a step has lost its requests, and with them somebody's rows.
+        except BaseException:
+            traceback.print_exc()
+            self.end()
+
+    def take(self) -> bool:
+        """Hand over what has come, and wait for something when the engine has nothing; return
+        whether to go on.
+        """
+        while True:
+            try:
+                came = self.coming.get(block=not self.inside)
+            except queue.Empty:
+                return True
+            if came is None:
+                return False
+            self.add(*came)
+
+    def add(self, call: Call, index: int, request: Any) -> None:
+        if isinstance(request, Exception):
+            call.put(index, request)
+            return
+        self.taken += 1
+        name = str(self.taken)
+        try:
+            with self.adding:
+                self.engine.add_request(name, request, self.params)
+        except Exception as problem:
+            if dead(problem):
+                raise
+            call.put(index, problem)
+        else:
+            self.inside[name] = call, index
+
+
+def dead(problem: BaseException) -> bool:
+    """Tell whether an exception means that the engine is gone, not that a request was wrong."""
+    return type(problem).__name__.startswith("EngineDead")
