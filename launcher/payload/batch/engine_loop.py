@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
+
+PULSE = 1.0  # seconds between two looks at whether an engine lives
 
 
 class Engine(Protocol):
@@ -44,6 +47,33 @@ class Call:
             self.done.set()
 
 
+def leave() -> None:
+    """End this process, whatever its threads wait for: Ray starts another one, and its rows are
+    handed out again.
+    """
+    os._exit(1)
+
+
+def watch(alive: Callable[[], bool], end: Callable[[], None] = leave) -> threading.Event:
+    """Look from a thread whether an engine lives, and end this process when it does not, until the
+    event that is returned is set.
+
+    Who waits for the next step of an engine whose process was killed waits for ever: vLLM's client
+    takes a note of its end, and tells nobody (0.32, `SyncMPClient` in v1/engine/core_client.py).
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(PULSE):
+            if not alive():
+                sys.stderr.write("the engine's process is gone\n")
+                end()
+                return
+
+    threading.Thread(target=look, name="pulse", daemon=True).start()
+    return over
+
+
 class EngineLoop:
     """An engine and its thread.
 
@@ -54,8 +84,7 @@ class EngineLoop:
             tokenizing goes on beside the steps; one prompt at a time, as tokenizers want it.
         tokenizing: `add_request` needs the tokenizer, too, as for words that are forbidden: it and
             `render` wait for each other.
-        end: ends this process when the engine cannot go on, so that Ray starts another one. Its
-            rows are handed out again.
+        end: is called when the engine cannot go on.
     """
 
     def __init__(
@@ -65,7 +94,7 @@ class EngineLoop:
         render: Callable[[Any], Any],
         *,
         tokenizing: bool = False,
-        end: Callable[[], None] = lambda: os._exit(1),
+        end: Callable[[], None] = leave,
     ) -> None:
         self.engine, self.params, self.render, self.end = engine, params, render, end
         self.coming: queue.SimpleQueue[tuple[Call, int, Any] | None] = queue.SimpleQueue()
@@ -93,7 +122,7 @@ class EngineLoop:
         return call.outputs
 
     def close(self) -> None:
-        """Let the thread end when it has nothing to do."""
+        """End the thread, which must have nothing to do any more."""
         self.coming.put(None)
 
     def run(self) -> None:

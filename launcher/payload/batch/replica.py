@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from . import cluster, failures, lines, postmortem, source
-from .engine_loop import EngineLoop
+from .engine_loop import EngineLoop, watch
 from .job import ANSWER, Failed
 
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
@@ -37,6 +37,7 @@ class Replica:
             from vllm import LLM
 
             self.llm = LLM(**arguments)
+        self.over = watch(partial(alive, self.llm))
         self.loop = EngineLoop(
             self.llm.llm_engine,
             params,
@@ -55,6 +56,7 @@ class Replica:
     def __del__(self) -> None:
         """End the engine's processes with the actor, as Ray Data ends it."""
         if hasattr(self, "loop"):
+            self.over.set()
             self.loop.close()
             self.llm.llm_engine.engine_core.shutdown()
 
@@ -75,6 +77,13 @@ def rendered(llm: Any, prompt: Any) -> Any:
     For models that encode before they decode, the engine makes two prompts of one itself.
     """
     return prompt if llm.model_config.is_encoder_decoder else llm.renderer.render_cmpl([prompt])[0]
+
+
+def alive(llm: Any) -> bool:
+    """Tell whether an engine's process lives, as vLLM's client of it has noted; an engine in this
+    process has none.
+    """
+    return not getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_dead", False)
 
 
 def answered(row: Mapping[str, Any], output: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.batch.engine_loop import EngineLoop, dead
+from launcher.payload.batch import engine_loop
+from launcher.payload.batch.engine_loop import EngineLoop, dead, watch
 
 PATIENCE = 10  # seconds
 
@@ -113,6 +114,22 @@ def test_a_dead_engine_ends_its_process(prompt: str, capsys: pytest.CaptureFixtu
     loop.thread.join(PATIENCE)
     assert asking.is_alive()  # no row is said to have failed
     assert "Error" in capsys.readouterr().err
+
+
+def test_an_engine_that_was_killed_is_noticed_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its step never comes back. One that was shut down on purpose ends nothing."""
+    monkeypatch.setattr(engine_loop, "PULSE", 0.01)
+    states, ended = [True, True, False], threading.Event()
+    watch(lambda: states.pop(0) if len(states) > 1 else states[0], ended.set)
+    looked, wrong = threading.Event(), threading.Event()
+    over = watch(lambda: looked.set() or True, wrong.set)
+
+    assert ended.wait(PATIENCE)
+    assert looked.wait(PATIENCE)
+    over.set()
+    assert not wrong.is_set()
 
 
 def test_who_shares_the_tokenizer_waits_for_it() -> None:
