@@ -27,13 +27,18 @@ demo: .venv/installed
 test: machine lint unit processes lab-tests
 
 # sshd for the tests of the transport, Docker and the rest for the practice hosts, a browser for the page of the network check,
-# nft to read the firewall rules.
-machine: .venv/installed
+# nft to read the firewall rules. Prometheus is only unpacked: Debian's package would start it.
+machine: .venv/installed .venv/prometheus/usr/bin/promtool
 	$(SUDO) $(VLAUNCH) lab install
 	command -v nft >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --yes --quiet --no-install-recommends nftables; }
 	command -v chromium >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --yes --quiet --no-install-recommends chromium fonts-dejavu-core; }
+
+.venv/prometheus/usr/bin/promtool: | .venv/installed
+	rm -rf .venv/prometheus && mkdir .venv/prometheus && cd .venv/prometheus && \
+		{ apt-get download --quiet prometheus || { $(SUDO) apt-get update --quiet && apt-get download --quiet prometheus; }; } && \
+		dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb
 
 lint: .venv/installed
 	$(BIN)/ruff check .

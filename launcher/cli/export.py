@@ -6,6 +6,7 @@ import click
 
 from launcher.cli import options
 from launcher.cli.export_kubernetes import kubernetes
+from launcher.cli.export_prometheus import prometheus
 from launcher.export import firewall as made
 
 
@@ -15,6 +16,7 @@ def export() -> None:
 
 
 export.add_command(kubernetes)
+export.add_command(prometheus)
 
 
 @export.command(

@@ -23,7 +23,7 @@ from .observed import OVER, STATES, Observed
 PORT = 29580  # where they are served (`ports: {metrics: …}`) unless something else is said
 SILENT = 60.0  # seconds after which an agent that was not heard is not there
 
-_HELP: Mapping[str, tuple[str, str]] = {
+HELP: Mapping[str, tuple[str, str]] = {
     "agent_written_timestamp_seconds": ("gauge", "When the head's agent wrote its record last."),
     "node_agent_up": ("gauge", "1 for a node whose agent is connected to the head's."),
     "network_passed": ("gauge", "1 when the last network check reached the level it required."),
@@ -53,7 +53,7 @@ class Page:
     """The text, a metric at a time; samples of one metric stand together."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[str]] = {name: [] for name in _HELP}
+        self._samples: dict[str, list[str]] = {name: [] for name in HELP}
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
         """Add a sample; none where the value is not known."""
@@ -65,7 +65,7 @@ class Page:
         """Return it all."""
         lines = []
         for name, samples in self._samples.items():
-            kind, about = _HELP[name]
+            kind, about = HELP[name]
             if samples:
                 lines += [f"# HELP vlaunch_{name} {about}", f"# TYPE vlaunch_{name} {kind}"]
                 lines += [f"vlaunch_{name}{each}" for each in samples]

@@ -173,3 +173,10 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
 def test_the_port_is_the_inventorys() -> None:
     """The agent is told of another one only."""
     assert Ports().metrics == metrics.PORT
+
+
+def test_every_metric_is_in_the_documentation() -> None:
+    """With its name and what it is."""
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+    assert [name for name in metrics.HELP if f"`vlaunch_{name}`" not in page] == []

@@ -1,0 +1,117 @@
+"""From an inventory, what Prometheus and Grafana need to watch its cluster: the scrape
+configuration, alerts with their tests, and dashboards.
+
+Pure. Only the scrape configuration follows from the inventory; alerts and dashboards are the same
+for every cluster, and know them by the label `cluster`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.export import dashboards
+from launcher.model import Inventory
+
+_DATA = Path(__file__).parent / "monitoring"
+SCRAPE = "prometheus.yml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An address that Prometheus scrapes, and its node; empty where samples name theirs."""
+
+    host: str
+    port: int
+    node: str = ""
+
+
+def files(
+    inventory: Inventory,
+    apis: Sequence[tuple[str, int]] = (),
+    *,
+    node_exporter: int | None = None,
+    dcgm_exporter: int | None = None,
+) -> dict[str, str]:
+    """Return each file by its path.
+
+    Args:
+        inventory: of the cluster.
+        apis: nodes and ports where vLLM answers; the head, at the inventory's port, where none is
+            named.
+        node_exporter: the port of Prometheus' node_exporter, where nodes have one.
+        dcgm_exporter: the port of NVIDIA's dcgm-exporter, likewise.
+    """
+    return {
+        SCRAPE: _scrape(inventory, apis, {"node": node_exporter, "dcgm": dcgm_exporter}),
+        "alerts.yml": (_DATA / "alerts.yml").read_text(encoding="utf-8"),
+        "alerts_test.yml": (_DATA / "alerts_test.yml").read_text(encoding="utf-8"),
+        **{f"dashboards/{name}": dashboards.text(each) for name, each in dashboards.ALL.items()},
+    }
+
+
+def _scrape(
+    inventory: Inventory, apis: Sequence[tuple[str, int]], exporters: Mapping[str, int | None]
+) -> str:
+    ports, head = inventory.ports, inventory.head
+    jobs = {
+        "vllm": [
+            Target(host=_listens(inventory, node), port=port, node=node)
+            for node, port in apis or [(head.name, ports.api)]
+        ],
+        "vlaunch": [Target(host=head.ip, port=ports.metrics)],
+    }
+    if not inventory.ray.off:
+        jobs["ray"] = _everywhere(inventory, ports.metrics_export)
+    jobs |= {name: _everywhere(inventory, port) for name, port in exporters.items() if port}
+    lines = [*_said(inventory), "global:", "  scrape_interval: 15s", "  evaluation_interval: 15s"]
+    lines += ["rule_files: [alerts.yml]", "scrape_configs:"]
+    for name, targets in jobs.items():
+        lines += [f"  # {_WHAT[name]}", f"  - job_name: {name}", "    static_configs:"]
+        for each in targets:
+            labels = {"cluster": inventory.cluster, **({"node": each.node} if each.node else {})}
+            lines += [f"      - targets: [{json.dumps(_address(each))}]"]
+            lines += [f"        labels: {json.dumps(labels)}"]
+    return "\n".join(lines) + "\n"
+
+
+_WHAT = {
+    "vllm": "Rank 0 of each endpoint. Prometheus needs no key: vLLM 0.32 asks for it on its public"
+    " APIs, and /metrics is open.",
+    "vlaunch": "The agent on the head, of servers, ranks and nodes; its samples name their nodes.",
+    "ray": "Ray, on every node.",
+    "node": "node_exporter, on every node: start it yourself.",
+    "dcgm": "dcgm-exporter, on every node: start it yourself.",
+}
+
+
+def _said(inventory: Inventory) -> Iterator[str]:
+    ports = inventory.ports
+    asked = [ports.api, ports.metrics, *([] if inventory.ray.off else [ports.metrics_export])]
+    numbers = ", ".join(map(str, asked))
+    yield f"# Prometheus for cluster {inventory.cluster}."
+    yield "# Check it: promtool check config --syntax-only prometheus.yml"
+    yield "# Start it: prometheus --config.file=prometheus.yml"
+    yield f"# It must reach TCP {numbers} of the nodes: it runs on one of them, or is let through."
+    yield "# Grafana imports dashboards/*.json; alerts reach people by an Alertmanager of yours."
+    if ipaddress.ip_address(inventory.serve.bind).is_loopback:
+        yield "# The endpoint listens on loopback: only a Prometheus on its node can scrape vLLM."
+
+
+def _everywhere(inventory: Inventory, port: int) -> list[Target]:
+    return [Target(host=node.ip, port=port, node=node.name) for node in inventory.nodes]
+
+
+def _listens(inventory: Inventory, node: str) -> str:
+    """Return where vLLM answers on a node: at the address it was told to bind to, or any."""
+    bind = ipaddress.ip_address(inventory.serve.bind)
+    return inventory.node(node).ip if bind.is_unspecified else str(bind)
+
+
+def _address(target: Target) -> str:
+    return (
+        f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
+    )

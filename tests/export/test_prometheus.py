@@ -1,0 +1,226 @@
+"""`vlaunch export prometheus`: what is scraped, and alerts that fire when they should."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli.main import run
+from launcher.export import prometheus
+from launcher.inventory.load import loads
+from tests import golden
+from tests.prometheus_programs import program
+
+GOLDEN = Path(__file__).parent / "golden"
+NODES = """\
+cluster: big.one-2
+image: vllm/vllm-openai:v0.32.0
+nodes:
+  - {host: gpu01, ip: 10.0.0.11, gpus: 8}
+  - {host: gpu02, ip: 10.0.0.12, gpus: 8}
+"""
+CASES: dict[str, tuple[str, Sequence[tuple[str, int]]]] = {
+    "everywhere": (NODES, ()),
+    "one-address": (NODES + "serve: {bind: 192.0.2.7}\nports: {api: 9000, metrics: 9400}\n", ()),
+    "loopback": (NODES + "serve: {bind: '::1'}\n", ()),
+    "without-ray": (NODES + "ray: none\n", [("gpu01", 8000), ("gpu02", 8001)]),
+}
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """Debian's promtool."""
+    found = program("promtool")
+    if found is None:
+        pytest.skip("promtool is not there: `make machine` unpacks it")
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_scraped(case: str) -> None:
+    """vLLM where it answers, the agent on the head, Ray on every node; each with its cluster."""
+    text, apis = CASES[case]
+    found = prometheus.files(loads(text, Path("inventory.yaml")), apis)
+
+    golden.check(GOLDEN / f"prometheus-{case}.yml", found[prometheus.SCRAPE])
+    assert yaml.safe_load(found[prometheus.SCRAPE])["rule_files"] == ["alerts.yml"]
+
+
+def test_exporters_of_others() -> None:
+    """On every node, where they are asked for."""
+    inventory = loads(NODES, Path("inventory.yaml"))
+    text = prometheus.files(inventory, node_exporter=9100, dcgm_exporter=9400)[prometheus.SCRAPE]
+    jobs = {each["job_name"]: each for each in yaml.safe_load(text)["scrape_configs"]}
+
+    assert [*jobs] == ["vllm", "vlaunch", "ray", "node", "dcgm"]
+    assert [each["targets"] for each in jobs["dcgm"]["static_configs"]] == [
+        ["10.0.0.11:9400"],
+        ["10.0.0.12:9400"],
+    ]
+
+
+def test_it_names_no_secret() -> None:
+    """vLLM's key is not needed to scrape it."""
+    inventory = loads(NODES + "secrets: {VLLM_API_KEY: {env: KEY}}\n", Path("inventory.yaml"))
+
+    assert "KEY" not in "".join(prometheus.files(inventory).values())
+
+
+@pytest.fixture
+def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """All files, as the command writes them."""
+    (tmp_path / "inventory.yaml").write_text(NODES)
+    folder = tmp_path / "monitoring"
+    assert run(["export", "prometheus", str(tmp_path / "inventory.yaml"), "-o", str(folder)]) == 0
+    assert "promtool check config" in capsys.readouterr().err
+    return folder
+
+
+def test_a_folder_gets_all_files(written: Path) -> None:
+    """Those that are there are replaced."""
+    names = sorted(str(each.relative_to(written)) for each in written.rglob("*.*"))
+
+    assert names == [
+        "alerts.yml",
+        "alerts_test.yml",
+        "dashboards/cache.json",
+        "dashboards/overview.json",
+        "dashboards/ranks.json",
+        "prometheus.yml",
+    ]
+    (written / "alerts.yml").write_text("")
+    run(["export", "prometheus", str(written.parent / "inventory.yaml"), "-o", str(written)])
+    assert (written / "alerts.yml").read_text()
+
+
+def test_without_a_folder_the_configuration_is_printed(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same text, and no talk."""
+    assert run(["export", "prometheus", str(written.parent / "inventory.yaml")]) == 0
+    said = capsys.readouterr()
+
+    assert (said.out, said.err) == ((written / "prometheus.yml").read_text(), "")
+
+
+@pytest.mark.parametrize(
+    ("api", "code", "said"),
+    [
+        ("gpu02:8001", 0, '["10.0.0.12:8001"]'),
+        ("gpu02", 0, '["10.0.0.12:8000"]'),
+        ("gpu03:8000", 2, "no node `gpu03`"),
+        ("gpu02:http", 2, "`http` is no port"),
+        ("gpu02:70000", 2, "`70000` is no port"),
+    ],
+)
+def test_endpoints_are_named(
+    api: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By their nodes, as `status` shows them; a mistake is told."""
+    (tmp_path / "inventory.yaml").write_text(NODES)
+    assert run(["export", "prometheus", str(tmp_path / "inventory.yaml"), "--api", api]) == code
+
+    assert said in "".join(capsys.readouterr())
+
+
+def test_every_alert_has_a_test_and_an_explanation() -> None:
+    """One that fires, one in a cluster that is well, and its section in the documentation."""
+    files = prometheus.files(loads(NODES, Path("inventory.yaml")))
+    groups = yaml.safe_load(files["alerts.yml"])["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"]]
+    asked = [
+        (each["alertname"], bool(each.get("exp_alerts")))
+        for test in yaml.safe_load(files["alerts_test.yml"])["tests"]
+        for each in test["alert_rule_test"]
+    ]
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+    assert [each for each in alerts if (each, True) not in asked] == []
+    assert [each for each in alerts if (each, False) not in asked] == []
+    assert [each for each in alerts if f"| `{each}` |" not in page] == []
+
+
+@pytest.mark.processes
+def test_promtool_finds_nothing_amiss(written: Path, promtool: str) -> None:
+    """In the configuration and in the rules; and each alert fires when it should."""
+    for words in (
+        ["check", "config", "prometheus.yml"],
+        ["check", "rules", "alerts.yml"],
+        ["test", "rules", "alerts_test.yml"],
+    ):
+        done = subprocess.run(
+            [promtool, *words], cwd=written, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("vlaunch_rank_up == 0", "vlaunch_rank_up == 2"),
+        (">= 3", ">= 2"),
+        ("perc[5m]) > 0.95", "perc[5m]) > 0.5"),
+        ("  and on (cluster, server) vlaunch_server_ready_timestamp_seconds > 0", "  "),
+        ("min_over_time(vllm:num_requests_running[2m]) > 0", "vector(1)"),
+    ],
+)
+def test_an_alert_that_is_wrong_is_seen(
+    written: Path, promtool: str, right: str, wrong: str
+) -> None:
+    """One that never fires, and one that fires too soon."""
+    text = (written / "alerts.yml").read_text()
+    assert right in text
+    (written / "alerts.yml").write_text(text.replace(right, wrong))
+    done = subprocess.run(
+        [promtool, "test", "rules", "alerts_test.yml"],
+        cwd=written,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+
+
+def test_alerts_are_of_metrics_that_there_are() -> None:
+    """As recorded from vLLM and Ray, and as the agent names them."""
+    text = prometheus.files(loads(NODES, Path("inventory.yaml")))["alerts.yml"]
+    exprs = [rule["expr"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+
+    assert [name for expr in exprs for name in metrics_of(expr) if name not in known()] == []
+
+
+def metrics_of(expr: str) -> list[str]:
+    """Return the metrics that an expression names."""
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|(?:by|on) \([^)]*\)", "", expr)
+    return re.findall(r"\b(?:vllm:|vlaunch_|ray_|http_|process_)\w+|\bup\b", bare)
+
+
+def known() -> set[str]:
+    """Return the names of all metrics that have been seen."""
+    from launcher.payload.agent.metrics import HELP
+
+    fixtures = Path(__file__).parents[1] / "fixtures"
+    recorded = (fixtures / "vllm" / "mp_pp2_buckets.metrics", fixtures / "ray" / "metrics_node.txt")
+    names = {
+        match
+        for path in recorded
+        for match in re.findall(r"^([a-z0-9_:]+)[ {]", path.read_text(), re.MULTILINE)
+    }
+    return names | {f"vlaunch_{name}" for name in HELP} | {"up"}
+
+
+def test_the_configuration_is_valid_yaml_for_every_name() -> None:
+    """Labels are quoted."""
+    inventory = loads(NODES.replace("big.one-2", "'123'"), Path("inventory.yaml"))
+    (job, *_) = yaml.safe_load(prometheus.files(inventory)[prometheus.SCRAPE])["scrape_configs"]
+
+    assert job["static_configs"][0]["labels"]["cluster"] == "123"
+    assert json.dumps(job)
