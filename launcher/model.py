@@ -223,6 +223,16 @@ class ServeDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """The files of models on the nodes."""
+
+    spread: Literal["asked", "auto"] = "asked"
+    """auto: `serve` and `batch` first bring a model to nodes that lack it, as with `--fetch`;
+    asked: only then.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
     """A bind mount, the same on every node."""
 
@@ -294,6 +304,8 @@ class ClusterSettings:
     """TCP ports, free on every node."""
     serve: FromMapping[ServeDefaults] = field(default_factory=ServeDefaults)
     """Defaults of `vlaunch serve`."""
+    models: FromMapping[ModelSettings] = field(default_factory=ModelSettings)
+    """The files of models on the nodes."""
     cap: Annotated[int, values.Bounds(ge=1, le=512)] = 32
     """Nodes talked to at the same time."""
 
@@ -306,6 +318,7 @@ class Inventory(ClusterSettings):
     nodes: tuple[Node, ...]
     fabric: Fabric = "ethernet"
     require: Required = "auto"
+    private: bool = False
     _by_name: Mapping[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from launcher import spread as spreading
 from launcher.errors import NodeError, VlaunchError
 from launcher.payload.chain import wire
 from launcher.payload.chain.files import Manifest
+from launcher.remote import certificate
 from tests.chains import CHUNK, Chain, content, make_model, rows, when
 
 pytestmark = pytest.mark.processes
@@ -46,6 +48,39 @@ def test_every_node_gets_everything(chain: Chain) -> None:
     assert came.failed == {}
     assert came.members["n0"].sent == came.members["n1"].sent == TOTAL
     assert came.members["n3"].sent == 0
+
+
+@pytest.mark.parametrize("gives", [False, True])
+def test_an_encrypted_copy(chain: Chain, gives: bool) -> None:
+    """Ends the same, also when a node dies in the middle."""
+    chain.rate = SLOWLY
+    killed = when(0.4, lambda: chain.kill("n1"))
+    came = chain.run(at=killed, cipher=certificate.make(), gives=gives)
+
+    wanted = content(chain.roots["n0"])
+    assert list(came.failed) == ["n1"]
+    assert [content(chain.roots[name]) for name in ("n2", "n3")] == [wanted, wanted]
+
+
+def test_a_copy_waits_for_what_is_busy(chain: Chain) -> None:
+    """As long as that lasts, and it is said; nobody is taken for dead or slow."""
+    chain.rate = SLOWLY
+    until = list[float]()
+    have = list[float]()
+
+    def busy() -> str:
+        now = time.monotonic()
+        until.append(until[0] if until else now + 6)  # longer than a node's patience
+        return "server `default` has 3 requests" if now < until[0] else ""
+
+    came = chain.run(busy=busy, at=lambda name, has: have.append(has) if name == "n3" else None)
+
+    texts = [each.text for each in chain.events if each.kind == "note"]
+    assert texts.count("pauses: server `default` has 3 requests") == 1
+    assert texts.count("goes on") == 1
+    assert (came.failed, came.moved) == ({}, {})
+    assert content(chain.roots["n3"]) == content(chain.roots["n0"])
+    assert came.seconds > 6
 
 
 def test_a_second_copy_moves_nothing(chain: Chain) -> None:

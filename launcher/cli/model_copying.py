@@ -67,26 +67,33 @@ def copy(
     *,
     local: str = "",
     also: Callable[[], None] | None = None,
+    last: bool = True,
 ) -> None:
     """Copy, and tell what came of it.
 
     Args:
         programs: where each node's program runs.
         copying: who gets what from whom.
-        wishes: more that programs are asked; see `chain.copy`.
+        wishes: more that programs are asked, see `chain.copy`; `encrypt` says whether what nodes
+            send each other is encrypted, and the inventory where it does not, `yields` whether it
+            waits for servers that are busy.
         local: the folder, where this machine is the source.
         also: what gets the files for the source meanwhile; it is called about once a second, and
             raises when that has failed.
+        last: whether the command ends with it.
 
     Raises:
         NodeError: a node does not have it.
         LockError: the cluster's lock was lost.
     """
+    from launcher.cli.model_yield import busy_servers
     from launcher.plan.members import Connections
     from launcher.sizes import told
     from launcher.spread import STALLED, spread
 
     session = programs.session
+    wishes = dict(wishes)
+    yields = wishes.pop("yields", False)
     parts = _parts(programs, copying, local, wishes, growing=also is not None)
     what = f"{called(copying)}, {told(copying.manifest.bytes)}"
     on_the_way = "Copy {}, from {}" if also is None else "Download {}, on {}"
@@ -108,19 +115,20 @@ def copy(
         if also is not None:
             also()
 
-    connections = Connections(hold=hold, tunnel=tunnel, check=check)
     fill = STREAMS * copying.manifest.chunk
-    came = session.show(
-        spread(
-            parts,
-            connections,
-            total=copying.manifest.bytes,
-            fill=fill,
-            # Downloads come file by file; who watches them says when nothing comes any more.
-            stalled=STALLED if also is None else math.inf,
+    with busy_servers(session, wanted=yields) as busy:
+        connections = Connections(hold=hold, tunnel=tunnel, check=check, busy=busy)
+        came = session.show(
+            spread(
+                parts,
+                connections,
+                total=copying.manifest.bytes,
+                fill=fill,
+                # Downloads come file by file; who watches them says when nothing comes any more.
+                stalled=STALLED if also is None else math.inf,
+            )
         )
-    )
-    _tell(session, copying, came)
+    _tell(session, copying, came, last=last)
 
 
 def _parts(
@@ -133,10 +141,15 @@ def _parts(
 ) -> list[Part]:
     """Return everybody's part, the source's first."""
     from launcher.plan.members import Part
+    from launcher.remote import certificate
     from launcher.tools import chain
     from launcher.transport import Command
 
-    inventory = programs.session.inventory
+    session = programs.session
+    inventory = session.inventory
+    encrypt = wishes.get("encrypt")
+    if encrypt is None:
+        encrypt = not inventory.private
     about = {
         "model": copying.model,
         "revision": copying.revision,
@@ -147,14 +160,15 @@ def _parts(
         "manifest": copying.manifest,
         "key": secrets.token_hex(32),
         "streams": STREAMS,
-        **wishes,
+        "cipher": certificate.make() if encrypt and copying.targets else None,
+        **{key: wishes[key] for key in wishes if key != "encrypt"},
         "about": about,
     }
     names = [name for name in (copying.source, *copying.targets) if name != chain.HERE]
     words = {
         name: [f"copying {copying.model}"] for name in names if growing or name != copying.source
     }
-    before = programs.session.transport.record("model push", words)
+    before = session.transport.record("model push", words)
     parts = []
     if local:
         request = chain.copy(node=chain.HERE, root=local, listen=None, source=True, **common)
@@ -188,7 +202,7 @@ def _parts(
     return parts
 
 
-def _tell(session: Session, copying: Copying, came: Spread) -> None:
+def _tell(session: Session, copying: Copying, came: Spread, *, last: bool) -> None:
     from launcher.sizes import told
 
     total, seconds = copying.manifest.bytes, max(came.seconds, 0.001)
@@ -211,9 +225,12 @@ def _tell(session: Session, copying: Copying, came: Spread) -> None:
         "changed": len(done),
     }
     failed = bool(came.failed)
-    session.done(
-        text, stage="copy", state="failed" if failed else "ok", seconds=came.seconds, data=data
-    )
+    if last:
+        session.done(
+            text, stage="copy", state="failed" if failed else "ok", seconds=came.seconds, data=data
+        )
+    elif not failed:
+        session.note("copy", text, state="ok", data=data)
     if failed:
         raise together(
             [

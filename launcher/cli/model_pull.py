@@ -5,7 +5,7 @@ there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,13 @@ import click
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
-from launcher.cli.model_push import look, rate_of
+from launcher.cli.model_push import how, look
 from launcher.errors import NodeError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer, Inventory, Node, Secret
 
 if TYPE_CHECKING:
     from launcher.cli.model_programs import Programs
+    from launcher.cli.session import Session
     from launcher.plan.copying import Copying
     from launcher.plan.fetching import Wish
     from launcher.tools.chain import Resolved, Seen
@@ -59,9 +60,7 @@ _OFFLINE = (
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files like *.json.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like these.")
 @click.option("--all-files", "every", is_flag=True, help="Weights in other forms, too.")
-@click.option(
-    "--rate", callback=rate_of, metavar="SIZE", help="Bytes a second of each node, at most."
-)
+@how
 def pull(
     call: Call,
     name: str,
@@ -71,7 +70,7 @@ def pull(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     every: bool,
-    rate: int,
+    **wishes: Any,
 ) -> None:
     """Download MODEL from Hugging Face on one node, with the client and the token of the cluster
     (`secrets: {HF_TOKEN: …}`), and bring it to all nodes while it comes.
@@ -94,7 +93,20 @@ def pull(
         found = _resolve(programs, fetcher, name, revision, token)
         wish = Wish(include=include, exclude=exclude, every=every)
         job = _Job(programs, fetcher, name, revision, token, wanted)
-        job.run(found, wish, dry_run=call.dry_run, rate=rate)
+        job.run(found, wish, dry_run=call.dry_run, wishes=wishes)
+
+
+def download(session: Session, name: str, nodes: Sequence[Node]) -> None:
+    """Bring a model that no node has all of to some nodes, for a command that goes on then; one of
+    them downloads it. Raises what the command does.
+    """
+    from launcher.plan.fetching import Wish
+
+    fetcher, token = _default(session.inventory, nodes), _token(session.inventory)
+    programs = look(session, nodes, name)
+    found = _resolve(programs, fetcher, name, "", token)
+    job = _Job(programs, fetcher, name, "", token, nodes)
+    job.run(found, Wish(), last=False)
 
 
 def _default(inventory: Inventory, wanted: Sequence[Node]) -> Node:
@@ -151,8 +163,18 @@ class _Job:
         self._downloaded = False
         self._total = 0
 
-    def run(self, found: Resolved, wish: Wish, *, dry_run: bool, rate: int) -> None:
-        """Do what is missing; raises RequestError and what a copy does."""
+    def run(
+        self,
+        found: Resolved,
+        wish: Wish,
+        *,
+        dry_run: bool = False,
+        wishes: Mapping[str, Any] | None = None,
+        last: bool = True,
+    ) -> None:
+        """Do what is missing; raises RequestError and what a copy does. `wishes` and `last` are
+        those of `model_copying.copy`.
+        """
         from launcher.cli import model_copying
         from launcher.plan.fetching import choose
 
@@ -165,10 +187,10 @@ class _Job:
                 click.echo(f"{self._fetcher.name} would download from Hugging Face")
             model_copying.print_plan(copying)
         elif fetches:
-            self._fetch(copying, [row[0] for row in rows], rate)
+            self._fetch(copying, [row[0] for row in rows], wishes or {}, last=last)
         elif copying.targets:
-            model_copying.copy(self._programs, copying, {"rate": rate})
-        else:
+            model_copying.copy(self._programs, copying, wishes or {}, last=last)
+        elif last:
             model_copying.nothing(self._session, copying)
 
     def _planned(
@@ -198,7 +220,9 @@ class _Job:
             check_room(self._name, each, node, copying)
         return copying
 
-    def _fetch(self, copying: Copying, files: Sequence[str], rate: int) -> None:
+    def _fetch(
+        self, copying: Copying, files: Sequence[str], wishes: Mapping[str, Any], *, last: bool
+    ) -> None:
         from launcher.cli import model_copying
         from launcher.tools import chain
 
@@ -216,7 +240,7 @@ class _Job:
         self._moved_at = time.monotonic()
         self._held = self._session.fleet.hold(self._programs.command(node, request))
         try:
-            model_copying.copy(self._programs, copying, {"rate": rate}, also=self._check)
+            model_copying.copy(self._programs, copying, wishes, also=self._check, last=last)
         finally:
             self._held.end()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.tools.chain import Seen
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
     """Read bytes a second; raises BadParameter."""
@@ -31,6 +33,31 @@ def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
         return sizes.read(value)
     except ValueError:
         raise click.BadParameter("should be bytes a second, such as 500MB") from None
+
+
+def how(function: F) -> F:
+    """Add the flags that say how a copy goes: `rate`, `encrypt` and `yields`."""
+    for option in (
+        click.option(
+            "--yield",
+            "yields",
+            is_flag=True,
+            help="Pause while a server of the cluster has requests.",
+        ),
+        click.option(
+            "--encrypt/--no-encrypt",
+            default=None,
+            help=(
+                "Encrypt what nodes send each other (default: unless `network: {private: true}` is"
+                " in the inventory)."
+            ),
+        ),
+        click.option(
+            "--rate", callback=rate_of, metavar="SIZE", help="Bytes a second of each node, at most."
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @command(
@@ -54,9 +81,7 @@ def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
     help="Read what is there already, instead of believing sizes and times.",
 )
 @click.option("--revision", default="", help="A commit, or the name of one (main).")
-@click.option(
-    "--rate", callback=rate_of, metavar="SIZE", help="Bytes a second of each node, at most."
-)
+@how
 def push(
     call: Call,
     name: str,
@@ -66,7 +91,7 @@ def push(
     targets: tuple[str, ...],
     compare: bool,
     revision: str,
-    rate: int,
+    **wishes: Any,
 ) -> None:
     """Copy a model to every node, each node passing on to the next one what it has already got, so
     that all have it in about the time of one copy.
@@ -113,7 +138,7 @@ def push(
         elif not copying.targets:
             model_copying.nothing(ours, copying)
         else:
-            wishes = {"rate": rate, "compare": compare}
+            wishes["compare"] = compare
             model_copying.copy(programs, copying, wishes, local=local.path if local else "")
 
 

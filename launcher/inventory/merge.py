@@ -51,6 +51,7 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.In
         nodes=tuple(replace(one.node, head=one.node.name == head) for one in placed),
         fabric=file.network.fabric,
         require=file.network.require,
+        private=file.network.private,
     )
 
 

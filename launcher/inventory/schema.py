@@ -137,6 +137,10 @@ class NetworkSection(NodeNetworkSection):
     """What the network between nodes must at least be, or `serve` refuses; auto: what this hardware
     can do.
     """
+    private: bool = Inventory.private
+    """Nobody else is in it: copies of models go through it in the clear, with less work for the
+    nodes.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

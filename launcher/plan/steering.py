@@ -73,7 +73,7 @@ class Steering:
         """A node takes part no more."""
         if name in self.order:
             self.order.remove(name)
-            self._changed(now)
+            self.changed(now)
 
     def wrong(self, name: str, now: float) -> bool:
         """Wrong bytes came from a node; True when it was moved for that."""
@@ -109,10 +109,11 @@ class Steering:
         self.moved[name] = why
         self.order.remove(name)
         self.order.append(name)
-        self._changed(now)
+        self.changed(now)
         return True
 
-    def _changed(self, now: float) -> None:
+    def changed(self, now: float) -> None:
+        """Judge nobody for a while: what has changed makes innocent nodes look slow."""
         self._calm_until = now + CALM
         for each in self._seen.values():
             each.slow = 0

@@ -27,6 +27,7 @@ _MODULES: Final = (
     "files",
     "record",
     "wire",
+    "secure",
     "claim",
     "store",
     "place",
@@ -244,6 +245,7 @@ def copy(
     alone: bool = False,
     compare: bool = False,
     rate: int = 0,
+    cipher: Mapping[str, str] | None = None,
     label: str = "",
     links: Sequence[Sequence[str]] = (),
     refs: Sequence[Sequence[str]] = (),
@@ -263,6 +265,8 @@ def copy(
         alone: nobody fetches from it: it only reads and writes down.
         compare: believe nothing that was written down of it: read and compare what is there.
         rate: bytes a second that it sends at most; 0: as many as go.
+        cipher: `certificate` and `key` of the copy, with which what nodes send each other is
+            encrypted; in the clear without.
         label: what the copy is written down as; for a source nothing is when it is empty.
         links, refs: see `payload/chain/place.py`.
         about: what is written down of the copy besides.
@@ -280,6 +284,7 @@ def copy(
         "alone": alone,
         "compare": compare,
         "rate": rate,
+        "cipher": dict(cipher or {}),
         "label": label,
         "links": [list(each) for each in links],
         "refs": [list(each) for each in refs],
@@ -330,6 +335,11 @@ def before(peers: Sequence[tuple[str, str, int]]) -> str:
 def give(host: str, port: int) -> str:
     """Order to bring everything to a node that cannot reach us."""
     return json.dumps({"order": "give", "host": host, "port": port})
+
+
+def pause(on: bool) -> str:
+    """Order to send nothing for now, or to go on."""
+    return json.dumps({"order": "pause", "on": on})
 
 
 def simply(order: Literal["go", "finish", "end"]) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 STATE = ".vlaunch"  # below the folder: what is not finished, and the record of what is
@@ -84,7 +85,7 @@ class Manifest:
         rows = [[each.name, each.size, each.mtime, each.sum] for each in self.files]
         return {"files": rows, "chunk": self.chunk}
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """64 digits that are the same for the same files in the same chunks."""
         text = json.dumps(self.as_json(), separators=(",", ":"))

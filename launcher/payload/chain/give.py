@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
 
 from . import wire
+from .secure import Cipher
 from .store import Hand, Store
 from .wire import ALIVE, BYTES, DIGEST, HAVE, WANT
 
@@ -20,6 +22,8 @@ _ALIVE = 1.0  # seconds between two signs of life
 _SEND = 60.0  # seconds in which a receiver whose disk is busy must take something
 _PROOF = 5.0  # seconds to prove oneself
 _STRANGERS = 64  # who may be proving at the same time
+_TOGETHER = 256  # heads that are sent at once
+_BLOCK = 2**18  # bytes that are encrypted at once: few enough to stay in a core's cache
 
 
 class Listener:
@@ -36,8 +40,10 @@ class Listener:
         given: Callable[[socket.socket], None],
         *,
         rate: int = 0,
+        cipher: Cipher | None = None,
     ) -> None:
         self._store, self._key, self._given, self._rate = store, key, given, rate
+        self._cipher = cipher or Cipher(None)
         self._door = socket.create_server(where, backlog=256)
         self._room = threading.BoundedSemaphore(_STRANGERS)
         self.strangers = 0
@@ -64,6 +70,7 @@ class Listener:
         want = b""
         try:
             with contextlib.suppress(OSError):
+                guest = self._cipher.accepted(guest, _PROOF)
                 wire.patient(guest, _PROOF, _PROOF, self._rate)
                 want = wire.greet(guest, self._key)
         finally:
@@ -87,30 +94,37 @@ def serve(store: Store, key: bytes, guest: socket.socket) -> None:
     left = bytearray(wanted)
     missing = sum(1 for each in left[stream::streams] if each != HAVE)
     hand, at = Hand(store), 0
+    heads: list[bytes] = []  # of digests alone: small, and many at a time
     try:
         while missing:
-            at, number = _next(store, at, stream, streams, left)
-            if number < 0:
-                guest.sendall(wire.head(key, identity, ALIVE, len(store.arrived), bytes(32)))
-                continue
-            kind = BYTES if left[number] == WANT else DIGEST
-            left[number] = HAVE
-            missing -= 1
-            guest.sendall(wire.head(key, identity, kind, number, store.digest(number)))
-            if kind == BYTES:
+            at, number = _next(store, at, stream, streams, left, wait=0 if heads else _ALIVE)
+            if number >= 0:
+                kind = BYTES if left[number] == WANT else DIGEST
+                left[number] = HAVE
+                missing -= 1
+                heads.append(wire.head(key, identity, kind, number, store.digest(number)))
+                if kind == DIGEST and missing and len(heads) < _TOGETHER:
+                    continue
+            elif not heads:
+                heads.append(wire.head(key, identity, ALIVE, len(store.arrived), bytes(32)))
+            guest.sendall(b"".join(heads))
+            heads.clear()
+            if number >= 0 and kind == BYTES:
                 _send(store, guest, number, hand)
     finally:
         hand.close()
 
 
-def _next(store: Store, at: int, stream: int, streams: int, left: bytearray) -> tuple[int, int]:
+def _next(
+    store: Store, at: int, stream: int, streams: int, left: bytearray, *, wait: float
+) -> tuple[int, int]:
     """Return the next chunk to send, and how far in the order of arrival that is; -1 when none came
-    for a while.
+    for so many seconds.
     """
-    until = time.monotonic() + _ALIVE
+    until = time.monotonic() + wait
     with store.changed:
         while True:
-            while at < len(store.arrived):
+            while at < len(store.arrived) and not store.paused:
                 number = store.arrived[at]
                 at += 1
                 wanted = number % streams == stream and left[number] != HAVE
@@ -118,10 +132,10 @@ def _next(store: Store, at: int, stream: int, streams: int, left: bytearray) -> 
                     _passed(store, at)
                     return at, number
             _passed(store, at)
-            wait = until - time.monotonic()
-            if wait <= 0:
+            patience = until - time.monotonic()
+            if patience <= 0:
                 return at, -1
-            store.changed.wait(wait)
+            store.changed.wait(patience)
 
 
 def _passed(store: Store, at: int) -> None:
@@ -134,7 +148,12 @@ def _send(store: Store, guest: socket.socket, number: int, hand: Hand) -> None:
     at, offset, left = store.manifest.place(number)
     descriptor = hand.open(at)
     while left:
-        count = os.sendfile(guest.fileno(), descriptor, offset, left)
+        if isinstance(guest, ssl.SSLSocket):
+            data = os.pread(descriptor, min(left, _BLOCK), offset)
+            guest.sendall(data)
+            count = len(data)
+        else:
+            count = os.sendfile(guest.fileno(), descriptor, offset, left)
         if not count:
             raise OSError(f"{store.path(at)} has become shorter")
         offset, left = offset + count, left - count

@@ -13,6 +13,9 @@ from .files import STATE
 from .place import unfinished
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+# The only index that vLLM reads by default; the same weights may lie there in other forms, of which
+# not all were downloaded.
+_INDEX = "model.safetensors.index.json"
 # Folders beside a plain model's files that are not the model's.
 _NOT_OURS = (STATE, ".cache", ".git")
 _DIGITS = frozenset("0123456789abcdef")
@@ -133,7 +136,7 @@ def _why(root: str, seen: list[dict[str, Any]], commit: str) -> str:
     for each in seen:
         if each["size"] < 0:
             return f"{(each['link'] or each['name'])[len(base) :]} has no content"
-    missing = [each for each in _of_indexes(root, base, names) if each not in names]
+    missing = [each for each in _of_index(root, base, names) if each not in names]
     if missing:
         more = f" and {len(missing) - 1} more files" if missing[1:] else ""
         return f"{missing[0]}{more} missing"
@@ -144,15 +147,13 @@ def _why(root: str, seen: list[dict[str, Any]], commit: str) -> str:
     return ""
 
 
-def _of_indexes(root: str, base: str, names: set[str]) -> list[str]:
-    """Return the files that the model's indexes name."""
+def _of_index(root: str, base: str, names: set[str]) -> list[str]:
+    """Return the files that the model's index names."""
     wanted: set[str] = set()
-    for name in names:
-        if name.endswith(".safetensors.index.json"):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                with open(os.path.join(root, base, name), encoding="utf-8") as file:
-                    shards = json.load(file)["weight_map"].values()
-                wanted |= {str(each) for each in shards}
+    if _INDEX in names:
+        path = os.path.join(root, base, _INDEX)
+        with contextlib.suppress(OSError, ValueError, AttributeError), open(path, "rb") as file:
+            wanted = {str(each) for each in json.load(file)["weight_map"].values()}
     return sorted(wanted)
 
 

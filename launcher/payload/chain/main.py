@@ -24,6 +24,7 @@ from .files import STATE, Manifest, Unsafe
 from .give import PATIENCE, Listener, serve
 from .look import look
 from .record import Known
+from .secure import Cipher
 from .source import Altered, Reader
 from .store import Store
 from .take import Streams, Upstream
@@ -128,8 +129,9 @@ class _Copy:
             growing, alone = bool(request.get("growing")), bool(request.get("alone"))
             self._reader = Reader(self._store, growing=growing, alone=alone)
         self._upstream = Upstream(tell)
+        self._cipher = Cipher(request.get("cipher"))
         self._take = Streams(
-            self._store, self._key, self._streams, self._upstream, self._look_again
+            self._store, self._key, self._streams, self._upstream, self._look_again, self._cipher
         )
         self._loader = images.Loader(self._store, request) if "load" in request else None
         self._through = not request["source"]  # the reader has read all, and all is right
@@ -144,7 +146,14 @@ class _Copy:
         if "listen" in self._request:
             host, port = self._request["listen"]
             rate = int(self._request.get("rate", 0)) // self._streams
-            listener = Listener(self._store, self._key, (host, port), self._take.given, rate=rate)
+            listener = Listener(
+                self._store,
+                self._key,
+                (host, port),
+                self._take.given,
+                rate=rate,
+                cipher=self._cipher,
+            )
         threading.Thread(target=self._hear, daemon=True).start()
         have = self._store.bytes
         tell("listening", port=listener.port if listener else 0, have=have)
@@ -215,6 +224,8 @@ class _Copy:
             for stream in range(self._streams):
                 args = (stream, order["host"], order["port"])
                 threading.Thread(target=self._give, args=args, daemon=True).start()
+        elif order["order"] == "pause":
+            self._store.pause(bool(order["on"]))
         elif order["order"] == "finish":
             # Beside the signs of life: a disk may take minutes to write what is still in memory.
             threading.Thread(target=self._finish, daemon=True).start()
@@ -263,6 +274,7 @@ class _Copy:
             with contextlib.suppress(OSError):
                 sock = socket.create_connection((host, port), PATIENCE)
                 try:
+                    sock = self._cipher.made(sock, PATIENCE)
                     wire.patient(sock, 60.0, 60.0)
                     wire.introduce(sock, self._key, wire.GIVE)
                     sock.sendall(bytes([stream]))

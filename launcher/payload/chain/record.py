@@ -23,6 +23,7 @@ class Known:
 
     def __init__(self, root: str, *, believed: bool = True) -> None:
         self._root = root
+        self._read_before = ("", b"")  # a file of digests: all files of a copy have theirs in one
         self._files: dict[str, tuple[list[Any], int, str, int]] = {}
         folder = os.path.join(root, STATE, _RECORDS)
         names = os.listdir(folder) if believed and os.path.isdir(folder) else []
@@ -45,12 +46,18 @@ class Known:
         count = -(-file.size // chunk)
         if not row or size != chunk or not unchanged(row, path, file):
             return []
-        with contextlib.suppress(OSError), open(source, "rb") as kept:
-            kept.seek(32 * first)
-            data = kept.read(32 * count)
-            if len(data) == 32 * count:
-                return [data[at : at + 32] for at in range(0, len(data), 32)]
-        return []
+        data = self._kept(source)[32 * first : 32 * (first + count)]
+        if len(data) != 32 * count:
+            return []
+        return [data[at : at + 32] for at in range(0, len(data), 32)]
+
+    def _kept(self, source: str) -> bytes:
+        if self._read_before[0] != source:
+            data = b""
+            with contextlib.suppress(OSError), open(source, "rb") as kept:
+                data = kept.read()
+            self._read_before = (source, data)
+        return self._read_before[1]
 
     def pieces(self, file: File, path: str) -> list[tuple[int, int, bytes]]:
         """Return offset, bytes and digest of each piece of a file, if it is what it was."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterator
 
@@ -33,6 +34,7 @@ class Store:
         lock = threading.Lock()
         self.changed = threading.Condition(lock)
         self.room = threading.Condition(lock)  # `passed` has moved
+        self.paused = False  # nothing is served for now
         self.bytes = 0  # of chunks that are there
         self.received = self.sent = 0
         self._known = known
@@ -59,13 +61,23 @@ class Store:
 
     def _is_there(self, at: int) -> bool:
         path = below(self.root, self.manifest.files[at].name)
-        return os.path.isfile(path) and os.path.getsize(path) == self.manifest.files[at].size
+        try:
+            now = os.stat(path)
+        except OSError:
+            return False
+        return stat.S_ISREG(now.st_mode) and now.st_size == self.manifest.files[at].size
 
     def path(self, at: int) -> str:
         """Return where a file's bytes lie now."""
         if self.whole[at]:
             return below(self.root, self.manifest.files[at].name)
         return os.path.join(self.root, STATE, "parts", str(at))
+
+    def pause(self, on: bool) -> None:
+        """Serve nothing from now on, or go on with it."""
+        with self.changed:
+            self.paused = on
+            self.changed.notify_all()
 
     def lacks(self, stream: int, streams: int) -> int:
         """Return how many chunks of a stream are not there yet."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import wire
 from .give import PATIENCE
+from .secure import Cipher
 from .store import Hand, Store
 
 _CONNECT = 3.0  # seconds
@@ -100,7 +101,7 @@ class Upstream:
 
 def said(error: OSError) -> str:
     """Put into words what became of a connection."""
-    if isinstance(error, BlockingIOError):
+    if isinstance(error, (BlockingIOError, socket.timeout)):
         return f"silent for {PATIENCE:g} s"
     return error.strerror or str(error) or type(error).__name__
 
@@ -117,8 +118,10 @@ class Streams:
         streams: int,
         upstream: Upstream,
         over: Callable[[], None] = lambda: None,
+        cipher: Cipher | None = None,
     ) -> None:
         self._store, self._key, self._streams, self._over = store, key, streams, over
+        self._cipher = cipher or Cipher(None)
         self._identity = bytes.fromhex(store.manifest.identity)
         self._upstream = upstream
         self.broken: BaseException | None = None
@@ -153,7 +156,7 @@ class Streams:
             return
         name, host, port = peer
         try:
-            sock = socket.create_connection((host, port), _CONNECT)
+            sock = self._cipher.made(socket.create_connection((host, port), _CONNECT), _CONNECT)
         except OSError as error:
             self._upstream.failed(name, error, time.monotonic())
             return
@@ -189,9 +192,10 @@ class Streams:
             wanted = bytes(store.states)
         wire.ask(sock, stream, self._streams, store.manifest.identity, wanted)
         left = sum(1 for each in wanted[stream :: self._streams] if each != wire.HAVE)
+        comes = wire.Incoming(sock)
         while left:
             kind, number, digest = wire.read_head(
-                self._key, self._identity, wire.exactly(sock, wire.HEAD.size)
+                self._key, self._identity, comes.exactly(wire.HEAD.size)
             )
             if kind == wire.ALIVE:
                 continue
@@ -200,7 +204,7 @@ class Streams:
             left -= 1
             view = buffer[: store.manifest.place(number)[2]]
             if kind == wire.BYTES:
-                wire.receive(sock, view)
+                comes.receive(view)
                 store.received += len(view)
                 if hashlib.sha256(view).digest() != digest:
                     raise WrongBytes(f"chunk {number} has other bytes than were announced")

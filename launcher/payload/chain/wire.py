@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import os
 import socket
+import ssl
 import struct
 
 PULL, GIVE = b"P", b"G"
@@ -28,6 +29,7 @@ ALIVE, BYTES, DIGEST = 0, 1, 2
 HEAD = struct.Struct(">BI32s16s")
 _REQUEST = struct.Struct(">HH32sI")
 _RANDOM = 32
+_AHEAD = 16384  # bytes received at a time, while heads are what is waited for
 _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE (asm-generic/socket.h)
 
 
@@ -37,11 +39,14 @@ class Refused(OSError):
 
 def patient(sock: socket.socket, receive: float, send: float, rate: int = 0) -> None:
     """Set how many seconds of silence end a call, and bytes a second (0: as many as go)."""
-    sock.settimeout(None)  # the kernel's own deadlines, which need no call of poll() before each
-    for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
-        whole = int(seconds)
-        value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, option, value)
+    if isinstance(sock, ssl.SSLSocket):  # which would try again when the kernel gives up
+        sock.settimeout(max(receive, send))
+    else:
+        sock.settimeout(None)  # the kernel's own deadlines, which need no poll() before each call
+        for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
+            whole = int(seconds)
+            value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+            sock.setsockopt(socket.SOL_SOCKET, option, value)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if rate:
         sock.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, rate)
@@ -51,10 +56,44 @@ def receive(sock: socket.socket, view: memoryview) -> None:
     """Fill a buffer; raises OSError (BlockingIOError when nothing came for too long)."""
     at = 0
     while at < len(view):
-        count = sock.recv_into(view[at:])
+        try:
+            count = sock.recv_into(view[at:])
+        except ValueError:  # of TLS: another thread has closed it
+            count = 0
         if not count:
             raise ConnectionResetError("it ended the connection")
         at += count
+
+
+class Incoming:
+    """What comes over a connection: heads are small and many, and are taken from the kernel many at
+    a time. Raises OSError.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._data = b""
+        self._at = 0
+
+    def exactly(self, count: int) -> bytes:
+        """Receive so many bytes."""
+        while len(self._data) - self._at < count:
+            try:
+                more = self._sock.recv(_AHEAD)
+            except ValueError:  # of TLS: another thread has closed it
+                more = b""
+            if not more:
+                raise ConnectionResetError("it ended the connection")
+            self._data, self._at = self._data[self._at :] + more, 0
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def receive(self, view: memoryview) -> None:
+        """Fill a buffer."""
+        there = min(len(view), len(self._data) - self._at)
+        view[:there] = self._data[self._at : self._at + there]
+        self._at += there
+        receive(self._sock, view[there:])
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
@@ -117,12 +156,12 @@ def read_head(key: bytes, identity: bytes, data: bytes) -> tuple[int, int, bytes
 
 def _mac(key: bytes, identity: bytes, number: int, digest: bytes) -> bytes:
     said = identity + number.to_bytes(4, "big") + digest
-    return hmac.new(key, said, hashlib.sha256).digest()[:16]
+    return hmac.digest(key, said, "sha256")[:16]
 
 
 def close(sock: socket.socket) -> None:
     """Close, also under whoever waits for it in another thread."""
     with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of TLS is not for other threads
     with contextlib.suppress(OSError):
         sock.close()
