@@ -55,7 +55,7 @@ def look(session: Session) -> ClusterStatus:
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
-    asked = commands(inventory, [inventory.image], nodes, compiled=True)
+    asked = commands(inventory, [inventory.image], nodes, compiled=True, models=True)
     facts, silent = read(session.transport.run(asked))
     site, said = Site(inventory, facts), plan.Said()
     if questions := plan.query_head(site):

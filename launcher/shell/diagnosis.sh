@@ -1,15 +1,15 @@
 #!/bin/sh
 # Tell what went wrong on a node, as far as it knows; it changes nothing, and each part is bounded.
 #
-# Arguments: mark, cluster, state directory ("" = ~/.vlaunch), lines and bytes of each log, how far
-# back ("" = all), the parts, diagnosis_inside.sh as text, what starts docker. The mark begins the
-# lines between parts.
+# Arguments: mark, cluster, state directory ("" = ~/.vlaunch), Hugging Face home, lines and bytes of
+# each log, how far back ("" = all), the parts, diagnosis_inside.sh as text, what starts docker. The
+# mark begins the lines between parts.
 #
 # shellcheck disable=SC2016 # what is quoted is for the shell of a part
 # shellcheck disable=SC2086,SC2012,SC2035 # names of servers, and ids, are words
 # shellcheck disable=SC2329 # `part` calls `last` and `all`
 
-mark=$1 cluster=$2 state=$3 lines=$4 bytes=$5 since=$6 parts=$7 inside=$8; shift 8
+mark=$1 cluster=$2 state=$3 hf=$4 lines=$5 bytes=$6 since=$7 parts=$8 inside=$9; shift 9
 [ -n "$state" ] || state=$HOME/.vlaunch
 part() {
   name=$1 cut=$2; shift 2
@@ -34,6 +34,7 @@ for of in $names; do
   log=$state/$cluster/server/$of/engine.log
   ! wanted engines || part "engine-$n" last sh -c 'cat "$1.1" "$1" 2>/dev/null; :' engine "$log"
 done
+! wanted models || part models last sh -c "$(cat ./models_unfinished.sh)" models "$hf"
 ! wanted kernel || part kernel last sh -c "$(cat ./diagnosis_kernel.sh)"
 ours=label=vlaunch.cluster=$cluster
 part ids all "$@" ps --all --quiet --no-trunc --filter "$ours"

@@ -28,6 +28,7 @@ def query(
                 mark=mark,
                 cluster=cluster,
                 state_dir=node.state_dir or "",
+                hf_home=node.hf_home,
                 since=since,
             ),
             timeout=_TIMEOUT,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from launcher import redaction
 from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import compile_cache, host, host_read
+from launcher.tools import compile_cache, host, host_read, unfinished
 from launcher.transport import Command, Transport
 
 # The survey has twice as many parts, each with a deadline of its own.
@@ -26,9 +26,11 @@ def commands(
     survey: bool = False,
     clock: Callable[[], float] | None = None,
     compiled: bool = False,
+    models: bool = False,
 ) -> list[Command]:
     """Return the probe of each node; `images` are looked at besides the containers of the cluster,
-    and, with `compiled`, how large what engines compiled there is.
+    with `compiled`, how large what engines compiled there is, and, with `models`, which of them
+    are not finished.
 
     With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is
     read when a command is sent, so that the node's answer says how far its own clock is off.
@@ -47,7 +49,10 @@ def commands(
                 images=tuple(dict.fromkeys(images)),
                 addresses=addresses,
                 survey=survey,
-                more=compile_cache.script(node.cache_dir, inventory.cluster) if compiled else "",
+                more=(
+                    (compile_cache.script(node.cache_dir, inventory.cluster) if compiled else "")
+                    + (unfinished.script(node.hf_home) if models else "")
+                ),
             ),
             timeout=_SURVEY_TIMEOUT if survey else _TIMEOUT,
             stdin=stdin,

@@ -23,6 +23,7 @@ from launcher.state.liveness import BAD, ServerState, judge, unheard, unknown
 from launcher.state.servers import Kept, Server
 from launcher.tools import docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
+from launcher.tools.unfinished import Unfinished
 from launcher.transport import Command
 
 
@@ -35,7 +36,8 @@ class NodeStatus:
 
     `agent` is `connected` or `lost`, as the head's agent says; empty where nobody says it.
     `privileged` is true when its container has every right of root's; `compiled` is the size in
-    bytes of what engines compiled there, where that is known.
+    bytes of what engines compiled there, where that is known; `unfinished` are the models of which
+    a copy or a download is not finished there.
     """
 
     node: str
@@ -51,6 +53,7 @@ class NodeStatus:
     trouble: str = ""
     privileged: bool = False
     compiled: int | None = None
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +244,7 @@ def _node(
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
         privileged=own is not None and own.privileged,
         compiled=facts.compiled.size if facts.compiled else None,
+        unfinished=facts.unfinished,
     )
 
 

@@ -12,16 +12,17 @@ from launcher import shell
 from launcher.model import Argv
 
 # What can be asked for, in the order in which it is answered.
-STATE, RECORD, KERNEL, INSPECT, LOGS, INSIDE = (
+STATE, RECORD, MODELS, KERNEL, INSPECT, LOGS, INSIDE = (
     "state",
     "record",
+    "models",
     "kernel",
     "inspect",
     "logs",
     "inside",
 )
 ENGINES = "engines"
-DIAGNOSIS = (STATE, RECORD, KERNEL, ENGINES, LOGS, INSIDE)
+DIAGNOSIS = (STATE, RECORD, MODELS, KERNEL, ENGINES, LOGS, INSIDE)
 
 
 def ask(
@@ -30,6 +31,7 @@ def ask(
     mark: str,
     cluster: str,
     state_dir: str,
+    hf_home: str = "",
     parts: tuple[str, ...] = DIAGNOSIS,
     lines: int = 2000,
     size: int = 500_000,
@@ -42,6 +44,7 @@ def ask(
         mark: begins the lines between parts; nobody may be able to guess it.
         cluster: whose containers.
         state_dir: where the launcher's folder is on the node, when not in the login's home.
+        hf_home: the Hugging Face home, for models that are not finished.
         parts: what to tell; the containers' states always come.
         lines: the last of each log.
         size: bytes of each log, at most.
@@ -56,6 +59,7 @@ def ask(
         mark,
         cluster,
         state_dir,
+        hf_home,
         str(lines),
         str(size),
         back,

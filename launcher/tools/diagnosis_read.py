@@ -170,6 +170,7 @@ def _what(name: str, states: tuple[State, ...], servers: Sequence[str]) -> str:
             else ""
         )
     return {
+        "models": "models",
         "kernel": "kernel",
         "nccl": "NCCL",
         "driver": "job driver",

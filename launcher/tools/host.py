@@ -14,6 +14,7 @@ from launcher.model import Argv, Node
 from launcher.tools import docker as docker_tool
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.survey import GpuProcess, Survey
+from launcher.tools.unfinished import Unfinished
 
 DEADLINE = 15  # seconds for each part, as `shell/probe.sh` has it
 
@@ -102,6 +103,7 @@ class HostFacts:
     containers: tuple[docker_tool.Container, ...] = ()
     given: tuple[docker_tool.Given, ...] = ()
     compiled: CompileCache | None = None
+    unfinished: tuple[Unfinished, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
     survey: Survey | None = None

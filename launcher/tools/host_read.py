@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from launcher.errors import UnreadableAnswer
-from launcher.tools import compile_cache, docker_read, gpu_survey, survey_read, untrusted
+from launcher.tools import (
+    compile_cache,
+    docker_read,
+    gpu_survey,
+    survey_read,
+    unfinished,
+    untrusted,
+)
 from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
 from launcher.tools.survey_read import Parts, good, said
@@ -72,6 +79,7 @@ def _read(text: str) -> HostFacts:
         containers=docker_read.parse_containers(said(parts, "containers")),
         given=docker_read.parse_given(said(parts, "given")),
         compiled=compile_cache.read(good(parts, "compiled")),
+        unfinished=unfinished.read(good(parts, "unfinished")),
         said={name: _words_of(out) for name, (out, code) in parts.items() if code != 0},
         # timeout(1) ends with 124, and with 137 when it had to kill
         late=frozenset(name for name, (_, code) in parts.items() if code in (124, 137)),

@@ -9,6 +9,7 @@ that each entry names.
 from __future__ import annotations
 
 from launcher.payload.batch import patterns
+from launcher.tools import unfinished
 from launcher.tools.symptom import Symptom
 from launcher.tools.symptom_engine import ENGINE, MEMORY, NETWORK
 
@@ -228,6 +229,17 @@ _MODEL = (
         cause="the model is not in the node's cache, and downloads are off",
         fix="copy the model to `hf_home` on every node, or unset HF_HUB_OFFLINE",
         source="huggingface_hub, errors.py",
+    ),
+    Symptom(
+        id="model-unfinished",
+        pattern=unfinished.PATTERN,
+        cause="a copy or a download of a model is not finished",
+        fix=(
+            "go on with it: `vlaunch model push MODEL`, or `vlaunch model pull MODEL`; or free its"
+            " room: `vlaunch model remove MODEL`"
+        ),
+        source="Our own words; an interruption leaves it",
+        fatal=False,  # it may run just now, or be of a model that nobody serves
     ),
     Symptom(
         id="attention-heads",

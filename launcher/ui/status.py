@@ -124,6 +124,8 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
             lines.setdefault(
                 "its agent is not connected to the head's: `vlaunch logs` says why", []
             ).append(node.node)
+        for model in node.unfinished:
+            lines.setdefault(model.words, []).append(node.node)
         if node.trouble:
             lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
     return {text: fold(names) for text, names in lines.items()}

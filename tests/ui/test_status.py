@@ -12,6 +12,7 @@ from rich.console import Console
 
 from launcher.state.endpoints import EndpointStatus
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
+from launcher.tools.unfinished import Unfinished
 from launcher.ui.status import render
 from launcher.ui.terminal import show
 from tests import golden, kept
@@ -209,6 +210,16 @@ def test_what_engines_compiled_is_told_with_its_size() -> None:
 
     assert "\ncompiled: 1.0 GiB on gpu[01-02], 340 MiB on gpu03\n" in drawn(200, nodes=nodes)
     assert "compiled" not in drawn(200)
+
+
+def test_models_that_are_not_finished_are_named() -> None:
+    """With what goes on with them, nodes of which it is true together."""
+    begun = Unfinished(kind="copy", model="org/m", bytes=5 << 20)
+    nodes = tuple(replace(node, unfinished=(begun,)) for node in NODES[:2])
+
+    assert "  gpu[01-02]: a copy of org/m is not finished, 5 MiB so far: `vlaunch model" in drawn(
+        200, nodes=nodes
+    )
 
 
 def test_no_server_is_said() -> None:
