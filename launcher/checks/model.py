@@ -88,43 +88,28 @@ def _nowhere(node: Node, model: str) -> Finding:
         return failed(
             node,
             f"has no {model}",
-            fix=f"copy the model to {model} on every node, below `hf_home:` or a `mounts:`",
+            fix=(
+                f"copy it from this machine: `vlaunch model push ./FOLDER --as {model}`; it must"
+                " lie below `hf_home:` or one of `mounts:`"
+            ),
         )
     if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         return failed(
             node,
             f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
             fix=(
-                f"run `HF_HOME={node.hf_home} hf download {model}` where there is a network, or"
-                " take HF_HUB_OFFLINE out"
+                f"bring it: `vlaunch model pull {model}`, or from this machine `vlaunch model push"
+                f" {model} --here`; or take HF_HUB_OFFLINE out"
             ),
         )
     return skipped(node, f"{model} is on no node yet: each downloads it when it is served first")
 
 
 def _copy(model: str, source: Node, target: Node) -> str:
-    download = f"`HF_HOME={target.hf_home} hf download {model}`"
     if source.name == target.name:
-        return f"run {download} on {target.name}"
-    there, here = _folder(source, model), _folder(target, model)
-    copy = (
-        f"copy it from {source.name}, run there: `rsync -a --delete {there}/"
-        f" {_login(target.ssh.user, target.ip)}:{here}/`"
-    )
-    if model.startswith("/") or source.hf_home != target.hf_home:
-        return copy
-    return f"{copy}, or on {target.name}: {download}"
-
-
-def _folder(node: Node, model: str) -> str:
-    """Return where a node has a model, or would have it."""
-    if model.startswith("/"):
-        return model
-    return f"{node.hf_home}/hub/models--{model.replace('/', '--')}"
-
-
-def _login(user: str | None, host: str) -> str:
-    return f"{user}@{host}" if user else host
+        return f"go on with the download: `vlaunch model pull {model}`"
+    push = f"vlaunch model push {model} --from {source.name} --to {target.name}"
+    return f"copy it from {source.name}: `{push}`"
 
 
 def _token(evidence: Evidence) -> Sequence[Finding]:

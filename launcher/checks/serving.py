@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.checks.batch import OVER
 from launcher.checks.gpu_use import busy_gpus
-from launcher.checks.shape import Finding, failed, gone, passed, skipped
-from launcher.model import Node
+from launcher.checks.shape import Finding, failed, gone, passed, skipped, warned
+from launcher.model import Node, fold
 from launcher.site import Site
 from launcher.tools import ray
 from launcher.tools.host import HostFacts
@@ -94,9 +94,10 @@ def model(
     nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offline: Mapping[str, bool]
 ) -> list[Finding]:
     """Judge that the model is the same on every node that will load it; `offline` nodes may not
-    download it.
+    download it. `seen` may have other nodes, too.
     """
     digests = {seen[node.name].digest for node in nodes if node.name in seen} - {""}
+    whole = [each for each, found in seen.items() if found.where == "there"]
     return [
         _model_on(
             node,
@@ -104,41 +105,70 @@ def model(
             seen.get(node.name),
             offline=offline.get(node.name, False),
             alike=len(digests) <= 1,
+            whole=whole,
         )
         for node in nodes
     ]
 
 
 def _model_on(
-    node: Node, name: str, found: ModelSeen | None, *, offline: bool, alike: bool
+    node: Node,
+    name: str,
+    found: ModelSeen | None,
+    *,
+    offline: bool,
+    alike: bool,
+    whole: Sequence[str],
 ) -> Finding:
     if found is None or found.where == "unknown":
         return skipped(node, "could not be asked whether it has the model")
-    if found.where == "missing":
-        return failed(
-            node,
-            f"has no {name} in its container",
-            fix=(
-                f"copy the model to {name} on every node; it must lie below `hf_home:` or one of"
-                " `mounts:`"
-            ),
-        )
-    if found.where == "not cached" and offline:
-        return failed(
-            node,
-            f"does not have {name} in its cache, and HF_HUB_OFFLINE forbids to download it",
-            fix="copy it to `hf_home:` on every node, or take HF_HUB_OFFLINE out of `env:`",
-        )
-    if found.where == "not cached":
-        return passed(node, "will download the model")
+    if found.absent:
+        return _absent(node, name, found, offline=offline, whole=whole)
     if not alike:
         return failed(
             node,
             f"{name} is not the same model on all nodes",
             evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
-            fix="copy the model again to every node",
+            fix=f"bring one of them everywhere: `vlaunch model push {name} --from {whole[0]}`",
         )
     return passed(node, "has the model")
+
+
+def _absent(
+    node: Node, name: str, found: ModelSeen, *, offline: bool, whole: Sequence[str]
+) -> Finding:
+    """Judge a node that lacks files of a model, of which a server may download those of a cache."""
+    fix = bring(name, whole)
+    if found.where == "begun":
+        return failed(node, f"the copy of {name} is not finished there", fix=fix)
+    what = f"has no {name} in its container"
+    if found.where == "lacks":
+        what = f"lacks {found.lacking} of {name}"
+    elif found.where == "not cached":
+        what = f"does not have {name} in its cache"
+    if name.startswith("/") or found.where == "missing":
+        return failed(node, what, fix=fix)
+    if offline:
+        fix = f"{fix}\nor take HF_HUB_OFFLINE out of `env:`"
+        return failed(node, f"{what}, and HF_HUB_OFFLINE forbids to download it", fix=fix)
+    if whole:
+        text = f"{what}, and will download it, though {fold(list(whole))} has it"
+        return warned(node, text, fix=fix)
+    if found.where == "lacks":
+        return warned(node, f"{what}, and will download the rest", fix=fix)
+    return passed(node, "will download the model")
+
+
+def bring(name: str, whole: Sequence[str]) -> str:
+    """Say how a model gets to nodes that lack it; `whole` are those that have all of it."""
+    if whole:
+        return f"copy it from {whole[0]}: `vlaunch model push {name}`, or add `--fetch`"
+    if name.startswith("/"):
+        return (
+            f"copy it from this machine: `vlaunch model push ./FOLDER --as {name}`; it must lie"
+            " below `hf_home:` or one of `mounts:`"
+        )
+    return f"download it once for all nodes: `vlaunch model pull {name}`, or add `--fetch`"
 
 
 def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:

@@ -26,7 +26,6 @@ from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
     from launcher.batch.shape import Job
-    from launcher.output_folder import OutputFolder
     from launcher.plan.batch import BatchSnapshot, Options, Request, Start
     from launcher.plan.shape import Plan
     from launcher.tools.job_store import Progress
@@ -39,7 +38,16 @@ _STRICT = click.Option(
 )
 
 
-@command(flags=[_STRICT, options.DRY_RUN, options.OFFLINE, options.LOCK_WAIT, options.JSON])
+@command(
+    flags=[
+        _STRICT,
+        options.FETCH,
+        options.DRY_RUN,
+        options.OFFLINE,
+        options.LOCK_WAIT,
+        options.JSON,
+    ]
+)
 @batch_flags.job
 @click.option(
     "--restart", is_flag=True, help="Begin anew: remove what an earlier run of this job did."
@@ -144,12 +152,15 @@ def _run(
 
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
-
+    from launcher.cli import model_fetch
     from launcher.plan.batch import plan_batch
 
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
         start = plan_batch(seen, request, how)
+        if model_fetch.for_batch(call, ours, seen.cluster, request.job, start):
+            _, seen = _look(ours, request, dry_run=False)
+            start = plan_batch(seen, request, how)
         folder = _output_folder(session.inventory, request)
         if folder is not None:
             folder.check(begun=not seen.entry.absent, restart=how.restart)
@@ -188,7 +199,6 @@ def _run(
 
 def _detach(session: Session, start: Start, folder: OutputFolder | None) -> tuple[int, list[str]]:
     """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
-
     fetches = " and gathers its answers" if folder is not None else ""
     text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
@@ -274,7 +284,6 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
 
 def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
     """Show pieces of files on their way as one display that goes on, instead of a line each."""
-
     began = told = time.monotonic()
     sent: list[str] = []
     for event in events:

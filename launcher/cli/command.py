@@ -43,6 +43,7 @@ class Call:
     dry_run: bool = False
     offline: bool = False
     lock_wait: int = 0
+    fetch: bool = False
     no_hooks: bool = False
     strict: bool = False
 

@@ -35,6 +35,14 @@ LOCK_WAIT = click.Option(
 NO_HOOKS = click.Option(
     ["--no-hooks"], is_flag=True, help="Run none of the programs in `hooks/` beside the inventory."
 )
+FETCH = click.Option(
+    ["--fetch"],
+    is_flag=True,
+    help=(
+        "First bring the model to those of its nodes that lack it: from one that has it, else one"
+        " of them downloads it."
+    ),
+)
 STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when there is a warning.")
 
 

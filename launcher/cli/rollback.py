@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from launcher.tools.host import HostFacts
 
 
-@command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
+@command(flags=[options.FETCH, options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
 @flags
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
@@ -56,6 +56,7 @@ def rollback(
                 told=session.told,
                 timeout=call.inventory.serve.timeout if timeout is None else timeout,
                 skip_network_check=skip_network_check,
+                fetch=call.fetch,
                 no_wait=no_wait,
             )
         code, rows = finish(session, asked, begun)
@@ -122,6 +123,7 @@ def _back(
                 without=digest,
                 timeout=asked.policy.start_timeout,
                 skip_network_check=asked.skip_network_check,
+                fetch=asked.fetch,
             )
         code, _ = finish(session, again, started)
     except VlaunchError as error:
@@ -199,6 +201,7 @@ def _begin(
     told: dict[str, str],
     timeout: float,
     skip_network_check: bool,
+    fetch: bool,
     no_wait: bool = False,
     without: str = "",
 ) -> tuple[Answered, Asked, Begun | None]:
@@ -219,6 +222,7 @@ def _begin(
         before,
         timeout=timeout,
         skip_network_check=skip_network_check,
+        fetch=fetch,
         no_wait=no_wait,
     )
     told.update(asked.about(inventory))
@@ -251,6 +255,7 @@ def _asked(
     *,
     timeout: float,
     skip_network_check: bool,
+    fetch: bool,
     no_wait: bool,
 ) -> Asked:
     """Ask for what answered then, and say so."""
@@ -274,6 +279,7 @@ def _asked(
         env=before.env,
         replace_other=True,
         skip_network_check=skip_network_check,
+        fetch=fetch,
         no_wait=no_wait,
         policy=policy(inventory, timeout),
     )

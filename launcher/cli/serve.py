@@ -37,6 +37,7 @@ class _Command(click.Command):
 @command(
     kind=_Command,
     flags=[
+        options.FETCH,
         options.DRY_RUN,
         options.OFFLINE,
         options.LOCK_WAIT,
@@ -165,6 +166,7 @@ def serve(
         unsupervised=no_supervise,
         replace_other=replace_other,
         skip_network_check=skip_network_check,
+        fetch=call.fetch,
         no_wait=no_wait,
     )
     if recipe.name:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from launcher.state.snapshot import ClusterSnapshot
     from launcher.watch import Served
 
-    Begun = tuple[ClusterSnapshot, Request, Start]
+    # ... and the seconds in which the model was brought to the nodes
+    Begun = tuple[ClusterSnapshot, Request, Start, float]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,6 +74,7 @@ class Asked:
     nodes: tuple[str, ...] = ()
     gpus: int | None = None
     skip_network_check: bool = False
+    fetch: bool = False
     no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
     planned: bool = False  # the plan chooses the split
@@ -211,29 +213,30 @@ def begin(call: Call, session: Session, asked: Asked) -> Begun | None:
     dry run.
     """
     session.hooks.pre(session.to, **asked.about(session.inventory))
-    first, seen, request, begun = _prepare(session, asked, dry_run=call.dry_run)
+    first, begun = _prepare(session, asked, dry_run=call.dry_run)
+    _, request, start, _ = begun
     if call.dry_run:
-        call.print_script([*first, begun.plan])
+        call.print_script([*first, start.plan])
         return None
-    _apply(session, request, begun, skipped=asked.skip_network_check)
-    return seen, request, begun
+    _apply(session, request, start, skipped=asked.skip_network_check)
+    return begun
 
 
 def finish(session: Session, asked: Asked, begun: Begun | None) -> tuple[int, list[str]]:
     """Wait until the server has answered; returns what `start` does."""
     if begun is None:
         return 0, []
-    code, rows = _wait(session, *begun, asked)
+    code, rows = _wait(session, begun, asked)
     if code == 0 and not asked.no_wait:
         session.hooks.post(session.to, **asked.about(session.inventory))
     return code, rows
 
 
-def _prepare(
-    session: Session, asked: Asked, *, dry_run: bool
-) -> tuple[list[Plan], ClusterSnapshot, Request, Start]:
-    """Look, and plan. The helper files, which are asked, are brought up to date before."""
-    from launcher.cli import serve_plan, server
+def _prepare(session: Session, asked: Asked, *, dry_run: bool) -> tuple[list[Plan], Begun]:
+    """Look, bring the model where that is wished, and plan. The helper files, which are asked, are
+    brought up to date before.
+    """
+    from launcher.cli import model_fetch, serve_plan, server
     from launcher.plan.serve import plan_files
     from launcher.state import running
 
@@ -246,13 +249,14 @@ def _prepare(
         seen = server.look(session, model=asked.model, planning=True)
     if not dry_run:
         server.require_servers(session, seen)
+    asked, seen, fetched = model_fetch.for_server(session, asked, seen, dry_run=dry_run)
     if asked.planned:
         asked = serve_plan.settled(asked, seen)
     request, start = asked.plan(inventory, seen)
     plan = None if start.attached else serve_plan.plan_of(seen, request)
     if plan is not None:
         serve_plan.tell(session, plan, fixed=asked.fixed(inventory))
-    return [first], seen, request, start
+    return [first], (seen, request, start, fetched)
 
 
 def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
@@ -284,14 +288,13 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
     session.apply(start.plan)
 
 
-def _wait(
-    session: Session, seen: ClusterSnapshot, request: Request, start: Start, asked: Asked
-) -> tuple[int, list[str]]:
+def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.cli import network_gate, serve_plan
     from launcher.state import watched as ways
     from launcher.watch import summary, watch
 
+    seen, request, start, fetched = begun
     watched = ways.watched(seen.site, start.desired)
     if asked.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
@@ -327,8 +330,10 @@ def _wait(
     text = f"{served.model} answers at {first}{also}; {talk}"
     plan = serve_plan.plan_of(seen, request)
     data = {**summary(served), "network": network, **serve_plan.as_json(plan)}
-    session.done(text, stage="serve", seconds=served.seconds, data=data)
-    return 0, _rows(served, network, ask, plan)
+    if fetched:
+        data["fetch_seconds"] = round(fetched, 1)
+    session.done(text, stage="serve", seconds=served.seconds + fetched, data=data)
+    return 0, _rows(served, network, ask, plan, fetched)
 
 
 def _ask_line(inventory: Inventory, served: Served) -> str:
@@ -342,7 +347,9 @@ def _ask_line(inventory: Inventory, served: Served) -> str:
     return f"`{curl.line(served.endpoints[0], way, served.model, key=keyed)}`"
 
 
-def _rows(served: Served, network: str, ask: str, plan: ServePlan | None) -> list[str]:
+def _rows(
+    served: Served, network: str, ask: str, plan: ServePlan | None, fetched: float
+) -> list[str]:
     from launcher.cli.serve_plan import compared, more_by_a_node
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
@@ -366,7 +373,9 @@ def _rows(served: Served, network: str, ask: str, plan: ServePlan | None) -> lis
         **({"another node": more} if more else {}),
         **({"answer": served.came} if ask else {"fingerprint": served.fingerprint or "none given"}),
         "ready after": (
-            f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer"
+            f"{served.seconds + fetched:.1f}s, of which"
+            + (f" {fetched:.1f}s for bringing the model to its nodes, and" if fetched else "")
+            + f" {served.answer_seconds:.1f}s for the first answer"
         ),
         **({"ask it": ask} if ask else {}),
     }

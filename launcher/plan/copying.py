@@ -112,6 +112,12 @@ def _found(seen: Seen, model: str, revision: str) -> tuple[Model, Revision] | No
     return None if match is None else (there, match)
 
 
+def whole_on(model: str, seen: Mapping[str, Seen], revision: str = "") -> tuple[str, ...]:
+    """Return the nodes that have all of a model."""
+    found = {name: there for name, each in seen.items() if (there := _found(each, model, revision))}
+    return tuple(name for name, each in found.items() if _is_whole(*each))
+
+
 def _source(
     model: str,
     revision: str,

@@ -13,14 +13,16 @@ from typing import Any, Literal
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
+from launcher.tools import untrusted
 
 WEIGHTS = ".safetensors"
-Where = Literal["there", "missing", "not cached", "unknown"]
+Where = Literal["there", "missing", "not cached", "begun", "lacks", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSeen:
-    """A model as one node has it.
+    """A model as one node has it: `begun` is one of which a copy is not finished, `lacks` one
+    without a file that must be there, whose name is `lacking`.
 
     `digest` is of its `config.json`, empty when it has none that can be read.
     """
@@ -28,6 +30,12 @@ class ModelSeen:
     where: Where
     config: Mapping[str, Any] | None = None
     digest: str = ""
+    lacking: str = ""
+
+    @property
+    def absent(self) -> bool:
+        """True when some or all of its files are known not to be there."""
+        return self.where in ("missing", "not cached", "begun", "lacks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,7 @@ class ModelFiles:
 
 def look(model: str, hf_home: str) -> Argv:
     """Print a model's `config.json`; exit status 3: no such path, 4: not in the cache, 5: no
-    `config.json`.
+    `config.json`, 6: a copy is not finished, 7: a file is missing, whose name is printed.
     """
     return ("sh", "-c", shell.program("model_config"), "model", model, hf_home)
 
@@ -59,6 +67,10 @@ def parse_look(answer: Answer) -> ModelSeen:
         return ModelSeen(where="not cached")
     if answer.code == 5:
         return ModelSeen(where="there")
+    if answer.code == 6:
+        return ModelSeen(where="begun")
+    if answer.code == 7:
+        return ModelSeen(where="lacks", lacking=untrusted.brief(answer.out.strip()))
     if not answer.ok:
         return ModelSeen(where="unknown")
     try:
@@ -72,7 +84,8 @@ def parse_look(answer: Answer) -> ModelSeen:
 
 
 def list_files(model: str, hf_home: str) -> Argv:
-    """Print every file of a model with its size; exit status 3: no such path, 4: not in the cache.
+    """Print every file of a model with its size; exit status 3: no such path, 4: not in the cache,
+    6: a copy is not finished.
 
     Needs GNU find.
     """
@@ -89,7 +102,7 @@ def parse_listing(answer: Answer) -> ModelFiles | None:
     """Return files, revision and unfinished downloads, None when the node has no such model; raises
     UnreadableAnswer.
     """
-    if answer.code in (3, 4):
+    if answer.code in (3, 4, 6):
         return None
     if not answer.ok:
         raise UnreadableAnswer("the model's files could not be listed", evidence=answer.tail)

@@ -85,6 +85,8 @@ def test_a_cluster_that_is_not_whole(
 
 
 THERE = ModelSeen(where="there", digest="a")
+NOT_CACHED = ModelSeen(where="not cached")
+LACKS = ModelSeen(where="lacks", lacking="b.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -95,20 +97,44 @@ THERE = ModelSeen(where="there", digest="a")
         ({"n1": THERE, "n2": ModelSeen(where="there", digest="b")}, False, ["fail", "fail"]),
         # a GGUF file has no config.json
         ({"n1": THERE, "n2": ModelSeen(where="there")}, False, ["pass", "pass"]),
-        ({"n1": THERE, "n2": ModelSeen(where="not cached")}, False, ["pass", "pass"]),
-        ({"n1": THERE, "n2": ModelSeen(where="not cached")}, True, ["pass", "fail"]),
+        ({"n1": NOT_CACHED, "n2": NOT_CACHED}, False, ["pass", "pass"]),
+        ({"n1": THERE, "n2": NOT_CACHED}, False, ["pass", "warn"]),
+        ({"n1": THERE, "n2": NOT_CACHED}, True, ["pass", "fail"]),
+        ({"n1": THERE, "n2": ModelSeen(where="begun")}, False, ["pass", "fail"]),
+        ({"n1": THERE, "n2": LACKS}, False, ["pass", "warn"]),
+        ({"n1": LACKS, "n2": LACKS}, False, ["warn", "warn"]),
+        ({"n1": THERE, "n2": LACKS}, True, ["pass", "fail"]),
         ({"n1": THERE}, False, ["pass", "skip"]),
         ({"n1": THERE, "n2": ModelSeen(where="unknown")}, False, ["pass", "skip"]),
     ],
 )
 def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -> None:
-    """Missing on one node, different on two, or not to be downloaded: refused.
+    """Half of a copy, different on two, or not to be downloaded: refused.
 
     Not known: said to be.
     """
     assert expected == [
-        each.status for each in serving.model(NODES, "/m", seen, dict.fromkeys(NAMES, offline))
+        each.status for each in serving.model(NODES, "org/m", seen, dict.fromkeys(NAMES, offline))
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "fix"),
+    [
+        ("org/m", True, "copy it from n1: `vlaunch model push org/m`, or add `--fetch`"),
+        ("org/m", False, "download it once for all nodes: `vlaunch model pull org/m`, or add"),
+        ("/hf/m", True, "copy it from n1: `vlaunch model push /hf/m`"),
+        ("/hf/m", False, "`vlaunch model push ./FOLDER --as /hf/m`"),
+    ],
+)
+def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) -> None:
+    """A copy of a node that has it, else a download, else from here."""
+    begun = ModelSeen(where="begun")
+    seen = {"n1": THERE if there else begun, "n2": begun}
+    found = serving.model(NODES, model, seen, dict.fromkeys(NAMES, False))
+
+    assert found[1].status == "fail"
+    assert fix in found[1].fix
 
 
 @pytest.mark.parametrize(

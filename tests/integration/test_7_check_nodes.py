@@ -34,11 +34,10 @@ def test_a_model_that_is_not_the_same_everywhere(three: Practice, how: str) -> N
         assert found["node"] == "node2"
         assert how == "is not there" or "config.json" in found["text"]
         assert (
-            "/data/huggingface/tiny-llama/ root@10.79.0.12:/data/huggingface/tiny-llama/`"
+            "`vlaunch model push /data/huggingface/tiny-llama --from node1 --to node2`"
             in found["fix"]
         )
     finally:
-        # practice hosts have no keys for each other, as `rsync` would need
         shutil.copytree(one, two, dirs_exist_ok=True)
     healthy(three, "model")
 

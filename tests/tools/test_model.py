@@ -55,6 +55,33 @@ def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
     assert listing.files == {"config.json": 2, "sub/a b.safetensors": -1}
 
 
+def test_half_of_a_model_is_not_taken_for_one(hf_home: Path) -> None:
+    """A link without content, a shard that the index names, a copy that is not finished."""
+    repo = hf_home / "hub/models--org--m"
+    assert model.parse_look(run(model.look("org/m", str(hf_home)))).where == "there"
+    index = repo / "snapshots/abc/model.safetensors.index.json"
+    index.write_text('{"weight_map": {"w": "one.safetensors", "v": "one.safetensors"}}')
+    seen = model.parse_look(run(model.look("org/m", str(hf_home))))
+    assert (seen.where, seen.lacking, seen.absent) == ("lacks", "one.safetensors", True)
+    (repo / "snapshots/abc/one.safetensors").symlink_to("../../blobs/2")
+    assert model.parse_look(run(model.look("org/m", str(hf_home)))).where == "there"
+    (repo / "blobs/2").unlink()
+    assert model.parse_look(run(model.look("org/m", str(hf_home)))).lacking == "one.safetensors"
+
+
+def test_a_copy_that_is_not_finished(hf_home: Path) -> None:
+    """Of a folder it is a mixture; what is in the cache besides stays as good as it was."""
+    parts = hf_home / "hub/models--org--m/.vlaunch/parts"
+    parts.mkdir(parents=True)
+    (parts / "0").touch()
+    assert model.parse_look(run(model.look("org/m", str(hf_home)))).where == "there"
+    (hf_home / "hub/models--org--m/refs/main").unlink()
+    assert model.parse_look(run(model.look("org/m", str(hf_home)))).where == "begun"
+    assert model.parse_files(run(model.list_files("org/m", str(hf_home)))) is None
+    mine = parts.parents[1]
+    assert model.parse_look(run(model.look(str(mine), ""))).where == "begun"
+
+
 def test_a_plain_directory_and_a_single_file_are_listed(tmp_path: Path) -> None:
     """Paths work as names do; a GGUF model is one file."""
     (tmp_path / "m.gguf").write_bytes(b"12345")
