@@ -224,7 +224,7 @@ class ServeDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The files of models on the nodes."""
+    """How the files of models get to the nodes."""
 
     spread: Literal["asked", "auto"] = "asked"
     """auto: `serve` and `batch` first bring a model to nodes that lack it, as with `--fetch`;

@@ -49,7 +49,7 @@ def test_each_node_is_asked_once(cluster: Cluster) -> None:
     tell(cluster)
     cluster.run("doctor", "--since", "1h30m")
 
-    assert [(each.node, each.argv[3], each.argv[9]) for each in cluster.commands] == [
+    assert [(each.node, each.argv[3], each.argv[10]) for each in cluster.commands] == [
         ("gpu01", "doctor", "5400s"),
         ("gpu02", "doctor", "5400s"),
     ]

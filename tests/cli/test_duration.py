@@ -16,4 +16,4 @@ def test_durations(cluster: Cluster, text: str, seconds: str) -> None:
     tell(cluster)
     cluster.run("doctor", "--since", text)
 
-    assert cluster.commands[0].argv[9] == seconds
+    assert cluster.commands[0].argv[10] == seconds

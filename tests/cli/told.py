@@ -44,7 +44,7 @@ def tell(cluster: Cluster, **nodes: Telling) -> None:
             return answer(command)
         if node.instead is not None:
             return node.instead
-        mark, wanted = command.argv[4], command.argv[10].split()
+        mark, wanted = command.argv[4], command.argv[11].split()
         parts = {"clock": "1795300000", "ids": "aaa", **node.parts}
         kept = {name: text for name, text in parts.items() if _part(name) in ("", *wanted)}
         out = "".join(f"\n{mark} {name}\n{text}\n{mark} rc 0\n" for name, text in kept.items())

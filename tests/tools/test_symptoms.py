@@ -72,6 +72,7 @@ LINES = {
         "https://huggingface.co/org/m/resolve/main/config.json."
     ),
     "model-not-found": "OSError: /data/models/m does not appear to have a file named config.json.",
+    "model-unfinished": "unfinished copy: 1024 KiB of /data/huggingface/hub/models--org--m",
     "model-not-cached": (
         "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the"
         " disk cache and outgoing traffic has been disabled."
