@@ -209,10 +209,12 @@ class _Run:
             member.full = event.full
             yield from self._dies(name, event.why)
         elif event.event == "wrong":
-            yield from self._wrong(name, event.who)
+            yield from self._wrong(name, event.who, event.number)
 
-    def _wrong(self, name: str, who: str) -> Iterator[Event]:
+    def _wrong(self, name: str, who: str, number: int) -> Iterator[Event]:
         text = f"got wrong bytes from {who}, and asks again"
+        if who in self._members:
+            self._members[who].held.say(chain.doubt(number))
         yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
         if self._steering.wrong(who, self._clock()):
             yield from self._changed()

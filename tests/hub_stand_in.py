@@ -1,7 +1,8 @@
 """A stand-in of Hugging Face's hub: one model, as its client asks for it (huggingface_hub 2.4).
 
-Files are answered with ranges, a commit, and digests for ETags; a gated model asks for a token; the
-first requests may be answered with 429, or break off.
+Files are answered with ranges, a commit, and digests for ETags; large ones may lie elsewhere, where
+a redirect leads to; a gated model asks for a token; the first requests may be answered with 429, or
+break off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ COMMIT = "c" * 40
 @dataclass
 class Hub:
     """What it has and how it behaves: `token` is asked for when there is one, `busy` answers are
-    429, `broken` downloads end in the middle, `rate` is bytes a second.
+    429, `broken` downloads end in the middle, `rate` is bytes a second; `elsewhere` is the address
+    that large files are redirected to. `asked` is what was asked for, `by` is by whom.
     """
 
     files: dict[str, bytes]
@@ -30,7 +32,9 @@ class Hub:
     busy: int = 0
     broken: int = 0
     rate: float = 0.0
+    elsewhere: str = ""
     asked: list[str] = field(default_factory=list)
+    by: set[str] = field(default_factory=set)
 
     def large(self, name: str) -> bool:
         """True for files that are kept apart from git, whose digest is SHA-256."""
@@ -67,16 +71,16 @@ class Hub:
             for name, data in self.files.items()
         ]
 
-    def start(self) -> str:
+    def start(self, host: str = "127.0.0.1") -> str:
         """Listen; returns the address for HF_ENDPOINT."""
         hub = self
 
         class Handler(_Handler):
             of = hub
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer((host, 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_address[1]}"
+        return f"http://{host}:{server.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -95,6 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         hub, path = self.of, unquote(urlsplit(self.path).path)
         hub.asked.append(f"{self.command} {path}")
+        hub.by.add(self.client_address[0])
         if hub.busy:
             hub.busy -= 1
             self._send(429, b"slow down", {"Retry-After": "1"}, body=body)
@@ -106,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith(f"/api/models/{hub.name}"):
             said = {"id": hub.name, "modelId": hub.name, "sha": COMMIT, "siblings": hub.listed()}
             self._send(200, json.dumps(said).encode(), {}, body=body)
+        elif path.startswith("/elsewhere/"):
+            self._file(path.removeprefix("/elsewhere/"), body=body)
         elif path.startswith(f"/{hub.name}/resolve/"):
             self._file(path.split("/", 5)[5], body=body)
         else:
@@ -125,6 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if hub.large(name):
             headers["X-Linked-Etag"] = f'"{digest}"'
+        if hub.elsewhere and hub.large(name) and not self.path.startswith("/elsewhere/"):
+            headers["Location"] = f"{hub.elsewhere}/elsewhere/{name}"
+            self._send(302, b"", headers, body=body)
+            return
         start = 0
         if (asked := self.headers.get("Range", "")).startswith("bytes="):
             start = int(asked[6:].partition("-")[0])

@@ -83,6 +83,37 @@ def test_a_copy_waits_for_what_is_busy(chain: Chain) -> None:
     assert came.seconds > 6
 
 
+def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
+    """The one behind finds it and asks another one; whose disk it is is named, and nothing of it
+    passes for whole. The same copy goes on, and then all have the right bytes.
+    """
+    chain.rate = SLOWLY
+    parts = chain.roots["n1"] / ".vlaunch" / "parts"
+
+    def spoil() -> None:
+        # The node behind waits meanwhile, so that it has not got that far.
+        chain.kill("n2", signal.SIGSTOP)
+        time.sleep(1.0)
+        for path in parts.iterdir():
+            data = bytearray(path.read_bytes())
+            for at in range(0, len(data), 1000):
+                data[at] ^= 255
+            with path.open("r+b") as file:
+                file.write(data)
+        chain.kill("n2", signal.SIGCONT)
+
+    came = chain.run(at=when(0.3, spoil))
+
+    wanted = content(chain.roots["n0"])
+    assert list(came.failed) == ["n1"]
+    assert "has other bytes on the disk than were written" in came.failed["n1"]
+    assert any("got wrong bytes from n1" in each.text for each in chain.events)
+    assert content(chain.roots["n1"]) == {}
+    assert [content(chain.roots[name]) for name in ("n2", "n3")] == [wanted, wanted]
+    assert chain.run().failed == {}
+    assert content(chain.roots["n1"]) == wanted
+
+
 def test_a_second_copy_moves_nothing(chain: Chain) -> None:
     """Digests are compared, and what was written down of both sides saves reading."""
     chain.run()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv, Inventory, Mount, Node, Secret
+from launcher.payload.chain import take
 from launcher.payload.chain.files import File, Manifest
 from launcher.payload.chain.look import folder
 from launcher.tools import decode, docker
@@ -55,7 +56,7 @@ for name, text in sent["modules"]:
     exec(compile(text, name + ".py", "exec"), module.__dict__)
 sys.exit(sys.modules[package.__name__ + ".main"].main(sent["request"]))
 """
-HERE: Final = "this machine"  # a name that no node has
+HERE: Final = take.HERE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Said:
     port: Whole = 0
     bytes: Whole = 0
     strangers: Whole = 0
+    number: Whole = 0
     source: Text = ""
     root: Text = ""
     who: Text = ""
@@ -340,6 +342,11 @@ def give(host: str, port: int) -> str:
 def pause(on: bool) -> str:
     """Order to send nothing for now, or to go on."""
     return json.dumps({"order": "pause", "on": on})
+
+
+def doubt(number: int) -> str:
+    """Order to read a chunk again: somebody has got other bytes."""
+    return json.dumps({"order": "doubt", "number": number})
 
 
 def simply(order: Literal["go", "finish", "end"]) -> str:

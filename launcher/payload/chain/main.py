@@ -224,12 +224,23 @@ class _Copy:
             for stream in range(self._streams):
                 args = (stream, order["host"], order["port"])
                 threading.Thread(target=self._give, args=args, daemon=True).start()
+        elif order["order"] == "doubt":
+            self._doubt(int(order["number"]))
         elif order["order"] == "pause":
             self._store.pause(bool(order["on"]))
         elif order["order"] == "finish":
             # Beside the signs of life: a disk may take minutes to write what is still in memory.
             threading.Thread(target=self._finish, daemon=True).start()
         return bool(order["order"] == "end")
+
+    def _doubt(self, number: int) -> None:
+        """Look at a chunk whose bytes were wrong where they came; raises Altered when it is here
+        that they went wrong: then nothing of this disk can be believed.
+        """
+        if not self._store.sound(number):
+            at = self._store.manifest.place(number)[0]
+            name = self._store.manifest.files[at].name
+            raise Altered(f"{name} has other bytes on the disk than were written or read before")
 
     def _finish(self) -> None:
         try:

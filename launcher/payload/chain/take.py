@@ -26,11 +26,16 @@ _AGAIN = (
     3.0,
 )  # seconds until somebody is tried again, the more often it failed
 _IDLE = 0.1  # seconds between looks at whether there is more to do
+HERE = "this machine"  # who brings chunks instead of being asked; a name that no node has
 _WRONG = 2  # times that a node may send wrong bytes
 
 
 class WrongBytes(OSError):
-    """A chunk's bytes are not those of its digest."""
+    """The bytes of chunk `number` are not those of its digest."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"chunk {number} has other bytes than were announced")
+        self.number = number
 
 
 class Upstream:
@@ -72,8 +77,10 @@ class Upstream:
                 self._wrong[name] = self._wrong.get(name, 0) + 1
                 if self._wrong[name] < _WRONG:
                     self._not_before[name] = 0.0  # once more: it may have been the way
-        kind = "wrong" if isinstance(error, WrongBytes) else "lost"
-        self._tell(kind, who=name, why=said(error))
+        if isinstance(error, WrongBytes):
+            self._tell("wrong", who=name, why=said(error), number=error.number)
+        else:
+            self._tell("lost", who=name, why=said(error))
 
     def well(self, name: str) -> None:
         """Somebody answers."""
@@ -183,6 +190,8 @@ class Streams:
                 self._fetch(sock, stream, hand, buffer)
         except _DiskError as error:
             self.broken = error.args[0]
+        except WrongBytes as error:
+            self._upstream.failed(HERE, error, time.monotonic())
         finally:
             hand.close()
 
@@ -207,7 +216,7 @@ class Streams:
                 comes.receive(view)
                 store.received += len(view)
                 if hashlib.sha256(view).digest() != digest:
-                    raise WrongBytes(f"chunk {number} has other bytes than were announced")
+                    raise WrongBytes(number)
             with _disk():
                 if kind == wire.BYTES:
                     store.write(number, view, digest, hand)

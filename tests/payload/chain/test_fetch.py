@@ -102,9 +102,12 @@ def test_a_model_that_is_not_there() -> None:
     assert "RepositoryNotFoundError" in resolve(Hub(FILES, name="org/other"))["why"]
 
 
-def test_a_broken_download_goes_on(tmp_path: Path) -> None:
-    """Only what was asked for comes."""
-    hub = Hub(FILES, broken=1)
+@pytest.mark.parametrize("redirects", [False, True])
+def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
+    """Only what was asked for comes, also where large files lie elsewhere."""
+    hub = keeps = Hub(FILES, broken=1)
+    if redirects:
+        hub = Hub(FILES, elsewhere=keeps.start())
     assert ask(download(hub, tmp_path))["event"] == "downloaded"
 
     snapshot = tmp_path / "models--org--m" / "snapshots" / COMMIT
