@@ -222,6 +222,12 @@ def with_amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
     yield from _practice(tmp_path_factory, "vlaunch-amd", "10.92.0.0/24", *more, nodes=2)
 
 
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Four practice hosts without the image."""
+    yield from _practice(tmp_path_factory, "vlaunch-copy", "10.93.0.0/24", "--no-image", nodes=4)
+
+
 def _practice(
     tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *more: str, nodes: int
 ) -> Iterator[Practice]:
