@@ -205,12 +205,15 @@ class _Bringing:
                 session.step("copy", text, node=name, seconds=came.seconds)
 
     def _parts(self, image: Image, group: Group) -> list[Part]:
+        from launcher.remote import certificate
+
         copying, inventory = self._copying, self._session.inventory
         common: dict[str, Any] = {
             "manifest": plans.manifest(image, group.has),
             "key": secrets.token_hex(32),
             "streams": STREAMS,
             "rate": self._wishes.rate,
+            "cipher": None if inventory.private else certificate.make(),
         }
         parts = []
         for name in (copying.source, *group.targets):
