@@ -20,6 +20,7 @@ Accelerator = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["ray", "mp"]
 Connection = Literal["ssh", "local"]
 SecretsIn = Literal["disk", "memory"]
+ImageSource = Literal["registry", "nodes"]
 Fabric = Literal["ethernet", "infiniband", "roce"]
 # What the network between nodes must at least be, the least first.
 Level = Literal["any", "rdma", "gdrdma"]
@@ -275,6 +276,9 @@ class ClusterSettings:
     """Name of the cluster; part of container names and labels."""
     image: values.Image
     """vLLM image, the same on every node; a tag or a digest."""
+    image_source: ImageSource = "registry"
+    """Where `up` has a missing image from: every node its registry, or `nodes`: one that has it, or
+    else the head, which pulls it, gives it to the others."""
     accelerator: Accelerator = "nvidia"
     """What the model runs on."""
     ray: Annotated[

@@ -23,8 +23,8 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
                     host,
                     f"image {image} is not there",
                     fix=(
-                        f"run `docker pull {image}` on {host.name}, or load it: "
-                        f"`docker save {image} | ssh {host.node.host} docker load`"
+                        f"run `docker pull {image}` on {host.name}, or bring it from another node: "
+                        f"`vlaunch image push {image}`"
                     ),
                 )
             )
@@ -38,8 +38,8 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
                 f"{image} is another image than on {fold(groups[0])}",
                 evidence=_ids(evidence),
                 fix=(
-                    f"give the image by digest in the inventory, or run `docker pull {image}` on"
-                    " every node"
+                    f"bring one to all: `vlaunch image push {image} --from {groups[0][0]}`; or give"
+                    " the image by digest in the inventory"
                 ),
             )
             for group in groups[1:]

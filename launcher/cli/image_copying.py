@@ -23,7 +23,7 @@ from launcher.plan.image_copying import Group, ImageCopying
 from launcher.plan.members import Connections, Part
 from launcher.sizes import told
 from launcher.spread import spread
-from launcher.tools import chain, image_copy, image_store
+from launcher.tools import chain, docker, image_copy, image_store
 from launcher.tools.image_store import SCRATCH, Store
 from launcher.transport import Command
 
@@ -36,12 +36,14 @@ _DOCKER: Argv = ("docker",)  # this machine's
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
     """What a copy is besides asked: bytes a second of each node (0: as many as go), where what is
-    on its way lies, and a file of this machine that has the image.
+    on its way lies, a file of this machine that has the image, and whether the copy is all that the
+    command does.
     """
 
     rate: int = 0
     scratch: str = SCRATCH
     tar: str = ""
+    alone: bool = True
 
 
 def look(
@@ -97,6 +99,8 @@ def print_plan(copying: ImageCopying) -> None:
         for name in group.targets:
             click.echo(f"  {name} lacks {layers - group.has} layers, and gets them from {before}")
             before = name
+    for name in copying.unnamed:
+        click.echo(f"  {name} has it under another name, and would call it so, too")
     if there := [name for name in copying.complete if name != copying.source]:
         click.echo(f"  {fold(there)} has it already")
 
@@ -129,15 +133,31 @@ class _Bringing:
 
     def run(self) -> None:
         copying, began = self._copying, time.monotonic()
-        image = self._export()
-        plans.check_room(copying, image, self._seen)
-        for group in copying.groups:
-            self._spread(image, group)
-        self._ask(
-            copying.source, image_copy.drop(self._root(copying.source), self._top(copying.source))
-        )
+        self._name()
+        if copying.groups:
+            image = self._export()
+            plans.check_targets(copying, image, self._seen)
+            for group in copying.groups:
+                self._spread(image, group)
         self._compare()
+        if copying.groups and not self._failed:  # else the same command goes on with it
+            root, top = self._root(copying.source), self._top(copying.source)
+            self._ask(copying.source, image_copy.drop(root, top))
         self._tell(time.monotonic() - began)
+
+    def _name(self) -> None:
+        """Give the image its name where it lies under other ones alone."""
+        commands = [
+            Command(
+                node=name,
+                argv=docker.tag(self._docker(name), id_, self._copying.names[0]),
+                before=self._before.pop(name, ()),
+            )
+            for name, id_ in self._copying.unnamed.items()
+        ]
+        for answer in self._session.transport.run(commands):
+            if not answer.ok:
+                self._failed[answer.node] = answer.tail
 
     # --- the source
 
@@ -275,7 +295,10 @@ class _Bringing:
             "changed": len(done),
         }
         state: Any = "failed" if self._failed else "ok"
-        self._session.done(text, stage="copy", state=state, seconds=seconds, data=data)
+        if self._wishes.alone:
+            self._session.done(text, stage="copy", state=state, seconds=seconds, data=data)
+        else:
+            self._session.note("copy", text, state=state, data=data)
         if self._failed:
             raise together(
                 [

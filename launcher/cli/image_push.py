@@ -4,7 +4,7 @@ other one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,6 @@ from launcher.errors import NodeError
 from launcher.model import Node, fold
 
 if TYPE_CHECKING:
-    from launcher.cli.image_copying import Wishes
     from launcher.cli.session import Session
 
 _PULL = 3600.0  # seconds, as `up` waits
@@ -129,6 +128,7 @@ def pull(
     Where the tag means another image by now than what nodes have, they get the new one.
     """
     from launcher.cli import image_copying
+    from launcher.plan.image_copying import plan_image
 
     name = image or call.inventory.image
     wanted = chosen(call.inventory, targets)
@@ -141,7 +141,9 @@ def pull(
             click.echo(f"  {fold([each.name for each in asked if each is not node])} would get it")
             return
         fetch(ours, node, name)
-        spread_from(ours, node, name, wanted, wishes)
+        seen = image_copying.look(ours, asked, scratch=scratch)
+        copying = plan_image(name, seen, source=node.name, targets=[each.name for each in wanted])
+        image_copying.bring(ours, copying, seen, wishes)
 
 
 def fetch(session: Session, node: Node, name: str) -> None:
@@ -170,14 +172,14 @@ def fetch(session: Session, node: Node, name: str) -> None:
     session.step("pull", "pulled", node=node.name, seconds=answer.seconds)
 
 
-def spread_from(
-    session: Session, node: Node, name: str, wanted: Sequence[Node], wishes: Wishes
-) -> None:
-    """Bring an image from one node to others; raises what a copy does."""
+def everywhere(session: Session, name: str) -> None:
+    """Have all nodes have an image that one has, as a part of another command; raises what
+    `vlaunch image push` does.
+    """
     from launcher.cli import image_copying
     from launcher.plan.image_copying import plan_image
 
-    asked = [each for each in session.inventory.nodes if each in wanted or each is node]
-    seen = image_copying.look(session, asked, scratch=wishes.scratch)
-    copying = plan_image(name, seen, source=node.name, targets=[each.name for each in wanted])
-    image_copying.bring(session, copying, seen, wishes)
+    nodes = session.inventory.nodes
+    session.begin("look", f"Look for {name} on {fold([node.name for node in nodes])}")
+    seen = image_copying.look(session, nodes)
+    image_copying.bring(session, plan_image(name, seen), seen, image_copying.Wishes(alone=False))

@@ -66,8 +66,8 @@ def bring_up(
     Two plans, because what has to be built follows from what the image says about itself, and it
     must be there to be asked.
     """
-    from launcher.cli import prepare
-    from launcher.plan.up import base_image, plan_image, plan_up
+    from launcher.cli import image_push, prepare
+    from launcher.plan.up import base_image, lacks_image, plan_image, plan_up, rights
     from launcher.site import Site
     from launcher.state.observe import observe
 
@@ -76,14 +76,17 @@ def bring_up(
     facts = observe(inventory, session.transport, [inventory.image])
     site = Site(inventory, facts)
     first = plan_image(site)
-    if dry_run and first.steps:
+    changes = len(lacks_image(site))
+    if dry_run and changes:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
         unknown = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
         return [first, plan_up(site, secrets, unknown)]
-    for note in first.notes:
+    for note in rights(inventory):
         session.warn("rights", note)
     session.apply(first)
-    if first.steps:
+    if changes:
+        if inventory.image_source == "nodes":
+            image_push.everywhere(session, inventory.image)
         facts = observe(inventory, session.transport, [inventory.image])
         site = Site(inventory, facts)
     image = base_image(inventory) if inventory.ray.off else prepare.ray_image(session, facts)
@@ -96,7 +99,7 @@ def bring_up(
     for note in second.notes:
         session.note("difference", note)
     session.apply(second)
-    changed = len(first.steps) + len(second.steps)
+    changed = changes + len(second.steps)
     text = (
         f"cluster {inventory.cluster} is up: {len(inventory.nodes)} nodes, {inventory.gpus} GPUs"
         if changed

@@ -38,6 +38,13 @@ def name(draft: Draft) -> Iterator[Mistake]:
         )
 
 
+def image_source(draft: Draft) -> Iterator[Mistake]:
+    """An image that nodes give each other has no digest there (docs/images.md)."""
+    if draft.file.image_source == "nodes" and "@" in draft.file.image:
+        text = "should be named by a tag: with `image_source: nodes` Docker knows no digest of it"
+        yield Mistake(where=("image",), text=text)
+
+
 def ports(draft: Draft) -> Iterator[Mistake]:
     """Each port is used once, and none lies among those of Ray's workers, which would take it at
     random.
@@ -266,6 +273,7 @@ def docker(draft: Draft) -> Iterator[Mistake]:
 
 ALL = (
     name,
+    image_source,
     ports,
     placement,
     ray,

@@ -19,6 +19,7 @@ from launcher.tools.docker import Image
 from launcher.tools.image_store import Store
 
 _MARGIN: Final = 1.02  # how much more room than bytes there must be
+_ZSTD: Final = 23  # version of Docker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +35,22 @@ class ImageCopying:
     """One copy to be: `source` has the image, each group's nodes get what they lack of it.
 
     `complete` are the nodes that have it already, `order` is all nodes in the inventory's.
+    `unnamed` are those that have it under other names alone, each with its ID there.
     """
 
     name: str
     source: str
     image: Image
     groups: tuple[Group, ...]
+    unnamed: Mapping[str, str]
     complete: tuple[str, ...]
     order: tuple[str, ...]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The nodes that get something."""
-        return tuple(name for group in self.groups for name in group.targets)
+        """The nodes that get something, or a name for what they have."""
+        given = tuple(name for group in self.groups for name in group.targets)
+        return (*given, *self.unnamed)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,17 +91,24 @@ def plan_image(
             " there: Docker knows digests of what came from a registry alone",
             hint="name it by a tag; the nodes' images are compared with each other all the same",
         )
+    twins = {node: each.id for node in lacking if (each := _twin(seen[node], image)) is not None}
     groups: dict[int, list[str]] = {}
-    for node in lacking:
+    for node in [node for node in lacking if node not in twins]:
         groups.setdefault(_has(seen[node], image), []).append(node)
     return ImageCopying(
         name=name,
         source=source,
         image=image,
         groups=tuple(Group(has=count, targets=tuple(groups[count])) for count in sorted(groups)),
+        unnamed=twins,
         complete=tuple(node for node in seen if node in there and node in (source, *wanted)),
         order=tuple(seen),
     )
+
+
+def _twin(store: Store, image: Image) -> Image | None:
+    """Return the same image of a node, which has another name there."""
+    return next((each for each in store.images if each.identity == image.identity), None)
 
 
 def _has(store: Store, image: Image) -> int:
@@ -117,6 +128,7 @@ def _source(name: str, has: Mapping[str, Image], seen: Mapping[str, Store], sour
             raise RequestError(f"{source} does not have {name}", hint=_LIST)
         return source
     if not has:
+        _check_able(seen, [node for node, each in seen.items() if each.trouble])
         raise RequestError(
             f"no node has {name} ({fold(list(seen))} were asked)",
             hint=f"have one fetch it: `vlaunch image pull {name}`, or bring it from this machine:"
@@ -174,12 +186,16 @@ def check_export(copying: ImageCopying, store: Store) -> int:
     return max(0, need - store.unfinished)
 
 
-def check_room(copying: ImageCopying, image: archive.Image, seen: Mapping[str, Store]) -> None:
-    """Raise NodeError for every node that has too little room for what it gets.
+def check_targets(copying: ImageCopying, image: archive.Image, seen: Mapping[str, Store]) -> None:
+    """Raise NodeError for every node that has too little room for what it gets, or a Docker that
+    cannot unpack it.
 
-    It lies there three times for a while: as it came, in Docker's temporary folder, and unpacked.
+    What comes lies there three times for a while: as it came, in Docker's temporary folder, and
+    unpacked.
     """
-    errors = []
+    errors = _too_old(copying, image, seen)
+    if errors:
+        raise together(errors, "cannot take this image")
     for group in copying.groups:
         missing = manifest(image, group.has).bytes
         unpacked = missing if not _packed(image) else copying.image.size
@@ -192,6 +208,26 @@ def check_room(copying: ImageCopying, image: archive.Image, seen: Mapping[str, S
                 errors.append(error)
     if errors:
         raise together(errors, "has too little room for the image")
+
+
+def _too_old(
+    copying: ImageCopying, image: archive.Image, seen: Mapping[str, Store]
+) -> list[NodeError]:
+    """Return an error for every node whose Docker does not know zstd, which came with 23.0
+    (moby #28394; tried: 20.10 does not, 26.1 does).
+    """
+    if "+zstd" not in image.manifest:
+        return []
+    majors = {name: seen[name].version.partition(".")[0] for name in copying.targets}
+    return [
+        NodeError(
+            name,
+            f"Docker {seen[name].version} cannot unpack layers packed with zstd",
+            hint="install Docker 23.0 or newer there, or take an image that is packed with gzip",
+        )
+        for name, major in majors.items()
+        if major.isdigit() and int(major) < _ZSTD
+    ]
 
 
 def _packed(image: archive.Image) -> bool:

@@ -39,14 +39,16 @@ def base_image(inventory: Inventory) -> RayImage:
 
 
 def plan_image(site: Site) -> Plan:
-    """Preflight, then the inventory's image present on every node."""
+    """Preflight, then the inventory's image present on every node, or on one that gives it to the
+    others (`image_source: nodes`).
+    """
     image = site.inventory.image
     pulls = tuple(
         Step(
             title=f"pulling {image}",
             command=Command(node=node.name, argv=docker.pull(node.docker, image), timeout=3600),
         )
-        for node in _without(site, image)
+        for node in _fetching(site)
     )
     stages = (
         [Stage(id="preflight", title="Look at the nodes", gates=_preflight(site))]
@@ -55,10 +57,33 @@ def plan_image(site: Site) -> Plan:
     )
     if pulls:
         stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
-    return Plan(verb="up", stages=tuple(stages), notes=_rights(site.inventory))
+    notes = (*rights(site.inventory), *_given(site))
+    return Plan(verb="up", stages=tuple(stages), notes=notes)
 
 
-def _rights(inventory: Inventory) -> tuple[str, ...]:
+def _fetching(site: Site) -> list[Node]:
+    """Return the nodes that pull the inventory's image."""
+    lacking = lacks_image(site)
+    if site.inventory.image_source == "registry":
+        return lacking
+    return [site.head] if len(lacking) == len(site.nodes) else []
+
+
+def lacks_image(site: Site) -> list[Node]:
+    """Return the nodes that do not have the inventory's image, as far as was seen."""
+    return _without(site, site.inventory.image)
+
+
+def _given(site: Site) -> tuple[str, ...]:
+    """Say who gets the image from another node, which no script does."""
+    getting = [node for node in lacks_image(site) if node not in _fetching(site)]
+    if site.inventory.image_source == "registry" or not getting:
+        return ()
+    names = fold([node.name for node in getting])
+    return (f"{names} gets the image from another node, as with `vlaunch image push`",)
+
+
+def rights(inventory: Inventory) -> tuple[str, ...]:
     """Say loudly that the containers get every right on their nodes."""
     if not inventory.privileged:
         return ()

@@ -234,6 +234,11 @@ def pull(docker: Argv, image: str) -> Argv:
     return (*docker, "pull", "--quiet", image)
 
 
+def tag(docker: Argv, image: str, name: str) -> Argv:
+    """Give an image one more name."""
+    return (*docker, "tag", image, name)
+
+
 def remove_image(docker: Argv, image: str) -> Argv:
     """Remove an image's name, and the image where that was its last one; one that a container is
     made of stays.

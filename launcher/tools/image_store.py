@@ -121,8 +121,13 @@ def _store(parts: Parts, top: str, cluster: str, node: str) -> Store:
         containerd=any(
             _CONTAINERD in [str(word) for word in each] for each in info.get("DriverStatus") or ()
         ),
-        trouble="" if answered else said(parts, "docker" if not listed else "images"),
+        trouble="" if answered else _trouble(said(parts, "images") or said(parts, "docker")),
     )
+
+
+def _trouble(text: str) -> str:
+    """Return what Docker said; of a server that it cannot reach it prints `null` besides."""
+    return "\n".join(line for line in text.splitlines() if line != "null") or "it said nothing"
 
 
 def _number(text: str) -> int:

@@ -128,8 +128,8 @@ _IMAGE = (
         pattern=r"toomanyrequests|pull access denied|manifest unknown|manifest for .* not found",
         cause="the registry does not give this image",
         fix=(
-            "check `image:` in the inventory, log in with `docker login` on the node, or load the"
-            " image with `docker load`"
+            "check `image:` in the inventory, log in with `docker login` on the node, or bring the"
+            " image from another node with `vlaunch image push`"
         ),
         source="Docker's own words",
     ),
@@ -140,7 +140,10 @@ _IMAGE = (
             r" unreachable"
         ),
         cause="the node cannot reach the registry",
-        fix="load the image instead: `docker save IMAGE | ssh NODE docker load`",
+        fix=(
+            "bring the image from a node that has it: `vlaunch image push IMAGE`, or from this"
+            " machine with `--here`; for all times: `image_source: nodes` in the inventory"
+        ),
         source="Docker's own words",
     ),
     Symptom(

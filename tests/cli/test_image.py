@@ -53,14 +53,19 @@ class Nodes:
             return Answer(node=command.node, code=0, out=self._told(command.node))
         if argv == chain.on_node(self.cluster.world.inventory).argv:
             return self._program(command)
-        if argv[0] == "docker" and argv[1] in ("rmi", "pull"):
+        if argv[0] == "docker" and argv[1] in ("rmi", "pull", "tag"):
             self.docker.append((command.node, *argv[1:]))
-            if argv[1] == "pull":
-                self.images[command.node] = [json_of(argv[-1], DIFFS)]
+            if argv[1] in ("pull", "tag"):
+                self.has(command.node, argv[-1])
             used = argv[1] == "rmi" and "used" in argv[-1]
             err = "conflict: container 1 is using its referenced image 2" if used else ""
             return Answer(node=command.node, code=int(used), err=err)
         return self.simulated(command)
+
+    def has(self, node: str, name: str) -> None:
+        """A node has the image now."""
+        self.images[node] = [json_of(name, DIFFS)]
+        self.cluster.world.machines[node].images[name] = json_of(name, DIFFS)
 
     def _told(self, node: str) -> str:
         trouble = self.trouble.get(node, "")
@@ -109,6 +114,8 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Nodes:
     made.simulated = cluster.world.answer  # type: ignore[method-assign]
     cluster.world.answer = made.answer  # type: ignore[method-assign]
     cluster.write(cluster.path.read_text().replace("vllm/vllm-openai:v0.32.0", NAME))
+    for machine in cluster.world.machines.values():
+        machine.images = {NAME: json_of(NAME, DIFFS)}
     return made
 
 
@@ -129,7 +136,7 @@ def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[Part]]:
         members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
         for each in parts[1:]:
             if nodes.loads:
-                nodes.images[each.name] = [json_of(NAME, DIFFS)]
+                nodes.has(each.name, NAME)
         return Spread(seconds=2.0, members=members, moved={})
 
     monkeypatch.setattr(spreading, "spread", fake)
@@ -320,3 +327,45 @@ def test_words_that_make_no_sense(nodes: Nodes) -> None:
     assert (both.code, "--here is this machine" in both.err) == (2, True)
     assert nodes.cluster.run("image", "push", "--scratch", "here").code == 2
     assert nodes.cluster.commands == []
+
+
+def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Is all that a node gets that has it under another one."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.images["gpu02"] = [json_of("mirror/b:1", DIFFS)]
+    dry = nodes.cluster.run("image", "push", "--dry-run")
+    assert "gpu02 has it under another name" in dry.out
+    ran = nodes.cluster.run("image", "push", "--json")
+
+    assert ran.code == 0
+    assert nodes.docker == [("gpu02", "tag", json_of("mirror/b:1", DIFFS)["Id"], NAME)]
+    assert (chains, nodes.asked) == ([], [])
+
+
+def test_up_has_nodes_give_each_other_the_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Nobody pulls what one has; what a script cannot do, a dry run says."""
+    cluster = nodes.cluster
+    cluster.write(cluster.path.read_text() + "image_source: nodes\n")
+    del cluster.world.machines["gpu02"].images[NAME]
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    dry = cluster.run("up", "--dry-run")
+    assert "# note: gpu02 gets the image from another node" in dry.out
+    assert "docker pull" not in dry.out
+    assert chains == []
+    ran = cluster.run("up", "--json")
+
+    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    assert ran.code == 0, ran.err
+    assert [each["kind"] for each in ran.events].count("done") == 1
+
+
+def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Where nobody has the image."""
+    cluster = nodes.cluster
+    cluster.write(cluster.path.read_text() + "image_source: nodes\n")
+    for machine in cluster.world.machines.values():
+        machine.images.clear()
+    cluster.run("up")
+
+    assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
+    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]

@@ -11,8 +11,10 @@ import pytest
 from launcher import placement
 from launcher.errors import InventoryError, PlacementError
 from launcher.inventory.load import load as load_file
+from launcher.inventory.load import loads
 from launcher.model import Backend, Inventory
 from launcher.tools import audit, lock
+from tests.inventory.conftest import GOOD
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]
@@ -424,3 +426,13 @@ def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Pa
     assert [each.partition(": ")[2] for each in caught.value.mistakes] == [
         "cluster: should be another name: nodes have a folder of this name for all clusters"
     ]
+
+
+def test_an_image_that_nodes_give_each_other_is_named_by_a_tag() -> None:
+    """Docker knows digests of what came from a registry alone."""
+    text = GOOD.replace("vllm-openai:v0.32.0", f"vllm-openai@sha256:{'0' * 64}")
+    path = Path("test.yaml")
+    loads(text, path)
+    with pytest.raises(InventoryError) as caught:
+        loads(f"{text}image_source: nodes\n", path)
+    assert "image: should be named by a tag" in caught.value.evidence

@@ -501,7 +501,10 @@ def test_what_is_no_device_is_refused(mistakes: Mistakes, device: str) -> None:
         ("network: {hcas: [a]}", "network: unknown key `hcas`; did you mean `hca`?"),
         ("secrets: {A: {envv: B}}", "secrets.A: unknown key `envv`; did you mean `env`?"),
         ("ray: {zzz: 1}", "ray: unknown key `zzz`; known here: version, object_store, token_auth"),
-        ('"a\\nb": 1', 'unknown key `"a\\nb"`; known here: cluster, image, accelerator'),
+        (
+            '"a\\nb": 1',
+            'unknown key `"a\\nb"`; known here: cluster, image, image_source, accelerator',
+        ),
     ],
 )
 def test_unknown_keys_have_a_near_miss_or_a_home(

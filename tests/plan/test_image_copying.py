@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import NodeError, RequestError
 from launcher.payload.chain import archive
-from launcher.plan.image_copying import Group, check_export, check_room, manifest, plan_image
+from launcher.plan.image_copying import Group, check_export, check_targets, manifest, plan_image
 from launcher.tools.docker import Image
 from launcher.tools.image_store import Store
 
@@ -50,7 +50,7 @@ def test_nodes_that_lack_the_same_are_one_chain() -> None:
         "n3": store(image("base:1", layers=LAYERS[:2], identity="base")),
         "n4": store(image("x:1")),
         "n5": store(),
-        "n6": store(image("other:1")),
+        "n6": store(image("other:1", identity="o")),
     }
     copying = plan_image("x:1", seen)
 
@@ -145,26 +145,52 @@ def test_room_is_looked_at_before() -> None:
 
     assert check_export(copying, tight["n1"]) == round(3 * GIB * 1.02)
     with pytest.raises(NodeError, match="too little room") as caught:
-        check_room(copying, exported(), tight)
+        check_targets(copying, exported(), tight)
     assert "n2: has too little room" in caught.value.evidence
     assert "n3: has too little room" in caught.value.evidence
     with pytest.raises(NodeError, match="too little room"):
         check_export(copying, store(image("x:1"), scratch=2 * GIB))
     room = {"n1": tight["n1"], "n2": store(free=7 * GIB, scratch=4 * GIB)}
-    check_room(plan_image("x:1", room), exported(), room)
+    check_targets(plan_image("x:1", room), exported(), room)
 
 
 def test_one_disk_holds_all_of_it() -> None:
     """Where both folders are on it, what they need is added up; what lies there already counts."""
     seen = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
     with pytest.raises(NodeError, match="too little room"):
-        check_room(plan_image("x:1", seen), exported(), seen)
+        check_targets(plan_image("x:1", seen), exported(), seen)
     seen["n2"] = replace(seen["n2"], unfinished=GIB)
-    check_room(plan_image("x:1", seen), exported(), seen)
+    check_targets(plan_image("x:1", seen), exported(), seen)
 
 
 def test_packed_layers_need_room_for_what_is_in_them() -> None:
     """As much as the source's Docker says that all take."""
     seen = {"n1": store(image("x:1")), "n2": store(free=4 * GIB)}
     with pytest.raises(NodeError, match="too little room"):
-        check_room(plan_image("x:1", seen), exported(packed=True), seen)
+        check_targets(plan_image("x:1", seen), exported(packed=True), seen)
+
+
+def test_the_same_image_under_another_name_is_only_named() -> None:
+    """Nothing travels."""
+    seen = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
+    copying = plan_image("x:1", seen)
+
+    assert copying.groups == ()
+    assert copying.unnamed == {"n2": image("x:1").id}
+    assert copying.targets == ("n2",)
+
+
+def test_docker_does_not_answer_anywhere_else() -> None:
+    """Whether it is there is not known then."""
+    with pytest.raises(NodeError, match="Docker does not answer"):
+        plan_image("x:1", {"n1": store(), "n2": store(trouble="Cannot connect")})
+
+
+def test_a_docker_that_does_not_know_zstd() -> None:
+    """Is named before anything travels to it."""
+    seen = {"n1": store(image("x:1")), "n2": store(version="20.10.24"), "n3": store(version="26.1")}
+    packed = replace(exported(packed=True), manifest='{"mediaType": "application/x.tar+zstd"}')
+    with pytest.raises(NodeError, match=r"n2: Docker 20.10.24 cannot unpack .* zstd"):
+        check_targets(plan_image("x:1", seen), packed, seen)
+    del seen["n2"]
+    check_targets(plan_image("x:1", seen), packed, seen)
