@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from launcher.cli import options
+from launcher.cli.export_compose import compose
 from launcher.cli.export_kubernetes import kubernetes
 from launcher.cli.export_prometheus import prometheus
+from launcher.cli.export_systemd import systemd
 from launcher.export import firewall as made
 
 
@@ -15,8 +17,10 @@ def export() -> None:
     """Write down what the inventory means for other programs; no node is reached."""
 
 
+export.add_command(compose)
 export.add_command(kubernetes)
 export.add_command(prometheus)
+export.add_command(systemd)
 
 
 @export.command(

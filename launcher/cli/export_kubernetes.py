@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -88,22 +86,7 @@ def kubernetes(
     if output is None:
         click.echo(found.text, nl=False)
     else:
-        write(output, found.files())
-
-
-def write(folder: str, files: Mapping[str, str]) -> None:
-    """Write files into a folder, and say so; raises VlaunchError."""
-    base = Path(folder)
-    try:
-        for name, text in files.items():
-            path = base / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise VlaunchError(
-            f"{folder}: {error.strerror}", hint="name a folder that you can write: `-o DIR`"
-        ) from None
-    click.echo(f"{len(files)} files in {folder}", err=True)
+        export_server.write(output, found.files())
 
 
 def _size(text: str) -> int:

@@ -58,7 +58,7 @@ def prometheus(
     What is scraped is vLLM, Ray on every node, and the agent on the head.
     """
     from launcher.cli import session
-    from launcher.cli.export_kubernetes import write
+    from launcher.cli.export_server import write
     from launcher.export import prometheus as monitoring
     from launcher.ui.terminal import say
 

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.errors import RequestError
-from launcher.export import kubernetes_rules, lws, pods, yaml_text
+from launcher.export import kubernetes_rules, lws, pods, proof, yaml_text
 from launcher.export.kubernetes_shape import Group
 from launcher.export.pods import Object
-from launcher.payload.agent.task import CHAT
-from launcher.tools import curl, vllm
 
 _MOST = 1 << 20  # bytes of a ConfigMap (kubernetes.io/docs/concepts/configuration/configmap)
 # What must be there before, so that `--check` of an edited copy knows it as well.
@@ -273,9 +271,7 @@ def _before(group: Group) -> list[str]:
 
 def _chat(group: Group) -> str:
     url = f"http://localhost:{group.request.port}/v1"
-    names = vllm.values(group.request.args, "--served-model-name")
-    called = names[-1] if names else group.request.model
-    return curl.line(url, CHAT, called, key="VLLM_API_KEY" in group.original.secrets)
+    return proof.chat(url, group.request, group.original)
 
 
 def _budget_note(group: Group) -> str:

@@ -152,9 +152,9 @@ class Given:
         return bool({str(index), uuid} & set(self.ids))
 
 
-def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
+def run(docker: Argv, spec: ContainerSpec, *, once: bool = False, attached: bool = False) -> Argv:
     """Start a detached container in the host's network (`docker run`); with `once` wait for its end
-    and leave nothing of it.
+    and leave nothing of it; `attached` does so too, for who ends and starts it by itself.
     """
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
     shm = _SHM.get(spec.shm) or ("--shm-size", str(spec.shm))
@@ -162,7 +162,7 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         "--network",
         "host",
         *shm,
-        *(() if once else ("--restart", spec.restart)),
+        *(() if once or attached else ("--restart", spec.restart)),
         *(("--gpus", spec.gpus) if spec.gpus else ()),
         *(("--privileged",) if spec.privileged else ()),
         *_each("--device", spec.devices),
@@ -183,7 +183,8 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
     )
     if once:
         return _once(docker, spec.name, ("--interactive", *words))
-    return (*docker, "run", "--detach", "--name", spec.name, *words)
+    how = "--rm" if attached else "--detach"
+    return (*docker, "run", how, "--name", spec.name, *words)
 
 
 def throw_away(

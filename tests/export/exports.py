@@ -32,3 +32,16 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 def inventory(case: str) -> Path:
     """Return the inventory of a case."""
     return EXAMPLES / f"{CASES[case][0]}.yaml"
+
+
+# The same, for exports to the inventory's own nodes.
+HOST_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "h100": ("h100-infiniband", ("--model", MODEL)),
+    "h100-replicas": ("h100-infiniband", ("--model", MODEL, "--dp", "4", "--tp", "4")),
+    "roce": ("roce", ("--model", MODEL)),
+    "roce-hybrid": ("roce", ("--model", MODEL, "--dp", "8", "--tp", "4", "--", "-dph")),
+    "amd": ("amd", ("--model", MODEL)),
+    "spark": ("dgx-spark", ("--model", MODEL)),
+    "workstation": ("single-node", ()),
+    "cpu": ("cpu", ()),
+}

@@ -1,5 +1,5 @@
 """First process of a container: `vlaunch_agent --node NAME --head IP --port P [--lead]
-[--metrics P] [--private-shm] [-- ray start …]`.
+[--metrics P] [--private-shm] [--server FILE] [-- ray start …]`.
 
 Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper.
 It ends when it is told to, and when Ray ends while no engine is here: Docker starts the container
@@ -202,8 +202,12 @@ def main() -> int:
     parser.add_argument("--metrics", type=int, default=metrics.PORT)
     parser.add_argument("--lead", action="store_true")
     parser.add_argument("--private-shm", action="store_true")
+    parser.add_argument("--server", default="")
     parser.add_argument("command", nargs="*")
-    agent = Agent(parser.parse_args())
+    args = parser.parse_args()
+    if args.server:
+        state.ask(args.server)
+    agent = Agent(args)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: agent.told.append(got))
     return agent.run()
