@@ -167,10 +167,10 @@ def test_hooks_for_defects(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_json_that_nobody_means(text: str) -> None:
     """One kind of error, at once."""
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(ValueError):
         untrusted.loads(text)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_json_that_is_meant() -> None:

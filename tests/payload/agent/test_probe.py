@@ -65,12 +65,12 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     """One token; every answer counts, with how long it took and what vLLM counts."""
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
-    until(lambda: probe.report()["asking"] == {}, "none is on its way")
+    until(lambda: probe.report().get("counters"), "the counters were read")
     said = probe.report()
 
-    assert server.asked[-1][3] is None or server.asked[-1][3]["max_tokens"] == 1
+    assert {call[3]["max_tokens"] for call in server.asked if call[3]} == {1}
     assert (said["health"], said["rests"], said["odd"]) == (200, "", None)
-    assert 0 < said["seconds"] < 5
+    assert said["seconds"] > 0
     assert (
         said["counters"]["running"],
         said["counters"]["waiting"],
