@@ -88,7 +88,11 @@ COMMANDS = {
         "secrets",
         "where secrets come from and lie; make new ones",
     ),
-    "export": ("launcher.cli.export", "export", "firewall rules for the nodes, as text"),
+    "export": (
+        "launcher.cli.export",
+        "export",
+        "for other programs: firewalls, Prometheus, Kubernetes, run_cluster.sh",
+    ),
     "lab": ("launcher.cli.lab", "lab", "a practice cluster on this machine"),
     "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
     "completion": (
