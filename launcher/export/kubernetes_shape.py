@@ -150,12 +150,15 @@ def group(
 
 def _as_pods(inventory: Inventory, taken: set[str], target: Target, leader: str) -> Inventory:
     """Return the inventory as pods see it: the first one by its name, in the pod network with its
-    interface, and with what is equal on all nodes.
+    interface, and with what is equal on all nodes; a volume lies where the first one has `hf_home`.
     """
-    common = _common_env([node for node in inventory.nodes if node.name in taken])
+    nodes = [node for node in inventory.nodes if node.name in taken]
+    common, home = _common_env(nodes), nodes[0].hf_home
 
     def seen(node: Node) -> Node:
         own = replace(node, ip=leader, state_dir=None, cache_dir=None)
+        if target.volume is not None:
+            own = replace(own, hf_home=home)
         if target.host_network:
             return own
         return replace(own, interface=POD_INTERFACE, hca=(), env=common)
@@ -188,9 +191,9 @@ def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
         hints.append("leave out the --data-parallel-…-lb option, or export a server per node")
     nodes = request.nodes_with_ranks(inventory)
     homes = sorted({node.hf_home for node in nodes})
-    if len(homes) > 1:
+    if len(homes) > 1 and target.volume is None:
         wrong.append(f"`hf_home` differs between nodes: {', '.join(homes)}")
-        hints.append("give the pods one volume: `--model-volume …` and one `hf_home:`")
+        hints.append("give the pods one volume: `--model-volume pvc:NAME` or `hostPath:/PATH`")
     shares = dict(request.placement.nodes)
     if len({shares[node.name] for node in nodes[1:]}) > 1:
         wrong.append("the nodes behind the first one take different numbers of GPUs")

@@ -340,6 +340,20 @@ def test_what_cannot_be_said_is_refused(
     assert said in found.error
 
 
+def test_a_volume_lies_at_one_place_in_all_pods(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the first node, wherever the others have theirs."""
+    pair.write_text(
+        PAIR.replace("gpus: 8}", "gpus: 8}\n  - {host: c, ip: 10.0.0.3, gpus: 8, hf_home: /other}")
+    )
+    found = Export(capsys, pair, *RDMA, "--model-volume", "pvc:models")
+
+    assert found.code == 0
+    assert env(found.container("workerTemplate"))["HF_HOME"] == env(found.container())["HF_HOME"]
+    assert "/other" not in found.text
+
+
 def test_names_are_made_to_fit(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Dots and underscores are none of Kubernetes'."""
     pair.write_text(PAIR.replace("cluster: pair", "cluster: my_pair.1"))
