@@ -202,7 +202,7 @@ class _Run:
             member.received = event.received
             self._steering.complete(name)
         elif event.event == "finished":
-            member.finished, member.sent = True, event.sent
+            member.finished, member.sent, member.cpu = True, event.sent, event.cpu
         elif event.event == "shared":
             member.shared = event.who
         elif event.event == "failed":

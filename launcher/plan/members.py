@@ -40,7 +40,7 @@ class Part:
 @dataclass(kw_only=True)
 class Member:
     """How a node is doing. `failed` says why it takes part no more; `shared` names the node whose
-    file system it sees.
+    file system it sees; `cpu` is the seconds of processors that its program took in all.
     """
 
     held: Held
@@ -59,6 +59,7 @@ class Member:
     heard: float = 0.0
     at: float = 0.0
     seconds: float = 0.0
+    cpu: float = 0.0
     complaint: list[str] = field(default_factory=list)
 
     @property

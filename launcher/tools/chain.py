@@ -72,6 +72,7 @@ class Said:
     bytes: Whole = 0
     strangers: Whole = 0
     number: Whole = 0
+    cpu: float = 0.0
     source: Text = ""
     root: Text = ""
     who: Text = ""

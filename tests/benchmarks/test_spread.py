@@ -12,7 +12,7 @@ def test_each_kind_is_measured_with_a_goal() -> None:
     """Chains of all numbers of nodes; what goes wrong with four, where there are so many."""
     rows = cases([2, 4, 8], 100.0)
 
-    assert {kind for kind, *_ in rows} | {"nothing"} == set(CASES)
+    assert {kind for kind, *_ in rows} | {"nothing", "cpu"} == set(CASES)
     assert [count for kind, _, count, _, _ in rows if kind == "chain"] == [2, 4, 8]
     assert {count for kind, _, count, _, _ in rows if kind != "chain"} == {4}
     assert all(goal for _, _, count, goal, _ in rows if count in (4, 8))

@@ -248,6 +248,10 @@ def of_hub(address: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def without_ray(document: dict[str, Any]) -> None:
+    document["ray"] = "none"
+
+
 FILES = {
     "config.json": b"{}",
     "README.md": b"# A model",
@@ -289,13 +293,14 @@ def test_a_model_that_one_host_lacks_is_brought_and_served(pair: Practice) -> No
     """Without the flag it is refused, with the command; with it, the answer tells of both."""
     two = hosts.hf_home(pair.lab.host("node2")) / "tiny-llama"
     away = two.with_name(".tiny-llama-away")
+    pair.write(without_ray)
     assert pair.vlaunch("up", timeout=400).code == 0
     two.rename(away)
     try:
-        refused = pair.vlaunch("serve", "--backend", "mp", "--skip-network-check")
+        refused = pair.vlaunch("serve", "--skip-network-check")
         assert refused.code == 1
         assert "`vlaunch model push /data/huggingface/tiny-llama`, or add" in refused.err
-        ran = serve(pair, "--backend", "mp", "--skip-network-check", "--fetch", "--json")
+        ran = serve(pair, "--skip-network-check", "--fetch", "--json")
         assert ran.events[-1]["data"]["fetch_seconds"] > 0
         assert filecmp.cmpfiles(away, two, [each.name for each in away.iterdir()], False)[1:] == (
             [],

@@ -167,7 +167,7 @@ class _Copy:
                 if error is not None:
                     raise error
             if self._finished:
-                tell("finished", sent=self._store.sent)
+                tell("finished", sent=self._store.sent, cpu=round(time.process_time(), 2))
                 return
             if self._claim is not None:
                 self._claim.renew()
