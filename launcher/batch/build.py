@@ -43,9 +43,10 @@ def job(draft: Draft, *, name: str, within: Bounds) -> Job:
         name=file.job or name,
         mode=mode,
         model=file.model or "",
+        task=file.task,
         read=_filled(Read, file.read, sources=(), format=format),
         prompt=None if mode == "predict" else _prompt(file, format),
-        sampling={} if mode == "predict" else _sampling(file),
+        sampling=_sampling(file) if mode != "predict" and file.task == "generate" else {},
         keep=file.keep,
         engine=_engine(file),
         data_parallel=_if_written(DataParallel, file.data_parallel, port=0, nodes=()),
@@ -80,7 +81,8 @@ def _prompt(file: JobFile, format: Format) -> Prompt:
     prompt = file.prompt
     if prompt is None:
         return Prompt(column="text" if format == "text" else "prompt")
-    return _filled(Prompt, prompt, chat=tuple(_filled(Message, one) for one in prompt.chat or ()))
+    chat = tuple(_filled(Message, one) for one in prompt.chat or ())
+    return _filled(Prompt, prompt, chat=chat, pair=tuple(prompt.pair or ()))
 
 
 def _sampling(file: JobFile) -> dict[str, Any]:

@@ -46,6 +46,7 @@ _WHICH = (
     "tokenizer_revision",
     "tokenizer_mode",
     "seed",
+    "pooler_config",
     "generation_config",
     "override_generation_config",
     "logits_processors",
@@ -118,6 +119,7 @@ def identity(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
     flat = {
         "mode": job.mode,
         "model": job.model,
+        "task": None if job.task == "generate" else job.task,
         **_identity_of_files(shipped),
         "read.paths": [one.text for one in job.sources if one.where != "control"] or None,
         "read.format": read.format,
@@ -158,6 +160,7 @@ def _identity_of_prompt(job: Job) -> dict[str, Any]:
     return {
         "prompt.column": prompt.column,
         "prompt.template": prompt.template,
+        **{f"prompt.pair[{at}]": text for at, text in enumerate(prompt.pair)},
         **{f"prompt.chat[{at}]": message for at, message in enumerate(messages)},
         **_below("prompt.chat_args", prompt.chat_args),
     }

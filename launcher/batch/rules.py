@@ -11,7 +11,7 @@ from launcher.batch.draft import Draft
 from launcher.batch.schema import PromptSection
 from launcher.batch.shape import Source
 from launcher.inventory.mistakes import Mistake, Where, shown
-from launcher.payload.batch.job import ANSWER
+from launcher.payload.batch.job import RESULTS
 
 ROW = "row"
 # What an error row has besides the row's id (launcher/payload/batch/encode.py).
@@ -33,17 +33,17 @@ _OWNED = {
     "device_ids": "Ray gives each replica its GPUs",
     "skip_tokenizer_init": "answers are text",
     "stream_interval": "a batch job does not stream",
-    "runner": "a batch job generates text; use `predict` for other kinds of models",
-    "convert": "a batch job generates text; use `predict` for other kinds of models",
-    "task": "a batch job generates text; use `predict` for other kinds of models",
+    "runner": "it follows from `task`, which is written at the top level",
+    "convert": "it follows from the model and from `task`, which is written at the top level",
+    "task": "write `task` at the top level",
 }
 _SHORT = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
     "tensor_parallel": "tensor_parallel_size",
 }
-_FORMS = ("column", "template", "chat")
-_MODEL_KEYS = ("model", "prompt", "sampling", "engine")
+_FORMS = ("column", "template", "chat", "pair")
+_MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")
 
 
 def modes(draft: Draft) -> Iterator[Mistake]:
@@ -110,7 +110,7 @@ def prompts(draft: Draft) -> Iterator[Mistake]:
     if len(forms) != 1:
         yield Mistake(
             where=("prompt",),
-            text=f"should have one of `column`, `template` and `chat`, not {_joined(forms)}",
+            text=f"should have one of {_quoted(_FORMS)}, not {_joined(forms)}",
         )
     if prompt.chat_args and prompt.chat is None:
         yield Mistake(
@@ -127,7 +127,7 @@ def _unfit_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistak
         for text in templates.mistakes(template)
     ]
     yield from wrong
-    if not wrong and forms in (["template"], ["chat"]):
+    if not wrong and forms in (["template"], ["chat"], ["pair"]):
         yield from _same_for_all(prompt, forms[0])
 
 
@@ -142,6 +142,25 @@ def _same_for_all(prompt: PromptSection, form: str) -> Iterator[Mistake]:
         advice += f", or `prompt: {{column: {word}}}`"
     text = f"names no column, so that all rows would ask the same; write {advice}"
     yield Mistake(where=("prompt", form), text=text)
+
+
+def tasks(draft: Draft) -> Iterator[Mistake]:
+    """A model that makes vectors or scores generates nothing, and compares two texts."""
+    if not draft.sound("task") or not draft.sound("mode") or draft.mode == "predict":
+        return
+    task, prompt = draft.file.task, draft.file.prompt
+    if task != "generate" and draft.mode != "engine":
+        yield Mistake(where=("task",), text=f"should be left out with `mode: {draft.mode}`")
+    if task != "generate" and draft.written("sampling"):
+        text = f"should be left out with `task: {task}`, which generates nothing"
+        yield Mistake(where=("sampling",), text=text)
+    pair = prompt is not None and prompt.pair is not None
+    if pair and task != "score":
+        text = "should come with `task: score`, which compares two texts"
+        yield Mistake(where=("prompt", "pair"), text=text)
+    if task == "score" and not pair and draft.whole("prompt"):
+        text = "`task: score` compares two texts: write `prompt: {pair: [..., ...]}`"
+        yield Mistake(where=("prompt",) if draft.written("prompt") else ("task",), text=text)
 
 
 def sampling(draft: Draft) -> Iterator[Mistake]:
@@ -176,7 +195,7 @@ def kept(draft: Draft) -> Iterator[Mistake]:
             " something else in the input"
         )
         yield Mistake(where=("read", "id"), text=text)
-    own = (ROW,) if draft.mode == "predict" else (ROW, *ANSWER)
+    own = (ROW,) if draft.mode == "predict" else (ROW, *RESULTS[draft.file.task])
     for column in draft.file.keep or {}:
         if column in own:
             at = ("keep", column) if draft.written("keep", column) else ("keep",)
@@ -269,7 +288,7 @@ def _reads(source: Source, to: Source) -> bool:
 
 
 DEFAULT_TOKENS = 512
-ALL = (modes, prompts, sampling, kept, arguments, secrets, stages, places)
+ALL = (modes, prompts, tasks, sampling, kept, arguments, secrets, stages, places)
 
 
 def argument(written: str) -> str:
@@ -280,6 +299,8 @@ def argument(written: str) -> str:
 def _templates(prompt: PromptSection) -> Iterator[tuple[Where, str]]:
     if prompt.template is not None:
         yield ("prompt", "template"), prompt.template
+    for at, text in enumerate(prompt.pair or []):
+        yield ("prompt", "pair", at), text
     for at, message in enumerate(prompt.chat or []):
         yield ("prompt", "chat", at, "content"), message.content
 

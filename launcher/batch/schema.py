@@ -22,6 +22,7 @@ from launcher.payload.batch.job import (
     Predict,
     Preprocess,
     Read,
+    Task,
     Write,
 )
 from launcher.values import Model, Size, shorthand
@@ -74,7 +75,7 @@ class MessageSection(Section):
 
 
 class PromptSection(Section):
-    """How a row becomes a prompt: one of `column`, `template` and `chat`.
+    """How a row becomes a prompt: one of `column`, `template`, `chat` and `pair`.
 
     `prompt: TEXT` is short for `template`.
     """
@@ -91,6 +92,12 @@ class PromptSection(Section):
         min_length=1,
         max_length=64,
         description="Messages for the model's own chat template.",
+    )
+    pair: list[values.Template] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=2,
+        description="Templates of two texts that are compared (`task: score`): question, passage.",
     )
     chat_args: Values = Field(
         default_factory=dict,
@@ -346,6 +353,13 @@ class JobFile(Section):
     )
     model: Model | None = Field(
         default=None, description="Model that answers, such as Qwen/Qwen3-8B."
+    )
+    task: Task = Field(
+        default="generate",
+        description=(
+            "generate (default): text; embed: a vector for each row; score: how well two texts of a"
+            " row fit each other."
+        ),
     )
     mode: Mode | None = Field(
         default=None,

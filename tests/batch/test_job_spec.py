@@ -60,6 +60,16 @@ def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) ->
     assert json.loads(json.dumps(told)) == told
 
 
+def test_what_is_made_of_rows_belongs_to_the_identity(
+    load_text: Load, inventory: Inventory
+) -> None:
+    """A vector is no answer; a job from before there were other tasks is the same as ever."""
+    text, vector = load_text(), load_text("task: embed")
+
+    assert "task" not in _described(text, inventory)["meaning"]
+    assert _described(vector, inventory)["meaning"]["task"] == "embed"
+
+
 @pytest.mark.parametrize(
     ("more", "model"),
     [

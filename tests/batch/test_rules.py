@@ -76,6 +76,69 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
     assert all("should be left out with `predict`" in line for line in told)
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            "task: embed\nsampling: {seed: 1}",
+            "5: sampling: should be left out with `task: embed`, which generates nothing",
+        ),
+        (
+            "task: embed\ndata_parallel: 2",
+            "4: task: should be left out with `mode: data-parallel`",
+        ),
+        (
+            "prompt: {pair: ['{{ a }}', '{{ b }}']}",
+            "4: prompt.pair: should come with `task: score`, which compares two texts",
+        ),
+        (
+            "task: score",
+            "4: task: `task: score` compares two texts: write `prompt: {pair: [..., ...]}`",
+        ),
+        (
+            "task: score\nprompt: '{{ a }}'",
+            "5: prompt: `task: score` compares two texts: write `prompt: {pair: [..., ...]}`",
+        ),
+        (
+            "task: score\nprompt: {pair: [a, b]}",
+            (
+                "5: prompt.pair: names no column, so that all rows would ask the same; write {{"
+                " text }}"
+            ),
+        ),
+        (
+            "task: embed\nkeep: [embedding]",
+            (
+                "5: keep: should not name `embedding`, which the job writes itself; call it"
+                " something else in the input"
+            ),
+        ),
+        (
+            "engine: {args: {runner: pooling}}",
+            (
+                "4: engine.args.runner: should be left out: it follows from `task`, which is"
+                " written at the top level"
+            ),
+        ),
+    ],
+)
+def test_a_task_has_what_belongs_to_it(mistakes: Mistakes, more: str, told: str) -> None:
+    """What a model that generates nothing cannot use is refused."""
+    assert told in mistakes(more)
+
+
+def test_a_score_is_of_two_texts(load_text: Load) -> None:
+    """And has nothing to do with sampling."""
+    job = load_text("task: score\nprompt: {pair: ['{{ question }}', '{{ passage }}']}")
+
+    assert job.prompt is not None
+    assert (job.task, job.prompt.pair, job.sampling) == (
+        "score",
+        ("{{ question }}", "{{ passage }}"),
+        {},
+    )
+
+
 def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: Path) -> None:
     """On CPUs, with the files it needs."""
     job = load_text("preprocess: {function: 'mine.py:ready', replicas: [1, 3]}")
@@ -88,12 +151,18 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        ("{}", "4: prompt: should have one of `column`, `template` and `chat`, not none of them"),
+        (
+            "{}",
+            (
+                "4: prompt: should have one of `column`, `template`, `chat` and `pair`, not none of"
+                " them"
+            ),
+        ),
         (
             "{column: a, chat: [{role: user, content: '{{ a }}'}]}",
             (
-                "4: prompt: should have one of `column`, `template` and `chat`, not `column` and"
-                " `chat`"
+                "4: prompt: should have one of `column`, `template`, `chat` and `pair`, not"
+                " `column` and `chat`"
             ),
         ),
         (

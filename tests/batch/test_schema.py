@@ -35,7 +35,7 @@ def test_a_file_says_what_the_driver_is_told(
     written = section.model_fields
     told = {each.name: each for each in fields(shape)}
     assert set(written) ^ set(told) == file | wire
-    for name in set(written) & set(told) - {"format", "chat", "placement"}:
+    for name in set(written) & set(told) - {"format", "chat", "pair", "placement"}:
         assert written[name].is_required() is _required(told[name])
         if not written[name].is_required():
             assert written[name].get_default(call_default_factory=True) == _default(told[name])

@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from array import array as array_of
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import columns
-from .job import ANSWER, Job
+from .job import Job
 from .manifest import Manifest
 from .places import Place
 
@@ -21,6 +22,7 @@ Row = dict[str, Any]
 OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data"))
 # characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
 REASON = 2000
+FLOATS, FLOAT = "f", 4  # vectors are numbers of 32 bits, of four bytes each
 KIND = b"vlaunch.kind"  # in a column's metadata: how its values are brought to its type
 
 
@@ -38,8 +40,8 @@ class Encoded:
 class Encoder:
     """Encodes answers.
 
-    A Parquet schema that follows from the class's own columns is learned from the first file, and
-    kept.
+    A Parquet schema that follows from the class's own columns, or from the length of a model's
+    vectors, is learned from the first file, and kept.
     """
 
     ending = "jsonl"
@@ -88,8 +90,11 @@ class Encoder:
         return ""
 
     def jsonl(self, rows: list[Row]) -> bytes:
+        named = [name for name, type_ in self.job.results.items() if type_ == "vector"]
         return b"".join(
-            json_line({"row": 0, **kept(row), **outputs(row)} | {"row": row["_row"]})
+            json_line(
+                {"row": 0, **kept(row), **outputs(row), **lists(row, named)} | {"row": row["_row"]}
+            )
             for row in rows
         )
 
@@ -119,19 +124,32 @@ class Encoder:
         """
         import pyarrow
 
-        if self.job.mode == "predict":
+        if self.job.mode == "predict" or "vector" in self.job.results.values():
             if not self.stored.exists():
                 return None
             data = base64.b64decode(json.loads(self.stored.read())["schema"])
             return pyarrow.ipc.read_schema(pyarrow.py_buffer(data))
-        made = [pyarrow.field(name, columns.arrow(type_)) for name, type_ in ANSWER.items()]
+        made = [
+            pyarrow.field(name, columns.arrow(type_)) for name, type_ in self.job.results.items()
+        ]
         return self.with_kept(made)
 
     def learned(self, rows: list[Row]) -> Any:
         """The schema that the first rows make; it is stored, for the files to come."""
+        import pyarrow
+
         made = [outputs(row) for row in rows]
-        names = dict.fromkeys(name for row in made for name in row)
-        schema = self.with_kept([inferred(name, [row.get(name) for row in made]) for name in names])
+        if self.job.mode == "predict":
+            names = dict.fromkeys(name for row in made for name in row)
+            fields = [inferred(name, [row.get(name) for row in made]) for name in names]
+        else:
+            fields = [
+                vector(name, made[0])
+                if type_ == "vector"
+                else pyarrow.field(name, columns.arrow(type_))
+                for name, type_ in self.job.results.items()
+            ]
+        schema = self.with_kept(fields)
         data = base64.b64encode(schema.serialize().to_pybytes()).decode()
         self.stored.write_atomic(json.dumps({"schema": data}).encode())
         return schema
@@ -159,6 +177,14 @@ def refuse_new_columns(rows: list[Row], names: set[str]) -> None:
             raise ValueError(f"column {min(extra)} is new: the rows of the first file lack it")
 
 
+def vector(name: str, row: Row) -> Any:
+    """The column of vectors that are as long as this row's."""
+    import pyarrow
+
+    size = len(row[name]) // FLOAT
+    return pyarrow.field(name, pyarrow.list_(pyarrow.float32(), size), metadata={KIND: b"vector"})
+
+
 def values(field: Any, rows: list[Row], keeps: list[Row]) -> list[Any]:
     """A column's values, one for each row, in the form in which its type takes them."""
     if field.name == "row":
@@ -178,11 +204,27 @@ def array(field: Any, found: list[Any]) -> Any:
     import pyarrow
 
     try:
+        if (field.metadata or {}).get(KIND) == b"vector":
+            return vectors(field.type, found)
         return pyarrow.array(found, type=field.type)
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"column {field.name} does not hold {field.type} as before: {error}"
         ) from error
+
+
+def vectors(kind: Any, found: list[Any]) -> Any:
+    """Vectors, each the bytes of its numbers, as Arrow's array; raises ValueError if one is longer
+    or shorter.
+    """
+    import pyarrow
+
+    lengths = {len(each) // FLOAT for each in found} - {kind.list_size}
+    if lengths:
+        raise ValueError(f"a vector of {min(lengths)} numbers, not of {kind.list_size}")
+    data = pyarrow.py_buffer(b"".join(found))
+    numbers = pyarrow.Array.from_buffers(kind.value_type, len(found) * kind.list_size, [None, data])
+    return pyarrow.FixedSizeListArray.from_arrays(numbers, kind.list_size)
 
 
 def inferred(name: str, values: list[Any]) -> Any:
@@ -216,6 +258,11 @@ def kept(row: Row) -> Row:
 
 def outputs(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in OWN}
+
+
+def lists(row: Row, named: list[str]) -> Row:
+    """Return a row's vectors as lists of numbers."""
+    return {name: array_of(FLOATS, row[name]).tolist() for name in named}
 
 
 def json_line(values: Row) -> bytes:

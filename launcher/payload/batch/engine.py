@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from . import cluster, lines, source
-from .job import ANSWER
 from .replica import TOKENS, Replica, reason
 
 # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
@@ -21,6 +20,7 @@ SEQUENCES = 1024
 # batches wait for their slowest row: twice the rows that an engine runs at once keep it full
 OVERLAP = 2
 ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
+PREPARED = ("_prompt", "_second", "_tokens")  # the columns of a row that is ready for a replica
 # what preparing rows takes long to make, by the job's digest: Ray Data unpickles a stage for each
 # of its tasks, in processes that stay
 MADE: dict[str, tuple[Any, Any]] = {}
@@ -97,6 +97,7 @@ def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
     )
     made = {
         "arguments": arguments(job),
+        "task": job.task,
         "sampling": dict(job.sampling),
         "gate": cluster.gate(least),
     }
@@ -120,6 +121,8 @@ def arguments(job: Any) -> dict[str, Any]:
     each = job.engine.tp * job.engine.pp
     return {
         "model": job.model,
+        # how a model for generating becomes one for pooling follows from its architecture
+        **({} if job.task == "generate" else {"runner": "pooling"}),
         "tensor_parallel_size": job.engine.tp,
         "pipeline_parallel_size": job.engine.pp,
         "distributed_executor_backend": "uni" if each == 1 else "ray",
@@ -162,12 +165,12 @@ class Prepare:
         """Prepare a block."""
         # a tokenizer that cannot be had is no row's error: it would make one of every row
         self.tools()
-        return source.block([self.row(row) for row in table.to_pylist()], ("_prompt", "_tokens"))
+        return source.block([self.row(row) for row in table.to_pylist()], PREPARED)
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row with its prompt; the columns that are no longer needed leave it."""
         data = row.pop("_data")
-        made = {**row, "_prompt": "", "_tokens": b""}
+        made = {**row, "_prompt": "", "_second": "", "_tokens": b""}
         if row["_error"]:
             return made
         try:
@@ -178,10 +181,14 @@ class Prepare:
             return {**made, "_stage": "prompt", "_error": lines.shown(reason(problem))}
 
     def request(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return a text, or the tokens of a chat (whose template has put the special tokens there
-        already).
+        """Return a text, the two texts of a score, or the tokens of a chat (whose template has put
+        the special tokens there already).
         """
         prompter, tokenizer = self.tools()
+        if self.job.task == "score":
+            first, second = prompter.texts(columns)
+            f"{first}{second}".encode()
+            return {"_prompt": first, "_second": second}
         prompt = prompter(columns)
         if isinstance(prompt, str):
             prompt.encode()
@@ -216,7 +223,6 @@ def tokenizer(job: Any) -> Any:
 
 def result(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row as the sink takes it."""
-    if row["_error"]:
-        for name in ANSWER:
-            del row[name]
-    return row
+    if not row["_error"]:
+        return row
+    return {name: row[name] for name in ("_row", "_error", "_stage", "_raw", "_keep")}

@@ -168,6 +168,10 @@ class EngineLoop:
             self.inside[name] = call, index
 
 
+class NoAnswer(Exception):
+    """Why vLLM gave up a request."""
+
+
 def dead(problem: BaseException) -> bool:
     """Tell whether an exception means that the engine is gone, not that a request was wrong."""
     return type(problem).__name__.startswith("EngineDead")

@@ -19,13 +19,23 @@ VERSION = 1
 Mode = Literal["engine", "predict", "data-parallel"]
 Format = Literal["text", "jsonl", "csv", "parquet"]
 OutputFormat = Literal["parquet", "jsonl"]
+Task = Literal["generate", "embed", "score"]
 ColumnType = Literal["text", "integer", "number", "boolean", "json"]
+# Of a field that `job.json` has only where it says something: a job that does not need it stays the
+# same to the byte.
+LATER = {"left out": True}
 # What a row of answers has besides the kept columns, of a model; a class has columns of its own.
 ANSWER: Mapping[str, ColumnType] = {
     "answer": "text",
     "finish_reason": "text",
     "prompt_tokens": "integer",
     "output_tokens": "integer",
+}
+# The same for what a pooling model makes of a row; a vector has as many numbers as the model says.
+RESULTS: Mapping[Task, Mapping[str, str]] = {
+    "generate": ANSWER,
+    "embed": {"embedding": "vector", "prompt_tokens": "integer"},
+    "score": {"score": "number", "prompt_tokens": "integer"},
 }
 
 
@@ -69,14 +79,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How a row becomes a prompt: exactly one of the first three.
+    """How a row becomes a prompt: exactly one of the first four.
 
-    `chat_args` go to the model's chat template.
+    `pair` are the templates of two texts that are compared. `chat_args` go to the model's chat
+    template.
     """
 
     column: str | None = None
     template: str | None = None
     chat: tuple[Message, ...] = ()
+    pair: tuple[str, ...] = field(default=(), metadata=LATER)
     chat_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -178,6 +190,7 @@ class Job:
     identity: Mapping[str, Any] = field(default_factory=dict, metadata={"key": "meaning"})
     digest: str = ""
     model: str = ""
+    task: Task = field(default="generate", metadata=LATER)
     read: Read
     prompt: Prompt | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -190,6 +203,11 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     retry_errors: bool = False
     restart: bool = False
+
+    @property
+    def results(self) -> Mapping[str, str]:
+        """The columns that a row of answers has besides the kept ones, of a model."""
+        return RESULTS[self.task]
 
     @property
     def kept_columns(self) -> tuple[str, ...] | None:
@@ -240,8 +258,17 @@ def to_json(job: Job) -> dict[str, Any]:
     """Return what `job.json` holds, of which `read` makes the same job; what a subclass adds stays
     out of it.
     """
-    fields = dataclasses.fields(Job)
-    return {"version": VERSION, **{key(each): untyped(getattr(job, each.name)) for each in fields}}
+    return {"version": VERSION, **said(job, Job)}
+
+
+def said(value: Any, shape: Any) -> dict[str, Any]:
+    """Return the fields of `shape` as JSON has them."""
+    told = {each: getattr(value, each.name) for each in dataclasses.fields(shape)}
+    return {
+        key(each): untyped(found)
+        for each, found in told.items()
+        if not (each.metadata.get("left out") and found == each.default)
+    }
 
 
 def key(each: dataclasses.Field[Any]) -> str:
@@ -267,7 +294,7 @@ def typed(kind: Any, value: Any) -> Any:
 def untyped(value: Any) -> Any:
     """Return a value as JSON has it."""
     if dataclasses.is_dataclass(value):
-        return {key(each): untyped(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return said(value, value)
     if isinstance(value, Mapping):
         return {name: untyped(each) for name, each in value.items()}
     return [untyped(each) for each in value] if isinstance(value, (list, tuple)) else value

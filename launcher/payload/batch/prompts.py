@@ -51,6 +51,10 @@ class Prompter:
             if prompt.template is None
             else Template(environment, "prompt.template", prompt.template)
         )
+        self.pair = [
+            Template(environment, f"prompt.pair[{index}]", text)
+            for index, text in enumerate(prompt.pair)
+        ]
         self.messages = [
             (message.role, Template(environment, f"prompt.chat[{index}].content", message.content))
             for index, message in enumerate(prompt.chat)
@@ -75,6 +79,17 @@ class Prompter:
         if not text.strip():
             raise PromptError("the prompt is empty")
         return text
+
+    def texts(self, columns: Mapping[str, Any]) -> list[str]:
+        """Make the two texts of a pair.
+
+        Raises:
+            PromptError: this row lacks one.
+        """
+        made = [template(columns) for template in self.pair]
+        if not all(text.strip() for text in made):
+            raise PromptError("one of the two texts is empty")
+        return made
 
     def of_column(self, columns: Mapping[str, Any]) -> str:
         if self.column not in columns:

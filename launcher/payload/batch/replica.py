@@ -7,14 +7,14 @@ from __future__ import annotations
 import array
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from . import cluster, failures, lines, postmortem, source
-from .engine_loop import EngineLoop, watch
-from .job import ANSWER, Failed
+from . import cluster, failures, lines, pooling, postmortem, source
+from .engine_loop import EngineLoop, NoAnswer, watch
+from .job import RESULTS, Failed, Task
 
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 TOKENS = "i"  # how tokens travel: as C's integers, of four bytes each
@@ -30,42 +30,58 @@ class Replica:
     """
 
     def __init__(
-        self, arguments: Mapping[str, Any], sampling: Mapping[str, Any], gate: Any = None
+        self,
+        arguments: Mapping[str, Any],
+        task: Task,
+        sampling: Mapping[str, Any],
+        gate: Any = None,
     ) -> None:
-        params = parameters(sampling)
+        params = parameters(sampling) if task == "generate" else pooling.parameters()
         with explained():
             from vllm import LLM
 
             self.llm = LLM(**arguments)
         self.over = watch(partial(alive, self.llm))
-        self.loop = EngineLoop(
-            self.llm.llm_engine,
-            params,
-            partial(rendered, self.llm),
-            tokenizing=any(name in sampling for name in TOKENIZED),
-        )
+        self.task = task
+        self.engine: EngineLoop | pooling.Scores
+        if task == "score":
+            self.engine = pooling.Scores(self.llm)
+        else:
+            self.engine = EngineLoop(
+                self.llm.llm_engine,
+                params,
+                partial(rendered, self.llm),
+                tokenizing=any(name in sampling for name in TOKENIZED),
+            )
         cluster.arrive(gate)
 
     def __call__(self, table: Any) -> Any:
         """Answer a block; rows that failed before pass by."""
         rows = table.to_pylist()
-        outputs = iter(self.loop.answer([prompt(row) for row in rows if not row["_error"]]))
-        done = [row if row["_error"] else answered(row, next(outputs)) for row in rows]
-        return source.block([{**NOTHING, **row} for row in done], tuple(ANSWER))
+        results, columns = RESULTS[self.task], COLUMNS[self.task]
+        outputs = iter(self.engine.answer([prompt(row) for row in rows if not row["_error"]]))
+        done = [row if row["_error"] else answered(row, next(outputs), columns) for row in rows]
+        nothing = {name: NOTHING[type_] for name, type_ in results.items()}
+        return source.block([{**nothing, **row} for row in done], tuple(results))
 
     def __del__(self) -> None:
         """End the engine's processes with the actor, as Ray Data ends it."""
-        if hasattr(self, "loop"):
+        if hasattr(self, "engine"):
             self.over.set()
-            self.loop.close()
+            self.engine.close()
             self.llm.llm_engine.engine_core.shutdown()
 
 
-NOTHING = {"answer": "", "finish_reason": "", "prompt_tokens": 0, "output_tokens": 0}
+# what stands in the columns of a row that has none of them, by their types
+NOTHING: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vector": b""}
 
 
 def prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a prepared row's prompt as vLLM takes it: tokens where it has them, else text."""
+    """Return a prepared row's prompt as vLLM takes it: tokens where it has them, else text; the
+    second text of a pair beside it.
+    """
+    if row["_second"]:
+        return {"prompt": row["_prompt"], "second": row["_second"]}
     if row["_tokens"]:
         return {"prompt_token_ids": array.array(TOKENS, row["_tokens"]).tolist()}
     return {"prompt": row["_prompt"]}
@@ -86,36 +102,45 @@ def alive(llm: Any) -> bool:
     return not getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_dead", False)
 
 
-def answered(row: Mapping[str, Any], output: Any) -> dict[str, Any]:
-    """Return a row with what vLLM made of it: an output, or the exception in its place; what is
-    needed only for an error row stays behind.
+def answered(
+    row: Mapping[str, Any], output: Any, columns: Callable[[Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a row with what vLLM made of it: the columns of an output, or why there are none; what
+    is needed only for an error row stays behind.
     """
     carried = {name: row[name] for name in CARRIED}
-    why = refusal(output)
-    if why:
-        said = {"_error": lines.shown(why), "_stage": "inference", "_raw": row["_raw"]}
+    try:
+        if isinstance(output, Exception):
+            raise output
+        return {**carried, "_error": "", "_stage": "", "_raw": "", **columns(output)}
+    except Exception as problem:
+        said = {"_error": lines.shown(reason(problem)), "_stage": "inference", "_raw": row["_raw"]}
         return {**carried, **said}
+
+
+def generated(output: Any) -> dict[str, Any]:
+    """Return what vLLM answered; a request that it gave up has no answer, however much there is.
+
+    Raises:
+        NoAnswer: It gave this one up.
+    """
     first = output.outputs[0]
+    ended = str(first.finish_reason or "")
+    if ended in ("abort", "error"):
+        raise NoAnswer(f"vLLM ended this request: {ended}")
     return {
-        **carried,
-        "_error": "",
-        "_stage": "",
-        "_raw": "",
         "answer": first.text,
-        "finish_reason": str(first.finish_reason or ""),
+        "finish_reason": ended,
         "prompt_tokens": len(output.prompt_token_ids),
         "output_tokens": len(first.token_ids),
     }
 
 
-def refusal(output: Any) -> str:
-    """Return why there is no answer, or nothing: however much there is of a request that vLLM gave
-    up, it is none.
-    """
-    if isinstance(output, BaseException):
-        return reason(output)
-    ended = str(output.outputs[0].finish_reason or "")
-    return f"vLLM ended this request: {ended}" if ended in ("abort", "error") else ""
+COLUMNS: Mapping[Task, Callable[[Any], dict[str, Any]]] = {
+    "generate": generated,
+    "embed": pooling.embedded,
+    "score": pooling.scored,
+}
 
 
 def reason(problem: BaseException) -> str:
@@ -124,7 +149,7 @@ def reason(problem: BaseException) -> str:
         return "the prompt holds half of a surrogate pair, which is not text"
     name = type(problem).__name__
     text = str(problem).strip()
-    if name == "PromptError":
+    if name in ("PromptError", "NoAnswer"):
         return text
     return f"{name}: {text}" if text else name
 

@@ -29,8 +29,9 @@ LIGHT = 0
 
 # what is no text of the columns that stages add to rows
 KINDS = {
-    **dict.fromkeys(("_data", "_out", "_tokens"), "bytes"),
-    **dict.fromkeys(("prompt_tokens", "output_tokens"), "number"),
+    **dict.fromkeys(("_data", "_out", "_tokens", "embedding"), "bytes"),
+    **dict.fromkeys(("prompt_tokens", "output_tokens"), "integer"),
+    "score": "number",
 }
 Intervals = list[tuple[int, int]]
 S = TypeVar("S")
@@ -180,7 +181,7 @@ def block(found: Sequence[Mapping[str, Any]], more: Sequence[str] = ("_data",)) 
 
     text, data = pa.large_string(), pa.large_binary()
     fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data}
-    kinds = {"bytes": data, "number": pa.int64()}
+    kinds = {"bytes": data, "integer": pa.int64(), "number": pa.float64()}
     fields |= {name: kinds.get(KINDS.get(name, ""), text) for name in more}
     return pa.table(
         {name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()}

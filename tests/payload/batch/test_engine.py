@@ -89,6 +89,7 @@ def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
         "pipeline_parallel_size": 1,
         "distributed_executor_backend": "uni",
     }
+    assert engine.arguments(job(tmp_path, task="embed"))["runner"] == "pooling"
     assert engine.arguments(many)["distributed_executor_backend"] == "ray"
     assert engine.needs(many) == {"GPU": 6.0, "CPU": 6.0}
 

@@ -92,6 +92,15 @@ def test_what_is_read_is_what_was_written() -> None:
     assert jobs.job(asked) == found
 
 
+def test_what_a_job_does_not_need_is_left_out() -> None:
+    """Where it says nothing; else it travels as everything does."""
+    asked = jobs.job({**WHOLE, "task": "score", "prompt": {"pair": ["{{ a }}", "{{ b }}"]}})
+    told = jobs.to_json(asked)
+
+    assert (told["task"], told["prompt"]["pair"]) == ("score", ["{{ a }}", "{{ b }}"])
+    assert jobs.job(told) == asked
+
+
 def test_a_job_of_the_least_words_has_every_default() -> None:
     """Sections that another version left out, too."""
     least = {"name": "n", "cluster": "c", "mode": "engine", "work": "/w", "out": "/o"}

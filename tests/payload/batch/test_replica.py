@@ -109,8 +109,8 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     """
     columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
     rows = [{**row, "_row": index} for index, row in enumerate(prepared(job(tmp_path), *columns))]
-    made = replica.Replica({"model": "tiny"}, {"temperature": 0.0})
-    table = made(source.block(rows, ("_prompt", "_tokens")))
+    made = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
+    table = made(source.block(rows, engine.PREPARED))
     found = [engine.result(row) for row in table.to_pylist()]
 
     assert found[0] == {
@@ -163,7 +163,7 @@ def test_an_engine_that_makes_two_prompts_of_one_is_given_the_prompt() -> None:
 def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_loads() -> None:
     """They are wrong for every row."""
     with pytest.raises(Failed, match="refuses these sampling parameters") as raised:
-        replica.Replica({"model": "not loaded"}, {"temperature": -1})
+        replica.Replica({"model": "not loaded"}, "generate", {"temperature": -1})
 
     assert "must be non-negative" in raised.value.evidence
     assert replica.parameters({"structured_outputs": {"choice": ["a"]}}).structured_outputs == {
@@ -203,7 +203,7 @@ def test_an_engine_that_does_not_start_shows_why(
     vllm.LLM = broken  # type: ignore[attr-defined]
     monkeypatch.setattr(replica, "logs", lambda: {str(path): path.stat().st_size})
     with pytest.raises((replica.NotStarted, RuntimeError)) as raised:
-        replica.Replica({"model": "tiny"}, {})
+        replica.Replica({"model": "tiny"}, "generate", {})
     # Of what is raised where an actor is made, Ray passes on the text alone.
     failed = failures.explain(
         RuntimeError("".join(traceback.format_exception(raised.value))), "engine"

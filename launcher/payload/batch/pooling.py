@@ -1,0 +1,96 @@
+"""What a replica makes of a pooling model's outputs: a vector of a text, a score of two texts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import batches
+from .engine_loop import NoAnswer, dead, leave
+
+
+def parameters() -> Any:
+    """Make vLLM's parameters of a request for a vector; all else is the model's own default, as of
+    `/v1/embeddings`.
+    """
+    from vllm import PoolingParams
+
+    return PoolingParams(task="embed")
+
+
+def embedded(output: Any) -> dict[str, Any]:
+    """Return a text's vector, as the bytes of numbers of 32 bits.
+
+    Raises:
+        NoAnswer: vLLM gave the request up, or the model has no vector for a whole text.
+    """
+    given(output)
+    vector = output.outputs.data.float().cpu().numpy()
+    if vector.ndim != 1:
+        raise NoAnswer("the model has a vector for each token, not one for the text")
+    return {"embedding": vector.tobytes(), "prompt_tokens": len(output.prompt_token_ids)}
+
+
+def given(output: Any) -> None:
+    """Raise NoAnswer with the reason for which vLLM gave a request up, if it did."""
+    if output.error is not None:
+        raise NoAnswer(f"vLLM ended this request: {output.error.message}")
+
+
+class Scores:
+    """`LLM.score`, for one batch at a time: how two texts are compared, by one prompt or by two
+    vectors, follows from the model, and is vLLM's to know.
+
+    Args:
+        llm: a `vllm.LLM`.
+        end: is called when the engine cannot go on.
+    """
+
+    def __init__(self, llm: Any, end: Callable[[], None] = leave) -> None:
+        self.llm, self.end = llm, end
+        self.one = threading.Lock()
+
+    def answer(self, prompts: Sequence[Mapping[str, str]]) -> list[batches.Answer]:
+        """Return each pair's columns, or the reason why it has none; a batch that vLLM refuses is
+        halved down to the pairs at fault.
+        """
+        with self.one:
+            return batches.halved(prompts, self.scores, [])
+
+    def scores(self, prompts: Sequence[Mapping[str, str]]) -> list[batches.Answer]:
+        first = [prompt["prompt"] for prompt in prompts]
+        second = [prompt["second"] for prompt in prompts]
+        try:
+            outputs = self.llm.score(first, second, use_tqdm=False)
+        except Exception as problem:
+            if dead(problem):
+                self.end()
+            raise
+        return [score(output) for output in outputs]
+
+    def close(self) -> None:
+        """Nothing of it outlives a batch."""
+
+
+def score(output: Any) -> batches.Answer:
+    """Return the columns of one output of `LLM.score`, or the reason why it has none."""
+    try:
+        given(output)
+    except NoAnswer as problem:
+        return str(problem)
+    return {
+        "score": float(output.outputs.score),
+        "prompt_tokens": len(output.prompt_token_ids),
+    }
+
+
+def scored(answer: batches.Answer) -> dict[str, Any]:
+    """Return a pair's columns.
+
+    Raises:
+        NoAnswer: It has none.
+    """
+    if isinstance(answer, str):
+        raise NoAnswer(answer)
+    return answer
