@@ -9,7 +9,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[12389]_*.py)
 
-.PHONY: demo test machine lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults figures plans lock clean-lab
+.PHONY: demo test machine lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults figures plans exports lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -82,6 +82,10 @@ faults: .venv/installed
 # How hard the code is to read.
 figures: .venv/installed
 	$(BIN)/python -m benchmarks.figures
+
+# Every export of every example inventory through every checker that is here, and a broken copy of each.
+exports: .venv/installed
+	$(BIN)/python -m benchmarks.exports
 
 # What `vlaunch plan` chooses for each model of its cases on twenty clusters: DP × TP × PP.
 plans: .venv/installed

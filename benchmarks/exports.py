@@ -1,0 +1,176 @@
+"""Every export of every example inventory through every checker that is here, as one table.
+
+    python -m benchmarks.exports          (`make exports`)
+
+A cell says `ok` or `WRONG`; the last row of each kind is a broken copy, which the checker must
+refuse. Checkers that are not here are named, with what would bring them. Exit code 1: something was
+wrong, or a broken copy passed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.export.exports import CASES, EXAMPLES, HOST_CASES
+from tests.export.test_hosts import docker_compose
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+CRDS = os.environ.get("VLAUNCH_CRDS", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checker:
+    """A checker: how it is called with files, which of an export it reads, and how a file is broken
+    so that it must refuse it. `missing` says what would bring it here, empty where it is here.
+    """
+
+    name: str
+    kind: str
+    argv: tuple[str | Path, ...]
+    reads: str
+    broken: tuple[str, str]
+    missing: str = ""
+
+
+def checkers() -> Iterator[Checker]:
+    """Yield all checkers."""
+    crds = (Path(CRDS) / "validate.py", *sorted(Path(CRDS).glob("*.crd.yaml")), "--")
+    yield Checker(
+        name="CRDs",
+        kind="kubernetes",
+        argv=(sys.executable, *crds),
+        reads="export.yaml",
+        broken=("startupProbe:", "startupProbes:"),
+        missing="" if CRDS else "VLAUNCH_CRDS, a folder with definitions and validate.py",
+    )
+    yield Checker(
+        name="kubernetes-validate",
+        kind="kubernetes",
+        argv=(BIN / "kubernetes-validate", "--strict", "-k", "1.37.0"),
+        reads="export.yaml",
+        broken=("targetPort: http", "targetPorts: http"),
+    )
+    yield Checker(
+        name="own rules",
+        kind="kubernetes",
+        argv=(BIN / "vlaunch", "export", "kubernetes", "--check"),
+        reads="export.yaml",
+        broken=(
+            "mountPath: /dev/shm\n",
+            "mountPath: /dev/shm\n              - name: gone\n                mountPath: /gone\n",
+        ),
+    )
+    compose = docker_compose()
+    yield Checker(
+        name="docker compose config",
+        kind="compose",
+        argv=(*compose, "-f"),
+        reads="*.compose.yaml",
+        broken=("network_mode:", "network_modes:"),
+        missing="" if compose else "docker compose v2, or VLAUNCH_COMPOSE with its path",
+    )
+    there = shutil.which("systemd-analyze") and Path("/usr/bin/docker").exists()
+    yield Checker(
+        name="systemd-analyze verify",
+        kind="systemd",
+        argv=("systemd-analyze", "verify", "--man=no", "--recursive-errors=no"),
+        reads="*.service",
+        broken=("TimeoutStopSec=", "TimeoutStopSecs="),
+        missing="" if there else "systemd, and Docker with its unit",
+    )
+    for kind, reads in (("systemd", "install.sh"), ("run-cluster", "run.sh")):
+        yield Checker(
+            name="shellcheck",
+            kind=kind,
+            argv=(BIN / "shellcheck", "--severity=warning", "--shell=bash"),
+            reads=reads,
+            broken=("\n", '\nif [ $a = "b"; then c\n'),
+        )
+
+
+def export(kind: str, case: str, folder: Path) -> str:
+    """Write an export into a folder; return why that was refused."""
+    name, flags = (CASES if kind == "kubernetes" else HOST_CASES)[case]
+    at = ("-i", str(EXAMPLES / f"{name}.yaml"))
+    if kind == "run-cluster":
+        flags = flags[:2]
+    where = ("-o", str(folder)) if kind in ("compose", "systemd") else ()
+    done = subprocess.run(
+        [BIN / "vlaunch", "export", kind, *at, *where, *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not where:
+        (folder / {"kubernetes": "export.yaml", "run-cluster": "run.sh"}[kind]).write_text(
+            done.stdout
+        )
+    (folder / "secrets").mkdir(exist_ok=True)
+    for secret in ("RAY_AUTH_TOKEN", "HF_TOKEN"):
+        (folder / "secrets" / secret).touch()
+    return "" if done.returncode == 0 else done.stderr.splitlines()[0]
+
+
+def judged(checker: Checker, folder: Path, change: Callable[[str], str]) -> bool:
+    """Run a checker over changed copies of its files, beside the files; true when it passes all."""
+    passed = True
+    for file in sorted(folder.glob(checker.reads)):
+        text = change(file.read_text())
+        copy = folder / f"copy-{file.name}"
+        copy.write_text(text)
+        end = ("config", "--quiet") if checker.kind == "compose" else ()
+        done = subprocess.run([*checker.argv, copy, *end], capture_output=True, check=False)
+        copy.unlink()
+        passed = passed and done.returncode == 0
+    return passed
+
+
+def rows(kind: str, used: list[Checker], base: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield a row for each case of a kind, and one of broken copies."""
+    cases: Mapping[str, object] = CASES if kind == "kubernetes" else HOST_CASES
+    folder = base
+    for case in cases:
+        folder = base / f"{kind}-{case}"
+        folder.mkdir()
+        if wrong := export(kind, case, folder):
+            yield case, [f"refused: {wrong}"] * len(used)
+            continue
+        yield case, ["ok" if judged(each, folder, str) else "WRONG" for each in used]
+
+    def refused(checker: Checker) -> str:
+        old, new = checker.broken
+        passed = judged(checker, folder, lambda text: text.replace(old, new, 1))
+        return "PASSED" if passed else "refused"
+
+    yield "a broken copy", [refused(each) for each in used]
+
+
+def main() -> int:
+    """Print the table."""
+    known, wrong = list(checkers()), False
+    with tempfile.TemporaryDirectory() as base:
+        for kind in dict.fromkeys(each.kind for each in known):
+            used = [each for each in known if each.kind == kind and not each.missing]
+            if not used:
+                continue
+            width = max(22, *(len(each.name) + 2 for each in used))
+            print(f"{kind:20}" + "".join(f"{each.name:{width}}" for each in used))
+            for case, cells in rows(kind, used, Path(base)):
+                print(f"  {case:18}" + "".join(f"{cell:{width}}" for cell in cells), flush=True)
+                wrong = wrong or any(cell in ("WRONG", "PASSED") for cell in cells)
+    for each in known:
+        if each.missing:
+            print(f"SKIP {each.kind} {each.name}: {each.missing}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
