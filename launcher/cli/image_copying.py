@@ -36,13 +36,13 @@ _DOCKER: Argv = ("docker",)  # this machine's
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
     """What a copy is besides asked: bytes a second of each node (0: as many as go), where what is
-    on its way lies, a file of this machine that has the image, and whether the copy is all that the
-    command does.
+    on its way lies, what was taken out of a file of this machine, with the folder where it is, and
+    whether the copy is all that the command does.
     """
 
     rate: int = 0
     scratch: str = SCRATCH
-    tar: str = ""
+    unpacked: tuple[Image, str] | None = None
     alone: bool = True
 
 
@@ -135,7 +135,7 @@ class _Bringing:
         copying, began = self._copying, time.monotonic()
         self._name()
         if copying.groups:
-            image = self._export()
+            image = self._wishes.unpacked[0] if self._wishes.unpacked else self._export()
             plans.check_targets(copying, image, self._seen)
             for group in copying.groups:
                 self._spread(image, group)
@@ -176,7 +176,6 @@ class _Bringing:
             root=self._root(source),
             top=self._top(source),
             need=need,
-            tar=self._wishes.tar,
         )
         answer = self._ask(source, request, timeout=_EXPORT)
         try:
@@ -322,6 +321,8 @@ class _Bringing:
         return self._seen[name].top
 
     def _root(self, name: str) -> str:
+        if name == self._copying.source and self._wishes.unpacked:
+            return self._wishes.unpacked[1]
         return f"{self._seen[name].folder}/{self._id}"
 
     def _command(
@@ -343,6 +344,11 @@ def program(
     Docker, and there may be no image yet.
     """
     return _program(session, node.name, request, timeout=timeout, before=before)
+
+
+def program_here(session: Session, request: Mapping[str, Any], *, timeout: float) -> Command:
+    """Return the command that runs a program on this machine."""
+    return _program(session, chain.HERE, request, timeout=timeout)
 
 
 def _program(

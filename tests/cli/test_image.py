@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from launcher.plan.members import Member, Part, Spread
 from launcher.tools import chain, derived
 from launcher.transport import Command
 from tests.cli.conftest import Cluster, FakeHeld
-from tests.image_tars import LAYERS, NAME, classic, modern, sha
+from tests.image_tars import LAYERS, NAME, classic, config_of, modern, sha
 from tests.simulated import image_json
 
 DIFFS = [f"sha256:{sha(each)}" for each in LAYERS]
@@ -46,11 +47,13 @@ class Nodes:
         self.docker: list[tuple[str, ...]] = []
         self.saved = classic()
         self.loads = True
+        self.user = "0"
+        self.differently: dict[str, Any] = {}
 
     def answer(self, command: Command) -> Answer | None:
         argv = command.argv
         if argv[3:4] == ("images",):
-            return Answer(node=command.node, code=0, out=self._told(command.node))
+            return Answer(node=command.node, code=0, out=self.told(command.node))
         if argv == chain.on_node(self.cluster.world.inventory).argv:
             return self._program(command)
         if argv[0] == "docker" and argv[1] in ("rmi", "pull", "tag"):
@@ -64,13 +67,14 @@ class Nodes:
 
     def has(self, node: str, name: str) -> None:
         """A node has the image now."""
-        self.images[node] = [json_of(name, DIFFS)]
+        self.images[node] = [{**json_of(name, DIFFS), **self.differently}]
         self.cluster.world.machines[node].images[name] = json_of(name, DIFFS)
 
-    def _told(self, node: str) -> str:
+    def told(self, node: str) -> str:
+        """What a node says of its images."""
         trouble = self.trouble.get(node, "")
         parts = {
-            "user": "0",
+            "user": self.user,
             "python": "3.11",
             "disk": f"/dev/a 1 1 {100 * 2**20} 1% /",
             "device": "1",
@@ -324,7 +328,7 @@ def test_pruning(nodes: Nodes) -> None:
 def test_words_that_make_no_sense(nodes: Nodes) -> None:
     """Are refused before anybody is asked."""
     both = nodes.cluster.run("image", "push", "--from", "gpu01", "--here")
-    assert (both.code, "--here is this machine" in both.err) == (2, True)
+    assert (both.code, "--here and --tar are this machine" in both.err) == (2, True)
     assert nodes.cluster.run("image", "push", "--scratch", "here").code == 2
     assert nodes.cluster.commands == []
 
@@ -369,3 +373,44 @@ def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[Part]]) ->
 
     assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
     assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+
+
+def test_a_file_of_this_machine(
+    nodes: Nodes, chains: list[list[Part]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is read before anybody gets anything, has the name that is asked for, and brings its blobs
+    through a tunnel; nothing of it is left here.
+    """
+    saved = tmp_path / "image.tar"
+    saved.write_bytes(classic())
+    here: list[Command] = []
+
+    def run_here(self: Any, command: Command) -> Answer:
+        here.append(command)
+        if command.argv[3:4] == ("images",):
+            return Answer(node=command.node, code=0, out=nodes.told(chain.HERE))
+        assert command.stdin is not None
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = main(json.loads(command.stdin())["request"])
+        return Answer(node=command.node, code=code, out=said.getvalue())
+
+    nodes.images[chain.HERE] = []
+    config = json.loads(config_of(LAYERS))
+    rootfs = {"Type": "layers", "Layers": DIFFS}
+    nodes.differently = {"RootFS": rootfs, "Architecture": "amd64", "Config": config["config"]}
+    nodes.trouble[chain.HERE] = "docker: not found"
+    nodes.user = str(os.getuid())
+    monkeypatch.setattr("launcher.remote.fleet.Fleet.run_here", run_here, raising=False)
+    scratch = ["--scratch", str(tmp_path / "scratch")]
+    dry = nodes.cluster.run("image", "push", "--tar", str(saved), "--dry-run", *scratch)
+    assert f"{NAME}: 0 MiB in 4 layers, from this machine" in dry.out
+    ran = nodes.cluster.run("image", "push", "--tar", str(saved), *scratch)
+
+    assert ran.code == 0, ran.err
+    assert [each.name for each in chains[0]] == [chain.HERE, "gpu01", "gpu02"]
+    assert chains[0][0].gives
+    assert not (tmp_path / "scratch" / f"vlaunch-{os.getuid()}").exists()
+    saved.write_bytes(b"something else")
+    bad = nodes.cluster.run("image", "push", "--tar", str(saved), *scratch)
+    assert (bad.code, "holds no image that can be read" in bad.err) == (2, True)
