@@ -158,7 +158,7 @@ def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Taken) as caught:
         Claim(str(tmp_path), "copy", "n2")
     assert (caught.value.node, caught.value.shared) == ("n1", True)
-    monkeypatch.setattr("launcher.payload.chain.claim._STALE", 0.3)
+    monkeypatch.setattr("launcher.payload.chain.claim._STALE", 2.0)
     monkeypatch.setattr("launcher.payload.chain.claim._RENEW", 0.0)
     done = threading.Event()
 
