@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 PULSE = 1.0  # seconds between two looks at whether an engine lives
@@ -72,6 +73,18 @@ def watch(alive: Callable[[], bool], end: Callable[[], None] = leave) -> threadi
 
     threading.Thread(target=look, name="pulse", daemon=True).start()
     return over
+
+
+def alive(llm: Any) -> bool:
+    """Tell whether an engine's process lives, as vLLM's client of it has noted; an engine in this
+    process has none.
+    """
+    return not getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_dead", False)
+
+
+def watch_engine(llm: Any) -> threading.Event:
+    """End this process when the one of an engine is gone, as `watch` does."""
+    return watch(partial(alive, llm))
 
 
 class EngineLoop:

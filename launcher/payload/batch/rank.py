@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .engine_loop import dead
+from .engine_loop import dead, watch_engine
 from .job import Job
 from .prompts import Prompter
 
@@ -98,6 +98,7 @@ class Rank:
         self.params = sampling(self.job.sampling)
         self.prompter = Prompter(self.job)
         self.llm = LLM(**setting.arguments)
+        watch_engine(self.llm)
         self.tokenizer = self.llm.get_tokenizer()
 
     def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[Answer]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from . import cluster, failures, lines, pooling, postmortem, source
-from .engine_loop import EngineLoop, NoAnswer, watch
+from .engine_loop import EngineLoop, NoAnswer, watch_engine
 from .job import RESULTS, Failed, Task
 
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
@@ -41,7 +41,7 @@ class Replica:
             from vllm import LLM
 
             self.llm = LLM(**arguments)
-        self.over = watch(partial(alive, self.llm))
+        self.over = watch_engine(self.llm)
         self.task = task
         self.engine: EngineLoop | pooling.Scores
         if task == "score":
@@ -93,13 +93,6 @@ def rendered(llm: Any, prompt: Any) -> Any:
     For models that encode before they decode, the engine makes two prompts of one itself.
     """
     return prompt if llm.model_config.is_encoder_decoder else llm.renderer.render_cmpl([prompt])[0]
-
-
-def alive(llm: Any) -> bool:
-    """Tell whether an engine's process lives, as vLLM's client of it has noted; an engine in this
-    process has none.
-    """
-    return not getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_dead", False)
 
 
 def answered(

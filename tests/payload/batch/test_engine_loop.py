@@ -150,3 +150,14 @@ def test_only_a_dead_engine_is_fatal() -> None:
     """By the name of what it raises, wherever vLLM has put the class."""
     assert dead(EngineDeadError())
     assert not dead(ValueError("the prompt is too long"))
+
+
+def test_vllm_notes_that_an_engines_process_is_gone() -> None:
+    """An engine in the same process has none."""
+    core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False))
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    before = engine_loop.alive(llm)
+    core.resources.engine_dead = True
+
+    assert (before, engine_loop.alive(llm)) == (True, False)
+    assert engine_loop.alive(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object())))

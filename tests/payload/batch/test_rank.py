@@ -276,8 +276,11 @@ def test_sampling_parameters_are_vllms() -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM refuses a dense model when it sees a data-parallel variable, whoever left it."""
+    """vLLM refuses a dense model when it sees a data-parallel variable, whoever left it. An engine
+    that is loaded is watched: without its process the rank would wait for ever.
+    """
     seen: list[dict[str, str]] = []
+    watched: list[object] = []
 
     class LLM:
         def __init__(self, **arguments: object) -> None:
@@ -291,6 +294,7 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
 
     sys.modules["vllm"].LLM = LLM  # type: ignore[attr-defined]
     monkeypatch.setattr(rank, "Prompter", lambda job: Prompter())
+    monkeypatch.setattr(rank, "watch_engine", watched.append)
     monkeypatch.setenv("VLLM_DP_SIZE", "7")
     one = made()
 
@@ -298,6 +302,7 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
     one.load(rank.Setting(environment={"VLLM_DP_RANK": "1"}, arguments={"model": "m"}))
 
     assert seen == [{}, {"VLLM_DP_RANK": "1"}]
+    assert watched[-1] is one.llm
     monkeypatch.delenv("VLLM_DP_RANK")
 
 

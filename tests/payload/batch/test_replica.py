@@ -132,17 +132,6 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     assert all("answer" not in row for row in found[1:])
 
 
-def test_vllm_notes_that_an_engines_process_is_gone() -> None:
-    """An engine in the same process has none."""
-    core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False))
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
-    before = replica.alive(llm)
-    core.resources.engine_dead = True
-
-    assert (before, replica.alive(llm)) == (True, False)
-    assert replica.alive(LLM(model="tiny"))
-
-
 def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
     """Those of a chat, whose text vLLM never sees."""
     (row,) = prepared(
