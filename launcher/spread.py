@@ -319,7 +319,7 @@ class _Run:
         member = self._members[name]
         hint = "the same command goes on from there"
         if member.full:
-            hint = "see what could go there: `vlaunch model list`"
+            hint = "see what could go there: `vlaunch model list`, `vlaunch image list`"
         return NodeError(name, "cannot take part in the copy", evidence=member.failed, hint=hint)
 
     def _progress(self, due: bool) -> Iterator[Event]:
