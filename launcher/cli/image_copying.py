@@ -89,15 +89,19 @@ def _folder(name: str) -> str:
     return name.replace(" ", "-")
 
 
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' * (count != 1)}"
+
+
 def print_plan(copying: ImageCopying) -> None:
     """Print what would be done."""
     layers = len(copying.image.layers)
     size = told(copying.image.size)
-    click.echo(f"{copying.name}: {size} in {layers} layers, from {copying.source}")
+    click.echo(f"{copying.name}: {size} in {_layers(layers)}, from {copying.source}")
     for group in copying.groups:
         before = copying.source
         for name in group.targets:
-            click.echo(f"  {name} lacks {layers - group.has} layers, and gets them from {before}")
+            click.echo(f"  {name} gets {_layers(layers - group.has)} that it lacks from {before}")
             before = name
     for name in copying.unnamed:
         click.echo(f"  {name} has it under another name, and would call it so, too")
@@ -185,7 +189,8 @@ class _Bringing:
             why = [image_copy.why(error), error.evidence]
             raise NodeError(source, "the image cannot be read", evidence=why, hint=hint) from None
         size = sum(each.size for each in image.layers)
-        text = f"{len(image.layers)} layers, {told(size)}, each with the digest that it should have"
+        layers = _layers(len(image.layers))
+        text = f"{layers}, {told(size)}, each with the digest that it should have"
         session.step("export", text, node=source, seconds=answer.seconds)
         return image
 
@@ -203,7 +208,7 @@ class _Bringing:
         copying, session = self._copying, self._session
         manifest = plans.manifest(image, group.has)
         layers = len(image.layers) - group.has
-        what = f"{copying.name}: {layers} of {len(image.layers)} layers, {told(manifest.bytes)}"
+        what = f"{copying.name}: {layers} of {_layers(len(image.layers))}, {told(manifest.bytes)}"
         session.begin("copy", f"Copy {what}, from {copying.source}")
         session.note("copy", f"order: {' → '.join((copying.source, *group.targets))}")
         parts = self._parts(image, group)

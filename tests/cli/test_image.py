@@ -192,7 +192,7 @@ def test_a_dry_run_says_who_gets_what(nodes: Nodes) -> None:
 
     assert ran.out.splitlines() == [
         f"{NAME}: 1.0 GiB in 4 layers, from gpu02",
-        "  gpu01 lacks 1 layers, and gets them from gpu02",
+        "  gpu01 gets 1 layer that it lacks from gpu02",
     ]
     assert nodes.cluster.held == []
 
