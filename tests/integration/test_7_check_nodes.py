@@ -144,7 +144,7 @@ def test_another_image_of_the_same_name(three: Practice) -> None:
             "node3",
             f"{name} is another image than on node[1-2]",
         )
-        assert f"`docker pull {name}` on every node" in found["fix"]
+        assert f"`vlaunch image push {name} --from node1`" in found["fix"]
     finally:
         three.docker("node3", "tag", right, name)
         three.docker("node3", "rmi", "kept")
