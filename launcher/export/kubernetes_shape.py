@@ -131,7 +131,8 @@ def group(
     Raises RequestError for what cannot be said in Kubernetes, all of it at once.
     """
     _refuse(inventory, request, target)
-    request = replace(request, host="0.0.0.0")  # noqa: S104 - a Service forwards to the pod's address
+    # a Service forwards to the pod's address
+    request = replace(request, host="0.0.0.0")  # noqa: S104
     taken = {name for name, _ in request.placement.nodes}
     seen = _as_pods(inventory, taken, target, leader)
     if request.backend == "mp":

@@ -30,7 +30,8 @@ _AGAIN = 0.25  # seconds between two looks whether an API listens
 _CHUNK = 1 << 20  # bytes of a log that are told at once
 # What is told of `/metrics` (0.32, v1/metrics/loggers.py): whoever asks does so every two seconds.
 _COUNTED = re.compile(
-    r"^(?:vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|(?:generation|prompt)_tokens_total"
+    r"^(?:vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc"
+    r"|(?:generation|prompt)_tokens_total"
     r"|prefix_cache_(?:queries|hits)_total|num_preemptions_total|request_success_total"
     r"|(?:time_to_first_token|inter_token_latency)_seconds_bucket)|http_requests_total)"
     r"(?:\{[^\n]*\})? \S+$",
