@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import scale
 
-FEW, MANY = 20, 64
+FEW, MANY = 20, 40
 
 
 @pytest.mark.parametrize("name", scale.CASES)

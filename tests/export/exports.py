@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 EXAMPLES = Path(__file__).parents[2] / "inventory"
 MODEL = "Qwen/Qwen3-8B"
@@ -32,6 +35,12 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 def inventory(case: str) -> Path:
     """Return the inventory of a case."""
     return EXAMPLES / f"{CASES[case][0]}.yaml"
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """Return the documents of an export; libyaml is ten times as quick as PyYAML's own reader."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return list(yaml.load_all(text, Loader=loader))
 
 
 # The same, for exports to the inventory's own nodes.

@@ -11,7 +11,7 @@ import yaml
 
 from launcher.cli.main import run
 from tests import golden
-from tests.export.exports import CASES, MODEL, RDMA, inventory
+from tests.export.exports import CASES, MODEL, RDMA, inventory, objects
 
 PAIR = """
 cluster: pair
@@ -41,7 +41,7 @@ class Export:
         self.code = run(["export", "kubernetes", "-i", str(path), *words])
         caught = capsys.readouterr()
         self.text, self.error = caught.out, caught.err
-        self.objects: list[dict[str, Any]] = list(yaml.safe_load_all(self.text))
+        self.objects = objects(self.text)
 
     def of(self, kind: str) -> dict[str, Any]:
         """Return the one object of a kind."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,23 @@ import yaml
 
 from launcher.cli.main import run
 from launcher.export import kubernetes_rules
-from tests.export.exports import CASES, inventory
+from tests.export.exports import CASES, inventory, objects
 
 Objects = list[dict[str, Any]]
 
 
-@pytest.fixture
-def good(capsys: pytest.CaptureFixture[str]) -> Objects:
+@pytest.fixture(scope="module")
+def exported() -> Objects:
     """An export with all kinds of objects."""
-    assert run(["export", "kubernetes", "-i", str(inventory("spark")), *CASES["spark"][1]]) == 0
-    return list(yaml.safe_load_all(capsys.readouterr().out))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert run(["export", "kubernetes", "-i", str(inventory("spark")), *CASES["spark"][1]]) == 0
+    return objects(out.getvalue())
+
+
+@pytest.fixture
+def good(exported: Objects) -> Objects:
+    """The same, for a test to break."""
+    return copy.deepcopy(exported)
 
 
 def template(objects: Objects, name: str = "leaderTemplate") -> Any:
@@ -199,9 +208,8 @@ def test_an_export_has_no_mistake(good: Objects) -> None:
 def test_each_mistake_is_seen(good: Objects, name: str) -> None:
     """By the rule that is for it, and by few others."""
     make, said = MISTAKES[name]
-    broken = copy.deepcopy(good)
-    make(broken)
-    found = kubernetes_rules.mistakes(broken)
+    make(good)
+    found = kubernetes_rules.mistakes(good)
 
     assert any(said in each for each in found), found
     assert len(found) <= 3, found
