@@ -47,9 +47,13 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh benchmarks/*/*.sh
 
+# Files of tests lie in memory, where there is room and programs may be started: a disk waits at each file that is replaced.
+MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts 2>/dev/null || \
+	df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 1000000 { print "TMPDIR=/dev/shm" }')
+
 # With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
 unit: .venv/installed
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab and not processes" -n auto --dist worksteal
+	$(MEMORY) PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab and not processes" -n auto --dist worksteal
 
 # Definitions of custom resources, and a checker, for tests of exports; without them those say that they were skipped.
 export VLAUNCH_CRDS ?= $(abspath $(wildcard ../shared/fixtures/kubernetes))
