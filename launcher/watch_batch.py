@@ -23,6 +23,9 @@ from launcher.transport import Transport
 
 _STAGE = "batch"
 _EVERY = 1.0
+# seconds that the head waits for something new before it answers: each question is a process there,
+# which takes its time from the engines of a small node
+_PATIENCE = 3.0
 _TELL = 10.0  # seconds between two lines where every line stays
 _LOST = 45.0  # seconds without an answer until watching is given up
 _WARNINGS = 200  # that are told, and remembered as told
@@ -111,7 +114,14 @@ class _Watching:
     def _look(self, now: float) -> JobUpdate | None:
         """Ask once; `None` when nobody could say, which is borne for a while."""
         dashboard = self._site.inventory.ports.dashboard
-        asked = job_store.follow(self._watched.work, self._watched.job, self._offset, dashboard)
+        asked = job_store.follow(
+            self._watched.work,
+            self._watched.job,
+            self._offset,
+            dashboard,
+            known=self._progress.state,
+            patience=_PATIENCE,
+        )
         (answer,) = self._transport.run([self._site.inside(self._site.head, asked)])
         try:
             seen = job_store.parse_follow(answer)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.checks.ray import read_payload
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
+from launcher.model import Answer
 from launcher.plan.serve import ask_model
 from launcher.site import Site
 from launcher.state import history, running, servers, verdict
@@ -38,9 +39,7 @@ def look(
     asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
     facts = observe(asked_nodes, session.transport, [inventory.image])
     site = Site(inventory, facts)
-    asked = [] if not site.head_runs else [servers.ask(site)]
-    if asked and not inventory.ray.off:
-        asked.append(running.ask_jobs(site))
+    asked = [_ask(site)] if site.head_runs else []
     answers = by_node(
         session.transport,
         [
@@ -51,12 +50,11 @@ def look(
         ],
     )
     of_head = answers[inventory.head.name]
-    said: dict[str, Any] = {}
-    for _ in asked:
-        try:
-            said |= read_payload(of_head.pop(0))
-        except UnreadableAnswer as error:
-            said |= {"error": error.message}
+    said = _read(of_head.pop(0)) if asked else {}
+    if asked and "servers" not in said and not inventory.ray.off:
+        # what is kept in files is known without Ray's answer
+        (answer,) = session.transport.run([servers.ask(site)])
+        said = {**_read(answer), **said}
     kept = verdict.parse_record(of_head.pop(0))
     told = [of_head.pop(0) for _ in before]
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
@@ -68,6 +66,21 @@ def look(
         weight_bytes=models.weight_bytes(told[0]) if told else 0,
         answered=history.read_all(told[1]) if len(told) > 1 else (),
     )
+
+
+def _ask(site: Site) -> Command:
+    """Ask the head's container for servers and, where there is Ray, for what runs in it: one
+    question, because each costs a start of Python there.
+    """
+    return servers.ask(site) if site.inventory.ray.off else running.ask_jobs(site)
+
+
+def _read(answer: Answer) -> dict[str, Any]:
+    """Return what the head says, or the `error` for which it says nothing."""
+    try:
+        return read_payload(answer)
+    except UnreadableAnswer as error:
+        return {"error": error.message}
 
 
 def _before(site: Site, model: str) -> list[Command]:

@@ -23,10 +23,12 @@ import time
 
 # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
 PATIENCE = 1.0
+AGAIN = 0.25  # seconds between two looks at what a driver writes
 CHUNK = 1 << 20
 RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
 MOST = 16 << 20  # bytes of one piece of output
 PAGE = 20_000  # output files of one answer, of which the launcher keeps 8 MiB
+ENDED = ("done", "failed", "refused", "stopped")  # states of a driver after which none comes
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
@@ -318,13 +320,26 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
 
 
 def follow(args: argparse.Namespace) -> object:
-    """Ray's word on a job, what its log gained since an offset, and the driver's own progress."""
+    """Ray's word on a job, what its log gained since an offset, and the driver's own progress.
+
+    While nothing is new, `--patience` seconds are waited for it, and as long for Ray to see that a
+    driver has ended which says so: whoever asks again and again takes the cores that engines need.
+    """
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
     from vlaunch_agent import head
 
-    state = head.job(args)
+    path = os.path.join(RAY_LOGS, f"job-driver-{args.job}.log")
+    began = time.monotonic()
+    while time.monotonic() < began + args.patience and standing_still(args, path):
+        time.sleep(AGAIN)
+    began, state = time.monotonic(), head.job(args)
+    while state.get("status") not in head.OVER and state_of(args) in ENDED:
+        if time.monotonic() >= began + args.patience:
+            break
+        time.sleep(AGAIN)
+        state = head.job(args)
     try:
-        with open(os.path.join(RAY_LOGS, f"job-driver-{args.job}.log"), "rb") as file:
+        with open(path, "rb") as file:
             file.seek(args.offset)
             chunk = file.read(CHUNK)
     except FileNotFoundError:
@@ -339,6 +354,19 @@ def follow(args: argparse.Namespace) -> object:
         "offset": args.offset + end,
         "progress": read(args.work, "progress.json"),
     }
+
+
+def standing_still(args: argparse.Namespace, log: str) -> bool:
+    """Whether a driver does what is known already, and its log is no longer than that."""
+    return state_of(args) == args.known not in ENDED and (size_of(log) or 0) <= args.offset
+
+
+def state_of(args: argparse.Namespace) -> object:
+    """What this run's driver says that it does; nothing while there is only an earlier one's
+    word.
+    """
+    progress = read(args.work, "progress.json")
+    return progress.get("state") if progress.get("submission") == args.job else ""
 
 
 def owned(work: str) -> str:
@@ -403,6 +431,8 @@ def main() -> int:
     parser.add_argument("--last", default="")
     parser.add_argument("--job", default="")
     parser.add_argument("--dashboard", type=int, default=8265)
+    parser.add_argument("--known", default="")
+    parser.add_argument("--patience", type=float, default=0.0)
     args = parser.parse_args()
     args.more = [each for each in (args.path, *args.more) if each]
     try:

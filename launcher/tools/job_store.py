@@ -113,8 +113,12 @@ def remove(work: str) -> Argv:
     return (*_PROGRAM, "remove", work)
 
 
-def follow(work: str, job: str, offset: int, dashboard: int) -> Argv:
-    """Ask how a running job stands, and what its log gained since `offset` bytes."""
+def follow(
+    work: str, job: str, offset: int, dashboard: int, *, known: str = "", patience: float = 0.0
+) -> Argv:
+    """Ask how a running job stands, and what its log gained since `offset` bytes; where nothing is
+    new beside the state that is `known`, after so many seconds of `patience`.
+    """
     return (
         *_PROGRAM,
         "follow",
@@ -125,6 +129,7 @@ def follow(work: str, job: str, offset: int, dashboard: int) -> Argv:
         str(offset),
         "--dashboard",
         str(dashboard),
+        *(("--known", known, "--patience", f"{patience:g}") if patience else ()),
     )
 
 

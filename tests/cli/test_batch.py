@@ -111,7 +111,7 @@ def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
     assert (ran.code, batch.verbs(), batch.gathered()) == (0, [], before)
     assert "every row was done before" in ran.err
     assert "all 4 files are there" in ran.err
-    assert len(batch.cluster.commands) - asked <= 2 * 2 + 5
+    assert len(batch.cluster.commands) - asked <= 2 * 2 + 4
 
 
 def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:

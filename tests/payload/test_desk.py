@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -417,6 +417,58 @@ def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -
         VLAUNCH_RAY_LOGS=str(tmp_path),
     )
     assert (gone["job"]["status"], gone["log"]) == ("ABSENT", "")
+
+
+def test_who_follows_waits_for_something_new(work: Path, tmp_path: Path, dashboard: int) -> None:
+    """Another state than the known one, or a line in the log; not what an earlier run has left, and
+    not longer than was asked for.
+    """
+    prepared(work)
+    log = tmp_path / "job-driver-batch-demo-1.log"
+
+    def say(state: str, submission: str = "batch-demo-1") -> None:
+        said = {"state": state, "submission": submission}
+        (work / "new.json").write_text(json.dumps(said))
+        (work / "new.json").replace(work / "progress.json")
+
+    def follow(known: str, patience: float) -> tuple[float, Any]:
+        words = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", known)
+        began = time.monotonic()
+        there = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
+        found = ask_there("follow", work, *words, "--patience", str(patience), **there)
+        return time.monotonic() - began, found
+
+    say("done", "batch-demo-0")
+    assert follow("", 1.0)[0] >= 1.0
+    say("running")
+    assert follow("running", 1.0)[0] >= 1.0
+    news: dict[str, Callable[[], object]] = {
+        "running": lambda: say("finishing"),
+        "finishing": lambda: log.write_text("a line\n"),
+    }
+    for known, new in news.items():
+        timer = threading.Timer(0.5, new)
+        timer.start()
+        took, found = follow(known, 30.0)
+        timer.join()
+        assert took < 20
+    assert (found["progress"]["state"], found["log"]) == ("finishing", "a line\n")
+
+
+def test_a_driver_that_says_its_last_word_is_followed_to_its_end(
+    work: Path, tmp_path: Path, dashboard: int
+) -> None:
+    """Ray sees a moment later that the process is gone: this is no question of its own."""
+    prepared(work)
+    said = {"state": "done", "submission": "batch-demo-1"}
+    (work / "progress.json").write_text(json.dumps(said))
+    words = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", "running")
+    began = time.monotonic()
+    there = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
+    found = ask_there("follow", work, *words, "--patience", "1", **there)
+
+    assert found["job"]["status"] == "RUNNING"
+    assert time.monotonic() - began >= 1.0
 
 
 def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:

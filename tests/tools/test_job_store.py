@@ -67,6 +67,8 @@ def test_questions() -> None:
     assert job_store.remove(WORK) == (*program, "remove", WORK)
     follow = ("follow", WORK, "--job", "batch-j-1", "--offset", "7", "--dashboard", "8265")
     assert job_store.follow(WORK, "batch-j-1", 7, 8265) == (*program, *follow)
+    patient = job_store.follow(WORK, "batch-j-1", 7, 8265, known="running", patience=3)
+    assert patient == (*program, *follow, "--known", "running", "--patience", "3")
 
 
 def test_a_job_that_is_not_there() -> None:

@@ -1,0 +1,181 @@
+"""What the benchmark of batches has found, as Markdown, and whether it meets the goals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+# shares of the rows per second of `LLM.generate`, of one replica, and rows per second
+ANSWERING, WHOLE, TWO, IDLE = 0.95, 0.85, 1.0, 17_000
+GROWTH = 1.5  # of the driver's memory, from the fewest rows to the most
+NOTHING = 2.0  # seconds
+MANY = 20_000  # rows from which the goal for a whole job holds
+TOKENS = 16
+DIRECT, ASYNC, ONE, BEFORE, TWO_NODES = (
+    "`LLM.generate`",
+    "`AsyncLLM`",
+    "one replica",
+    "one replica, before",
+    "two replicas",
+)
+MOMENTS = {
+    "submitted": "Ray has the job",
+    "driver": "its driver runs",
+    "asked": "the driver asks for replicas",
+    "process": "the first replica's process runs",
+    "processes": "the last one's",
+    "engines": "all engines are loaded",
+    "given": "rows are handed to a replica",
+    "first": "the first answers are at the driver",
+    "last": "the last ones are",
+    "done": "every file is committed",
+    "end": "the command ends",
+}
+Key = tuple[str, int]  # a way, and how many rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One way of answering all rows, in seconds: from the engine's first row to the last answer,
+    and of the whole command; `moments` are counted from its call.
+    """
+
+    answering: float
+    whole: float
+    tokens: int = 0
+    moments: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """A job whose class does nothing: the driver's most memory in MB, rows per second, seconds."""
+
+    memory: float
+    rate: float
+    whole: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All that was measured, round by round."""
+
+    runs: dict[Key, list[Run]] = field(default_factory=dict)
+    nothing: list[float] = field(default_factory=list)
+    idle: dict[int, list[Idle]] = field(default_factory=dict)
+
+
+class Report:
+    """Markdown of what was found; `missed` are the goals that were not met."""
+
+    def __init__(self, found: Found) -> None:
+        self.found, self.missed = found, list[str]()
+
+    def goal(self, what: str, met: bool) -> str:
+        """Return a goal's cell."""
+        if not met:
+            self.missed.append(what)
+        return f"{what} {'met' if met else 'missed'}"
+
+    def lines(self) -> Iterable[str]:
+        """Return all tables."""
+        for key in self.found.runs:
+            if key[0] == DIRECT:
+                yield from self.engine(key[1])
+        yield from self.replicas()
+        yield from self.start()
+        yield from self.idle()
+        if seconds := self.found.nothing:
+            goal = self.goal(f"≤ {NOTHING:g} s", statistics.median(seconds) <= NOTHING)
+            yield f"\nA run with nothing to do: {spread(seconds, 1)} s (goal {goal})."
+
+    def engine(self, rows: int) -> Iterable[str]:
+        """Return the table of one number of rows."""
+        theirs = self.found.runs[DIRECT, rows]
+        yield f"\n{rows:,} rows of {TOKENS} tokens each, {len(theirs)} rounds:\n"
+        yield (
+            "| | rows/s while answering | against `LLM.generate` | goal | whole, s | against"
+            " `LLM.generate` | goal |"
+        )
+        yield "|---|---|---|---|---|---|---|"
+        for (name, count), ours in self.found.runs.items():
+            if count != rows or name == TWO_NODES:
+                continue
+            rates = [rows / run.answering for run in ours]
+            answering, whole = (against(ours, theirs, what) for what in ("answering", "whole"))
+            goals = ["", ""]
+            if name == ONE:
+                goals[0] = self.goal(f"≥ {ANSWERING}×", answering >= ANSWERING)
+            if name == ONE and rows >= MANY:
+                goals[1] = self.goal(f"≥ {WHOLE}×", whole >= WHOLE)
+            seconds = spread([run.whole for run in ours], 1)
+            yield (
+                f"| {name} | {spread(rates, 0)} | {answering:.2f}× | {goals[0]} | {seconds} |"
+                f" {whole:.2f}× | {goals[1]} |"
+            )
+
+    def replicas(self) -> Iterable[str]:
+        """Return what two replicas do against one."""
+        for (name, rows), two in self.found.runs.items():
+            if name != TWO_NODES:
+                continue
+            answering, whole = (
+                against(two, self.found.runs[ONE, rows], what) for what in ("answering", "whole")
+            )
+            goal = self.goal(f"≥ {TWO:g}×", answering >= TWO)
+            rates = spread([rows / run.answering for run in two], 0)
+            yield (
+                f"\nTwo replicas on two nodes, {rows:,} rows: {rates} rows/s while answering,"
+                f" {answering:.2f}× one replica (goal {goal}); whole"
+                f" {spread([run.whole for run in two], 1)} s, {whole:.2f}×."
+            )
+
+    def start(self) -> Iterable[str]:
+        """Return when what happened, from the command to its end."""
+        shown = {key: runs for key, runs in self.found.runs.items() if runs[0].moments}
+        if not shown:
+            return
+        yield "\nSeconds since the command was called:\n"
+        yield "| | " + " | ".join(f"{name}, {rows:,} rows" for name, rows in shown) + " |"
+        yield "|---|" + "---|" * len(shown)
+        for moment, what in MOMENTS.items():
+            cells = (spread([run.moments[moment] for run in runs], 1) for runs in shown.values())
+            yield f"| {what} | " + " | ".join(cells) + " |"
+
+    def idle(self) -> Iterable[str]:
+        """Return the table of the class that does nothing."""
+        if not self.found.idle:
+            return
+        yield "\n| a class that does nothing | most memory of the driver, MB | rows/s | whole, s |"
+        yield "|---|---|---|---|"
+        for rows, each in self.found.idle.items():
+            cells = [
+                spread([one.memory for one in each], 0),
+                spread([one.rate for one in each], 0),
+                spread([one.whole for one in each], 1),
+            ]
+            yield f"| {rows:,} rows | " + " | ".join(cells) + " |"
+        least, most = min(self.found.idle), max(self.found.idle)
+        few, many = (self.found.idle[rows] for rows in (least, most))
+        growth = statistics.median(one.memory for one in many) / statistics.median(
+            one.memory for one in few
+        )
+        rate = statistics.median(one.rate for one in many)
+        yield (
+            f"\n{most:,} rows take {growth:.2f}× the memory of {least:,} (goal"
+            f" {self.goal(f'≤ {GROWTH}×', growth <= GROWTH)}), and {rate:,.0f} rows/s pass (goal"
+            f" {self.goal(f'≥ {IDLE:,}', rate >= IDLE)})."
+        )
+
+
+def against(ours: Sequence[Run], theirs: Sequence[Run], what: str) -> float:
+    """Return how many times as fast we are, round by round: the median."""
+    pairs = zip(ours, theirs, strict=True)
+    return statistics.median(getattr(them, what) / getattr(us, what) for us, them in pairs)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the median, with the lowest and the highest."""
+    least, middle, most = min(values), statistics.median(values), max(values)
+    text = f"{middle:,.{digits}f}"
+    return f"{text} ({least:,.{digits}f}–{most:,.{digits}f})" if len(values) > 1 else text
