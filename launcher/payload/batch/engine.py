@@ -40,7 +40,7 @@ def run(
     data = source.dataset(job, manifest, pending, batch)
     if job.preprocess:
         data = predict.preprocess(data, job)
-    data = inference(prepared(data, job, batch), job, batch, rows)
+    data = inference(prepared(data, job, batch, rows), job, batch, rows)
     with budget.Watch(job, progress, ACTOR, job.engine.replicas, needs(job)) as watch:
         for table in cluster.stream(data):
             found = [result(row) for row in table.to_pylist()]
@@ -62,7 +62,7 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def prepared(data: Any, job: Any, batch: int) -> Any:
+def prepared(data: Any, job: Any, batch: int, rows: int) -> Any:
     """Add the stage that makes prompts, which claims nothing: replicas may have claimed all
     CPUs.
     """
@@ -74,7 +74,7 @@ def prepared(data: Any, job: Any, batch: int) -> Any:
         Prepare(thin),
         batch_size=batch,
         batch_format="pyarrow",
-        compute=TaskPoolStrategy(size=max(2, job.engine.replicas[1])),
+        compute=TaskPoolStrategy(size=max(source.workers(rows), job.engine.replicas[1])),
         num_cpus=source.LIGHT,
     )
 

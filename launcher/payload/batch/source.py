@@ -21,8 +21,10 @@ TASKS = 4_000  # read tasks of one job at most: planning costs about a milliseco
 # tasks
 ROWS = 2_000
 BYTES = 8 * 2**20  # and no more than this in one block
-# processes that read: each gives tens of thousands of rows a second, and costs a second to start
-READERS = 2
+# processes that read, cut or prepare a large job: each gives tens of thousands of rows a second
+# and costs two seconds of a core to start, which engines lack that load meanwhile on a small node
+WORKERS = 2
+FEW = 20_000  # rows that one process of each kind has soon done
 # CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its
 # rows for ever
 LIGHT = 0
@@ -57,6 +59,11 @@ def in_flight(wanted: int, batch: int, rows: int, replicas: int) -> int:
     return max(1, min(wanted, share))
 
 
+def workers(rows: int) -> int:
+    """Return how many processes read so many rows, cut them, or prepare them for one replica."""
+    return 1 if rows <= FEW else WORKERS
+
+
 def group(splits: Iterable[S], sizes: Iterable[int], total: int) -> Iterator[list[S]]:
     """Put neighbouring splits together until a read task has enough rows."""
     enough = max(ROWS, math.ceil(total / TASKS))
@@ -86,6 +93,7 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
     splits = [split for split in manifest.splits if pending.get(split.index)]
     sizes = [count({0: pending[split.index]}) for split in splits]
     parts = list(group(splits, sizes, sum(sizes)))
+    readers = workers(sum(sizes))
 
     class Rows(Datasource):
         """The pending rows of this job."""
@@ -111,12 +119,12 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
     found = ray.data.read_datasource(
         Rows(),
         num_cpus=LIGHT,
-        concurrency=READERS,
+        concurrency=readers,
         override_num_blocks=len(parts),
         **where(job.read.sources),
     )
     found = found.repartition(target_num_rows_per_block=batch)
-    claim(found, LIGHT, TaskPoolStrategy(size=READERS))
+    claim(found, LIGHT, TaskPoolStrategy(size=readers))
     return found
 
 

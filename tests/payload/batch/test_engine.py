@@ -152,11 +152,27 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
     job's files.
     """
     data = Dataset()
-    engine.prepared(data, job(tmp_path, *(f"{n}.jsonl" for n in range(9))), 50)
+    engine.prepared(data, job(tmp_path, *(f"{n}.jsonl" for n in range(9))), 50, 10**6)
     ((stage, made),) = data.stages
 
     assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
     assert (stage.job.read.sources, stage.job.identity) == ((), {})
+
+
+@pytest.mark.usefixtures("pools")
+@pytest.mark.parametrize(
+    ("rows", "replicas", "processes"), [(20_000, 1, 1), (20_001, 1, 2), (200, 3, 3)]
+)
+def test_few_rows_are_prepared_by_few_processes(
+    tmp_path: Path, rows: int, replicas: int, processes: int
+) -> None:
+    """Each takes seconds of a core to start, while engines load; one for each replica is needed."""
+    data = Dataset()
+    asked = job(tmp_path, engine={"replicas": [replicas, replicas]})
+    engine.prepared(data, asked, 50, rows)
+    ((_, made),) = data.stages
+
+    assert made["compute"] == {"size": processes}
 
 
 def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
