@@ -4,7 +4,8 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,11 +13,11 @@ from launcher.errors import RequestError
 from launcher.model import fold
 from launcher.payload.chain.files import File, Manifest
 from launcher.sizes import told
-from launcher.tools.chain import Model, Revision, Seen
+from launcher.tools.chain import HERE, Model, Revision, Seen
 
 MAIN: Final = "main"
 _CHUNK, _LARGE_CHUNK = 2**20, 4 * 2**20
-_LARGE = 2**36  # bytes from which larger chunks keep the number of them small
+_LARGE = 2**34  # bytes from which larger chunks cost less work
 _MARGIN: Final = 1.02  # how much more room than the missing bytes there must be
 
 
@@ -75,8 +76,8 @@ def plan_copy(
     wanted = tuple(name for name in (targets or seen) if name != source)
     missing = {name: _missing(rows, has.get(name)) for name in wanted}
     lacking = tuple(name for name in wanted if compare or not _same(found, has.get(name)))
-    # Who has most goes first, for it can serve the others; otherwise as in the inventory.
-    order = tuple(sorted(lacking, key=lambda name: missing[name]))
+    # Who has most goes first, for it can serve the others.
+    order = tuple(sorted(in_order(lacking, source), key=lambda name: missing[name]))
     _check_room(seen, {name: missing[name] for name in order})
     total = sum(each.size for each in rows)
     return Copying(
@@ -95,9 +96,28 @@ def plan_copy(
     )
 
 
+def in_order(names: Iterable[str], source: str) -> tuple[str, ...]:
+    """Return nodes as they follow the source in a chain: by their names, numbers as numbers, from
+    the one after the source round to the one before it.
+
+    Nodes of a rack mostly have names that follow each other. The link to a rack, which its nodes
+    share, then carries a copy once inwards and once outwards.
+    """
+    ordered = sorted(names, key=_natural)
+    if source == HERE:
+        return tuple(ordered)
+    after = [name for name in ordered if _natural(name) > _natural(source)]
+    return (*after, *ordered[: len(ordered) - len(after)])
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """Return what sorts gpu2 before gpu10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
 def chunk(total: int) -> int:
     """Return the bytes of a chunk: what a node holds back before the next one gets it, so small
-    against the rate, and not so small that there are millions of them.
+    against the whole, and not so small that each one's own work is felt.
     """
     return _LARGE_CHUNK if total > _LARGE else _CHUNK
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from launcher.errors import RequestError
 from launcher.payload.chain.files import File, Manifest, Unsafe, safe
-from launcher.plan.copying import MAIN, Copying, chunk
+from launcher.plan.copying import MAIN, Copying, chunk, in_order
 from launcher.sizes import told
 from launcher.tools.chain import Resolved, Seen
 
@@ -100,7 +100,7 @@ def plan_fetch(
         model=model,
         revision=found.revision,
         source=source,
-        targets=tuple(each for each in targets if each != source),
+        targets=in_order((each for each in targets if each != source), source),
         complete=(),
         manifest=Manifest(files, chunk(total)),
         links=tuple((f"{base}/{path}", f"blobs/{digest}") for path, _, digest in rows),

@@ -12,7 +12,7 @@ from launcher.errors import NodeError, RequestError, together
 from launcher.model import fold
 from launcher.payload.chain import archive
 from launcher.payload.chain.files import File, Manifest
-from launcher.plan.copying import chunk
+from launcher.plan.copying import chunk, in_order
 from launcher.sizes import told
 from launcher.tools import image_store
 from launcher.tools.docker import Image
@@ -99,7 +99,9 @@ def plan_image(
         name=name,
         source=source,
         image=image,
-        groups=tuple(Group(has=count, targets=tuple(groups[count])) for count in sorted(groups)),
+        groups=tuple(
+            Group(has=count, targets=in_order(groups[count], source)) for count in sorted(groups)
+        ),
         unnamed=twins,
         complete=tuple(node for node in seen if node in there and node in (source, *wanted)),
         order=tuple(seen),

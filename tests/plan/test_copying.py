@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
-from launcher.plan.copying import chunk, plan_copy
-from launcher.tools.chain import Model, Revision, Seen
+from launcher.plan.copying import chunk, in_order, plan_copy
+from launcher.tools.chain import HERE, Model, Revision, Seen
 
 NAME = "org/model"
 BLOB, SMALL = "a" * 64, "b" * 40
@@ -60,7 +60,7 @@ def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
     """With its links, and found under the same name."""
     copying = plan_copy(NAME, {"a": seen(), "b": seen(hub()), "c": seen(), "d": seen(hub())})
 
-    assert (copying.source, copying.targets) == ("b", ("a", "c"))
+    assert (copying.source, copying.targets) == ("b", ("c", "a"))
     assert copying.complete == ("b", "d")
     assert copying.missing == {"a": 5 * GB + 100, "c": 5 * GB + 100}
     assert [each.sum for each in copying.manifest.files] == [SMALL, BLOB]
@@ -78,6 +78,14 @@ def test_who_has_most_goes_first() -> None:
 
     assert copying.targets == ("c", "b")
     assert copying.missing == {"b": 5 * GB + 100, "c": 100}
+
+
+def test_names_that_follow_each_other_are_neighbours() -> None:
+    """From the source round: each rack is entered once and left once; numbers are numbers."""
+    names = ("r2-n9", "r1-n2", "head", "r1-n10", "r2-n1")
+
+    assert in_order(names, "r1-n3") == ("r1-n10", "r2-n1", "r2-n9", "head", "r1-n2")
+    assert in_order(names, HERE) == ("head", "r1-n2", "r1-n10", "r2-n1", "r2-n9")
 
 
 def test_nothing_is_to_be_done_where_all_have_it() -> None:

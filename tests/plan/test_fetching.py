@@ -82,7 +82,7 @@ def test_the_copy_is_of_blobs() -> None:
         (f"blobs/{SAFE}", 5000),
     ]
     assert (f"snapshots/{COMMIT}/tokenizer/vocab.txt", f"blobs/{GIT}") in copying.links
-    assert (copying.source, copying.targets) == ("b", ("a", "c"))
+    assert (copying.source, copying.targets) == ("b", ("c", "a"))
     assert copying.refs == (("refs/main", COMMIT),)
     named = plan_fetch(NAME, resolved(), rows, source="b", targets=["b"], revision="v2")
     assert (named.refs, named.targets) == ((("refs/v2", COMMIT),), ())
