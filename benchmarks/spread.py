@@ -24,9 +24,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.cli.model_copying import STREAMS as STREAMS_OF_COPIES
 from launcher.events import Event
 from launcher.model import Inventory
 from launcher.payload.chain.files import File, Manifest
+from launcher.plan.copying import chunk
 from launcher.remote import certificate
 from launcher.remote.fleet import Fleet
 from launcher.spread import Connections, Part, Spread, spread
@@ -56,6 +58,22 @@ left, block = int(sys.argv[2]), bytes(1 << 20)
 began = time.monotonic()
 while left: left -= sock.send(block[:left])
 sock.recv(1); print(time.monotonic() - began)
+"""
+# What a node in the middle cannot do without: receive, take the SHA-256, write, pass on.
+_BARE = """
+import hashlib, os, socket, sys, time
+here, there, left, path = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+door = socket.create_server((here, 29571)); print("ready", flush=True)
+sock, after = door.accept()[0], socket.create_connection((there, 29571))
+file, buffer, at = os.open(path, os.O_RDWR | os.O_CREAT), memoryview(bytearray(1 << 20)), 0
+began = time.process_time()
+while at < left:
+    view = buffer[:left - at]; got = 0
+    while got < len(view): got += sock.recv_into(view[got:])
+    hashlib.sha256(view).digest(); os.pwrite(file, view, at); end = at + got
+    while at < end: at += os.sendfile(after.fileno(), file, at, end - at)
+print(time.process_time() - began)
+after.recv(1); sock.sendall(b"x")
 """
 
 
@@ -136,6 +154,8 @@ class Bench:
     memory: int = 0  # KiB, of the largest program
     cpu: list[float] = field(default_factory=list)  # seconds a GB, of nodes in the middle
     cipher: dict[str, str] = field(default_factory=dict)  # of encrypted copies
+    chunk: int = CHUNK
+    streams: int = STREAMS
 
     def root(self, node: int) -> Path:
         return self.base / f"n{node}" / "m"
@@ -152,7 +172,9 @@ class Bench:
     def listed(self, root: Path) -> Manifest:
         names = sorted(each.name for each in root.iterdir() if each.is_file())
         stats = [(name, (root / name).stat()) for name in names]
-        return Manifest([File(name, now.st_size, now.st_mtime_ns) for name, now in stats], CHUNK)
+        return Manifest(
+            [File(name, now.st_size, now.st_mtime_ns) for name, now in stats], self.chunk
+        )
 
     def forget(self, count: int) -> None:
         """Have the source alone have anything, and nothing written down of it."""
@@ -172,15 +194,16 @@ class Bench:
         parts = [self._part(node, manifest, key) for node in range(count)]
         with Fleet(NOTHING) as fleet:
             connections = Connections(hold=fleet.hold_here, tunnel=lambda name, port: port)
-            fill = STREAMS * CHUNK
+            fill = self.streams * self.chunk
             run = spread(parts, connections, total=manifest.bytes, fill=fill)
             while True:
                 try:
                     event = next(run)
                 except StopIteration as ended:
                     # The second node receives and passes on.
-                    if count > 2 and ended.value.members["n1"].received:
-                        self.cpu.append(ended.value.members["n1"].cpu / manifest.bytes * 1e9)
+                    middle = ended.value.members["n1"]
+                    if count > 2 and middle.received:
+                        self.cpu.append((middle.cpu - middle.start) / manifest.bytes * 1e9)
                     return ended.value  # type: ignore[no-any-return]
                 at(event)
                 if event.data.get("total"):
@@ -200,7 +223,7 @@ class Bench:
             root=str(self.root(node)),
             manifest=manifest,
             key=key,
-            streams=STREAMS,
+            streams=self.streams,
             listen=(address(node), PORT),
             source=node == 0,
             label="files",
@@ -325,14 +348,40 @@ def nothing(bench: Bench, count: int) -> float:
     return time.monotonic() - began
 
 
+def bare(bench: Bench, count: int) -> float:
+    """Return the CPU seconds a GB of those steps alone, between the same three nodes."""
+    bench.forget(3)
+    path = str(bench.root(1).parent / "bare")
+
+    def begin(node: int, program: str, *words: str) -> subprocess.Popen[str]:
+        argv = inside(node, sys.executable, "-c", program, *words)
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+    last = begin(2, _RECEIVE, address(2), str(count))
+    middle = begin(1, _BARE, address(1), address(2), str(count), path)
+    for each in (last, middle):
+        assert each.stdout is not None
+        each.stdout.readline()
+    first = begin(0, _SEND, address(1), str(count))
+    said = middle.communicate(timeout=120)[0]
+    for each in (first, last):
+        each.communicate(timeout=60)
+    Path(path).unlink()
+    return float(said) / count * 1e9
+
+
 def work(bench: Bench, rounds: int) -> Iterator[tuple[str, list[float], str]]:
     """Yield the CPU seconds a GB of a node that receives, checks, writes and passes on, over links
-    without a limit, in the clear and encrypted; the start of its program is counted, too.
+    without a limit, in the clear and encrypted, in the chunks and streams of large models; the
+    start of its program is not counted.
     """
     for node in range(3):
         for where, device in ((space(node), "eth0"), (SWITCH, f"p{node}")):
             subprocess.run(["tc", "-n", where, "qdisc", "del", "dev", device, "root"], check=True)
-    manifest, shaped = bench.make([200 * MB] * 3), bench.cpu
+    shaped, bench.chunk, bench.streams = bench.cpu, chunk(2**40), STREAMS_OF_COPIES
+    manifest = bench.make([200 * MB] * 3)
+    alone = [bare(bench, 600 * MB) for _ in range(rounds)]
+    yield "CPU seconds a GB of receiving, SHA-256, writing and passing on alone", alone, ""
     for name, cipher in (("in the clear", {}), ("encrypted", certificate.make())):
         bench.cipher, bench.cpu = cipher, []
         for _ in range(rounds):
@@ -340,7 +389,7 @@ def work(bench: Bench, rounds: int) -> Iterator[tuple[str, list[float], str]]:
             bench.run(manifest, 3)
         goal = "" if cipher else "≤ 1.5"
         yield f"CPU seconds a GB of a node in the middle, {name}", bench.cpu, goal
-    bench.cipher, bench.cpu = {}, shaped
+    bench.cipher, bench.cpu, bench.chunk, bench.streams = {}, shaped, CHUNK, STREAMS
 
 
 Run = Callable[[Bench, Manifest, int], float]

@@ -202,7 +202,8 @@ class _Run:
             member.received = event.received
             self._steering.complete(name)
         elif event.event == "finished":
-            member.finished, member.sent, member.cpu = True, event.sent, event.cpu
+            member.finished, member.sent = True, event.sent
+            member.cpu, member.start = event.cpu, event.start
         elif event.event == "shared":
             member.shared = event.who
         elif event.event == "failed":

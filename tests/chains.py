@@ -4,7 +4,9 @@ their programs run for real.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import random
 import signal
@@ -60,6 +62,27 @@ def content(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and ".vlaunch" not in path.parts
     }
+
+
+def in_memory(path: Path) -> int:
+    """Return how many bytes of a file the page cache holds (mincore(2))."""
+    size = path.stat().st_size
+    pages = -(-size // mmap.PAGESIZE)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
+        held = (ctypes.c_ubyte * pages)()
+        at = ctypes.c_char.from_buffer(view)
+        assert ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(size), held) == 0
+        del at
+    return sum(each & 1 for each in held) * mmap.PAGESIZE
+
+
+def on_a_disk(path: Path) -> bool:
+    """Tell whether a file lies on a disk, and not in memory alone; it is not in memory then."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    return in_memory(path) == 0
 
 
 @dataclass

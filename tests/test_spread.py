@@ -20,7 +20,16 @@ from launcher.errors import NodeError, VlaunchError
 from launcher.payload.chain import wire
 from launcher.payload.chain.files import Manifest
 from launcher.remote import certificate
-from tests.chains import CHUNK, Chain, content, make_model, rows, when
+from tests.chains import (
+    CHUNK,
+    Chain,
+    content,
+    in_memory,
+    make_model,
+    on_a_disk,
+    rows,
+    when,
+)
 
 pytestmark = pytest.mark.processes
 TOTAL = 12_000_737
@@ -395,3 +404,15 @@ def test_a_program_that_cannot_begin_is_named(chain: Chain) -> None:
     assert "Not a directory" in str(caught.value.evidence) or "File exists" in str(
         caught.value.evidence
     )
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_stays_in_memory(chain: Chain, cached: bool) -> None:
+    """Nothing of a large file on any node, unless it is about to be read again."""
+    name = "model-1.safetensors"
+    if not on_a_disk(chain.roots["n0"] / name):
+        pytest.skip("the files here lie in memory alone")
+    chain.run(cached=cached)
+
+    held = [in_memory(root / name) > 0 for root in chain.roots.values()]
+    assert held == [cached] * 4

@@ -237,6 +237,7 @@ class _Bringing:
             "key": secrets.token_hex(32),
             "streams": STREAMS,
             "rate": self._wishes.rate,
+            "cached": True,  # Docker reads it at once, and then it is removed
             "cipher": None if inventory.private else certificate.make(),
         }
         parts = []

@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.cli.start import Asked
     from launcher.plan.batch import Start
+    from launcher.plan.shape import Plan
     from launcher.state.snapshot import ClusterSnapshot
+
+
+_WISHES = {"cached": True}  # what is about to be loaded stays in memory
 
 
 def for_server(
     session: Session, asked: Asked, seen: ClusterSnapshot, *, dry_run: bool
 ) -> tuple[Asked, ClusterSnapshot, float]:
     """Bring a server's model to its nodes where that is wished, and look again; a dry run only
-    notes it. Returns the seconds that it took besides; raises what `bring` does.
+    notes it. Returns the seconds that it took besides; raises what `bring` does, and, before
+    anything is copied, what would refuse the server afterwards.
     """
     from launcher.cli import server
 
@@ -35,6 +40,9 @@ def for_server(
     if dry_run:
         told = note(seen, asked.model, nodes)
         return replace(asked, told=(*asked.told, *filter(None, [told]))), seen, 0.0
+    if lacking(seen, asked.model, nodes):
+        _, start = _known(asked, seen).plan(session.inventory, seen)
+        _judge(session, start.plan)
     seconds = bring(session, seen, asked.model, nodes)
     if seconds:
         seen = server.look(session, model=asked.model, planning=True)
@@ -43,12 +51,41 @@ def for_server(
 
 def for_batch(call: Call, session: Session, seen: ClusterSnapshot, job: Job, start: Start) -> bool:
     """Bring the model of a job that is to begin to all nodes, where that is wished and this is no
-    dry run; True when something was brought. Raises what `bring` does.
+    dry run; True when something was brought. Raises what `bring` does, and, before anything is
+    copied, what would refuse the job afterwards.
     """
     begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
     if not begins or not wanted(session.inventory, call.fetch):
         return False
-    return bring(session, seen, job.model, session.inventory.nodes) > 0
+    nodes = session.inventory.nodes
+    if lacking(seen, job.model, nodes):
+        _judge(session, start.plan)
+    return bring(session, seen, job.model, nodes) > 0
+
+
+def _known(asked: Asked, seen: ClusterSnapshot) -> Asked:
+    """Return what can be judged of a server before its model is there: where the plan shall choose
+    its split, and nobody knows the model yet, that it takes a GPU and a port. Raises RequestError.
+    """
+    from launcher.cli import serve_plan
+
+    if not asked.planned:
+        return asked
+    if seen.config is None or not seen.weight_bytes:
+        return replace(asked, planned=False, tp=1, pp=1, dp=1)
+    return serve_plan.settled(asked, seen)
+
+
+def _judge(session: Session, plan: Plan) -> None:
+    """Have refused now what would be refused when the model has come, which may take hours; raises
+    GateError.
+    """
+    for stage in plan.stages:
+        if stage.id == "preflight":
+            gates = tuple(gate for gate in stage.gates if gate.id != "model")
+            title = "Look at the cluster, before the model is brought"
+            first = replace(stage, title=title, gates=gates)
+            session.apply(replace(plan, stages=(first,), notes=()))
 
 
 def _loading(inventory: Inventory, asked: Asked, seen: ClusterSnapshot) -> Sequence[Node]:
@@ -102,7 +139,7 @@ def bring(session: Session, seen: ClusterSnapshot, model: str, nodes: Sequence[N
     if whole_on(model, found) or model.startswith("/"):
         copying = plan_copy(model, found, targets=[node.name for node in lack])
         if copying.targets:
-            model_copying.copy(programs, copying, {}, last=False)
+            model_copying.copy(programs, copying, _WISHES, last=False)
     else:
-        model_pull.download(session, model, nodes)
+        model_pull.download(session, model, nodes, _WISHES)
     return time.monotonic() - began

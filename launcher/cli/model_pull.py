@@ -96,9 +96,9 @@ def pull(
         job.run(found, wish, dry_run=call.dry_run, wishes=wishes)
 
 
-def download(session: Session, name: str, nodes: Sequence[Node]) -> None:
+def download(session: Session, name: str, nodes: Sequence[Node], wishes: Mapping[str, Any]) -> None:
     """Bring a model that no node has all of to some nodes, for a command that goes on then; one of
-    them downloads it. Raises what the command does.
+    them downloads it. `wishes` are those of `model_copying.copy`. Raises what the command does.
     """
     from launcher.plan.fetching import Wish
 
@@ -106,7 +106,7 @@ def download(session: Session, name: str, nodes: Sequence[Node]) -> None:
     programs = look(session, nodes, name)
     found = _resolve(programs, fetcher, name, "", token)
     job = _Job(programs, fetcher, name, "", token, nodes)
-    job.run(found, Wish(), last=False)
+    job.run(found, Wish(), wishes=wishes, last=False)
 
 
 def _default(inventory: Inventory, wanted: Sequence[Node]) -> Node:

@@ -40,7 +40,8 @@ class Part:
 @dataclass(kw_only=True)
 class Member:
     """How a node is doing. `failed` says why it takes part no more; `shared` names the node whose
-    file system it sees; `cpu` is the seconds of processors that its program took in all.
+    file system it sees; `cpu` is the seconds of processors that its program took in all, `start`
+    those until the copy began.
     """
 
     held: Held
@@ -60,6 +61,7 @@ class Member:
     at: float = 0.0
     seconds: float = 0.0
     cpu: float = 0.0
+    start: float = 0.0
     complaint: list[str] = field(default_factory=list)
 
     @property

@@ -27,14 +27,15 @@ _PACKAGE = "vlaunch_chain"
 _MODULES: Final = (
     "files",
     "record",
-    "wire",
     "secure",
+    "wire",
     "claim",
     "store",
     "place",
     "give",
     "take",
     "source",
+    "cache",
     "archive",
     "images",
     "look",
@@ -73,6 +74,7 @@ class Said:
     strangers: Whole = 0
     number: Whole = 0
     cpu: float = 0.0
+    start: float = 0.0
     source: Text = ""
     root: Text = ""
     who: Text = ""
@@ -247,6 +249,7 @@ def copy(
     growing: bool = False,
     alone: bool = False,
     compare: bool = False,
+    cached: bool = False,
     rate: int = 0,
     cipher: Mapping[str, str] | None = None,
     label: str = "",
@@ -267,6 +270,7 @@ def copy(
         source: it has the files, or, `growing`, gets them meanwhile from somebody else.
         alone: nobody fetches from it: it only reads and writes down.
         compare: believe nothing that was written down of it: read and compare what is there.
+        cached: leave what is read and written in the page cache: it is about to be read again.
         rate: bytes a second that it sends at most; 0: as many as go.
         cipher: `certificate` and `key` of the copy, with which what nodes send each other is
             encrypted; in the clear without.
@@ -286,6 +290,7 @@ def copy(
         "growing": growing,
         "alone": alone,
         "compare": compare,
+        "cached": cached,
         "rate": rate,
         "cipher": dict(cipher or {}),
         "label": label,

@@ -7,15 +7,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from . import wire
-from .secure import Cipher
+from .secure import Cipher, Encrypted
 from .store import Hand, Store
 from .wire import ALIVE, BYTES, DIGEST, HAVE, WANT
+
+if TYPE_CHECKING:
+    from .secure import Connection
 
 PATIENCE = 4.0  # seconds of silence, until somebody is taken for dead
 _ALIVE = 1.0  # seconds between two signs of life
@@ -37,7 +40,7 @@ class Listener:
         store: Store,
         key: bytes,
         where: tuple[str, int],
-        given: Callable[[socket.socket], None],
+        given: Callable[[Connection], None],
         *,
         rate: int = 0,
         cipher: Cipher | None = None,
@@ -66,11 +69,12 @@ class Listener:
                 continue
             threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
 
-    def _welcome(self, guest: socket.socket) -> None:
+    def _welcome(self, sock: socket.socket) -> None:
         want = b""
+        guest: Connection = sock
         try:
             with contextlib.suppress(OSError):
-                guest = self._cipher.accepted(guest, _PROOF)
+                guest = self._cipher.accepted(sock, _PROOF)
                 wire.patient(guest, _PROOF, _PROOF, self._rate)
                 want = wire.greet(guest, self._key)
         finally:
@@ -85,7 +89,7 @@ class Listener:
         wire.close(guest)
 
 
-def serve(store: Store, key: bytes, guest: socket.socket) -> None:
+def serve(store: Store, key: bytes, guest: Connection) -> None:
     """Send one stream's chunks as they arrive, until all that were wanted are sent; raises
     OSError.
     """
@@ -94,6 +98,7 @@ def serve(store: Store, key: bytes, guest: socket.socket) -> None:
     left = bytearray(wanted)
     missing = sum(1 for each in left[stream::streams] if each != HAVE)
     hand, at = Hand(store), 0
+    block = memoryview(bytearray(_BLOCK)) if isinstance(guest, Encrypted) else None
     heads: list[bytes] = []  # of digests alone: small, and many at a time
     try:
         while missing:
@@ -107,10 +112,14 @@ def serve(store: Store, key: bytes, guest: socket.socket) -> None:
                     continue
             elif not heads:
                 heads.append(wire.head(key, identity, ALIVE, len(store.arrived), bytes(32)))
+            more = number >= 0 and kind == BYTES
+            if more:
+                wire.together(guest, True)
             guest.sendall(b"".join(heads))
             heads.clear()
-            if number >= 0 and kind == BYTES:
-                _send(store, guest, number, hand)
+            if more:
+                _send(store, guest, number, hand, block)
+                wire.together(guest, False)
     finally:
         hand.close()
 
@@ -122,7 +131,8 @@ def _next(
     for so many seconds.
     """
     until = time.monotonic() + wait
-    with store.changed:
+    ready = store.ready(stream)
+    with ready:
         while True:
             while at < len(store.arrived) and not store.paused:
                 number = store.arrived[at]
@@ -135,7 +145,7 @@ def _next(
             patience = until - time.monotonic()
             if patience <= 0:
                 return at, -1
-            store.changed.wait(patience)
+            ready.wait(patience)
 
 
 def _passed(store: Store, at: int) -> None:
@@ -144,16 +154,17 @@ def _passed(store: Store, at: int) -> None:
         store.room.notify_all()
 
 
-def _send(store: Store, guest: socket.socket, number: int, hand: Hand) -> None:
+def _send(
+    store: Store, guest: Connection, number: int, hand: Hand, block: memoryview | None
+) -> None:
     at, offset, left = store.manifest.place(number)
     descriptor = hand.open(at)
     while left:
-        if isinstance(guest, ssl.SSLSocket):
-            data = os.pread(descriptor, min(left, _BLOCK), offset)
-            guest.sendall(data)
-            count = len(data)
+        if block is not None:
+            count = os.preadv(descriptor, [block[:left]], offset)
+            guest.sendall(block[:count])
         else:
-            count = os.sendfile(guest.fileno(), descriptor, offset, left)
+            count = os.sendfile(wire.below(guest).fileno(), descriptor, offset, left)
         if not count:
             raise OSError(f"{store.path(at)} has become shorter")
         offset, left = offset + count, left - count

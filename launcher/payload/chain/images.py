@@ -229,9 +229,10 @@ class Loader:
         hand = Hand(store)
         try:
             for number in store.manifest.chunks_of(at):
-                with store.changed:
+                ready = store.ready(number)
+                with ready:
                     while store.states[number] != HAVE:
-                        store.changed.wait(_WAIT)
+                        ready.wait(_WAIT)
                 _, offset, size = store.manifest.place(number)
                 data = os.pread(hand.open(at), size, offset)
                 if len(data) != size:

@@ -15,9 +15,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import images, place, wire
+from .cache import Cache
 from .claim import Claim, Taken
 from .fetch import NotFetched, download, resolve
 from .files import STATE, Manifest, Unsafe
@@ -29,6 +30,9 @@ from .source import Altered, Reader
 from .store import Store
 from .take import Streams, Upstream
 from .verify import verify
+
+if TYPE_CHECKING:
+    from .secure import Connection
 
 _TELL = 0.5  # seconds between two words of how far it is
 _ROOM = 1.02  # how much more room is asked for than the bytes that are missing
@@ -122,7 +126,7 @@ class _Copy:
         manifest = Manifest.read(request["manifest"])
         place.check(request)
         known = Known(self._root, believed=not request.get("compare"))
-        self._store = Store(self._root, manifest, known)
+        self._store = Store(self._root, manifest, known, self._streams)
         self._store.begin(source=bool(request["source"]))
         self._reader: Reader | None = None
         if request["source"]:
@@ -134,9 +138,11 @@ class _Copy:
             self._store, self._key, self._streams, self._upstream, self._look_again, self._cipher
         )
         self._loader = images.Loader(self._store, request) if "load" in request else None
+        self._cache = None if request.get("cached") else Cache(self._store)
         self._through = not request["source"]  # the reader has read all, and all is right
         self._wrong: BaseException | None = None
         self._finished = False
+        self._start = 0.0  # seconds of processors until it began
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -167,7 +173,8 @@ class _Copy:
                 if error is not None:
                     raise error
             if self._finished:
-                tell("finished", sent=self._store.sent, cpu=round(time.process_time(), 2))
+                cpu, start = round(time.process_time(), 2), round(self._start, 2)
+                tell("finished", sent=self._store.sent, cpu=cpu, start=start)
                 return
             if self._claim is not None:
                 self._claim.renew()
@@ -212,12 +219,7 @@ class _Copy:
     def _do(self, order: dict[str, Any]) -> bool:
         """Do as ordered; True when that was the last."""
         if order["order"] == "go":
-            if self._reader is not None:
-                threading.Thread(target=self._read, daemon=True).start()
-            else:
-                self._take.start()
-            if self._loader is not None:
-                threading.Thread(target=self._loader.run, daemon=True).start()
+            self._go()
         elif order["order"] == "before":
             self._upstream.order(order["peers"])
         elif order["order"] == "give":
@@ -232,6 +234,17 @@ class _Copy:
             # Beside the signs of life: a disk may take minutes to write what is still in memory.
             threading.Thread(target=self._finish, daemon=True).start()
         return bool(order["order"] == "end")
+
+    def _go(self) -> None:
+        """Begin: read, or fetch."""
+        self._start = time.process_time()
+        work = [self._take.start if self._reader is None else self._read]
+        if self._cache is not None:
+            work.append(self._cache.follow)
+        if self._loader is not None:
+            work.append(self._loader.run)
+        for each in work:
+            threading.Thread(target=each, daemon=True).start()
 
     def _doubt(self, number: int) -> None:
         """Look at a chunk whose bytes were wrong where they came; raises Altered when it is here
@@ -250,6 +263,8 @@ class _Copy:
                 place.finish(self._store, self._request)
             else:
                 self._keep_record()
+            if self._cache is not None:
+                self._cache.forget()
             self._finished = True
         # the main thread tells of it
         except BaseException as error:
@@ -283,9 +298,9 @@ class _Copy:
         """Bring a stream to a node that cannot reach us, again and again until it has all."""
         while True:
             with contextlib.suppress(OSError):
-                sock = socket.create_connection((host, port), PATIENCE)
+                sock: Connection = socket.create_connection((host, port), PATIENCE)
                 try:
-                    sock = self._cipher.made(sock, PATIENCE)
+                    sock = self._cipher.made(wire.below(sock), PATIENCE)
                     wire.patient(sock, 60.0, 60.0)
                     wire.introduce(sock, self._key, wire.GIVE)
                     sock.sendall(bytes([stream]))

@@ -88,6 +88,6 @@ class Reader:
     def _wait_for_room(self) -> None:
         store = self._store
         most = max(16, AHEAD // store.manifest.chunk)
-        with store.changed:
+        with store.lock:
             while not self._alone and len(store.arrived) - store.passed > most:
                 store.room.wait(1.0)

@@ -22,18 +22,19 @@ from .wire import HAVE, PROVE, WANT
 class Store:
     """The chunks of one node. `arrived` is the numbers of those that can be served, as they came.
 
-    Whoever waits for more holds `changed`. Raises OSError for what the disk refuses, and Unsafe.
+    Whoever waits for one of the `streams` waits at `ready`: many are woken too often where all wait
+    for the same. Raises OSError for what the disk refuses, and Unsafe.
     """
 
-    def __init__(self, root: str, manifest: Manifest, known: Known) -> None:
+    def __init__(self, root: str, manifest: Manifest, known: Known, streams: int = 1) -> None:
         self.root, self.manifest = root, manifest
         self.states = bytearray([WANT]) * manifest.chunks
         self.digests = bytearray(32 * manifest.chunks)
         self.arrived: list[int] = []
         self.passed = 0  # how far in `arrived` the foremost reader is
-        lock = threading.Lock()
-        self.changed = threading.Condition(lock)
-        self.room = threading.Condition(lock)  # `passed` has moved
+        self.lock = threading.Lock()
+        self._ready = [threading.Condition(self.lock) for _ in range(streams)]
+        self.room = threading.Condition(self.lock)  # `passed` has moved
         self.paused = False  # nothing is served for now
         self.bytes = 0  # of chunks that are there
         self.received = self.sent = 0
@@ -73,11 +74,16 @@ class Store:
             return below(self.root, self.manifest.files[at].name)
         return os.path.join(self.root, STATE, "parts", str(at))
 
+    def ready(self, number: int) -> threading.Condition:
+        """Return where to wait for a chunk, or for those of a stream by its number."""
+        return self._ready[number % len(self._ready)]
+
     def pause(self, on: bool) -> None:
         """Serve nothing from now on, or go on with it."""
-        with self.changed:
+        with self.lock:
             self.paused = on
-            self.changed.notify_all()
+            for each in self._ready:
+                each.notify_all()
 
     def lacks(self, stream: int, streams: int) -> int:
         """Return how many chunks of a stream are not there yet."""
@@ -95,10 +101,10 @@ class Store:
 
     def have(self, number: int, digest: bytes) -> None:
         """A chunk is there, as the digest says."""
-        with self.changed:
+        with self.lock:
             self._note(number, digest)
             self._arrive(number)
-            self.changed.notify_all()
+            self.ready(number).notify_all()
 
     def write(self, number: int, data: memoryview, digest: bytes, hand: Hand) -> None:
         """Keep a chunk whose digest was right."""
@@ -123,18 +129,18 @@ class Store:
             return self._proven(number, digest)
         if self.whole[at]:
             self._demote(at)
-        with self.changed:
+        with self.lock:
             self.states[number] = WANT
         return False
 
     def _proven(self, number: int, digest: bytes) -> bool:
         """A chunk that lies here counts, unless its file has turned out to be another one."""
-        with self.changed:
+        with self.lock:
             if self.states[number] != PROVE:
                 return False
             self._note(number, digest)
             self._arrive(number)
-            self.changed.notify_all()
+            self.ready(number).notify_all()
         return True
 
     def _there(self, number: int, hand: Hand, buffer: memoryview) -> bytes:
@@ -162,7 +168,7 @@ class Store:
 
     def _demote(self, at: int) -> None:
         """A file that lies here is another one: all of it is fetched into a part."""
-        with self.changed:
+        with self.lock:
             if not self.whole[at]:
                 return
             self.whole[at] = False
@@ -203,7 +209,7 @@ class Store:
                 self.states[number] = PROVE
 
     def _begin_journal(self) -> None:
-        with self.changed:
+        with self.lock:
             if self._journal >= 0:
                 return
             path = os.path.join(self.root, STATE, "journal")

@@ -10,12 +10,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import wire
 from .give import PATIENCE
 from .secure import Cipher
 from .store import Hand, Store
+
+if TYPE_CHECKING:
+    from .secure import Connection
 
 _CONNECT = 3.0  # seconds
 _AGAIN = (
@@ -48,7 +51,7 @@ class Upstream:
         self._failed: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._wrong: dict[str, int] = {}
-        self._talks: dict[socket.socket, str] = {}
+        self._talks: dict[Connection, str] = {}
 
     def order(self, peers: Sequence[Sequence[Any]]) -> None:
         """Take a new order; streams that fetch from another one than the first begin anew."""
@@ -88,7 +91,7 @@ class Upstream:
             self._failed.pop(name, None)
 
     @contextlib.contextmanager
-    def talking(self, name: str, sock: socket.socket) -> Any:
+    def talking(self, name: str, sock: Connection) -> Any:
         """Have a connection closed when the order changes."""
         with self._lock:
             self._talks[sock] = name
@@ -179,7 +182,7 @@ class Streams:
                 if self._upstream.choose(0.0) is not None:
                     self._upstream.failed(name, error, time.monotonic())
 
-    def given(self, sock: socket.socket) -> None:
+    def given(self, sock: Connection) -> None:
         """Fetch from somebody who has connected to us; raises OSError."""
         buffer = memoryview(bytearray(self._store.manifest.chunk))
         hand = Hand(self._store)
@@ -195,9 +198,9 @@ class Streams:
         finally:
             hand.close()
 
-    def _fetch(self, sock: socket.socket, stream: int, hand: Hand, buffer: memoryview) -> None:
+    def _fetch(self, sock: Connection, stream: int, hand: Hand, buffer: memoryview) -> None:
         store = self._store
-        with store.changed:
+        with store.lock:
             wanted = bytes(store.states)
         wire.ask(sock, stream, self._streams, store.manifest.identity, wanted)
         left = sum(1 for each in wanted[stream :: self._streams] if each != wire.HAVE)

@@ -91,20 +91,24 @@ class _Work:
     def _piece(self, piece: tuple[str, int, int, bytes]) -> tuple[str, int, bool]:
         name, offset, size, digest = piece
         with open(os.path.join(self._root, name), "rb", buffering=0) as file:
-            _from_disk(file.fileno(), offset, size)
+            _forget(file.fileno(), offset, size)
             data = os.pread(file.fileno(), size, offset)
+            _forget(file.fileno(), offset, size)
         return name, size, hashlib.sha256(data).digest() != digest
 
     def _file(self, file: File) -> tuple[str, int, bool]:
         total = Sum(file)
         with open(os.path.join(self._root, file.name), "rb", buffering=0) as source:
-            _from_disk(source.fileno(), 0, 0)
+            _forget(source.fileno(), 0, 0)
             while data := source.read(_BLOCK):
                 total.add(data)
+                _forget(source.fileno(), 0, source.tell())
         return file.name, file.size, total.wrong
 
 
-def _from_disk(descriptor: int, offset: int, size: int) -> None:
-    """Have what is in memory forgotten: the question is what lies on the disk."""
+def _forget(descriptor: int, offset: int, size: int) -> None:
+    """Have what is in memory forgotten: before it is read, for the question is what lies on the
+    disk, and afterwards, for others need the memory.
+    """
     with contextlib.suppress(OSError):
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)

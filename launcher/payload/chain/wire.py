@@ -18,8 +18,13 @@ import hashlib
 import hmac
 import os
 import socket
-import ssl
 import struct
+from typing import TYPE_CHECKING
+
+from .secure import Encrypted
+
+if TYPE_CHECKING:
+    from .secure import Connection
 
 PULL, GIVE = b"P", b"G"
 # What a puller says of a chunk: it has it, it wants it, or it has bytes that may be it.
@@ -37,29 +42,29 @@ class Refused(OSError):
     """The other side has no proof, or is part of another copy."""
 
 
-def patient(sock: socket.socket, receive: float, send: float, rate: int = 0) -> None:
+def below(sock: Connection) -> socket.socket:
+    """Return the kernel's own part of a connection."""
+    return sock.socket if isinstance(sock, Encrypted) else sock
+
+
+def patient(connection: Connection, receive: float, send: float, rate: int = 0) -> None:
     """Set how many seconds of silence end a call, and bytes a second (0: as many as go)."""
-    if isinstance(sock, ssl.SSLSocket):  # which would try again when the kernel gives up
-        sock.settimeout(max(receive, send))
-    else:
-        sock.settimeout(None)  # the kernel's own deadlines, which need no poll() before each call
-        for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
-            whole = int(seconds)
-            value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-            sock.setsockopt(socket.SOL_SOCKET, option, value)
+    sock = below(connection)
+    sock.settimeout(None)  # the kernel's own deadlines, which need no poll() before each call
+    for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
+        whole = int(seconds)
+        value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, option, value)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if rate:
         sock.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, rate)
 
 
-def receive(sock: socket.socket, view: memoryview) -> None:
+def receive(sock: Connection, view: memoryview) -> None:
     """Fill a buffer; raises OSError (BlockingIOError when nothing came for too long)."""
     at = 0
     while at < len(view):
-        try:
-            count = sock.recv_into(view[at:])
-        except ValueError:  # of TLS: another thread has closed it
-            count = 0
+        count = sock.recv_into(view[at:])
         if not count:
             raise ConnectionResetError("it ended the connection")
         at += count
@@ -70,7 +75,7 @@ class Incoming:
     a time. Raises OSError.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Connection) -> None:
         self._sock = sock
         self._data = b""
         self._at = 0
@@ -78,10 +83,7 @@ class Incoming:
     def exactly(self, count: int) -> bytes:
         """Receive so many bytes."""
         while len(self._data) - self._at < count:
-            try:
-                more = self._sock.recv(_AHEAD)
-            except ValueError:  # of TLS: another thread has closed it
-                more = b""
+            more = self._sock.recv(_AHEAD)
             if not more:
                 raise ConnectionResetError("it ended the connection")
             self._data, self._at = self._data[self._at :] + more, 0
@@ -96,7 +98,7 @@ class Incoming:
         receive(self._sock, view[there:])
 
 
-def exactly(sock: socket.socket, count: int) -> bytes:
+def exactly(sock: Connection, count: int) -> bytes:
     """Receive so many bytes; raises OSError."""
     data = bytearray(count)
     receive(sock, memoryview(data))
@@ -107,7 +109,7 @@ def _proof(key: bytes, nonce: bytes, who: bytes) -> bytes:
     return hmac.new(key, nonce + who, hashlib.sha256).digest()
 
 
-def greet(sock: socket.socket, key: bytes) -> bytes:
+def greet(sock: Connection, key: bytes) -> bytes:
     """Prove, as who was connected to, and return what the other side wants; raises OSError."""
     nonce = os.urandom(_RANDOM)
     sock.sendall(nonce)
@@ -119,7 +121,7 @@ def greet(sock: socket.socket, key: bytes) -> bytes:
     return want
 
 
-def introduce(sock: socket.socket, key: bytes, want: bytes) -> None:
+def introduce(sock: Connection, key: bytes, want: bytes) -> None:
     """Prove, as who connects; raises OSError."""
     nonce = os.urandom(_RANDOM)
     sock.sendall(_proof(key, exactly(sock, _RANDOM), b"client" + want) + nonce + want)
@@ -127,13 +129,13 @@ def introduce(sock: socket.socket, key: bytes, want: bytes) -> None:
         raise Refused("it does not know the key of this copy")
 
 
-def ask(sock: socket.socket, stream: int, streams: int, identity: str, states: bytes) -> None:
+def ask(sock: Connection, stream: int, streams: int, identity: str, states: bytes) -> None:
     """Say what is wanted; raises OSError."""
     head = _REQUEST.pack(stream, streams, bytes.fromhex(identity), len(states))
     sock.sendall(head + states)
 
 
-def asked(sock: socket.socket, identity: str, chunks: int) -> tuple[int, int, bytes]:
+def asked(sock: Connection, identity: str, chunks: int) -> tuple[int, int, bytes]:
     """Return stream, number of streams, and what is wanted; raises OSError."""
     stream, streams, theirs, count = _REQUEST.unpack(exactly(sock, _REQUEST.size))
     if theirs.hex() != identity or count != chunks or not stream < streams:
@@ -159,9 +161,14 @@ def _mac(key: bytes, identity: bytes, number: int, digest: bytes) -> bytes:
     return hmac.digest(key, said, "sha256")[:16]
 
 
-def close(sock: socket.socket) -> None:
+def together(sock: Connection, on: bool) -> None:
+    """Have what is sent from now on wait for more, so that packets are full ones; or send it."""
+    below(sock).setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
+
+
+def close(sock: Connection) -> None:
     """Close, also under whoever waits for it in another thread."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of TLS is not for other threads
+        below(sock).shutdown(socket.SHUT_RDWR)
     with contextlib.suppress(OSError):
-        sock.close()
+        below(sock).close()

@@ -1,0 +1,56 @@
+"""What a copy leaves in the page cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.payload.chain import cache
+from launcher.payload.chain.cache import Cache
+from launcher.payload.chain.files import File, Manifest
+from launcher.payload.chain.record import Known
+from launcher.payload.chain.store import Store
+from tests.chains import in_memory, on_a_disk
+
+CHUNK = 64 * 1024
+CHUNKS = 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two files, a large one and one of less than a chunk, both in memory."""
+    for name, size in (("large", CHUNK * CHUNKS), ("small", 5000)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    if not on_a_disk(tmp_path / "large"):
+        pytest.skip("the files here lie in memory alone")
+    (tmp_path / "large").read_bytes()
+    manifest = Manifest([File("large", CHUNK * CHUNKS), File("small", 5000)], CHUNK)
+    return Store(str(tmp_path), manifest, Known(str(tmp_path)))
+
+
+def test_what_arrived_last_stays_while_the_copy_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next node is fetching it; what came before is forgotten, though nobody says so twice."""
+    monkeypatch.setattr(cache, "AHEAD", 20 * CHUNK)
+    behind, path = Cache(store), Path(store.root) / "large"
+    for number in range(CHUNKS // 2):
+        store.have(number, bytes(32))
+    behind.look()
+    first = in_memory(path)
+    behind.look()
+
+    assert first == in_memory(path) == (CHUNKS - (CHUNKS // 2 - 20)) * CHUNK
+
+
+def test_at_the_end_all_is_forgotten(store: Store) -> None:
+    """Also what was not on the disk yet; small files are not worth it."""
+    path = Path(store.root) / "large"
+    path.write_bytes(os.urandom(CHUNK * CHUNKS))
+    assert in_memory(path) == CHUNK * CHUNKS
+    Cache(store).forget()
+
+    assert in_memory(path) == 0
+    assert in_memory(Path(store.root) / "small") > 0
