@@ -158,12 +158,12 @@ def _run(
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
         start = plan_batch(seen, request, how)
-        if model_fetch.for_batch(call, ours, seen.cluster, request.job, start):
-            _, seen = _look(ours, request, dry_run=False)
-            start = plan_batch(seen, request, how)
         folder = _output_folder(session.inventory, request)
         if folder is not None:
             folder.check(begun=not seen.entry.absent, restart=how.restart)
+        if model_fetch.for_batch(call, ours, seen.cluster, request.job, start):
+            _, seen = _look(ours, request, dry_run=False)
+            start = plan_batch(seen, request, how)
         already = _already(request, seen, start)
         if call.dry_run:
             noted = replace(start.plan, notes=(*start.plan.notes, *already))

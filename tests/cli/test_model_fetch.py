@@ -174,3 +174,18 @@ def test_a_folder_that_nobody_has(nodes: Cluster, tmp_path: Path) -> None:
     assert ran.code == 2
     assert f"no node has {path}" in ran.err
     assert COMMIT not in ran.err
+
+
+@pytest.mark.parametrize("how", [(), ("--plan", "auto")])
+def test_what_would_refuse_the_server_is_told_before_anything_moves(
+    nodes: Cluster, parts: list[Part], how: tuple[str, ...]
+) -> None:
+    """A port that is taken needs no hours to be found; that the model is not there is no reason."""
+    nodes.world.machines["gpu01"].listening = (22, 8000)
+    ran = serve(nodes, "--fetch", *how)
+
+    assert (ran.code, parts) == (1, [])
+    assert "port 8000" in " ".join(ran.err.split())
+    nodes.world.machines["gpu01"].listening = (22,)
+    assert serve(nodes, "--fetch").code == 0
+    assert parts
