@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +21,22 @@ CHUNKS = 64
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def folder() -> Iterator[Path]:
+    """A folder on a disk, where there is one: what tests are given may lie in memory."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def store(folder: Path) -> Store:
     """Two files, a large one and one of less than a chunk, both in memory."""
     for name, size in (("large", CHUNK * CHUNKS), ("small", 5000)):
-        (tmp_path / name).write_bytes(os.urandom(size))
-    if not on_a_disk(tmp_path / "large"):
+        (folder / name).write_bytes(os.urandom(size))
+    if not on_a_disk(folder / "large"):
         pytest.skip("the files here lie in memory alone")
-    (tmp_path / "large").read_bytes()
+    (folder / "large").read_bytes()
     manifest = Manifest([File("large", CHUNK * CHUNKS), File("small", 5000)], CHUNK)
-    return Store(str(tmp_path), manifest, Known(str(tmp_path)))
+    return Store(str(folder), manifest, Known(str(folder)))
 
 
 def test_what_arrived_last_stays_while_the_copy_runs(
