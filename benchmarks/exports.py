@@ -75,7 +75,7 @@ def checkers() -> Iterator[Checker]:
         argv=(*compose, "-f"),
         reads="*.compose.yaml",
         broken=("network_mode:", "network_modes:"),
-        missing="" if compose else "docker compose v2, or VLAUNCH_COMPOSE with its path",
+        missing="" if compose else "docker compose v2: `make machine-exports`, or VLAUNCH_COMPOSE",
     )
     there = shutil.which("systemd-analyze") and Path("/usr/bin/docker").exists()
     yield Checker(

@@ -61,7 +61,7 @@ def cache(directory: Path) -> None:
     """Remove the kept wheels, images and model, and the directory when nothing else is in it."""
     for path in (
         path
-        for kind in ("wheels-*", "image-*", "gpus-*", "model-*", "building-*")
+        for kind in ("wheels-*", "image-*", "gpus-*", "model-*", "building-*", "debian13*")
         for path in directory.glob(kind)
     ):
         if path.is_dir():

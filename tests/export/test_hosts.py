@@ -20,7 +20,7 @@ import yaml
 from launcher.cli.main import run
 from launcher.export import systemd
 from launcher.payload.agent import desired
-from tests import golden
+from tests import debian13, golden
 from tests.export.exports import EXAMPLES, HOST_CASES
 
 SHELLCHECK = Path(__file__).parents[2] / ".venv" / "bin" / "shellcheck"
@@ -293,7 +293,8 @@ def test_the_installer_brings_files_into_place(write: Write, tmp_path: Path) -> 
 def docker_compose() -> list[str]:
     """Return how docker compose v2 is called here; empty where it is not there."""
     named = os.environ.get("VLAUNCH_COMPOSE", "")
-    for words in ([named], ["docker", "compose"], ["docker-compose"]):
+    made = str(debian13.program("docker-compose") or "")
+    for words in ([named], ["docker", "compose"], ["docker-compose"], [made]):
         if words[0] and shutil.which(words[0]):
             said = subprocess.run([*words, "version"], capture_output=True, text=True, check=False)
             if said.returncode == 0 and " v2" in said.stdout.replace("version 2", "version v2"):
@@ -306,7 +307,7 @@ def test_compose_reads_every_example(write: Write, tmp_path: Path) -> None:
     """Without a complaint; a broken copy has one."""
     words = docker_compose()
     if not words:
-        pytest.skip("no docker compose v2 here (VLAUNCH_COMPOSE may name one)")
+        pytest.skip("no docker compose v2 here: `make machine-exports` brings it")
     for case, (name, flags) in HOST_CASES.items():
         folder = write("compose", *flags, inventory=EXAMPLES / f"{name}.yaml")
         (folder / "secrets").mkdir(exist_ok=True)

@@ -282,6 +282,25 @@ def down(practice: Practice) -> Iterator[Practice]:
     assert ran.code == 0, ran.said
 
 
+@pytest.fixture(scope="session")
+def answer_of_serve(practice: Practice) -> object:
+    """What a server answers that `vlaunch serve` has started over both nodes; it has ended.
+
+    It is `exported.Answer`, which exports of the same server must give, too.
+    """
+    from tests.integration import exported, servers
+
+    practice.write(lambda document: document.update(ray="none"))
+    assert practice.vlaunch("down").code == 0
+    up = practice.vlaunch("up")
+    assert up.code == 0, up.said
+    servers.serve(practice, "--backend", "mp", *exported.SPLIT)
+    answer = exported.ask(practice)
+    down = practice.vlaunch("down", "--purge")
+    assert down.code == 0, down.said
+    return answer
+
+
 def ended(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
     """Return what a process that `start` started has said by its end; one that hangs tells
     where.

@@ -64,8 +64,9 @@ def test_a_half_made_lab_is_removed_and_reported_until_then(tmp_path: Path) -> N
 
 
 def test_purging_the_cache_keeps_what_is_not_ours(tmp_path: Path) -> None:
-    """Only wheels, image and model go."""
+    """Only wheels, image, model and the other Debian go."""
     (tmp_path / "wheels-1").mkdir()
+    (tmp_path / "debian13").mkdir()
     (tmp_path / "image-1.tar").touch()
     (tmp_path / "notes.txt").touch()
 

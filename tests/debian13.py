@@ -1,0 +1,16 @@
+"""podman and docker compose v2, which Debian has since its 13th release: a small Debian of them, as
+`make machine-exports` builds it beside the practice image.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path("/var/cache/vlaunch-lab/debian13")
+MISSING = "is not there: `make machine-exports` brings it"
+
+
+def program(name: str) -> Path | None:
+    """Return where a program of it is; None where it is not."""
+    path = ROOT / "usr" / "bin" / name
+    return path if path.exists() else None
