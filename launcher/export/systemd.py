@@ -160,7 +160,8 @@ systemctl daemon-reload
 
 
 def _header(made: Cluster, node: Node) -> list[str]:
-    request, name = made.request, unit_name(made)
+    request, name, site = made.request, unit_name(made), Site(made.inventory)
+    files = (site.state_dir(node), site.cache_dir(node), f"/etc/systemd/system/{name}*.service")
     first = f"  systemctl start {name}-network   # proves the network, on all nodes together"
     return [
         f"{request.model} on the cluster `{made.original.cluster}`: {request.placement.words}; this"
@@ -189,6 +190,7 @@ def _header(made: Cluster, node: Node) -> list[str]:
         ),
         f"Why not: journalctl --unit {name} --no-pager | vlaunch doctor --from -",
         f"Its end: systemctl disable --now {name}",
+        f"Its files: rm -rf {' '.join(files)}",
         "",
         "Not carried over:",
         *(f"- {each}" for each in hosts.left_out(made)),
