@@ -1,0 +1,21 @@
+#!/bin/sh
+# podman of another Debian on a practice host, in whose network, names and processes it already is:
+# that Debian is the root, with the host's containers, its /run and its models.
+# usage: practice_podman.sh ROOT HOST_FILES MODELS WORD…
+set -eu
+root=$1 own=$2 models=$3
+shift 3
+
+mount --bind "$root" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+mkdir -p "$own/var/lib/containers" "$root/var/lib/containers" "$root$models" "$root/old"
+mount --bind "$own/var/lib/containers" "$root/var/lib/containers"
+mount --bind "$own/run" "$root/run"
+mount --bind "$own$models" "$root$models"
+cd "$root"
+pivot_root . old # after chroot(1), `podman exec` would find itself in the machine's files
+umount --lazy /old
+export PODMAN_IGNORE_CGROUPSV1_WARNING=1
+exec podman --cgroup-manager=cgroupfs --events-backend=none --runtime=runc "$@"
