@@ -168,6 +168,7 @@ def test_promtool_finds_nothing_amiss(written: Path, promtool: str) -> None:
         (">= 3", ">= 2"),
         ("perc[5m]) > 0.95", "perc[5m]) > 0.5"),
         ("  and on (cluster, server) vlaunch_server_ready_timestamp_seconds > 0", "  "),
+        ("and on (cluster, node, port)", "and on (cluster)"),
         ("min_over_time(vllm:num_requests_running[2m]) > 0", "vector(1)"),
     ],
 )

@@ -45,6 +45,7 @@ HELP: Mapping[str, tuple[str, str]] = {
     "server_requests_running": ("gauge", "Requests that vLLM works on, of all endpoints."),
     "server_requests_waiting": ("gauge", "Requests that wait in vLLM, of all endpoints."),
     "server_tokens_per_second": ("gauge", "Tokens generated per second since the look before."),
+    "endpoint_up": ("gauge", "1 for an endpoint whose answers the keeper hears."),
     "rank_up": ("gauge", "1 for a rank whose process lives; absent where nobody can say."),
 }
 
@@ -143,6 +144,9 @@ def _server(page: Page, want: Desired | None, seen: Observed) -> None:
     }
     for metric, value in values.items():
         page.add(metric, value, server=name)
+    if want is not None:
+        for api in want.apis:
+            page.add("endpoint_up", known, server=name, node=api.node, port=str(want.port))
     for node, ranks in seen.alive.items():
         for rank, lives in ranks.items():
             page.add("rank_up", lives, server=name, node=node, rank=rank)

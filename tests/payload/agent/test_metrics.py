@@ -97,6 +97,7 @@ def test_a_server_that_is_ready(tmp_path: Path) -> None:
     }
     assert found["rank_up node=gpu1 rank=PP0 server=chat"] == 1
     assert found["rank_up node=gpu2 rank=PP1 server=chat"] == 0
+    assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 1
 
 
 def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
@@ -105,6 +106,7 @@ def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
     found = read(tmp_path)
 
     assert found["server_state server=chat state=starting"] == 1
+    assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 0
     for absent in ("canary_seconds", "canary_waiting", "requests", "rank_up", "recovery", "left"):
         assert not [each for each in found if absent in each]
 
