@@ -45,10 +45,22 @@ _STARTS = "starting the engine"  # what it does until the first answer
 
 
 class Keeper:
-    """One name's server: what is wanted under that name, now or soon."""
+    """One name's server: what is wanted under that name, now or soon.
 
-    def __init__(self, name: str, folder: str, lead: Lead, clock: Clock = time) -> None:
+    `unattended`: nobody waits for its first start, which then is tried again as later ones are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        lead: Lead,
+        clock: Clock = time,
+        *,
+        unattended: bool = False,
+    ) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
+        self.unattended = unattended
         self.asked: Desired | None = None  # what the file says
         # what is kept; another one than asked for only until the engine has ended
         self.want: Desired | None = None
@@ -238,6 +250,7 @@ class Keeper:
         if self._phase == KEEP:
             self._look_back()
             return
+        seen.generation = max(seen.generation, self._needs.latest(want))
         self._phase = PREPARE
         if lacking := self._needs.lacking(want, seen, self._view, self._reserved):
             self._doing(lacking)
@@ -285,7 +298,7 @@ class Keeper:
     def _start(self) -> None:
         """Wait for the first answer.
 
-        The first start of all has no deadline, whoever waits for it has; later ones have.
+        The first start of all has no deadline, whoever waits for it has; others have.
         """
         want, seen, monitor = *self._both(), self._engine()
         if monitor.hear(seen):
@@ -295,10 +308,15 @@ class Keeper:
             self._doing(_STARTS)
         late = self.clock.monotonic() - self._began
         limit = max(want.policy.start_timeout, 2 * (seen.first_start or 0.0))
-        if seen.ready_at is not None and late > limit and want.policy.restarts != 0:
-            self._fail(Trouble(0, f"no answer within {limit:.0f} s of a restart"))
+        if not self._first(seen) and late > limit and want.policy.restarts != 0:
+            start = "start" if seen.ready_at is None else "restart"
+            self._fail(Trouble(0, f"no answer within {limit:.0f} s of a {start}"))
         else:
             self._judge()
+
+    def _first(self, seen: Observed) -> bool:
+        """True for a start that somebody waits for: a mistake of theirs would stay one."""
+        return seen.ready_at is None and not self.unattended
 
     def _answered(self) -> None:
         """Note that the engine has given its first answer."""
@@ -363,7 +381,7 @@ class Keeper:
         last = seen.last_fault
         if seen.next_start is None:
             self._set("waiting", "looking at the nodes")
-        elif seen.ready_at is None or want.policy.restarts == 0:
+        elif self._first(seen) or want.policy.restarts == 0:
             why = last.summary if last else "it ended"
             self._give_up("failed", f"it never answered: {why}" if seen.ready_at is None else why)
             say(f"{self.name}: FAILED: {seen.doing}")

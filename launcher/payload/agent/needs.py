@@ -19,6 +19,7 @@ from .ray_view import RayView
 from .reservation import Reservation
 
 _AGAIN = 1.0  # seconds between two questions to Ray
+_MOST = 1 << 31  # engines that nobody has started
 
 
 class Needs:
@@ -47,6 +48,14 @@ class Needs:
             or _unprepared(reports, seen.generation + 1)
             or _unreserved(want, reserved)
         )
+
+    def latest(self, want: Desired) -> int:
+        """Return the highest generation that a node has started: a head that has lost its record
+        counts on from there.
+        """
+        reports = [self.lead.report(node, self.name) or {} for node in want.nodes]
+        lasts = [said.get("last") for said in reports]
+        return max((each for each in lasts if isinstance(each, int) and each < _MOST), default=0)
 
     def forget(self) -> None:
         """Forget what Ray said: the next start, or that of another server, asks anew."""

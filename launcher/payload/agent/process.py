@@ -1,8 +1,8 @@
 """The processes of one engine on this node, started and ended as a whole. Standard library only.
 
 An engine is a session of processes. What it prints goes to a log of its own, which does not grow
-without end, and the telling lines since the engine was last well are kept: they are the evidence
-when it dies.
+without end, and, where it is to be `aloud`, to this process's own output. The telling lines since
+the engine was last well are kept: they are the evidence when it dies.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Engine:
     drives everything.
     """
 
-    def __init__(self, name: str, log: str) -> None:
-        self.name, self.log = name, log
+    def __init__(self, name: str, log: str, *, aloud: bool = False) -> None:
+        self.name, self.log, self.aloud = name, log, aloud
         self.state, self.last, self.ended = IDLE, 0, ""
         # how many it has printed, in all ("") and of each replica; not of requests
         self.lines: dict[str, int] = {}
@@ -173,6 +173,8 @@ class Engine:
         descriptor, half = process.stdout.fileno(), b""
         while data := os.read(descriptor, 1 << 16):
             self._write(data)
+            if self.aloud:
+                _print(data)
             *lines, half = re.split(rb"[\r\n]+", half + data)
             half = half[-_WIDTH:]
             if process is self._process:
@@ -275,6 +277,12 @@ def ray_workers(pids: Iterable[int]) -> list[int]:
 def kill(pids: Sequence[int]) -> None:
     """End processes at once."""
     _signal(pids, signal.SIGKILL)
+
+
+def _print(data: bytes) -> None:
+    """Write to this process's own output; nobody may be there to read it."""
+    with contextlib.suppress(OSError):
+        os.write(1, data)  # no buffer, whose lock a thread would take along to the end
 
 
 def _title(pid: int) -> str:

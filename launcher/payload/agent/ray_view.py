@@ -61,16 +61,21 @@ class Culprit:
 class RayView:
     """Asks about one server.
 
-    `ray` says where Ray is and how many GPUs the server takes, `addresses` where the nodes are.
+    `ray` says where Ray is and how many GPUs the server takes, `addresses` where the nodes are: by
+    address, or by a name that another address may have tomorrow.
     """
 
     def __init__(self, ray: Ray, tp: int, addresses: Mapping[str, str]) -> None:
         self.ray, self.tp, self.addresses = ray, tp, addresses
         self.where = api.Where(dashboard=ray.dashboard)
-        self._names = {ip: name for name, ip in addresses.items()}
         self._steady, self._ids = 0, list[str]()
         # Ray's id of a node → when its port was last found closed
         self._closed: dict[str, float] = {}
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The nodes' names by their addresses now."""
+        return {_address(host): name for name, host in self.addresses.items()}
 
     def rows(self, what: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
         """Ask for one of Ray's tables."""
@@ -112,10 +117,8 @@ class RayView:
 
     def _living(self) -> list[dict[str, Any]]:
         """Return the nodes of this cluster that Ray takes for alive."""
-        rows = self.rows("nodes")
-        return [
-            each for each in rows if each["state"] == "ALIVE" and each["node_ip"] in self._names
-        ]
+        rows, names = self.rows("nodes"), self._names
+        return [each for each in rows if each["state"] == "ALIVE" and each["node_ip"] in names]
 
     def _absent(self, there: list[dict[str, Any]]) -> list[str]:
         """Return the names of the nodes that are not among these."""
@@ -174,8 +177,8 @@ class RayView:
 
     def _homes(self) -> dict[str, str]:
         """Return the names of nodes by Ray's ids of them."""
-        rows = self.rows("nodes")
-        return {row["node_id"]: self._names.get(row["node_ip"], row["node_ip"]) for row in rows}
+        rows, names = self.rows("nodes"), self._names
+        return {row["node_id"]: names.get(row["node_ip"], row["node_ip"]) for row in rows}
 
     def _jobs(self, driver: int) -> set[str]:
         """Return Ray's jobs that the process `driver`, or a child of it, has begun."""
@@ -201,7 +204,7 @@ class RayView:
         alive = {row["actor_id"] for row in self.rows("actors", 3, state="ALIVE")}
         rows = {row["actor_id"]: row for row in self.rows("actors", 3)}
         for rank in ranks:
-            if (ip := self.addresses.get(rank.node)) and ip not in table:
+            if (host := self.addresses.get(rank.node)) and _address(host) not in table:
                 return Culprit(rank.node, rank.name, "its node is gone from Ray")
             words = _words(rows.get(rank.actor, {}).get("death_cause"))
             if rank.actor not in alive and _of_itself(words):
@@ -239,6 +242,14 @@ class RayView:
             ):
                 return Culprit(rank.node, rank.name, "")
         return None
+
+
+def _address(host: str) -> str:
+    """Return the address that a name has now; an address, or a name that has none, is returned."""
+    try:
+        return str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError:
+        return host
 
 
 def _gpus(resources: Any) -> float:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,8 +66,14 @@ class Cluster:
         (folder / "lib").mkdir()
         (folder / "lib" / "vlaunch_agent").symlink_to(Path(agent.__file__).parent)
 
-    def start(self, *nodes: str, ray: tuple[str, ...] = (), secret: str = SECRET) -> None:
-        """Start agents."""
+    def start(
+        self,
+        *nodes: str,
+        ray: tuple[str, ...] = (),
+        secret: str = SECRET,
+        told: tuple[str, ...] = (),
+    ) -> None:
+        """Start agents; the head's is told so, unless all are `told` the same."""
         for node in nodes:
             for part in ("state", "secrets"):
                 (self.folder / part / node).mkdir(parents=True, exist_ok=True)
@@ -79,7 +86,7 @@ class Cluster:
                 "--port",
                 str(self.ports.get(node, self.port)),
             ]
-            words += ["--lead"] if node == "gpu1" else []
+            words += told or (["--lead"] if node == "gpu1" else [])
             with (self.folder / f"log-{node}").open("ab") as log:
                 self.agents[node] = subprocess.Popen(
                     [
@@ -103,10 +110,10 @@ class Cluster:
                     },
                 )
 
-    def serve(
+    def wanted(
         self, name: str, *nodes: str, policy: Policy = QUICK, be: tuple[str, ...] = (), **more: Any
-    ) -> Server:
-        """Want a server, with one process on each node; its engines are as the words say."""
+    ) -> tuple[Server, dict[str, Any]]:
+        """Return a server with one process on each node; its engines are as the words say."""
         server = Server(self, name, nodes)
         server.be(*be)
         self.asked += 1
@@ -129,11 +136,13 @@ class Cluster:
                 **more,
             },
         )
-        state.write(
-            str(self.folder / "state" / "gpu1" / name / "desired.json"),
-            want.as_json(),
-            durable=False,
-        )
+        return server, want.as_json()
+
+    def serve(self, name: str, *nodes: str, **more: Any) -> Server:
+        """Want a server."""
+        server, want = self.wanted(name, *nodes, **more)
+        file = self.folder / "state" / "gpu1" / name / "desired.json"
+        state.write(str(file), want, durable=False)
         return server
 
     def kill(self, node: str) -> None:
@@ -304,6 +313,27 @@ def test_a_server_that_is_stopped_while_it_starts(cluster: Cluster) -> None:
     server.is_("stopped")
 
     assert server.pids() == []
+
+
+def test_agents_that_are_told_the_same(cluster: Cluster) -> None:
+    """As those of a StatefulSet's pods: the one that the words name keeps the server of a file,
+    also when it comes back without its record; engines print into their containers' logs.
+    """
+    server, want = cluster.wanted("chat", "gpu1", "gpu2", be=("child",))
+    file = cluster.folder / "server.json"
+    file.write_text(json.dumps(want))
+    told = ("--leader", "gpu1", "--server", str(file), "--aloud")
+    cluster.start("gpu1", "gpu2", told=told)
+    server.is_("ready", generation=1)
+    cluster.says("gpu2", "the engine of rank 1 runs")
+    assert not (cluster.folder / "state" / "gpu2" / "chat" / "desired.json").exists()
+
+    server.hit(1)
+    server.is_("ready", generation=2)
+    cluster.kill("gpu1")
+    shutil.rmtree(cluster.folder / "state" / "gpu1")
+    cluster.start("gpu1", told=told)
+    server.is_("ready", generation=3)
 
 
 # ---- faults --------------------------------------------------------------------------------------
@@ -710,6 +740,20 @@ def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
     cluster.agents["gpu1"].terminate()
     assert cluster.agents["gpu1"].wait(PATIENCE) == 143
     assert not lives(int(marks.read_text().split()[2]))
+
+
+def test_ray_may_be_all_that_ends(cluster: Cluster) -> None:
+    """Where the end of a container would be that of others: Ray is started again in it."""
+    marks = cluster.folder / "rays"
+    ray = ("sh", "-c", f"echo $$ >> {marks}; exit 1")
+    cluster.start("gpu1", ray=ray, told=("--lead", "--stay"))
+    until(
+        lambda: marks.exists() and len(marks.read_text().split()) > 1,
+        "it is started again",
+        cluster.logs,
+    )
+
+    assert cluster.agents["gpu1"].poll() is None
 
 
 def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,34 @@ def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: Ray
     assert view.lacking(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
     server.tables["/api/v0/nodes"] += [node(2, id="new")]
     assert view.lacking(1) == ""
+
+
+def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pods are: each time by the address that the name has then; one that has none is away."""
+    known, others = {"pod-0": "127.0.0.1"}, socket.getaddrinfo
+
+    def resolve(host: str, *more: Any) -> list[Any]:
+        if host == "pod-1" and host not in known:
+            raise OSError(host)
+        return others(known.get(host, host), *more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    server.tables |= {
+        "/api/v0/nodes": [node(1), node(2)],
+        "/api/v0/actors": [actor(0), actor(1)],
+        "/api/v0/placement_groups": [],
+    }
+    ray = Ray(dashboard=server.port, node_manager=server.port, gpus=2)
+    view = RayView(ray, 1, {"gpu1": "pod-0", "gpu2": "pod-1"})
+    assert view.lacking(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+
+    known["pod-1"] = "127.0.0.2"
+    assert view.lacking(1) == ""
+    assert {each.node for each in view.ranks(7)} == {"gpu1", "gpu2"}
+    del known["pod-1"]
+    culprit = view.culprit([rank(1)], "")
+    assert culprit is not None
+    assert (culprit.node, culprit.evidence) == ("gpu2", "its node is gone from Ray")
 
 
 def test_a_spare_node_is_not_waited_for(server: Server) -> None:
