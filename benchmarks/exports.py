@@ -18,12 +18,38 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.export.exports import CASES, EXAMPLES, HOST_CASES
+from tests.export.exports import CASES, EXAMPLES, HOST_CASES, KINDS, cases
 from tests.export.test_hosts import docker_compose
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 CRDS = os.environ.get("VLAUNCH_CRDS", "")
+KUBERNETES = "kubernetes "
+# By the kind of a group: what of it a broken copy has otherwise, by who must refuse that.
+BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "lws": {
+        "CRDs": ("startupProbe:", "startupProbes:"),
+        "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
+        "own rules": (
+            "mountPath: /dev/shm\n",
+            "mountPath: /dev/shm\n              - name: gone\n                mountPath: /gone\n",
+        ),
+    },
+    "lws-ray": {
+        "CRDs": ("subdomainPolicy: UniquePerReplica", "subdomainPolicy: Unique"),
+        "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
+        "own rules": ("startupPolicy: LeaderCreated", "startupPolicy: LeaderReady"),
+    },
+    "kuberay": {
+        "CRDs": ("rayVersion:", "rayVersions:"),
+        "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
+        "own rules": ("mode: token", "mode: disabled"),
+    },
+    "statefulset": {
+        "kubernetes-validate": ("podManagementPolicy:", "podManagementPolicies:"),
+        "own rules": ("publishNotReadyAddresses: true", "publishNotReadyAddresses: false"),
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,34 +66,30 @@ class Checker:
     missing: str = ""
 
 
+def of_kubernetes(kind: str) -> Iterator[Checker]:
+    """Yield the checkers of one kind of manifests."""
+    crds = (Path(CRDS) / "validate.py", *sorted(Path(CRDS).glob("*.crd.yaml")), "--")
+    argvs: Mapping[str, tuple[str | Path, ...]] = {
+        "CRDs": (sys.executable, *crds),
+        "kubernetes-validate": (BIN / "kubernetes-validate", "--strict", "-k", "1.37.0"),
+        "own rules": (BIN / "vlaunch", "export", "kubernetes", "--check"),
+    }
+    lacks = {"CRDs": "" if CRDS else "VLAUNCH_CRDS, a folder with definitions and validate.py"}
+    for name, broken in BROKEN[kind].items():
+        yield Checker(
+            name=name,
+            kind=f"{KUBERNETES}{kind}",
+            argv=argvs[name],
+            reads="export.yaml",
+            broken=broken,
+            missing=lacks.get(name, ""),
+        )
+
+
 def checkers() -> Iterator[Checker]:
     """Yield all checkers."""
-    crds = (Path(CRDS) / "validate.py", *sorted(Path(CRDS).glob("*.crd.yaml")), "--")
-    yield Checker(
-        name="CRDs",
-        kind="kubernetes",
-        argv=(sys.executable, *crds),
-        reads="export.yaml",
-        broken=("startupProbe:", "startupProbes:"),
-        missing="" if CRDS else "VLAUNCH_CRDS, a folder with definitions and validate.py",
-    )
-    yield Checker(
-        name="kubernetes-validate",
-        kind="kubernetes",
-        argv=(BIN / "kubernetes-validate", "--strict", "-k", "1.37.0"),
-        reads="export.yaml",
-        broken=("targetPort: http", "targetPorts: http"),
-    )
-    yield Checker(
-        name="own rules",
-        kind="kubernetes",
-        argv=(BIN / "vlaunch", "export", "kubernetes", "--check"),
-        reads="export.yaml",
-        broken=(
-            "mountPath: /dev/shm\n",
-            "mountPath: /dev/shm\n              - name: gone\n                mountPath: /gone\n",
-        ),
-    )
+    for kind in KINDS:
+        yield from of_kubernetes(kind)
     compose = docker_compose()
     yield Checker(
         name="docker compose config",
@@ -98,7 +120,9 @@ def checkers() -> Iterator[Checker]:
 
 def export(kind: str, case: str, folder: Path) -> str:
     """Write an export into a folder; return why that was refused."""
-    name, flags = (CASES if kind == "kubernetes" else HOST_CASES)[case]
+    kind, _, group = kind.partition(" ")
+    name, flags = (CASES if group else HOST_CASES)[case]
+    flags = (*KINDS.get(group, ()), *flags)
     at = ("-i", str(EXAMPLES / f"{name}.yaml"))
     if kind == "run-cluster":
         flags = flags[:2]
@@ -135,9 +159,9 @@ def judged(checker: Checker, folder: Path, change: Callable[[str], str]) -> bool
 
 def rows(kind: str, used: list[Checker], base: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield a row for each case of a kind, and one of broken copies."""
-    cases: Mapping[str, object] = CASES if kind == "kubernetes" else HOST_CASES
+    group = kind.removeprefix(KUBERNETES)
     folder = base
-    for case in cases:
+    for case in cases(group) if group in KINDS else HOST_CASES:
         folder = base / f"{kind}-{case}"
         folder.mkdir()
         if wrong := export(kind, case, folder):
@@ -162,9 +186,9 @@ def main() -> int:
             if not used:
                 continue
             width = max(22, *(len(each.name) + 2 for each in used))
-            print(f"{kind:20}" + "".join(f"{each.name:{width}}" for each in used))
+            print(f"{kind:24}" + "".join(f"{each.name:{width}}" for each in used))
             for case, cells in rows(kind, used, Path(base)):
-                print(f"  {case:18}" + "".join(f"{cell:{width}}" for cell in cells), flush=True)
+                print(f"  {case:22}" + "".join(f"{cell:{width}}" for cell in cells), flush=True)
                 wrong = wrong or any(cell in ("WRONG", "PASSED") for cell in cells)
     for each in known:
         if each.missing:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli import batch_flags, options
+from launcher.cli import batch_export, batch_flags, export_pods, options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer
@@ -59,8 +60,20 @@ _STRICT = click.Option(
     help="Submit it although others hold what it needs, and let it wait for them.",
 )
 @click.option("--detach", is_flag=True, help="Submit it and return at once.")
+@click.option(
+    "--export",
+    type=click.Choice(["kuberay"]),
+    help="Print it as manifests for Kubernetes, and reach no node.",
+)
+@partial(export_pods.flags, where="With --export: ")
 def batch(
-    call: Call, restart: bool, retry_errors: bool, queue: bool, detach: bool, **asked: Any
+    call: Call,
+    restart: bool,
+    retry_errors: bool,
+    queue: bool,
+    detach: bool,
+    export: str | None,
+    **asked: Any,
 ) -> int:
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
 
@@ -75,6 +88,9 @@ def batch(
 
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
     _check_options(call, how, detach=detach)
+    pods = export_pods.taken(asked)
+    about_nodes = (restart, retry_errors, queue, detach, call.dry_run, call.fetch)
+    batch_export.check(export, pods, about_nodes=any(about_nodes))
     job = batch_flags.read(asked)
     if call.inventory.ray.off:
         raise RequestError(
@@ -83,6 +99,9 @@ def batch(
         )
     with call.printer() as to:
         request = _request(call.inventory, job, to)
+        if export is not None:
+            batch_export.show(call.inventory, request, pods)
+            return 0
         if call.offline:
             unseen = BatchSnapshot(cluster=ClusterSnapshot(site=Site(call.inventory)))
             start = plan_batch(unseen, request, how)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli import export_server, options
+from launcher.cli import export_pods, export_server, options
 from launcher.errors import RequestError, VlaunchError
+
+if TYPE_CHECKING:
+    from launcher.export.kubernetes_shape import Kind
+    from launcher.model import Backend
 
 
 @click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
 @export_server.flags
+@click.option(
+    "--kind",
+    type=click.Choice(["lws", "statefulset", "kuberay"]),
+    default="lws",
+    show_default=True,
+    help="What starts the group: the LeaderWorkerSet controller, our agent in a StatefulSet, or"
+    " KubeRay.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["mp", "ray"]),
+    help="Who runs the ranks: vLLM itself (mp), or Ray, which the image must have (default: mp; of"
+    " kuberay: ray).",
+)
 @click.option("--name", metavar="NAME", help="Name of the objects (default: the cluster's).")
-@click.option(
-    "--rdma-resource",
-    metavar="NAME[=N]",
-    help="The nodes' RDMA devices as their device plugin calls them, such as rdma/ib.",
-)
-@click.option(
-    "--model-volume",
-    metavar="WHERE",
-    help="Where the model lies: pvc:NAME[:/SUB/PATH] or hostPath:/PATH (default: `hf_home`).",
-)
-@click.option(
-    "--host-network",
-    is_flag=True,
-    help="The inventory's own nodes, interfaces and RDMA devices (default: the pod network).",
-)
-@click.option("--memory", metavar="SIZE", help="Memory of each pod, requested and limited.")
-@click.option("--cpus", type=click.IntRange(1), help="CPU cores that each pod requests.")
+@export_pods.flags
 @click.option("--disruption-budget", is_flag=True, help="Add a PodDisruptionBudget.")
 @click.option("--pod-monitor", is_flag=True, help="Add a PodMonitor, for Prometheus' operator.")
 @click.option(
@@ -43,21 +45,18 @@ from launcher.errors import RequestError, VlaunchError
 )
 def kubernetes(
     named: str | None,
+    kind: Kind,
+    backend: Backend | None,
     name: str | None,
-    rdma_resource: str | None,
-    model_volume: str | None,
-    host_network: bool,
-    memory: str | None,
-    cpus: int | None,
     disruption_budget: bool,
     pod_monitor: bool,
     skip_network_check: bool,
     output: str | None,
     check: str | None,
-    **server: Any,
+    **said: Any,
 ) -> None:
-    """Print a server as manifests for Kubernetes: a LeaderWorkerSet whose pods prove the network
-    and then run vLLM's own ranks, with Service, NetworkPolicy and the helper programs.
+    """Print a server as manifests for Kubernetes: a group of pods that prove the network and then
+    run the ranks, with Service, NetworkPolicy and the helper programs.
 
     No node is reached. What the cluster must have, what applies it, what proves it and what is not
     carried over stands at its head. Everything after `--` goes to `vllm serve`.
@@ -67,35 +66,25 @@ def kubernetes(
         return
     from launcher.export import kubernetes as made
     from launcher.export import kubernetes_shape as shape
-    from launcher.export import lws
 
-    read = export_server.read(named, "mp", server)
+    pods = export_pods.taken(said)
+    usual: Backend = "ray" if kind == "kuberay" else "mp"
+    read = export_server.read(named, backend or usual, said)
+    inventory = export_pods.with_image(read.inventory, pods)
     target = shape.Target(
-        name=shape.object_name(name or read.inventory.cluster),
-        rdma=None if rdma_resource is None else shape.rdma_resource(rdma_resource),
-        volume=None if model_volume is None else shape.model_volume(model_volume),
-        host_network=host_network,
-        memory=None if memory is None else _size(memory),
-        cpus=cpus,
+        name=shape.object_name(name or inventory.cluster),
+        kind=kind,
         gate=not skip_network_check,
         disruption_budget=disruption_budget,
         pod_monitor=pod_monitor,
     )
-    group = shape.group(read.inventory, read.request, read.policy, target, leader=lws.LEADER)
+    target = export_pods.target(target, pods)
+    group = shape.group(inventory, read.request, read.policy, target)
     found = made.manifests(group)
     if output is None:
         click.echo(found.text, nl=False)
     else:
         export_server.write(output, found.files())
-
-
-def _size(text: str) -> int:
-    from launcher import sizes
-
-    try:
-        return sizes.read(text)
-    except ValueError:
-        raise click.UsageError(f"--memory should be a size such as 900GiB, not `{text}`") from None
 
 
 def _judge(file: str) -> None:

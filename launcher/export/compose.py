@@ -11,8 +11,7 @@ from dataclasses import replace
 from launcher import containers
 from launcher.export import hosts, proof, yaml_text
 from launcher.export.hosts import Cluster
-from launcher.export.kubernetes_shape import object_name
-from launcher.export.pods import Object
+from launcher.export.kubernetes_shape import Object, object_name
 from launcher.model import ExistingMount, Mount, Node
 from launcher.tools import docker, ray
 from launcher.tools.docker import ContainerSpec

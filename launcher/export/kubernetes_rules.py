@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import secret_patterns
+from launcher.export import kuberay_rules
 
 Object = Mapping[str, Any]
 PROVIDE = "vlaunch.provide"
@@ -33,6 +34,7 @@ _POWERS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei"
 }
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+_JOINED = "rank 0 is ready only when all ranks have joined"
 _RESTARTS = ("Always", "OnFailure", "Never")
 _MOST = 1 << 20
 
@@ -74,8 +76,9 @@ def _pods(document: Object) -> Iterator[Pod]:
         }
         yield _templated(called, spec.get("template"), own if kind == "StatefulSet" else {})
     elif kind in ("RayCluster", "RayJob"):
-        cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec") or {}
-        yield from _of_ray(called, name if kind == "RayCluster" else "", cluster)
+        cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec")
+        if cluster:  # a job may also choose one that is there
+            yield from _of_ray(called, name if kind == "RayCluster" else "", cluster)
 
 
 def _of_group(called: str, name: str, group: Object) -> Iterator[Pod]:
@@ -137,14 +140,40 @@ def _selects_its_own(document: Object) -> Iterator[str]:
 
 def _small(document: Object) -> Iterator[str]:
     if document.get("kind") == "ConfigMap":
-        size = sum(len(str(each).encode()) for each in (document.get("data") or {}).values())
+        size = sum(len(str(each).encode()) for each in _data(document).values())
         if size > _MOST:
             yield f"{_called(document)}: {size} bytes are more than the {_MOST} of a ConfigMap"
+
+
+def _data(document: Object) -> Mapping[str, Any]:
+    """Return what a ConfigMap holds, as text and otherwise."""
+    return {**(document.get("data") or {}), **(document.get("binaryData") or {})}
 
 
 def _no_secret(document: Object) -> Iterator[str]:
     if document.get("kind") == "Secret" and (document.get("data") or document.get("stringData")):
         yield f"{_called(document)}: a secret's value stands in the text"
+
+
+def _meet(document: Object) -> Iterator[str]:
+    """Judge that no pod of a server waits for one that waits for it."""
+    spec, kind = document.get("spec") or {}, document.get("kind")
+    if not any(_serves(pod) for pod in _pods(document)):
+        return
+    if kind == "StatefulSet" and spec.get("podManagementPolicy") != "Parallel":
+        yield f"{_called(document)}: podManagementPolicy should be Parallel: {_JOINED}"
+    if kind == "LeaderWorkerSet" and spec.get("startupPolicy") == "LeaderReady":
+        yield f"{_called(document)}: startupPolicy should be LeaderCreated: {_JOINED}"
+
+
+def _ray(document: Object) -> Iterator[str]:
+    for said in kuberay_rules.mistakes(str(document.get("kind")), document.get("spec") or {}):
+        yield f"{_called(document)}: {said}"
+
+
+def _serves(pod: Pod) -> bool:
+    """True of a pod of a server of vLLM's."""
+    return pod.labels.get("app.kubernetes.io/name") == "vllm"
 
 
 # --- of pods
@@ -279,7 +308,7 @@ def _named(pod: Pod) -> Iterator[tuple[str, str]]:
 def _keys(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
     """Judge that the files which pods take from a ConfigMap are in it."""
     maps = {
-        (each.get("metadata") or {}).get("name"): each.get("data") or {}
+        (each.get("metadata") or {}).get("name"): _data(each)
         for each in documents
         if each.get("kind") == "ConfigMap"
     }
@@ -305,6 +334,20 @@ def _selectors(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str
             yield f"{_called(each)}: it selects none of the pods"
 
 
+def _found(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
+    """Judge that the pods of a StatefulSet find each other before any of them is ready."""
+    services = {_called(each): each.get("spec") or {} for each in documents}
+    for each in documents:
+        if each.get("kind") != "StatefulSet" or not any(_serves(pod) for pod in _pods(each)):
+            continue
+        named = f"Service/{(each.get('spec') or {}).get('serviceName')}"
+        service = services.get(named)
+        if service is None:
+            yield f"{_called(each)}: its pods are found by {named}, which is not here"
+        elif service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
+            yield f"{named}: should have clusterIP None and publishNotReadyAddresses: {_JOINED}"
+
+
 def _matches(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return all(labels.get(name) == value for name, value in wanted.items())
 
@@ -319,6 +362,8 @@ _OF_OBJECTS: tuple[Callable[[Object], Iterator[str]], ...] = (
     _selects_its_own,
     _small,
     _no_secret,
+    _meet,
+    _ray,
 )
 _OF_PODS: tuple[Callable[[Pod], Iterator[str]], ...] = (
     _mounts,
@@ -335,4 +380,5 @@ _OF_ALL: tuple[Callable[[Sequence[Object], Sequence[Pod]], Iterator[str]], ...] 
     _references,
     _keys,
     _selectors,
+    _found,
 )

@@ -5,9 +5,9 @@ placement and processes as `serve` would have, with the target's words in the pl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.errors import RequestError
 from launcher.model import Inventory, Node, RaySettings
@@ -16,7 +16,9 @@ from launcher.plan import wanted
 from launcher.plan.request import Request
 from launcher.site import Site
 from launcher.state.snapshot import ClusterSnapshot
+from launcher.tools import ray
 
+Object = dict[str, Any]
 Kind = Literal["lws", "statefulset", "kuberay"]
 # A name with what controllers put behind it must stay a DNS label of 63 characters: LWS adds
 # `-0-INDEX`, a StatefulSet's revision hash 11 more, RayJob allows 47 (validation.go of KubeRay
@@ -28,6 +30,10 @@ _RESOURCE = re.compile(
 )
 # Every pod network calls a pod's interface so, whatever the host's NIC is called.
 POD_INTERFACE = "eth0"
+# The controller of LeaderWorkerSets puts these first into the environment of every container, so
+# that the kubelet replaces them in arguments (pkg/utils/pod/pod_utils.go).
+LWS_LEADER, LWS_INDEX = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
+RANKS = "-ranks"  # behind a StatefulSet's name: the Service by which its pods are found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,8 @@ class Group:
     target: Target
     left_out: tuple[str, ...] = ()
     shares: Mapping[str, int] = field(default_factory=dict)
+    leader: str = ""  # how pods call the first one
+    programs: Mapping[str, str] | None = None  # that pods mount, where they are no server's
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -77,6 +85,25 @@ class Group:
     def size(self) -> int:
         """How many pods it has."""
         return len(self.nodes)
+
+    @property
+    def agents(self) -> bool:
+        """True when the pods' own agents keep the server, as on hosts: where no controller starts
+        a group again as one, and for Ray.
+        """
+        ray = self.request.backend == "ray" and self.target.kind == "lws"
+        return ray or self.target.kind == "statefulset"
+
+    @property
+    def gated(self) -> bool:
+        """True when the pods prove the network first."""
+        return self.target.gate and self.request.placement.networked
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets that pods read, sorted; agents know each other by Ray's token."""
+        own = {ray.TOKEN} if self.agents else set[str]()
+        return tuple(sorted({*self.original.secrets, *own}))
 
 
 def object_name(text: str) -> str:
@@ -123,10 +150,37 @@ def model_volume(text: str) -> ModelVolume:
     )
 
 
-def group(
-    inventory: Inventory, request: Request, policy: Policy, target: Target, *, leader: str
-) -> Group:
-    """Return a server as pods have it; `leader` is how they call the first one.
+def told(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what of a process's variables pods have: ranks write NCCL's log to their output, where
+    `kubectl logs` finds it.
+    """
+    return {name: each for name, each in env.items() if name != "NCCL_DEBUG_FILE"}
+
+
+def pods(target: Target, size: int) -> tuple[tuple[str, str], ...]:
+    """Return what a group's pods are called by their controller, the first one first, and where
+    each is found.
+    """
+    name = target.name
+    if target.kind == "statefulset":
+        names = [f"{name}-{at}" for at in range(size)]
+        return tuple((each, f"{each}.{name}{RANKS}") for each in names)
+    first = f"{name}-0"  # the group's Service is called so, too (`UniquePerReplica`)
+    names = [first, *(f"{first}-{at}" for at in range(1, size))]
+    return tuple((each, f"{each}.{first}") for each in names)
+
+
+def _leader(target: Target, size: int) -> str:
+    """Return how pods call the first one."""
+    if target.kind == "lws":
+        return LWS_LEADER
+    if target.kind == "kuberay":
+        return f"{target.name}{RANKS}"  # of all, it selects the head
+    return pods(target, size)[0][1]
+
+
+def group(inventory: Inventory, request: Request, policy: Policy, target: Target) -> Group:
+    """Return a server as pods have it.
 
     Raises RequestError for what cannot be said in Kubernetes, all of it at once.
     """
@@ -134,9 +188,12 @@ def group(
     # a Service forwards to the pod's address
     request = replace(request, host="0.0.0.0")  # noqa: S104
     taken = {name for name, _ in request.placement.nodes}
+    leader = _leader(target, len(taken))
     seen = _as_pods(inventory, taken, target, leader)
     if request.backend == "mp":
         seen = replace(seen, ray=RaySettings(version="none"))
+    else:
+        seen = replace(seen, nodes=_only(seen, request))
     snapshot = ClusterSnapshot(site=Site(seen))
     return Group(
         original=inventory,
@@ -146,6 +203,7 @@ def group(
         target=target,
         shares=dict(request.placement.nodes),
         left_out=tuple(_left_out(inventory, taken, target)),
+        leader=leader,
     )
 
 
@@ -167,6 +225,12 @@ def _as_pods(inventory: Inventory, taken: set[str], target: Target, leader: str)
     return replace(inventory, nodes=tuple(seen(node) for node in inventory.nodes))
 
 
+def _only(inventory: Inventory, request: Request) -> tuple[Node, ...]:
+    """Return the nodes with ranks alone, the first of them the head: there is a pod of no other."""
+    nodes = request.nodes_with_ranks(inventory)
+    return tuple(replace(node, head=node is nodes[0]) for node in nodes)
+
+
 def _common_env(nodes: list[Node]) -> Mapping[str, str]:
     first = nodes[0].env
     return {
@@ -177,37 +241,70 @@ def _common_env(nodes: list[Node]) -> Mapping[str, str]:
 
 
 def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
-    wrong, hints = [], []
-    if inventory.fabric != "ethernet" and target.rdma is None and not inventory.privileged:
-        wrong.append(
-            f"`fabric: {inventory.fabric}`: a pod gets RDMA devices as a resource of its node; only"
-            " mounted, the device cgroup closes them, and NCCL silently takes TCP"
+    found = [*_of_server(inventory, request, target), *_of_nodes(inventory, request, target)]
+    if found:
+        raise RequestError(
+            "this server cannot be written for Kubernetes",
+            evidence=[wrong for wrong, _ in found],
+            hint="\n".join(dict.fromkeys(hint for _, hint in found)),
         )
-        hints.append(
+
+
+def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with what is asked for, with what to do."""
+    if inventory.fabric != "ethernet" and target.rdma is None and not inventory.privileged:
+        yield (
+            f"`fabric: {inventory.fabric}`: a pod gets RDMA devices as a resource of its node; only"
+            " mounted, the device cgroup closes them, and NCCL silently takes TCP",
             "name it: `--rdma-resource NAME` (such as rdma/ib, rdma/rdma_shared_device_a, rdma/hca;"
-            " `kubectl describe node NODE` shows it), or `privileged: true` in the inventory"
+            " `kubectl describe node NODE` shows it), or `privileged: true` in the inventory",
         )
     if request.balancing != "internal":
-        wrong.append(f"{request.balancing} load balancing: each replica would need its own Service")
-        hints.append("leave out the --data-parallel-…-lb option, or export a server per node")
-    nodes = request.nodes_with_ranks(inventory)
+        yield (
+            f"{request.balancing} load balancing: each replica would need its own Service",
+            "leave out the --data-parallel-…-lb option, or export a server per node",
+        )
+    if request.backend == "ray" and request.placement.dp > 1:
+        yield (
+            "Ray places replicas by addresses, and pods have none before they run",
+            "leave them to vLLM itself: `--backend mp`",
+        )
+    if request.backend == "mp" and target.kind == "kuberay":
+        yield (
+            "KubeRay starts Ray, and vLLM's own ranks are outside of it",
+            "leave out `--backend`, or choose `--kind lws`",
+        )
+    if request.backend == "ray" and target.kind == "statefulset":
+        yield (
+            "a StatefulSet has one template for all pods, and Ray's head another command",
+            "choose `--kind lws`, or `--backend mp`",
+        )
+
+
+def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
+    """Yield what one template cannot say of several nodes, with what to do."""
+    nodes, shares = request.nodes_with_ranks(inventory), dict(request.placement.nodes)
     homes = sorted({node.hf_home for node in nodes})
     if len(homes) > 1 and target.volume is None:
-        wrong.append(f"`hf_home` differs between nodes: {', '.join(homes)}")
-        hints.append("give the pods one volume: `--model-volume pvc:NAME` or `hostPath:/PATH`")
-    shares = dict(request.placement.nodes)
-    if len({shares[node.name] for node in nodes[1:]}) > 1:
-        wrong.append("the nodes behind the first one take different numbers of GPUs")
-        hints.append("name a split that is equal on them: `--tp N --pp N`")
-    if target.host_network and not _alike(nodes[1:]):
-        wrong.append(
-            "with the host's network the nodes behind the first one must have the same"
-            " `interface`, `hca` and `env`: their pods come from one template"
+        yield (
+            f"`hf_home` differs between nodes: {', '.join(homes)}",
+            "give the pods one volume: `--model-volume pvc:NAME` or `hostPath:/PATH`",
         )
-        hints.append("leave out --host-network: in the pod network interfaces are called alike")
-    if wrong:
-        raise RequestError(
-            "this server cannot be written for Kubernetes", evidence=wrong, hint="\n".join(hints)
+    alike, which = nodes[1:], "the nodes behind the first one"
+    if target.kind == "statefulset":  # one template for all
+        alike, which = nodes, "the nodes"
+    elif target.kind == "kuberay":  # one for each
+        alike = []
+    if len({shares[node.name] for node in alike}) > 1:
+        yield (
+            f"{which} take different numbers of GPUs",
+            "name a split that is equal on them: `--tp N --pp N`",
+        )
+    if target.host_network and not _alike(alike):
+        yield (
+            f"with the host's network {which} must have the same `interface`, `hca` and `env`:"
+            " their pods come from one template",
+            "leave out --host-network: in the pod network interfaces are called alike",
         )
 
 

@@ -1,32 +1,36 @@
-"""A server as a LeaderWorkerSet (kubernetes-sigs/lws 0.10), ranks started by vLLM itself (`mp`):
-the group of pods that come and go together.
+"""A server as a LeaderWorkerSet (kubernetes-sigs/lws 0.10), the group of pods that come and go
+together: ranks started by vLLM itself (`mp`), or by Ray, which the pods' agents start.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.errors import RequestError
-from launcher.export import pods
-from launcher.export.kubernetes_shape import Group
-from launcher.export.pods import Object
+from launcher.export import agents, pods, proof
+from launcher.export.kubernetes_shape import LWS_INDEX, LWS_LEADER, Group, Object
 from launcher.model import Argv, Node
 from launcher.payload.agent.desired import Process
 
-# The controller puts these first into the environment of every container, so that the kubelet
-# replaces them in arguments (pkg/utils/pod/pod_utils.go).
-LEADER, INDEX = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
 NAME = "leaderworkerset.sigs.k8s.io/name"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 KIND = "LeaderWorkerSet"
+_WHY: Mapping[str, str] = {
+    "startupPolicy: LeaderCreated": (
+        "LeaderReady would wait for ever: rank 0 is ready only when its workers have joined"
+    ),
+    "restartPolicy: RecreateGroupAfterStart": (
+        "ranks live and die together; a failed network gate stays to be read"
+    ),
+    "startupProbe:": "started is who has answered, not who listens",
+    "livenessProbe:": "alive is who answers, or whose counters move: /health says neither",
+}
 # Options whose values tell one node's process from another's.
 _OWN = ("--node-rank", "--data-parallel-start-rank")
 
 
 def objects(group: Group) -> list[Object]:
-    """Return the LeaderWorkerSet, and how its API is reached."""
+    """Return the LeaderWorkerSet."""
     return [_workload(group)]
 
 
@@ -35,20 +39,49 @@ def selector(group: Group) -> Object:
     return {NAME: group.target.name, WORKER_INDEX: "0"}
 
 
+def needs() -> list[str]:
+    """Name what the cluster must have for it."""
+    return [
+        "the LeaderWorkerSet controller, 0.9 or newer: `kubectl get crd"
+        " leaderworkersets.leaderworkerset.x-k8s.io`"
+    ]
+
+
+def proven(group: Group) -> list[str]:
+    """Return the lines that end once the server has answered."""
+    return proof.ready(group, KIND, "condition=Available")
+
+
+def opened(group: Group) -> list[int]:
+    """Return the ports that others than its pods may reach."""
+    return pods.opened(group)
+
+
+def left_out(group: Group) -> list[str]:
+    """Name what it does not say of how a server is kept."""
+    if group.agents:
+        return []
+    if group.desired.policy.restarts == 0:
+        return ["`supervise: false`: Kubernetes starts a dead group again"]
+    return ["`restarts:`: nothing bounds how often a LeaderWorkerSet starts its group again"]
+
+
+def why(group: Group) -> Mapping[str, str]:
+    """Return the reason for a line, by the line."""
+    return {**_WHY, **(agents.WHY if group.agents else {})}
+
+
 def _workload(group: Group) -> Object:
     name, size = group.target.name, group.size
-    leader = _template(group, group.nodes[:1], group.desired.processes[0], leads=True)
+    leader = _template(group, group.nodes[:1], leads=True)
     templates = {"workerTemplate": leader}
     if size > 1:
-        workers = _any_worker(group.desired.processes[1:])
-        templates = {
-            "leaderTemplate": leader,
-            "workerTemplate": _template(group, group.nodes[1:], workers, leads=False),
-        }
+        worker = _template(group, group.nodes[1:], leads=False)
+        templates = {"leaderTemplate": leader, "workerTemplate": worker}
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": KIND,
-        "metadata": {"name": name, "labels": managed(group)},
+        "metadata": {"name": name, "labels": pods.managed(group)},
         "spec": {
             "replicas": 1,
             "startupPolicy": "LeaderCreated",
@@ -66,33 +99,38 @@ def _workload(group: Group) -> Object:
     }
 
 
-def managed(group: Group) -> Object:
-    """Return the labels of objects."""
-    return {**pods.labels(group), "app.kubernetes.io/managed-by": "vlaunch"}
-
-
-def _template(group: Group, nodes: Sequence[Node], process: Process, *, leads: bool) -> Object:
-    policy, node = group.desired.policy, nodes[0]
-    made = pods.serving(group, node, process.argv, process.env, ours=_variables(process.argv))
+def _template(group: Group, nodes: Sequence[Node], *, leads: bool) -> Object:
+    node = nodes[0]
+    made = _with_agent(group, node) if group.agents else _with_ranks(group, node, leads=leads)
     if leads:
-        probes = pods.probes(group, timeout=policy.start_timeout, stuck=policy.stuck)
-        made = {**made, "ports": [pods.port(group)], **probes}
-    init = []
-    if pods.gated(group):
-        init = [pods.gate(group, node, rank=INDEX, leader=LEADER, wait=policy.start_timeout)]
-    texts = json.dumps(pods.payload_files(group), sort_keys=True).encode()
-    return {
-        "metadata": {
-            "labels": pods.labels(group),
-            # A change of the programs brings new pods, as one of the rest does.
-            "annotations": {"vlaunch.payload": hashlib.sha256(texts).hexdigest()[:12]},
-        },
-        "spec": pods.pod_spec(group, nodes, [made], init),
-    }
+        made = {**made, "ports": pods.ports(group), **_probes(group)}
+    fields = agents.FIELDS if group.agents else pods.NONE
+    gate = pods.gate(group, node, rank=LWS_INDEX, fields=fields)
+    return pods.template(group, nodes, [made], gate)
+
+
+def _with_ranks(group: Group, node: Node, *, leads: bool) -> Object:
+    processes = group.desired.processes
+    process = processes[0] if leads else _any_worker(processes[1:])
+    return pods.serving(group, node, process.argv, process.env, ours=_variables(process.argv))
+
+
+def _with_agent(group: Group, node: Node) -> Object:
+    argv = agents.leading(group, node) if node.head else agents.following(group, node)
+    ours = (agents.POD, agents.ADDRESS, LWS_LEADER)
+    return pods.serving(group, node, argv, {}, ours=ours, fields=agents.FIELDS)
+
+
+def _probes(group: Group) -> Object:
+    policy = group.desired.policy
+    if group.agents:
+        return agents.probe()
+    return pods.probes(group, timeout=policy.start_timeout, stuck=policy.stuck)
 
 
 def _variables(argv: Argv) -> tuple[str, ...]:
-    return tuple(word for word in argv if word in (LEADER, INDEX) or word.startswith("exec "))
+    ours = (LWS_LEADER, LWS_INDEX)
+    return tuple(word for word in argv if word in ours or word.startswith("exec "))
 
 
 def _any_worker(processes: Sequence[Process]) -> Process:
@@ -112,7 +150,7 @@ def _any_worker(processes: Sequence[Process]) -> Process:
         if values != [str(step * (i + 1)) for i in range(len(values))]:
             raise _uneven()
         if step == 1:
-            argv[at] = INDEX
+            argv[at] = LWS_INDEX
         elif len(processes) > 1:
             argv = _counted(argv, at, step)
     if any(_without_own(each.argv) != _without_own(first.argv) for each in processes):

@@ -16,6 +16,11 @@ AGENT = ("head.py", "lib/vlaunch_agent/__main__.py")
 _PACKAGE = "lib/vlaunch_agent"
 
 
+def batch() -> Mapping[str, str]:
+    """Return the programs that a batch job needs on the head and in its replicas, by path."""
+    return files.batch_texts()
+
+
 @cache
 def needed(programs: tuple[str, ...]) -> Mapping[str, str]:
     """Return the text of programs and of what they import, by path, sorted."""

@@ -28,7 +28,7 @@ from launcher.tools import job_store, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
-_PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch")
+PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +344,7 @@ def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Ste
 def _submit(site: Site, request: Request, job: str) -> Step:
     metadata = {job_store.NAME: request.job.name, job_store.GPUS: f"{request.job.gpus[0]:g}"}
     asked = json.dumps(
-        {"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata}
+        {"argv": (*PACKAGE, request.work), "submission_id": job, "metadata": metadata}
     )
     return Step(
         title=f"submitting {request.job.name} as Ray job {job}",

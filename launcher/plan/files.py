@@ -78,13 +78,22 @@ def payload_tar() -> bytes:
 
 def payload_texts() -> Mapping[str, str]:
     """Return the programs of servers and of the gate by their path below the payload's folder, for
-    exports; batches are left to the launcher.
+    exports; those of batches are `batch_texts`.
     """
     paths = {**_FILES, **{name: _FOLDER / name for name in _GATE}}
     return {
         name: path.read_text(encoding="utf-8")
         for name, path in sorted(paths.items())
         if not name.startswith("lib/vlaunch_batch/") and name != "desk.py"
+    }
+
+
+def batch_texts() -> Mapping[str, str]:
+    """Return the programs of batches by their path below the payload's folder, for exports."""
+    return {
+        name: path.read_text(encoding="utf-8")
+        for name, path in sorted(_FILES.items())
+        if name.startswith("lib/vlaunch_batch/") or name in ("desk.py", "entry.sh")
     }
 
 

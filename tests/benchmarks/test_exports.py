@@ -35,11 +35,13 @@ def test_a_checker_that_is_not_here_says_what_would_bring_it(
 
 
 @pytest.mark.processes
-def test_what_is_broken_is_in_every_export(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", exports.KINDS)
+def test_what_is_broken_is_in_every_export(kind: str, tmp_path: Path) -> None:
     """A replacement that finds nothing would make no broken copy."""
-    used = [each for each in exports.checkers() if each.name == "own rules"]
-    assert exports.export("kubernetes", "cpu", tmp_path) == ""
-    (checker,) = used
+    named = f"{exports.KUBERNETES}{kind}"
+    assert exports.export(named, "cpu", tmp_path) == ""
     text = (tmp_path / "export.yaml").read_text()
+    broken = {each.name: each.broken for each in exports.checkers() if each.kind == named}
 
-    assert text.replace(*checker.broken, 1) != text
+    assert {"kubernetes-validate", "own rules"} <= set(broken)
+    assert [name for name, change in broken.items() if text.replace(*change, 1) == text] == []

@@ -31,6 +31,23 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
+# How each may be put into Kubernetes.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "lws": (),
+    "lws-ray": ("--backend", "ray"),
+    "statefulset": ("--kind", "statefulset"),
+    "kuberay": ("--kind", "kuberay"),
+}
+
+
+def cases(kind: str) -> list[str]:
+    """Return the cases of a kind: Ray places no replicas in pods."""
+    ray = "ray" in kind
+    return [case for case in CASES if not (ray and "replicas" in case)]
+
+
+PAIRS = [(kind, case) for kind in KINDS for case in cases(kind)]
+
 
 def inventory(case: str) -> Path:
     """Return the inventory of a case."""

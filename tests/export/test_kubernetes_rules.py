@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,29 @@ import yaml
 
 from launcher.cli.main import run
 from launcher.export import kubernetes_rules
-from tests.export.exports import CASES, inventory, objects
+from tests.export.exports import CASES, KINDS, inventory, objects
 
 Objects = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def exported() -> Objects:
-    """An export with all kinds of objects."""
+@cache
+def rendered(kind: str) -> Objects:
+    """Return an export with all kinds of objects around it, which nobody may change."""
+    words = (*KINDS[kind], *CASES["spark"][1])
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert run(["export", "kubernetes", "-i", str(inventory("spark")), *CASES["spark"][1]]) == 0
+        assert run(["export", "kubernetes", "-i", str(inventory("spark")), *words]) == 0
     return objects(out.getvalue())
 
 
+def exported(kind: str) -> Objects:
+    """Return the same, for a test to break."""
+    return copy.deepcopy(rendered(kind))
+
+
 @pytest.fixture
-def good(exported: Objects) -> Objects:
-    """The same, for a test to break."""
-    return copy.deepcopy(exported)
+def good() -> Objects:
+    """An export as a LeaderWorkerSet."""
+    return exported("lws")
 
 
 def template(objects: Objects, name: str = "leaderTemplate") -> Any:
@@ -57,6 +64,11 @@ def of(objects: Objects, kind: str) -> Any:
 def replace(objects: Objects, kind: str, **spec: Any) -> None:
     """Put values into the spec of an object."""
     of(objects, kind)["spec"].update(spec)
+
+
+def ray(objects: Objects) -> Any:
+    """Return the cluster of the RayJob."""
+    return objects[0]["spec"]["rayClusterSpec"]
 
 
 STATEFUL = {
@@ -192,16 +204,113 @@ MISTAKES: dict[str, tuple[Callable[[Objects], Any], str]] = {
         lambda o: of(o, "Service")["metadata"].update(name="vllm"),
         "Service/vllm: it sets VLLM_PORT",
     ),
+    "order": (
+        lambda o: replace(o, "LeaderWorkerSet", startupPolicy="LeaderReady"),
+        "startupPolicy should be LeaderCreated",
+    ),
     "volume": (
         lambda o: spec(o)["volumes"].append({"name": "shm", "emptyDir": {}}),
         "volume shm stands there 2 times",
     ),
 }
+JOB: dict[str, Any] = {
+    "kind": "RayJob",
+    "metadata": {"name": "j"},
+    "spec": {"entrypoint": "true", "backoffLimit": 1},
+}
+# Of other kinds: by which, how it is broken, and what is said.
+OF_KINDS: dict[str, tuple[str, Callable[[Objects], Any], str]] = {
+    "one after the other": (
+        "statefulset",
+        lambda o: replace(o, "StatefulSet", podManagementPolicy="OrderedReady"),
+        "podManagementPolicy should be Parallel",
+    ),
+    "nobody's name": (
+        "statefulset",
+        lambda o: replace(o, "StatefulSet", serviceName="nobody"),
+        "found by Service/nobody, which is not here",
+    ),
+    "an address for all": (
+        "statefulset",
+        lambda o: o[1]["spec"].pop("clusterIP"),
+        "Service/spark-ranks: should have clusterIP None",
+    ),
+    "found when ready": (
+        "statefulset",
+        lambda o: o[1]["spec"].pop("publishNotReadyAddresses"),
+        "Service/spark-ranks: should have clusterIP None",
+    ),
+    "other pods": (
+        "statefulset",
+        lambda o: replace(o, "StatefulSet", selector={"matchLabels": {"a": "b"}}),
+        "its selector is not among its pods' labels",
+    ),
+    "another API": (
+        "statefulset",
+        lambda o: o[3]["spec"].update(selector={"statefulset.kubernetes.io/pod-name": "spark-1"}),
+        "Service/spark-api: it selects none of the pods",
+    ),
+    "agents' secret": (
+        "statefulset",
+        lambda o: o[0]["metadata"]["annotations"].pop("vlaunch.provide"),
+        "needs secret/spark-secrets",
+    ),
+    "an old Ray": (
+        "kuberay",
+        lambda o: ray(o).update(rayVersion="2.52.1"),
+        "rayVersion should be 2.53 or newer, not `2.52.1`",
+    ),
+    "no token": (
+        "kuberay",
+        lambda o: ray(o).pop("authOptions"),
+        "authOptions.mode should be token",
+    ),
+    "no number of pods": (
+        "kuberay",
+        lambda o: ray(o)["workerGroupSpecs"][0].pop("maxReplicas"),
+        "worker group node-1: should have minReplicas and maxReplicas",
+    ),
+    "nothing to run": (
+        "kuberay",
+        lambda o: replace(o, "RayJob", entrypoint=""),
+        "its entrypoint is empty",
+    ),
+    "no cluster": (
+        "kuberay",
+        lambda o: o.append(JOB),
+        "RayJob/j: should have rayClusterSpec or clusterSelector",
+    ),
+    "a retry elsewhere": (
+        "kuberay",
+        lambda o: o.append({**JOB, "spec": {**JOB["spec"], "clusterSelector": {"a": "b"}}}),
+        "RayJob/j: backoffLimit should be 0 with clusterSelector",
+    ),
+    "a worker's mount": (
+        "kuberay",
+        lambda o: ray(o)["workerGroupSpecs"][0]["template"]["spec"]["containers"][0][
+            "volumeMounts"
+        ].append({"name": "gone", "mountPath": "/x"}),
+        "RayJob/spark worker vllm: mounts gone",
+    ),
+}
 
 
-def test_an_export_has_no_mistake(good: Objects) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_has_no_mistake(kind: str) -> None:
     """Of any kind."""
-    assert kubernetes_rules.mistakes(good) == []
+    assert kubernetes_rules.mistakes(exported(kind)) == []
+
+
+@pytest.mark.parametrize("name", OF_KINDS)
+def test_each_mistake_of_a_kind_is_seen(name: str) -> None:
+    """By the rule that is for it."""
+    kind, make, said = OF_KINDS[name]
+    broken = exported(kind)
+    make(broken)
+    found = kubernetes_rules.mistakes(broken)
+
+    assert len([each for each in found if said in each]) == 1, found
+    assert len(found) == 1, found
 
 
 @pytest.mark.parametrize("name", MISTAKES)

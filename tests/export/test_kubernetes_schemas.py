@@ -7,6 +7,8 @@ built-in kinds.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
-from tests.export.exports import CASES, inventory
+from tests.export.exports import CASES, KINDS, PAIRS, inventory
 
 VERSION = "1.37.0"
 FOLDER = os.environ.get("VLAUNCH_CRDS", "")
@@ -24,19 +26,21 @@ needs_crds = pytest.mark.skipif(
 )
 
 
-def exported(capsys: pytest.CaptureFixture[str], case: str) -> str:
+def exported(case: str, kind: str = "lws") -> str:
     """Return the export of a case."""
-    assert run(["export", "kubernetes", "-i", str(inventory(case)), *CASES[case][1]]) == 0
-    return capsys.readouterr().out
+    words = (*KINDS[kind], *CASES[case][1])
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert run(["export", "kubernetes", "-i", str(inventory(case)), *words]) == 0
+    return out.getvalue()
 
 
-@pytest.fixture
-def every(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[Path]:
-    """The exports of all examples, a file each."""
-    found = []
-    for case in CASES:
-        path = tmp_path / f"{case}.yaml"
-        path.write_text(exported(capsys, case))
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The exports of all examples, of each kind, a file each."""
+    found, folder = [], tmp_path_factory.mktemp("exports")
+    for kind, case in PAIRS:
+        path = folder / f"{kind}-{case}.yaml"
+        path.write_text(exported(case, kind))
         found.append(path)
     return found
 
@@ -78,20 +82,37 @@ def test_built_in_kinds_fit_their_schemas(every: list[Path]) -> None:
     found = built_in(*every)
 
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("resource service/") == len(CASES)
+    assert found.stdout.count("resource configmap/") == len(PAIRS)
 
 
 @needs_crds
 @pytest.mark.processes
-def test_a_broken_copy_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_copy_is_refused(tmp_path: Path) -> None:
     """By the checker that claims to see it: an unknown field, a wrong word, a number as text."""
-    text, path = exported(capsys, "h100"), tmp_path / "export.yaml"
-    for old, new, check in (
+    path = tmp_path / "export.yaml"
+    for kind, changes in BROKEN.items():
+        text = exported("h100", kind)
+        for old, new, check in changes:
+            assert old in text
+            path.write_text(text.replace(old, new))
+            assert check(path).returncode != 0, (kind, new)
+
+
+BROKEN = {
+    "lws": [
         ("startupProbe:", "startupProbes:", crds),
         ("RecreateGroupAfterStart", "RecreateGroup", crds),
         ("size: 2", "size: two", crds),
         ("targetPort: http", "targetPorts: http", built_in),
         ("policyTypes:", "policyType:", built_in),
-    ):
-        path.write_text(text.replace(old, new))
-        assert check(path).returncode != 0, new
+    ],
+    "statefulset": [
+        ("podManagementPolicy:", "podManagementPolicies:", built_in),
+        ("publishNotReadyAddresses: true", "publishNotReadyAddresses: 'yes'", built_in),
+    ],
+    "kuberay": [
+        ("rayVersion:", "rayVersions:", crds),
+        ("backoffLimit: ", "backoffLimit: so-", crds),
+        ("mode: token", "mode: tokens", crds),
+    ],
+}

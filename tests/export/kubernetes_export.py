@@ -1,0 +1,66 @@
+"""One run of `vlaunch export kubernetes`, for tests of its kinds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.main import run
+from tests.export.exports import objects
+
+PAIR = """
+cluster: pair
+image: vllm/vllm-openai:v0.32.0
+secrets: {VLLM_API_KEY: {env: THE_KEY}, HF_TOKEN: {file: ~/hf}}
+network: {interface: bond0, fabric: infiniband, hca: [mlx5_0]}
+env: {NCCL_DEBUG_SUBSYS: "$(ALL)"}
+mounts: ["/models:/models:ro"]
+serve: {model: org/m, args: [--seed, "1"], restarts: 3, stuck: 120}
+nodes:
+  - {host: "gpu[01-02]", ip: "10.0.0.[1-2]", gpus: 8}
+"""
+
+
+class Export:
+    """What one run printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> None:
+        self.code = run(["export", "kubernetes", "-i", str(path), *words])
+        caught = capsys.readouterr()
+        self.text, self.error = caught.out, caught.err
+        self.objects = objects(self.text)
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """Return the one object of a kind."""
+        (found,) = [each for each in self.objects if each["kind"] == kind]
+        return found
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The templates of the LeaderWorkerSet."""
+        found: dict[str, Any] = self.of("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+        return found
+
+    def container(self, template: str = "leaderTemplate") -> dict[str, Any]:
+        """The container that serves."""
+        (found,) = self.group[template]["spec"]["containers"]
+        return dict(found)
+
+    def gate(self, template: str = "leaderTemplate") -> dict[str, Any]:
+        """The container that proves the network."""
+        (found,) = self.group[template]["spec"]["initContainers"]
+        return dict(found)
+
+
+def env(container: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a container that have a value."""
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def shown(text: str) -> str:
+    """Leave out the helper programs, and what follows from them: they change with every mend."""
+    text = re.sub(r"^data:\n(?:  .*\n|\n)+", "data: …\n", text, flags=re.M)
+    return re.sub(r"(vlaunch\.(?:payload|export)): .*", r"\1: …", text)

@@ -1,0 +1,172 @@
+"""`vlaunch batch --export kuberay`: a job of Ray Data's with its files, in a cluster of its own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.main import run
+from launcher.export import kubernetes_rules
+from tests import golden
+from tests.export.exports import RDMA, objects
+from tests.export.kubernetes_export import PAIR, shown
+
+JOB = """\
+model: org/m
+read: prompts.jsonl
+write: {path: "nodes:/data/huggingface/answers", format: jsonl}
+engine: {tp: 8}
+"""
+
+
+class Exported:
+    """What one run printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> None:
+        job = str(folder / "job.yaml")
+        self.code = run(["batch", job, "-i", str(folder / "inventory.yaml"), *words])
+        caught = capsys.readouterr()
+        self.text, self.error = caught.out, caught.err
+        self.objects = objects(self.text)
+
+    def named(self, name: str) -> dict[str, Any]:
+        """Return the object of a name."""
+        (found,) = [each for each in self.objects if each["metadata"]["name"] == name]
+        return found
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """The cluster that the job brings."""
+        found: dict[str, Any] = self.objects[0]["spec"]["rayClusterSpec"]
+        return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two nodes, and a job of two rows."""
+    (tmp_path / "inventory.yaml").write_text(PAIR)
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "eins"}\n{"prompt": "zwei"}\n')
+    return tmp_path
+
+
+EXPORT = ("--export", "kuberay", *RDMA)
+
+
+def test_golden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that is printed but for the programs; twice the same, and no rule is broken."""
+    found = Exported(capsys, folder, *EXPORT)
+
+    assert found.text == Exported(capsys, folder, *EXPORT).text
+    assert kubernetes_rules.mistakes(found.objects) == []
+    golden.check(Path(__file__).parent / "golden" / "kuberay-batch.yaml", shown(found.text))
+
+
+def test_the_driver_finds_what_it_finds_on_a_node(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its entry point is run: the job is written down, its files lie beside it, and the driver is
+    started with its folder.
+    """
+    found = Exported(capsys, folder, *EXPORT)
+    mounted, work, programs = (tmp_path / each for each in ("mounted", "hf", "programs"))
+    files = found.named("job-job")
+    volumes = found.cluster["headGroupSpec"]["template"]["spec"]["volumes"]
+    items = next(each["configMap"]["items"] for each in volumes if each["name"] == "job")
+    for each in items:
+        path = mounted / each["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files["data"][each["key"]])
+    programs.mkdir()
+    (programs / "desk.py").write_text(found.named("job-payload")["data"]["desk.py"])
+    script = (
+        found.objects[0]["spec"]["entrypoint"]
+        .replace("/opt/vlaunch-job", str(mounted))
+        .replace("/opt/vlaunch/desk.py", str(programs / "desk.py"))
+        .replace("/data/huggingface", str(work))
+        .replace("exec env ", "exec echo ")
+    )
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+
+    folder_of_job = work / "vlaunch/pair/batch/job"
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()[-1]
+    assert said == f"PYTHONPATH=/opt/vlaunch/lib python3 -m vlaunch_batch {folder_of_job}"
+    assert json.loads((folder_of_job / "job.json").read_text())["model"] == "org/m"
+    assert (folder_of_job / "input/0000-prompts.jsonl").read_text().count("prompt") == 2
+
+
+def test_as_many_nodes_as_it_can_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One replica takes one node; two take both; one that spans them proves the network first."""
+    one = Exported(capsys, folder, *EXPORT)
+    two = Exported(capsys, folder, *EXPORT, "--replicas", "2")
+    wide = Exported(capsys, folder, *EXPORT, "--pp", "2")
+
+    assert "workerGroupSpecs" not in one.cluster
+    assert len(two.cluster["workerGroupSpecs"]) == 1
+    assert "initContainers" not in str(two.cluster)
+    assert "network_gate.py" in str(wide.cluster)
+    assert wide.named("job-ranks")["spec"]["selector"]["ray.io/node-type"] == "head"
+    assert one.objects[0]["spec"]["backoffLimit"] == 2
+
+
+def test_files_that_are_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They come as they are."""
+    (folder / "rows.parquet").write_bytes(b"PAR1\xff\xfe")
+    (folder / "job.yaml").write_text(JOB.replace("prompts.jsonl", "rows.parquet"))
+    found = Exported(capsys, folder, *EXPORT).named("job-job")
+
+    assert base64.b64decode(found["binaryData"]["file-1"]) == b"PAR1\xff\xfe"
+
+
+def test_only_the_dashboard_is_open(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For the operator; a job has no API."""
+    found = Exported(capsys, folder, *EXPORT)
+    (policy,) = [each for each in found.objects if each["kind"] == "NetworkPolicy"]
+
+    assert [each["port"] for each in policy["spec"]["ingress"][1]["ports"]] == [8265]
+    assert "job-api" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("job", "words", "said"),
+    [
+        (JOB.replace("nodes:/data/huggingface/answers", "out"), EXPORT, "nobody gathers them"),
+        (JOB + "data_parallel: {size: 2}\n", EXPORT, "data-parallel ranks are placed by addresses"),
+        (JOB, ("--export", "kuberay"), "--rdma-resource NAME"),
+        (JOB, ("--memory", "1GiB"), "--memory goes with --export"),
+        (JOB, (*EXPORT, "--restart"), "--export only prints"),
+        (JOB.replace("model:", "job: 9.lives\nmodel:"), EXPORT, "`9.lives` is no name"),
+    ],
+)
+def test_what_pods_cannot_do_is_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    job: str,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    """With what can be done instead, and nothing on standard output."""
+    (folder / "job.yaml").write_text(job)
+    refused = Exported(capsys, folder, *words)
+
+    assert (refused.code, refused.text) == (2, "")
+    assert said in refused.error
+
+
+def test_more_than_a_config_map_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Large inputs are read where the pods see them."""
+    (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n' * (1 << 17))
+    refused = Exported(capsys, folder, *EXPORT)
+
+    assert (refused.code, refused.text) == (2, "")
+    assert "more than a ConfigMap takes" in refused.error
+    assert "nodes:/path" in refused.error
