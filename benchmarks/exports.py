@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.export.exports import CASES, EXAMPLES, HOST_CASES, KINDS, cases
+from tests.export.exports import CASES, EXAMPLES, HOST_CASES, JOB_CASES, KINDS, cases, job
 from tests.export.test_hosts import docker_compose
+from tests.prometheus_programs import program
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 CRDS = os.environ.get("VLAUNCH_CRDS", "")
-KUBERNETES = "kubernetes "
+KUBERNETES, BATCH = "kubernetes ", "batch"
 # By the kind of a group: what of it a broken copy has otherwise, by who must refuse that.
 BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "lws": {
@@ -44,6 +45,11 @@ BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "CRDs": ("rayVersion:", "rayVersions:"),
         "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
         "own rules": ("mode: token", "mode: disabled"),
+    },
+    BATCH: {
+        "CRDs": ("entrypoint:", "entrypoints:"),
+        "kubernetes-validate": ("policyTypes:", "policyType:"),
+        "own rules": ("path: job.json", "path: job.json\n                  - key: gone"),
     },
     "statefulset": {
         "kubernetes-validate": ("podManagementPolicy:", "podManagementPolicies:"),
@@ -78,7 +84,7 @@ def of_kubernetes(kind: str) -> Iterator[Checker]:
     for name, broken in BROKEN[kind].items():
         yield Checker(
             name=name,
-            kind=f"{KUBERNETES}{kind}",
+            kind=BATCH if kind == BATCH else f"{KUBERNETES}{kind}",
             argv=argvs[name],
             reads="export.yaml",
             broken=broken,
@@ -88,7 +94,7 @@ def of_kubernetes(kind: str) -> Iterator[Checker]:
 
 def checkers() -> Iterator[Checker]:
     """Yield all checkers."""
-    for kind in KINDS:
+    for kind in (*KINDS, BATCH):
         yield from of_kubernetes(kind)
     compose = docker_compose()
     yield Checker(
@@ -108,6 +114,20 @@ def checkers() -> Iterator[Checker]:
         broken=("TimeoutStopSec=", "TimeoutStopSecs="),
         missing="" if there else "systemd, and Docker with its unit",
     )
+    promtool = program("promtool")
+    for words, reads, broken in (
+        (("check", "config", "--syntax-only"), "prometheus.yml", ("job_name: vllm", "job: vllm")),
+        (("check", "rules"), "alerts.yml", ("expr: ", "exprs: ")),
+        (("test", "rules"), "alerts_test.yml", ("exp_alerts:", "exp_alert:")),
+    ):
+        yield Checker(
+            name=f"promtool {words[0]} {words[1]}",
+            kind="prometheus",
+            argv=(promtool or "promtool", *words),
+            reads=reads,
+            broken=broken,
+            missing="" if promtool else "Prometheus, which `make machine` unpacks",
+        )
     for kind, reads in (("systemd", "install.sh"), ("run-cluster", "run.sh")):
         yield Checker(
             name="shellcheck",
@@ -120,26 +140,29 @@ def checkers() -> Iterator[Checker]:
 
 def export(kind: str, case: str, folder: Path) -> str:
     """Write an export into a folder; return why that was refused."""
+    if kind == BATCH:
+        return written(job(folder, case), folder / "export.yaml")
     kind, _, group = kind.partition(" ")
     name, flags = (CASES if group else HOST_CASES)[case]
-    flags = (*KINDS.get(group, ()), *flags)
+    flags = () if kind == "prometheus" else (*KINDS.get(group, ()), *flags)
     at = ("-i", str(EXAMPLES / f"{name}.yaml"))
     if kind == "run-cluster":
         flags = flags[:2]
-    where = ("-o", str(folder)) if kind in ("compose", "systemd") else ()
-    done = subprocess.run(
-        [BIN / "vlaunch", "export", kind, *at, *where, *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if not where:
-        (folder / {"kubernetes": "export.yaml", "run-cluster": "run.sh"}[kind]).write_text(
-            done.stdout
-        )
+    where = ("-o", str(folder)) if kind in ("compose", "systemd", "prometheus") else ()
+    printed = {"kubernetes": "export.yaml", "run-cluster": "run.sh"}.get(kind)
+    words = ["export", kind, *at, *where, *flags]
+    refused = written(words, folder / printed if printed else None)
     (folder / "secrets").mkdir(exist_ok=True)
     for secret in ("RAY_AUTH_TOKEN", "HF_TOKEN"):
         (folder / "secrets" / secret).touch()
+    return refused
+
+
+def written(words: list[str], printed: Path | None) -> str:
+    """Run the launcher, and keep what it prints; return why it refuses."""
+    done = subprocess.run([BIN / "vlaunch", *words], capture_output=True, text=True, check=False)
+    if printed is not None:
+        printed.write_text(done.stdout)
     return "" if done.returncode == 0 else done.stderr.splitlines()[0]
 
 
@@ -161,7 +184,8 @@ def rows(kind: str, used: list[Checker], base: Path) -> Iterator[tuple[str, list
     """Yield a row for each case of a kind, and one of broken copies."""
     group = kind.removeprefix(KUBERNETES)
     folder = base
-    for case in cases(group) if group in KINDS else HOST_CASES:
+    others = JOB_CASES if kind == BATCH else HOST_CASES
+    for case in cases(group) if group in KINDS else others:
         folder = base / f"{kind}-{case}"
         folder.mkdir()
         if wrong := export(kind, case, folder):

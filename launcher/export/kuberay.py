@@ -27,7 +27,7 @@ _KEPT = 600  # seconds for logs of a job that is over
 _START = "ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"
 _OVERWRITE = {"ray.io/overwrite-container-cmd": "true"}
 # What the operator says itself: who the head is, by its Service, and the token, by a Secret of its.
-_ITS_OWN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")
+_ITS_OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _ITS_WORDS = ("head", "block", "address", "node-ip-address", "dashboard-host")
 _WHY: Mapping[str, str] = {
     "submissionMode: HTTPMode": "the operator submits it itself: no shell reads the words twice",

@@ -91,8 +91,7 @@ class Group:
         """True when the pods' own agents keep the server, as on hosts: where no controller starts
         a group again as one, and for Ray.
         """
-        ray = self.request.backend == "ray" and self.target.kind == "lws"
-        return ray or self.target.kind == "statefulset"
+        return _agents(self.request, self.target)
 
     @property
     def gated(self) -> bool:
@@ -202,7 +201,7 @@ def group(inventory: Inventory, request: Request, policy: Policy, target: Target
         desired=wanted.desired(snapshot, request, asked=0.0, policy=policy),
         target=target,
         shares=dict(request.placement.nodes),
-        left_out=tuple(_left_out(inventory, taken, target)),
+        left_out=tuple(_left_out(inventory, request, target)),
         leader=leader,
     )
 
@@ -312,8 +311,14 @@ def _alike(nodes: list[Node]) -> bool:
     return len({(node.interface, node.hca, tuple(sorted(node.env.items()))) for node in nodes}) <= 1
 
 
-def _left_out(inventory: Inventory, taken: set[str], target: Target) -> list[str]:
+def _agents(request: Request, target: Target) -> bool:
+    ray = request.backend == "ray" and target.kind == "lws"
+    return ray or target.kind == "statefulset"
+
+
+def _left_out(inventory: Inventory, request: Request, target: Target) -> list[str]:
     """Name what the manifests do not say."""
+    taken = {name for name, _ in request.placement.nodes}
     nodes = [node for node in inventory.nodes if node.name in taken]
     found = [
         "names, addresses and logins of the nodes, `docker:`, `state_dir:`, `cache_dir:`: pods are"
@@ -340,6 +345,6 @@ def _left_out(inventory: Inventory, taken: set[str], target: Target) -> list[str
         found.append("`logging:`: the kubelet rotates logs")
     if inventory.serve.bind not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         found.append(f"`bind: {inventory.serve.bind}`: the server listens on its pod's address")
-    if inventory.serve.read_ahead:
+    if inventory.serve.read_ahead and not _agents(request, target):
         found.append("`read_ahead:`: nobody reads the model's files ahead")
     return found

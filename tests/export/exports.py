@@ -71,3 +71,22 @@ HOST_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "workstation": ("single-node", ()),
     "cpu": ("cpu", ()),
 }
+# The same, for a batch job as it is exported.
+JOB_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "h100": ("h100-infiniband", RDMA),
+    "roce": ("roce", ("--rdma-resource", "rdma/hca=2", "--model-volume", "pvc:models")),
+    "amd": ("amd", (*RDMA, "--host-network")),
+    "spark": ("dgx-spark", (*RDMA, "--memory", "100GiB")),
+    "workstation": ("single-node", ()),
+    "cpu": ("cpu", ("--image", "registry.example/vllm-ray:1")),
+}
+
+
+def job(folder: Path, case: str) -> list[str]:
+    """Write a job into a folder; return the words that export it."""
+    (folder / "prompts.jsonl").write_text('{"prompt": "eins"}\n')
+    file = folder / "job.yaml"
+    file.write_text(f"model: {MODEL}\nread: prompts.jsonl\nwrite: {{path: s3://bucket/answers}}\n")
+    name, flags = JOB_CASES[case]
+    at = ("-i", str(EXAMPLES / f"{name}.yaml"))
+    return ["batch", str(file), *at, "--export", "kuberay", *flags]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
-from tests.export.exports import CASES, KINDS, PAIRS, inventory
+from tests.export.exports import CASES, JOB_CASES, KINDS, PAIRS, inventory, job
 
 VERSION = "1.37.0"
 FOLDER = os.environ.get("VLAUNCH_CRDS", "")
@@ -41,6 +41,13 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for kind, case in PAIRS:
         path = folder / f"{kind}-{case}.yaml"
         path.write_text(exported(case, kind))
+        found.append(path)
+    for case in JOB_CASES:
+        words = job(folder, case)
+        path = folder / f"batch-{case}.yaml"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert run(words) == 0
+        path.write_text(out.getvalue())
         found.append(path)
     return found
 
@@ -82,7 +89,7 @@ def test_built_in_kinds_fit_their_schemas(every: list[Path]) -> None:
     found = built_in(*every)
 
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("resource configmap/") == len(PAIRS)
+    assert found.stdout.count("resource configmap/") == len(PAIRS) + 2 * len(JOB_CASES)
 
 
 @needs_crds
