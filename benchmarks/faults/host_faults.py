@@ -4,6 +4,7 @@ for tests.
 
 from __future__ import annotations
 
+import mmap
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from launcher.lab.layout import Host, Lab
 
 _INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
 _FILLER = ".filler"
+_SMALL = "vlaunch-small"
+_GARBLE = "vlaunch-garble"
 _RDMA = Path(__file__).with_name("practice_rdma.sh")
 
 
@@ -290,12 +293,42 @@ def small_disk(host: Host, path: str, megabytes: int) -> None:
     """Put a small file system over a directory of a host; what is below it is hidden until
     `remove_disk`.
     """
+    words = ("-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", _SMALL)
+    _mount(host, path, *words)
+
+
+def loop_disk(host: Host, path: str, megabytes: int) -> None:
+    """Put a disk over a directory of a host that is a file of this machine, where `rot` can reach
+    it; gone with `remove_disk`.
+    """
+    image = _image(host)
+    machine.run("truncate", "--size", f"{megabytes}M", str(image))
+    machine.run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
+    _mount(host, path, "-t", "ext4", "-o", "loop", str(image))
+
+
+def _image(host: Host) -> Path:
+    return host.dir / "disk.img"
+
+
+def _mount(host: Host, path: str, *words: str) -> None:
     machine.run(*hosts.enter_argv(host, "mkdir", "-p", path))
-    machine.run(
-        *hosts.enter_argv(
-            host, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", "vlaunch-small", path
-        )
-    )
+    machine.run(*hosts.enter_argv(host, "mount", *words, path))
+
+
+def rot(host: Host, path: str, block: bytes) -> bool:
+    """Change a byte of the disk of `loop_disk` where it holds `block`, as a disk does that forgets:
+    no program of the host has written. False while the block is not on the disk.
+    """
+    enter(host, "sync", "--file-system", path)
+    with _image(host).open("r+b") as file, mmap.mmap(file.fileno(), 0) as disk:
+        at = disk.find(block)
+        if at < 0:
+            return False
+        disk[at] ^= 255
+    # Whoever reads it next reads the disk.
+    enter(host, "sh", "-c", "echo 1 >/proc/sys/vm/drop_caches")
+    return True
 
 
 def fill(host: Host, path: str) -> None:
@@ -309,10 +342,34 @@ def drain(host: Host, path: str) -> None:
 
 
 def remove_disk(host: Host, path: str) -> None:
-    """Undo `small_disk`; nothing happens where there is none."""
+    """Undo `small_disk` or `loop_disk`; nothing happens where there is none."""
     # Some folders of a host are mounts of its own, which stay.
-    script = 'while grep -q "^vlaunch-small $1 " /proc/mounts; do umount --lazy "$1" || exit; done'
+    script = (
+        'while grep -qE "^(vlaunch-small|/dev/loop[0-9]+) $1 " /proc/mounts; do'
+        ' umount --lazy "$1" || exit; done'
+    )
     machine.run(*hosts.enter_argv(host, "sh", "-c", script, "sh", path))
+    _image(host).unlink(missing_ok=True)
+
+
+def garble(host: Host, port: int, every: int) -> None:
+    """Change a byte in one of `every` large packets that `host` sends from a TCP port; on virtual
+    cards, which compute no checksums, it arrives.
+    """
+    large = f"tcp sport {port} ip length > 1400 numgen random mod {every} 0 counter"
+    rules = (
+        f"table ip {_GARBLE} {{ chain out {{ type filter hook output priority 0;"
+        f" {large} @th,8000,8 set 0x5a; }} }}"
+    )
+    machine.run("ip", "netns", "exec", host.netns, "nft", rules)
+
+
+def ungarble(host: Host) -> int:
+    """Undo `garble`; returns how many packets were changed."""
+    nft = ("ip", "netns", "exec", host.netns, "nft")
+    listed = machine.run(*nft, "list", "table", "ip", _GARBLE)
+    machine.run(*nft, "delete", "table", "ip", _GARBLE)
+    return int(listed.partition("counter packets ")[2].split()[0])
 
 
 def power_off(host: Host) -> None:

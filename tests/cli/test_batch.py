@@ -466,6 +466,16 @@ def test_no_room_beside_a_server(batch: Batch) -> None:
     assert not (batch.folder / "out").exists()
 
 
+def test_no_room_is_told_before_a_model_is_brought(batch: Batch) -> None:
+    """Nodes that lack it would have it copied for nothing."""
+    serve(batch, 16)
+    ran = batch.run("--fetch")
+
+    assert (ran.code, batch.verbs()) == (1, [])
+    assert "0 of 16 GPUs are free in Ray" in ran.err
+    assert "Look for org/m" not in ran.err
+
+
 def test_a_job_may_wait_for_room(batch: Batch) -> None:
     """When that is asked for; then it is a warning."""
     serve(batch, 16)

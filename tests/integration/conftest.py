@@ -228,6 +228,12 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
     yield from _practice(tmp_path_factory, "vlaunch-copy", "10.93.0.0/24", "--no-image", nodes=4)
 
 
+@pytest.fixture
+def light_eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Eight practice hosts without the image."""
+    yield from _practice(tmp_path_factory, "vlaunch-eight", "10.95.0.0/24", "--no-image", nodes=8)
+
+
 def _practice(
     tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *more: str, nodes: int
 ) -> Iterator[Practice]:

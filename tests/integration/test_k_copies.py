@@ -2,13 +2,15 @@
 brought to a host that lacks one before it is served.
 
 Four light hosts copy with their own Python; two with the image download and serve. What a program
-does by itself is in tests/payload/chain, what they do together in tests/test_spread.py.
+does by itself is in tests/payload/chain, what they do together in tests/test_spread.py. When and
+where something breaks is drawn by a seed: `VLAUNCH_SEEDS=5` tries five of them.
 """
 
 from __future__ import annotations
 
 import filecmp
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -30,6 +32,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 MB = 10**6
 NAME = "/data/huggingface/copied"
+PORT = 29570
 RATE = 20 * MB  # bytes a second of each link
 # 40 files, 200 MB: shards, and what lies beside them
 SIZES = {
@@ -39,27 +42,40 @@ SIZES = {
     "empty": 0,
 }
 TOTAL = sum(SIZES.values())
+SEEDS = range(1, 1 + int(os.environ.get("VLAUNCH_SEEDS", "1")))
+OTHERS = ("node2", "node3", "node4")
 
 
-def make(folder: Path) -> None:
-    """Write the model."""
+@pytest.fixture(params=SEEDS)
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """When it happens, and to whom."""
+    return random.Random(request.param)
+
+
+def make(folder: Path, times: int = 1) -> None:
+    """Write the model, its shards so many times as large."""
     source = random.Random(1)
     for name, size in SIZES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(source.randbytes(size))
+        (folder / name).write_bytes(source.randbytes(size * (times if size > 20 * MB else 1)))
+
+
+def limited(practice: Practice, times: int = 1) -> Iterator[Practice]:
+    """Limited links; node1 has the model, the others nothing of it."""
+    for host in practice.lab.hosts:
+        shutil.rmtree(folder(host), ignore_errors=True)
+        host_faults.slow(host, f"{RATE * 8 // MB}mbit")
+    make(folder(practice.lab.host("node1")), times)
+    yield practice
+    for host in practice.lab.hosts:
+        network.unfilter(host)
+        host_faults.unslow(host)
+        shutil.rmtree(folder(host), ignore_errors=True)
 
 
 @pytest.fixture
 def four(light: Practice) -> Iterator[Practice]:
-    """Limited links; node1 has the model, the others nothing of it."""
-    for host in light.lab.hosts:
-        shutil.rmtree(folder(host), ignore_errors=True)
-        host_faults.slow(host, f"{RATE * 8 // MB}mbit")
-    make(folder(light.lab.host("node1")))
-    yield light
-    for host in light.lab.hosts:
-        network.unfilter(host)
-        host_faults.unslow(host)
+    yield from limited(light)
 
 
 def folder(host: Host) -> Path:
@@ -67,14 +83,25 @@ def folder(host: Host) -> Path:
     return hosts.hf_home(host) / "copied"
 
 
+def differing(practice: Practice, name: str) -> list[str]:
+    """Return the files of a host's model that are not the source's, byte by byte."""
+    source, there = (folder(practice.lab.host(each)) for each in ("node1", name))
+    _, wrong, missing = filecmp.cmpfiles(source, there, list(SIZES), shallow=False)
+    return sorted([*wrong, *missing])
+
+
 def same(practice: Practice, *names: str) -> None:
     """Assert that hosts have every byte of the model, and nothing unfinished."""
-    source = folder(practice.lab.host("node1"))
     for name in names:
         there = folder(practice.lab.host(name))
-        equal, wrong, missing = filecmp.cmpfiles(source, there, list(SIZES), shallow=False)
-        assert (len(equal), wrong, missing) == (len(SIZES), [], []), name
+        assert differing(practice, name) == [], name
         assert [each.name for each in (there / ".vlaunch").iterdir()] == ["records"]
+
+
+def sums(practice: Practice, name: str) -> str:
+    """Return the digests of a host's files, as the host sees them."""
+    command = f"cd {NAME} && find . -type f ! -path './.vlaunch/*' ! -path './lost+found/*'"
+    return practice.on(name, "sh", "-c", f"{command} | sort | xargs sha256sum")
 
 
 def sent(host: Host) -> int:
@@ -89,13 +116,14 @@ def received(events: list[dict[str, Any]]) -> dict[str, int]:
     return found
 
 
-def push(practice: Practice, *words: str) -> subprocess.Popen[str]:
-    """Start a copy, and return when the slowest node has a fifth of it."""
+def push(practice: Practice, chance: random.Random, *words: str) -> subprocess.Popen[str]:
+    """Start a copy, and return when the slowest node has some share of it."""
+    share = chance.uniform(0.05, 0.7)
     copying = practice.start("model", "push", NAME, "--json", *words)
     assert copying.stdout is not None
     for line in copying.stdout:
         data = json.loads(line).get("data", {})
-        if data.get("total") and data["bytes"] > TOTAL / 5 and '"wait"' in line:
+        if data.get("total") and data["bytes"] > share * TOTAL and '"wait"' in line:
             return copying
     pytest.fail(ended(copying, 10)[1])
 
@@ -106,11 +134,37 @@ def end(copying: subprocess.Popen[str]) -> tuple[int, str]:
     return copying.returncode, out + err
 
 
+def broken(practice: Practice, copying: subprocess.Popen[str], victim: str) -> int:
+    """Await the end of a copy in which something broke at a host; returns its exit code.
+
+    Either all have every byte, or the host is named, and those that do not need it have. Nobody
+    has half of a model that could be taken for whole.
+    """
+    code, said = end(copying)
+    rest = [name for name in OTHERS if name != victim]
+    assert code in (0, 1), said
+    assert code == 0 or victim in said, said
+    for name in OTHERS:
+        if (folder(practice.lab.host(name)) / "config.json").exists():
+            assert differing(practice, name) == [], name
+    if code == 0:
+        same(practice, *OTHERS)
+    elif victim != "node1":
+        same(practice, *rest)
+    return code
+
+
 def again(practice: Practice, *words: str) -> list[dict[str, Any]]:
     """Run the same command once more, which must do the rest."""
     ran = practice.vlaunch("model", "push", NAME, "--json", *words)
     assert ran.code == 0, ran.said
     return ran.events
+
+
+def mended(practice: Practice) -> None:
+    """Have the same command once more give everybody everything."""
+    again(practice)
+    same(practice, *OTHERS)
 
 
 def test_every_byte_is_equal_in_about_the_time_of_one_copy(four: Practice) -> None:
@@ -119,7 +173,7 @@ def test_every_byte_is_equal_in_about_the_time_of_one_copy(four: Practice) -> No
     ran = four.vlaunch("model", "push", NAME, "--json")
 
     assert ran.code == 0, ran.said
-    same(four, "node2", "node3", "node4")
+    same(four, *OTHERS)
     assert sent(four.lab.host("node1")) - before < 1.1 * TOTAL
     told = next(each for each in ran.events[::-1] if each["kind"] == "done")
     # One source for all would take three times as long as one copy.
@@ -130,9 +184,23 @@ def test_every_byte_is_equal_in_about_the_time_of_one_copy(four: Practice) -> No
     assert set(received(third).values()) == {0}
 
 
-def test_the_launcher_is_killed(four: Practice) -> None:
+def test_eight_hosts(light_eight: Practice) -> None:
+    """A gigabyte in 40 files, in about the time of one copy."""
+    for practice in limited(light_eight, times=5):
+        before = sent(practice.lab.host("node1"))
+        ran = practice.vlaunch("model", "push", NAME, "--json", timeout=900)
+
+        assert ran.code == 0, ran.said
+        same(practice, *(f"node{number}" for number in range(2, 9)))
+        total = sum(each.stat().st_size for each in folder(practice.lab.host("node1")).rglob("*.*"))
+        assert sent(practice.lab.host("node1")) - before < 1.1 * total
+        done = next(each for each in ran.events[::-1] if each["kind"] == "done")
+        assert done["seconds"] < 1.5 * total / RATE
+
+
+def test_the_launcher_is_killed(four: Practice, chance: random.Random) -> None:
     """Nothing goes on without it, and the same command does not send again what has come."""
-    kill(push(four))
+    kill(push(four, chance))
     time.sleep(3)
     for host in four.lab.hosts:
         assert "vlaunch_chain" not in four.on(host.name, "ps", "-ef")
@@ -141,8 +209,8 @@ def test_the_launcher_is_killed(four: Practice) -> None:
     assert f"a copy of {NAME} is not finished" in " ".join(listed.said.split())
     came = received(again(four))
 
-    same(four, "node2", "node3", "node4")
-    assert 0 < came["node4"] < 0.9 * TOTAL
+    same(four, *OTHERS)
+    assert 0 < came["node4"] < TOTAL
 
 
 def program(practice: Practice, name: str) -> int:
@@ -150,79 +218,121 @@ def program(practice: Practice, name: str) -> int:
     return int(practice.on(name, "pgrep", "-o", "-f", "^python3 -c.*").split()[0])
 
 
-@pytest.mark.parametrize("victim", ["node3", "node1"])
-def test_a_nodes_program_is_killed(four: Practice, victim: str) -> None:
+@pytest.mark.parametrize("source", [False, True])
+def test_a_nodes_program_is_killed(four: Practice, chance: random.Random, source: bool) -> None:
     """It is named. Without the source nobody has it all; without another one the others do."""
-    copying = push(four)
+    victim = "node1" if source else chance.choice(OTHERS)
+    copying = push(four, chance)
     four.on(victim, "kill", "-9", str(program(four, victim)))
-    code, said = end(copying)
 
-    assert code == 1
-    assert victim in said
-    if victim != "node1":
-        same(four, *{"node2", "node3", "node4"} - {victim})
-    again(four)
-    same(four, "node2", "node3", "node4")
+    assert broken(four, copying, victim) == 1
+    mended(four)
 
 
-def test_a_node_is_gone_for_good(four: Practice) -> None:
+def test_a_node_is_gone_for_good(four: Practice, chance: random.Random) -> None:
     """The others have it."""
-    victim = four.lab.host("node3")
-    copying = push(four)
+    victim = four.lab.host(chance.choice(OTHERS))
+    copying = push(four, chance)
     host_faults.power_off(victim)
     try:
-        code, said = end(copying)
-        assert (code, "node3" in said) == (1, True)
-        same(four, "node2", "node4")
+        assert broken(four, copying, victim.name) == 1
     finally:
         host_faults.power_on(four.lab, victim)
 
 
-@pytest.mark.parametrize("victim", ["node2", "node4"])
-def test_a_cable_is_cut_for_a_while(four: Practice, victim: str) -> None:
-    """At most one repetition brings the rest."""
-    host = four.lab.host(victim)
-    copying = push(four)
+@pytest.mark.parametrize("seconds", [5, 0])
+def test_a_cable_is_cut(four: Practice, chance: random.Random, seconds: int) -> None:
+    """For a while, or until the copy is over; at most one repetition brings the rest."""
+    host = four.lab.host(chance.choice(["node1", *OTHERS]))
+    copying = push(four, chance)
     host_faults.unplug(host)
-    time.sleep(5)
-    host_faults.plug(host)
-    code, said = end(copying)
+    try:
+        if seconds:
+            time.sleep(seconds)
+            host_faults.plug(host)
+        code = broken(four, copying, host.name)
+        assert seconds or code == 1
+    finally:
+        host_faults.plug(host)
+    mended(four)
 
-    assert code == 0 or victim in said
-    same(four, *{"node2", "node3", "node4"} - {victim})
-    again(four)
-    same(four, "node2", "node3", "node4")
 
-
-def test_a_disk_is_filled(four: Practice) -> None:
+def test_a_disk_is_filled(four: Practice, chance: random.Random) -> None:
     """The others have it; when there is room again, the same command does the rest."""
-    host = four.lab.host("node3")
+    host = four.lab.host(chance.choice(OTHERS))
     host_faults.small_disk(host, NAME, 2 * TOTAL // MB)
     try:
-        copying = push(four)
+        copying = push(four, chance)
         host_faults.fill(host, NAME)
         code, said = end(copying)
-        assert (code, "No space left on device" in said) == (1, True)
-        same(four, "node2", "node4")
+        assert (code, host.name in said, "No space left on device" in said) == (1, True, True)
+        assert four.on(host.name, "ls", f"{NAME}/config.json") == ""
+        same(four, *{*OTHERS} - {host.name})
         host_faults.drain(host, NAME)
         again(four)
-        command = f"cd {NAME} && find . -type f ! -path './.vlaunch/*' | sort | xargs sha256sum"
-        there = four.on("node3", "sh", "-c", command)
-        assert there == four.on("node1", "sh", "-c", command)
+        assert sums(four, host.name) == sums(four, "node1")
     finally:
         host_faults.remove_disk(host, NAME)
 
 
-def test_nothing_is_left(four: Practice) -> None:
+def test_a_byte_changes_on_a_disk(four: Practice, chance: random.Random) -> None:
+    """The node behind finds it, and its node is named; the last one's, or one that was passed on
+    already, `verify --deep` finds.
+    """
+    host = four.lab.host(chance.choice(OTHERS))
+    source = folder(four.lab.host("node1"))
+    host_faults.loop_disk(host, NAME, 2 * TOTAL // MB)
+    try:
+        copying = push(four, chance)
+        assert any(host_faults.rot(host, NAME, _block(source, chance)) for _ in range(50))
+        code, said = end(copying)
+        same(four, *{*OTHERS} - {host.name})
+        if code:
+            assert host.name in said
+            assert four.on(host.name, "ls", f"{NAME}/config.json") == ""
+            again(four)
+        elif sums(four, host.name) != sums(four, "node1"):
+            deep = four.vlaunch("model", "verify", NAME, "--deep")
+            assert (deep.code, host.name in deep.said) == (1, True), deep.said
+            again(four, "--compare")
+        assert sums(four, host.name) == sums(four, "node1")
+    finally:
+        host_faults.remove_disk(host, NAME)
+
+
+def _block(source: Path, chance: random.Random) -> bytes:
+    """Return some bytes of a shard."""
+    with (source / f"model-{chance.randrange(9):05}-of-00009.safetensors").open("rb") as file:
+        file.seek(chance.randrange(5000) * 4096)
+        return file.read(4096)
+
+
+@pytest.mark.parametrize("how", ["--encrypt", "--no-encrypt"])
+def test_bytes_change_on_their_way(four: Practice, chance: random.Random, how: str) -> None:
+    """They do not count, and are fetched again."""
+    host = four.lab.host(chance.choice(["node1", "node2", "node3"]))
+    host_faults.garble(host, PORT, chance.randint(100, 400))
+    try:
+        ran = four.vlaunch("model", "push", NAME, how, "--json")
+    finally:
+        changed = host_faults.ungarble(host)
+    assert changed > 0
+    assert ran.code == 0 or host.name in ran.said, ran.said
+    if ran.code:
+        again(four)
+    same(four, *OTHERS)
+
+
+def test_nothing_is_left(four: Practice, chance: random.Random) -> None:
     """Of a model that is removed, nor of a copy that was interrupted."""
-    kill(push(four))
+    kill(push(four, chance))
     ran = four.vlaunch("model", "remove", NAME, "--yes")
 
     assert ran.code == 0, ran.said
     for host in four.lab.hosts:
         assert not folder(host).exists()
         assert "vlaunch_chain" not in four.on(host.name, "ps", "-ef")
-        assert ":29570" not in four.on(host.name, "ss", "-ltn")
+        assert f":{PORT}" not in four.on(host.name, "ss", "-ltn")
     assert four.vlaunch("down").code == 0
 
 
