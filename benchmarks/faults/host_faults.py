@@ -304,7 +304,11 @@ def loop_disk(host: Host, path: str, megabytes: int) -> None:
     image = _image(host)
     machine.run("truncate", "--size", f"{megabytes}M", str(image))
     machine.run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
-    _mount(host, path, "-t", "ext4", "-o", "loop", str(image))
+    device = machine.run("losetup", "--find", "--show", str(image)).strip()
+    try:
+        _mount(host, path, "-t", "ext4", device)
+    finally:
+        machine.run("losetup", "--detach", device)  # when it is mounted no more
 
 
 def _image(host: Host) -> Path:
@@ -358,8 +362,8 @@ def garble(host: Host, port: int, every: int) -> None:
     """
     large = f"tcp sport {port} ip length > 1400 numgen random mod {every} 0 counter"
     rules = (
-        f"table ip {_GARBLE} {{ chain out {{ type filter hook output priority 0;"
-        f" {large} @th,8000,8 set 0x5a; }} }}"
+        f"table ip {_GARBLE} {{\nchain out {{\ntype filter hook output priority 0;\n"
+        f"{large} @th,8000,8 set 0x5a\n}}\n}}\n"
     )
     machine.run("ip", "netns", "exec", host.netns, "nft", rules)
 
