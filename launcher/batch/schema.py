@@ -18,6 +18,7 @@ from launcher.payload.batch.job import (
     Format,
     Limits,
     Mode,
+    Order,
     OutputFormat,
     Predict,
     Preprocess,
@@ -228,6 +229,13 @@ class EngineSection(Section):
         description=(
             "pack: a replica's GPUs on as few nodes as can be; strict-pack: on one; spread,"
             " strict-spread: on many."
+        ),
+    )
+    order: Order = Field(
+        default=_ENGINE.order,
+        description=(
+            "prefix (default): rows whose prompts begin alike are asked one after the other, and"
+            " long ones early; given: in the order of the input."
         ),
     )
 

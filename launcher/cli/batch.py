@@ -403,7 +403,8 @@ def _finish(
 
 def _rows(request: Request, progress: Progress, where: str) -> list[str]:
     done, took = progress.accounted - progress.before, progress.updated - progress.started
-    tokens = f"{progress.tokens_in:,} in, {progress.tokens_out:,} out"
+    cached = f" ({progress.tokens_cached:,} from the cache)" if progress.tokens_cached else ""
+    tokens = f"{progress.tokens_in:,} in{cached}, {progress.tokens_out:,} out"
     speed = ""
     if done and took > 0:
         rate, span = progress_text.rate(done / took), progress_text.duration(took)

@@ -160,6 +160,7 @@ class Progress:
     before: _Count = 0
     tokens_in: _Count = 0
     tokens_out: _Count = 0
+    tokens_cached: _Count = 0
     rows_per_second: _Number = 0.0
     tokens_per_second: _Number = 0.0
     eta: _Number | None = None

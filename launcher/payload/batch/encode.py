@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import columns
-from .job import Job
+from .job import CACHED, Job
 from .manifest import Manifest
 from .places import Place
 
 Row = dict[str, Any]
-OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data"))
+OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data", CACHED))
 # characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
 REASON = 2000
 FLOATS, FLOAT = "f", 4  # vectors are numbers of 32 bits, of four bytes each

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from . import cluster, lines, source
-from .replica import TOKENS, Replica, reason
+from . import cluster, lines, order, source
+from .generation import reason
+from .ray_internals import claim
+from .replica import Replica
 
 # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
 SEQUENCES = 1024
@@ -37,7 +39,7 @@ def run(
     cluster.settings()
     rows = source.count(pending)
     batch = source.batch_rows(job.engine.batch_size, rows, job.engine.replicas[1])
-    data = source.dataset(job, manifest, pending, batch)
+    data = source.dataset(job, manifest, pending, window(job, batch))
     if job.preprocess:
         data = predict.preprocess(data, job)
     data = inference(prepared(data, job, batch, rows), job, batch, rows)
@@ -62,21 +64,30 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
+def window(job: Any, batch: int) -> int:
+    """Return how many rows are prepared as a whole, so that they can be put in order.
+
+    Behind a stage that may work on each of them for long the engine must not wait for so many.
+    """
+    return batch if job.preprocess else order.window(job.engine.order, batch)
+
+
 def prepared(data: Any, job: Any, batch: int, rows: int) -> Any:
-    """Add the stage that makes prompts, which claims nothing: replicas may have claimed all
-    CPUs.
+    """Add the stage that makes prompts of blocks, and cuts what it made into batches. It claims
+    nothing: replicas may have claimed all CPUs.
     """
     from ray.data import TaskPoolStrategy
 
     # what travels with each of its tasks must not grow with the job
     thin = dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
-    return data.map_batches(
-        Prepare(thin),
-        batch_size=batch,
-        batch_format="pyarrow",
-        compute=TaskPoolStrategy(size=max(source.workers(rows), job.engine.replicas[1])),
-        num_cpus=source.LIGHT,
+    pool = TaskPoolStrategy(size=max(source.workers(rows), job.engine.replicas[1]))
+    data = data.map_batches(
+        Prepare(thin), batch_size=None, batch_format="pyarrow", compute=pool, num_cpus=source.LIGHT
     )
+    # with the same claims Ray Data makes one stage of both
+    data = data.repartition(target_num_rows_per_block=batch)
+    claim(data, source.LIGHT, pool)
+    return data
 
 
 def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
@@ -100,6 +111,7 @@ def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
         "task": job.task,
         "sampling": dict(job.sampling),
         "gate": cluster.gate(least),
+        "order": job.engine.order,
     }
     return data.map_batches(
         Replica,
@@ -165,7 +177,10 @@ class Prepare:
         """Prepare a block."""
         # a tokenizer that cannot be had is no row's error: it would make one of every row
         self.tools()
-        return source.block([self.row(row) for row in table.to_pylist()], PREPARED)
+        rows = [self.row(row) for row in table.to_pylist()]
+        if self.job.engine.order == "prefix":
+            rows.sort(key=order.prompt)
+        return source.block(rows, PREPARED)
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row with its prompt; the columns that are no longer needed leave it."""
@@ -195,7 +210,7 @@ class Prepare:
             return {"_prompt": prompt}
         text = prompter.chat(tokenizer, prompt)
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return {"_tokens": array.array(TOKENS, tokens).tobytes()}
+        return {"_tokens": array.array(order.TOKENS, tokens).tobytes()}
 
     def tools(self) -> tuple[Any, Any]:
         """Return this process's prompter and, for chats, its tokenizer."""

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+from .job import CACHED
+
 PULSE = 1.0  # seconds between two looks at whether an engine lives
 
 
@@ -113,7 +115,7 @@ class EngineLoop:
         self.coming: queue.SimpleQueue[tuple[Call, int, Any] | None] = queue.SimpleQueue()
         self.inside: dict[str, tuple[Call, int]] = {}  # requests that the engine has, by their ids
         self.taken = 0
-        self.tokenizer = threading.Lock()
+        self.turn, self.tokenizer = threading.Lock(), threading.Lock()
         self.adding: AbstractContextManager[Any] = self.tokenizer if tokenizing else nullcontext()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self.thread.start()
@@ -124,13 +126,14 @@ class EngineLoop:
         Many threads may call it at the same time.
         """
         call = Call(len(prompts))
-        for index, prompt in enumerate(prompts):
-            try:
-                with self.tokenizer:
-                    request = self.render(prompt)
-            except Exception as problem:  # whatever a tokenizer says of a prompt is that row's
-                request = problem
-            self.coming.put((call, index, request))
+        with self.turn:  # one call after the other: what is in order stays so
+            for index, prompt in enumerate(prompts):
+                try:
+                    with self.tokenizer:
+                        request = self.render(prompt)
+                except Exception as problem:  # whatever a tokenizer says of a prompt is that row's
+                    request = problem
+                self.coming.put((call, index, request))
         call.done.wait()
         return call.outputs
 
@@ -179,6 +182,12 @@ class EngineLoop:
             call.put(index, problem)
         else:
             self.inside[name] = call, index
+
+
+def prompt_counts(output: Any) -> dict[str, int]:
+    """Return how many tokens a prompt has, and how many of them vLLM had in its cache."""
+    cached = getattr(output, "num_cached_tokens", None)
+    return {"prompt_tokens": len(output.prompt_token_ids), CACHED: cached or 0}
 
 
 class NoAnswer(Exception):

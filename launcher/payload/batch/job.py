@@ -20,6 +20,7 @@ Mode = Literal["engine", "predict", "data-parallel"]
 Format = Literal["text", "jsonl", "csv", "parquet"]
 OutputFormat = Literal["parquet", "jsonl"]
 Task = Literal["generate", "embed", "score"]
+Order = Literal["prefix", "given"]
 ColumnType = Literal["text", "integer", "number", "boolean", "json"]
 # Of a field that `job.json` has only where it says something: a job that does not need it stays the
 # same to the byte.
@@ -37,6 +38,8 @@ RESULTS: Mapping[Task, Mapping[str, str]] = {
     "embed": {"embedding": "vector", "prompt_tokens": "integer"},
     "score": {"score": "number", "prompt_tokens": "integer"},
 }
+# Of a row's prompt, the tokens that vLLM had in its cache: counted, not written.
+CACHED = "_cached"
 
 
 class Failed(Exception):
@@ -95,7 +98,8 @@ class Prompt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the
-    most of them; `placement` is Ray's word for how a replica's GPUs lie on the nodes.
+    most of them; `placement` is Ray's word for how a replica's GPUs lie on the nodes; `order` of
+    `prefix`: rows whose prompts begin alike are asked one after the other, and long ones early.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +108,7 @@ class Engine:
     replicas: tuple[int, int] = (1, 1)
     batch_size: int = 256
     placement: str = "PACK"
+    order: Order = field(default="prefix", metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

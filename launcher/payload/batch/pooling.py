@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import batches
-from .engine_loop import NoAnswer, dead, leave
+from .engine_loop import NoAnswer, dead, leave, prompt_counts
 
 
 def parameters() -> Any:
@@ -29,7 +29,7 @@ def embedded(output: Any) -> dict[str, Any]:
     vector = output.outputs.data.float().cpu().numpy()
     if vector.ndim != 1:
         raise NoAnswer("the model has a vector for each token, not one for the text")
-    return {"embedding": vector.tobytes(), "prompt_tokens": len(output.prompt_token_ids)}
+    return {"embedding": vector.tobytes(), **prompt_counts(output)}
 
 
 def given(output: Any) -> None:
@@ -81,7 +81,7 @@ def score(output: Any) -> batches.Answer:
         return str(problem)
     return {
         "score": float(output.outputs.score),
-        "prompt_tokens": len(output.prompt_token_ids),
+        **prompt_counts(output),
     }
 
 

@@ -54,7 +54,8 @@ class Progress:
         self.begun = time.monotonic()
         self.state, self.text = "starting", ""
         self.rows: int | None = None
-        self.before = self.done = self.errors = self.tokens_in = self.tokens_out = self.restarts = 0
+        self.before = self.done = self.errors = self.restarts = 0
+        self.tokens_in = self.tokens_out = self.tokens_cached = 0
         self.done_before = self.errors_before = 0
         self.ready = self.wanted = 0
         self.warnings: list[str] = []
@@ -97,7 +98,12 @@ class Progress:
             self.done_before, self.errors_before = done, errors
 
     def count(
-        self, done: int = 0, errors: int = 0, tokens_in: int = 0, tokens_out: int = 0
+        self,
+        done: int = 0,
+        errors: int = 0,
+        tokens_in: int = 0,
+        tokens_out: int = 0,
+        tokens_cached: int = 0,
     ) -> None:
         """Add results; the numbers may be negative when an answer turns out to be an error."""
         now = time.monotonic()
@@ -111,6 +117,7 @@ class Progress:
             self.errors += errors
             self.tokens_in += tokens_in
             self.tokens_out += tokens_out
+            self.tokens_cached += tokens_cached
 
     def replicas(self, ready: int, wanted: int) -> None:
         with self.lock:
@@ -177,6 +184,7 @@ class Progress:
                 "before": self.before,
                 "tokens_in": self.tokens_in,
                 "tokens_out": self.tokens_out,
+                "tokens_cached": self.tokens_cached,
                 "rows_per_second": rate,
                 "tokens_per_second": tokens,
                 "eta": eta,
@@ -228,6 +236,7 @@ def lost(path: str) -> list[dict[str, Any]]:
             "errors": said["added"][1],
             "tokens_in": said["tokens_in"],
             "tokens_out": said["tokens_out"],
+            "tokens_cached": said.get("tokens_cached", 0),
             "ended": "lost",
         }
         return [*said.get("lost", []), run][-100:]

@@ -4,6 +4,7 @@ slices of rows.
 
 from __future__ import annotations
 
+import array
 import os
 import pickle
 import subprocess
@@ -12,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import order
 from .engine_loop import dead, watch_engine
+from .generation import generated, parameters, reason
 from .job import Job
-from .prompts import Prompter
+from .prompts import Prompter, PromptError
 
 # An engine has processes of its own, which a killed actor would leave behind with the device memory
 # that they hold. This one has neither parent nor group in common with them: it waits for the
@@ -95,7 +98,7 @@ class Rank:
         os.environ.update(setting.environment)
         from vllm import LLM
 
-        self.params = sampling(self.job.sampling)
+        self.params = parameters(self.job.sampling)
         self.prompter = Prompter(self.job)
         self.llm = LLM(**setting.arguments)
         watch_engine(self.llm)
@@ -112,7 +115,8 @@ class Rank:
             # whatever a hostile row does to a template is that row's own error
             except Exception as problem:
                 found.append(Answer(row=row, error=reason(problem), stage="prompt"))
-        outputs = iter(self.step(asked) if self.together else self.alone(asked))
+        ask = self.step if self.together else self.alone
+        outputs = iter(order.in_order(ask, asked, self.job.engine.order, compared))
         return [each if each.error else finished(each.row, next(outputs)) for each in found]
 
     def tokens(self, columns: Mapping[str, Any]) -> list[int]:
@@ -122,7 +126,8 @@ class Rank:
         all.
 
         Raises:
-            ValueError, PromptError: this row has no prompt, or one that the model cannot take.
+            PromptError: this row has no prompt, or one that the model cannot take.
+            UnicodeEncodeError: it is not text.
         """
         prompt = self.prompter(columns)
         chat = not isinstance(prompt, str)
@@ -130,16 +135,16 @@ class Rank:
         text.encode()
         most = int(self.llm.model_config.max_model_len)
         if len(text) > most * getattr(self.tokenizer, "max_chars_per_token", len(text)):
-            raise ValueError(
+            raise PromptError(
                 f"the prompt has {len(text)} characters, more than {most} tokens can hold"
                 " (max_model_len)"
             )
         # A chat template has put the special tokens there already.
         ids = list(self.tokenizer.encode(text, add_special_tokens=not chat))
         if not ids:
-            raise ValueError("the prompt is empty")
+            raise PromptError("the prompt is empty")
         if len(ids) >= most:
-            raise ValueError(
+            raise PromptError(
                 f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {most - 1}"
             )
         return ids
@@ -200,45 +205,21 @@ class Rank:
         return outputs
 
 
+def compared(ids: list[int]) -> bytes:
+    """Return a prompt as it is compared with others."""
+    return array.array(order.TOKENS, ids).tobytes()
+
+
 def prompts(asked: list[list[int]]) -> list[dict[str, list[int]]]:
     """Return prompts as vLLM takes those that are tokens already."""
     return [{"prompt_token_ids": ids} for ids in asked]
 
 
-def sampling(asked: Mapping[str, Any]) -> Any:
-    """Make vLLM's sampling parameters of a job's."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
-
-    made = dict(asked)
-    if isinstance(made.get("structured_outputs"), Mapping):
-        made["structured_outputs"] = StructuredOutputsParams(**made["structured_outputs"])
-    return SamplingParams(**made)
-
-
 def finished(row: int, output: Any) -> Answer:
     """Turn an output of vLLM, or the exception in place of one, into an answer."""
-    if isinstance(output, BaseException):
-        return Answer(row=row, error=reason(output), stage="inference")
-    first = output.outputs[0]
-    if first.finish_reason in ("abort", "error"):
-        return Answer(
-            row=row, error=f"vLLM ended this request: {first.finish_reason}", stage="inference"
-        )
-    columns = {
-        "answer": first.text,
-        "finish_reason": first.finish_reason or "",
-        "prompt_tokens": len(output.prompt_token_ids),
-        "output_tokens": len(first.token_ids),
-    }
-    return Answer(row=row, columns=columns)
-
-
-def reason(problem: BaseException) -> str:
-    """Return what to write into an error row for this exception."""
-    if isinstance(problem, UnicodeEncodeError):
-        return "the prompt holds half of a surrogate pair, which is not text"
-    text, name = str(problem).strip(), type(problem).__name__
-    if text and name in ("PromptError", "ValueError", "VLLMValidationError"):
-        return text
-    return f"{name}: {text}" if text else name
+    try:
+        if isinstance(output, Exception):
+            raise output
+        return Answer(row=row, columns=generated(output))
+    except Exception as problem:
+        return Answer(row=row, error=reason(problem), stage="inference")

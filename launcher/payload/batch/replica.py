@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from . import cluster, failures, lines, pooling, postmortem, source
-from .engine_loop import EngineLoop, NoAnswer, watch_engine
-from .job import RESULTS, Failed, Task
+from . import cluster, failures, lines, order, pooling, postmortem, source
+from .engine_loop import EngineLoop, watch_engine
+from .generation import generated, parameters, reason
+from .job import CACHED, RESULTS, Order, Task
 
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
-TOKENS = "i"  # how tokens travel: as C's integers, of four bytes each
 CARRIED = ("_row", "_keep")
 # what of sampling parameters vLLM turns into tokens, or into a grammar over them, with each request
 TOKENIZED = ("bad_words", "structured_outputs")
@@ -35,6 +35,7 @@ class Replica:
         task: Task,
         sampling: Mapping[str, Any],
         gate: Any = None,
+        order: Order = "prefix",
     ) -> None:
         params = parameters(sampling) if task == "generate" else pooling.parameters()
         with explained():
@@ -42,7 +43,7 @@ class Replica:
 
             self.llm = LLM(**arguments)
         self.over = watch_engine(self.llm)
-        self.task = task
+        self.task, self.order = task, order
         self.engine: EngineLoop | pooling.Scores
         if task == "score":
             self.engine = pooling.Scores(self.llm)
@@ -58,11 +59,17 @@ class Replica:
     def __call__(self, table: Any) -> Any:
         """Answer a block; rows that failed before pass by."""
         rows = table.to_pylist()
-        results, columns = RESULTS[self.task], COLUMNS[self.task]
-        outputs = iter(self.engine.answer([prompt(row) for row in rows if not row["_error"]]))
+        columns = COLUMNS[self.task]
+        results = {**RESULTS[self.task], CACHED: "integer"}
+        good = [row for row in rows if not row["_error"]]
+        outputs = iter(order.in_order(self.ask, good, self.order, order.prompt))
         done = [row if row["_error"] else answered(row, next(outputs), columns) for row in rows]
         nothing = {name: NOTHING[type_] for name, type_ in results.items()}
         return source.block([{**nothing, **row} for row in done], tuple(results))
+
+    def ask(self, rows: list[dict[str, Any]]) -> list[Any]:
+        """Let the engine answer prepared rows; return an output, or an exception, for each."""
+        return list(self.engine.answer([prompt(row) for row in rows]))
 
     def __del__(self) -> None:
         """End the engine's processes with the actor, as Ray Data ends it."""
@@ -83,7 +90,7 @@ def prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["_second"]:
         return {"prompt": row["_prompt"], "second": row["_second"]}
     if row["_tokens"]:
-        return {"prompt_token_ids": array.array(TOKENS, row["_tokens"]).tolist()}
+        return {"prompt_token_ids": array.array(order.TOKENS, row["_tokens"]).tolist()}
     return {"prompt": row["_prompt"]}
 
 
@@ -111,68 +118,11 @@ def answered(
         return {**carried, **said}
 
 
-def generated(output: Any) -> dict[str, Any]:
-    """Return what vLLM answered; a request that it gave up has no answer, however much there is.
-
-    Raises:
-        NoAnswer: It gave this one up.
-    """
-    first = output.outputs[0]
-    ended = str(first.finish_reason or "")
-    if ended in ("abort", "error"):
-        raise NoAnswer(f"vLLM ended this request: {ended}")
-    return {
-        "answer": first.text,
-        "finish_reason": ended,
-        "prompt_tokens": len(output.prompt_token_ids),
-        "output_tokens": len(first.token_ids),
-    }
-
-
 COLUMNS: Mapping[Task, Callable[[Any], dict[str, Any]]] = {
     "generate": generated,
     "embed": pooling.embedded,
     "score": pooling.scored,
 }
-
-
-def reason(problem: BaseException) -> str:
-    """Return what to write into an error row for this exception."""
-    if isinstance(problem, UnicodeEncodeError):
-        return "the prompt holds half of a surrogate pair, which is not text"
-    name = type(problem).__name__
-    text = str(problem).strip()
-    if name in ("PromptError", "NoAnswer"):
-        return text
-    return f"{name}: {text}" if text else name
-
-
-def parameters(sampling: Mapping[str, Any]) -> Any:
-    """Make vLLM's sampling parameters, once, before the model is loaded: what is wrong in them is
-    wrong for every row.
-
-    Raises:
-        Failed: vLLM does not take them.
-    """
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-    plain = dict(sampling)
-    structured = plain.pop("structured_outputs", None)
-    try:
-        made = StructuredOutputsParams(**structured) if structured else None
-        params = SamplingParams(**plain, structured_outputs=made)
-    except Exception as problem:
-        raise Failed(
-            "vLLM refuses these sampling parameters",
-            reason(problem),
-            "change `sampling` as that says",
-        ) from problem
-    # Else vLLM hands out every row at every token.
-    params.output_kind = RequestOutputKind.FINAL_ONLY
-    # Each request gets a copy; nobody changes what is in these, which a deep one would be for.
-    params.skip_clone = True
-    return params
 
 
 class NotStarted(Exception):

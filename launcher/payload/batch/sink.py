@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .encode import Encoder, Row, error_lines, kept, outputs
-from .job import Failed, Job
+from .job import CACHED, Failed, Job
 from .ledger import Ledger
 from .lines import SHOWN
 from .manifest import Manifest
@@ -90,15 +90,15 @@ class Sink:
         self.check()
         return len(good) + len(bad)
 
-    def tokens(self, answers: list[Row]) -> tuple[int, int]:
-        """Tokens of the prompts and of the answers; columns of a class may have these names, and
-        count nothing.
+    def tokens(self, answers: list[Row]) -> tuple[int, int, int]:
+        """Tokens of prompts, of answers, and of prompts as far as vLLM had them in its cache;
+        columns of a class may have these names, and count nothing.
         """
         if self.job.mode == "predict":
-            return 0, 0
+            return 0, 0, 0
         read = sum(row.get("prompt_tokens") or 0 for row in answers)
         written = sum(row.get("output_tokens") or 0 for row in answers)
-        return read, written
+        return read, written, sum(row.get(CACHED) or 0 for row in answers)
 
     def hold(self, kind: str, rows: list[Row]) -> None:
         """Keep rows for their file, and commit the files that are full."""

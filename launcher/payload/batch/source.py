@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from . import lines
 from .intervals import total
+from .job import CACHED
 from .ray_internals import HEAD, claim
 
 TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
@@ -32,7 +33,7 @@ LIGHT = 0
 # what is no text of the columns that stages add to rows
 KINDS = {
     **dict.fromkeys(("_data", "_out", "_tokens", "embedding"), "bytes"),
-    **dict.fromkeys(("prompt_tokens", "output_tokens"), "integer"),
+    **dict.fromkeys(("prompt_tokens", "output_tokens", CACHED), "integer"),
     "score": "number",
 }
 Intervals = list[tuple[int, int]]

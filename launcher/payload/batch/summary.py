@@ -19,6 +19,9 @@ from .manifest import Manifest
 from .places import opened
 from .progress import Progress
 
+# of prompts, of answers, and of prompts as far as vLLM had them in its cache
+TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
+
 
 def write(
     job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Progress, state: str
@@ -34,9 +37,7 @@ def write(
     errors = ledger.errors if ledger else before.get("errors", 0)
     made = progress.done + progress.errors - progress.before
     runs = [*before.get("runs", []), *progress.lost, this_run(progress, seconds, state)]
-    tokens_in, tokens_out = (
-        sum(int(run.get(name) or 0) for run in runs) for name in ("tokens_in", "tokens_out")
-    )
+    tokens = {name: sum(int(run.get(name) or 0) for run in runs) for name in TOKENS}
     summary = {
         "job": job.name,
         "state": state,
@@ -47,8 +48,7 @@ def write(
         "errors": errors,
         "seconds": round(seconds, 3),
         "rows_per_second": rate(made, seconds),
-        "tokens_in": tokens_in,
-        "tokens_out": tokens_out,
+        **tokens,
         "tokens_per_second": rate(progress.tokens_out, seconds),
         "first_row_after": after(progress.first_result, progress),
         "last_row_after": after(progress.last_result, progress),
@@ -77,8 +77,7 @@ def this_run(progress: Progress, seconds: float, state: str) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "done": progress.done - progress.done_before,
         "errors": progress.errors - progress.errors_before,
-        "tokens_in": progress.tokens_in,
-        "tokens_out": progress.tokens_out,
+        **{name: getattr(progress, name) for name in TOKENS},
         "ended": state,
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.batch import engine, source
+from launcher.payload.batch import engine, order, source
 from launcher.payload.batch.prompts import Prompter
 from tests.payload.batch.jobs import job
 
@@ -52,13 +52,13 @@ class Tokenizer:
 
 
 def prepared(asked: Any, *columns: dict[str, Any] | None, **given: str) -> list[dict[str, Any]]:
-    """Rows as they come to a replica."""
+    """Rows as they come to a replica, in the order of their numbers, which are their places."""
     engine.MADE.clear()
     if asked.prompt.chat:
         engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
-    table = engine.Prepare(asked)(source.block([row(each, **given) for each in columns]))
-    found: list[dict[str, Any]] = table.to_pylist()
-    return found
+    rows = [{**row(each, **given), "_row": place} for place, each in enumerate(columns)]
+    found: list[dict[str, Any]] = engine.Prepare(asked)(source.block(rows)).to_pylist()
+    return sorted(found, key=lambda each: int(each["_row"]))
 
 
 def error(asked: Any, columns: dict[str, Any]) -> tuple[str, str]:
@@ -106,13 +106,17 @@ def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
 
 
 class Dataset:
-    """Takes a note of its stages."""
+    """Takes a note of its stages, and of what they claim."""
 
     def __init__(self) -> None:
-        self.stages: list[tuple[Any, dict[str, Any]]] = []
+        self.stages: list[tuple[Any, Any]] = []
 
     def map_batches(self, stage: Any, **asked: Any) -> Dataset:
         self.stages.append((stage, asked))
+        return self
+
+    def repartition(self, **asked: Any) -> Dataset:
+        self.stages.append(("repartition", asked))
         return self
 
 
@@ -124,6 +128,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", data)
     monkeypatch.setattr(engine.cluster, "gate", lambda least: f"gate of {least}")
+    monkeypatch.setattr(engine, "claim", lambda made, *claims: made.stages.append(claims))
 
 
 @pytest.mark.usefixtures("pools")
@@ -144,6 +149,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
     }
     assert made["fn_constructor_kwargs"]["gate"] == "gate of 2"
     assert made["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
+    assert made["fn_constructor_kwargs"]["order"] == "prefix"
 
 
 @pytest.mark.usefixtures("pools")
@@ -153,10 +159,20 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
     """
     data = Dataset()
     engine.prepared(data, job(tmp_path, *(f"{n}.jsonl" for n in range(9))), 50, 10**6)
-    ((stage, made),) = data.stages
+    (stage, made), cut, claimed = data.stages
 
     assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
     assert (stage.job.read.sources, stage.job.identity) == ((), {})
+    assert (cut, claimed) == (("repartition", {"target_num_rows_per_block": 50}), (0, {"size": 2}))
+
+
+def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_path: Path) -> None:
+    """In their own order, and behind a stage that may take long over each, a batch is enough."""
+    plain = job(tmp_path)
+    given = job(tmp_path, engine={"order": "given"})
+    slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
+
+    assert [engine.window(each, 50) for each in (plain, given, slow)] == [order.WINDOW, 50, 50]
 
 
 @pytest.mark.usefixtures("pools")
@@ -170,9 +186,9 @@ def test_few_rows_are_prepared_by_few_processes(
     data = Dataset()
     asked = job(tmp_path, engine={"replicas": [replicas, replicas]})
     engine.prepared(data, asked, 50, rows)
-    ((_, made),) = data.stages
+    (_, made), _, claimed = data.stages
 
-    assert made["compute"] == {"size": processes}
+    assert made["compute"] == claimed[1] == {"size": processes}
 
 
 def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
@@ -183,6 +199,24 @@ def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
     assert (made["_prompt"], made["_tokens"], made["_error"]) == ("hello", b"", "")
     assert made["_raw"] == "hello"
     assert "_data" not in made
+
+
+@pytest.mark.parametrize("prompt", [{"column": "text"}, CHAT])
+def test_rows_whose_prompts_begin_alike_leave_together(
+    tmp_path: Path, prompt: dict[str, Any]
+) -> None:
+    """Each with its number, by its text or its tokens; a row that has no prompt among them."""
+    texts = ["b1", "a1", "", "b2", "a2"]
+    found: dict[str, list[int]] = {}
+    for how in ("prefix", "given"):
+        asked = job(tmp_path, prompt=prompt, engine={"order": how})
+        engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
+        rows = [{**row({"text": text}), "_row": number} for number, text in enumerate(texts)]
+        made = engine.Prepare(asked)(source.block(rows)).to_pylist()
+        found[how] = [each["_row"] for each in made]
+        assert [each["_row"] for each in made if each["_error"]] == [2]
+
+    assert found == {"prefix": [2, 1, 4, 0, 3], "given": [0, 1, 2, 3, 4]}
 
 
 def test_a_row_without_a_prompt_is_an_error_of_its_own(tmp_path: Path) -> None:

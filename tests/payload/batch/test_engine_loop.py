@@ -93,6 +93,32 @@ def test_calls_of_many_threads_get_their_own_outputs() -> None:
     assert engine.threads == {"engine"}
 
 
+def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
+    """Rows that begin alike would be torn apart again."""
+    seen: list[str] = []
+    begun, mixed = threading.Event(), threading.Event()
+
+    def render(prompt: str) -> str:
+        seen.append(prompt)
+        if prompt == "a1":
+            begun.set()
+            mixed.wait(0.2)  # the other call has the time to come in between
+        elif prompt == "b1":
+            mixed.set()
+        return prompt
+
+    engine = Engine()
+    loop = EngineLoop(engine, "the parameters", render)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(loop.answer, ["a1", "a2", "a3"])
+        assert begun.wait(PATIENCE)
+        second = threads.submit(loop.answer, ["b1", "b2"])
+        assert (texts(first.result()), texts(second.result())) == (["1a", "2a", "3a"], ["1b", "2b"])
+    loop.close()
+
+    assert seen == ["a1", "a2", "a3", "b1", "b2"]
+
+
 def test_a_prompt_that_is_refused_is_an_exception_in_its_place() -> None:
     """By the tokenizer or by the engine; the others are answered."""
     with running(Engine()) as loop:

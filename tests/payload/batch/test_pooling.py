@@ -87,7 +87,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(asked: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
     """A replica, and what it makes of rows, as the sink takes them."""
-    rows = [{**row, "_row": index} for index, row in enumerate(prepared(asked, *columns))]
+    rows = prepared(asked, *columns)
     arguments = engine.arguments(asked)
     arguments = {name: arguments[name] for name in ("model", "runner")}
     loaded = replica.Replica(arguments, asked.task, asked.sampling)
@@ -108,6 +108,7 @@ def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
         "_keep": b"",
         "embedding": array.array("f", [97, 98]).tobytes(),
         "prompt_tokens": 2,
+        "_cached": 0,
     }
     assert [(row["_error"], row["_raw"]) for row in found[1:]] == [
         ("vLLM ended this request: no room", "!"),
@@ -138,7 +139,7 @@ def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
         "one of the two texts is empty",
         "the template names `b`, which this row lacks",
     ]
-    assert loaded.llm.batches == [3, 1, 2, 1, 1]
+    assert loaded.llm.batches == [3, 1, 2]
 
 
 def test_a_dead_engine_ends_its_process(tmp_path: Path) -> None:

@@ -99,10 +99,15 @@ class Prompter:
 
 
 def made(
-    *, together: bool = False, chat: bool = False, wrong: str = "-", fatal: str = "-"
+    *,
+    together: bool = False,
+    chat: bool = False,
+    wrong: str = "-",
+    fatal: str = "-",
+    order: str = "given",
 ) -> rank.Rank:
     """A rank that has loaded."""
-    job: Any = SimpleNamespace(sampling={})
+    job: Any = SimpleNamespace(sampling={}, engine=SimpleNamespace(order=order))
     one = rank.Rank(job, together)
     one.llm, one.tokenizer, one.params = Engine(wrong, fatal), Tokenizer(), object()
     one.prompter = Prompter(chat)  # type: ignore[assignment]
@@ -119,7 +124,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank takes from vLLM itself."""
     module, inner = ModuleType("vllm"), ModuleType("vllm.sampling_params")
     module.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
-    inner.StructuredOutputsParams = lambda **asked: ("structured", asked)  # type: ignore[attr-defined]
+    inner.StructuredOutputsParams = dict  # type: ignore[attr-defined]
+    inner.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", inner)
 
@@ -145,6 +151,7 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
         "finish_reason": "stop",
         "prompt_tokens": 4,
         "output_tokens": 2,
+        "_cached": 0,
     }
     assert [answer.columns.get("answer") for answer in answers] == [
         "eno",
@@ -159,6 +166,18 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
     assert answers[5].error == "the prompt has 13 tokens; with an answer, max_model_len takes 7"
     assert {answer.stage for answer in answers if answer.error} == {"prompt"}
     assert one.llm.calls == [["one", "", "two"]]
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("together", [False, True])
+def test_long_rows_are_asked_early_and_answered_in_their_places(together: bool) -> None:
+    """What begins alike would come together; rows that have no prompt are none of it."""
+    one = made(together=together, order="prefix")
+
+    answers = one.answer([*rows("a", "cccc"), (20, b"no pickle"), *rows("bb")])
+
+    assert one.llm.calls == [["cccc", "bb", "a"]]
+    assert [answer.columns.get("answer") for answer in answers] == ["a", "cccc", None, "bb"]
 
 
 def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
@@ -264,14 +283,6 @@ def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
     (answer,) = made().answer(rows("ab"))
 
     assert (answer.error, answer.stage) == ("vLLM ended this request: abort", "inference")
-
-
-@pytest.mark.usefixtures("vllm")
-def test_sampling_parameters_are_vllms() -> None:
-    """Those that are objects there are made of what the job has."""
-    made = rank.sampling({"max_tokens": 3, "structured_outputs": {"regex": "a"}})
-
-    assert (made.max_tokens, made.structured_outputs) == (3, ("structured", {"regex": "a"}))
 
 
 @pytest.mark.usefixtures("vllm")

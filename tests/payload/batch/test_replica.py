@@ -45,12 +45,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.outputs: list[Any] = []
+        self.asked: list[str] = []
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
     def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
         assert (params.output_kind, params.skip_clone) == ("final", True)
         tokens = prompt["prompt_token_ids"]
         text = "".join(map(chr, tokens))
+        self.asked.append(text)
         answer = SimpleNamespace(
             text=text[::-1], finish_reason="abort" if text == "abort" else "stop", token_ids=[1, 2]
         )
@@ -108,7 +110,7 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     what failed before passes by.
     """
     columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
-    rows = [{**row, "_row": index} for index, row in enumerate(prepared(job(tmp_path), *columns))]
+    rows = prepared(job(tmp_path), *columns)
     made = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
     table = made(source.block(rows, engine.PREPARED))
     found = [engine.result(row) for row in table.to_pylist()]
@@ -123,6 +125,7 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
         "finish_reason": "stop",
         "prompt_tokens": 3,
         "output_tokens": 2,
+        "_cached": 0,
     }
     assert [(row["_error"], row["_stage"], row["_raw"]) for row in found[1:]] == [
         ("TooLong: the prompt is too long", "inference", "far too long"),
@@ -130,6 +133,23 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
         ("vLLM ended this request: abort", "inference", "abort"),
     ]
     assert all("answer" not in row for row in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("order", "asked"),
+    [("prefix", ["cccc", "bbb", "aa", "a"]), ("given", ["aa", "cccc", "a", "bbb"])],
+)
+def test_long_rows_are_asked_early_and_answered_in_their_places(
+    tmp_path: Path, order: Any, asked: list[str]
+) -> None:
+    """Unless the job wants the order of the input."""
+    texts = ["aa", "cccc", "a", "bbb"]
+    rows = prepared(job(tmp_path), *({"text": text} for text in texts))
+    made = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
+    table = made(source.block(rows, engine.PREPARED))
+
+    assert [row["answer"] for row in table.to_pylist()] == [text[::-1] for text in texts]
+    assert made.llm.llm_engine.asked == asked
 
 
 def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
@@ -155,9 +175,6 @@ def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_load
         replica.Replica({"model": "not loaded"}, "generate", {"temperature": -1})
 
     assert "must be non-negative" in raised.value.evidence
-    assert replica.parameters({"structured_outputs": {"choice": ["a"]}}).structured_outputs == {
-        "choice": ["a"]
-    }
 
 
 @pytest.mark.parametrize(

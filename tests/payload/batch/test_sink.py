@@ -57,7 +57,7 @@ def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source
     assert (
         found.add(
             [
-                answered(7, _keep=keep),
+                answered(7, _keep=keep, _cached=1),
                 failed(9, "bad", _keep=pickle.dumps({"id": "r9"})),
                 answered(2),
             ]
@@ -83,6 +83,7 @@ def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source
     assert (found.ledger.done, found.ledger.errors) == (2, 1)
     shown = found.progress.shown()
     assert (shown["done"], shown["errors"], shown["tokens_in"], shown["tokens_out"]) == (2, 1, 6, 4)
+    assert shown["tokens_cached"] == 1
 
 
 def test_rows_that_come_twice_are_dropped(tmp_path: Path, source: Path) -> None:

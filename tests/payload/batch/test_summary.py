@@ -21,7 +21,7 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     for _ in range(2):
         killed = Progress(asked)
         killed.begin(10, 0, 0)
-        killed.count(done=2, tokens_out=5)
+        killed.count(done=2, tokens_out=5, tokens_cached=1)
         killed.set("running")
     book = ledger.recover(asked, manifest)
     failed = Progress(asked)
@@ -31,7 +31,7 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "summary.json").exists()
     last = Progress(asked)
     last.begin(10, 4, 0)
-    last.count(done=5, errors=1, tokens_in=3, tokens_out=7)
+    last.count(done=5, errors=1, tokens_in=3, tokens_out=7, tokens_cached=2)
     book.add("rows", range(9))
     book.add("errors", [9])
     said = summary.write(asked, manifest, book, last, "done")
@@ -48,4 +48,5 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
         1,
         17,
     )
+    assert said["tokens_cached"] == 4
     assert set(said["versions"]) == {"vllm", "ray", "torch", "python"}
