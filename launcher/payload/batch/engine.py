@@ -39,7 +39,7 @@ def run(
     cluster.settings()
     rows = source.count(pending)
     batch = source.batch_rows(job.engine.batch_size, rows, job.engine.replicas[1])
-    data = source.dataset(job, manifest, pending, window(job, batch))
+    data = source.dataset(job, manifest, pending, window(job, batch, manifest.row_bytes))
     if job.preprocess:
         data = predict.preprocess(data, job)
     data = inference(prepared(data, job, batch, rows), job, batch, rows)
@@ -64,12 +64,12 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def window(job: Any, batch: int) -> int:
-    """Return how many rows are prepared as a whole, so that they can be put in order.
+def window(job: Any, batch: int, size: float) -> int:
+    """Return how many rows of `size` bytes are prepared at once, to be put in order as a whole.
 
     Behind a stage that may work on each of them for long the engine must not wait for so many.
     """
-    return batch if job.preprocess else order.window(job.engine.order, batch)
+    return batch if job.preprocess else order.window(job.engine.order, batch, size)
 
 
 def prepared(data: Any, job: Any, batch: int, rows: int) -> Any:

@@ -59,6 +59,13 @@ class Manifest:
     types: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
 
+    @property
+    def row_bytes(self) -> float:
+        """How many bytes of its file a row takes on average; fewer than in memory where the file is
+        compressed.
+        """
+        return sum(file.bytes for file in self.files) / max(self.rows, 1)
+
     def fingerprint(self) -> str:
         """A digest of the input alone: which rows have which numbers."""
         found = [[file.path, file.rows, file.bytes, file.mark] for file in self.files]

@@ -20,6 +20,7 @@ TOKENS = "i"  # how tokens travel and are compared: as C's integers, of four byt
 # Rows that are put in order at once: those of one block of the input, which is read and prepared as
 # a whole. What begins alike in a larger job comes together once in each of them.
 WINDOW = 4096
+BYTES = 32 * 2**20  # and no more than this of the input, whose rows may be whole documents
 # Bytes that two prompts must share so that it is worth something: vLLM's cache has blocks of 16
 # tokens, and a token takes four, as text (about) and as a number.
 BLOCK = 64
@@ -30,9 +31,11 @@ PARTINGS = 8
 P, R = TypeVar("P"), TypeVar("R")
 
 
-def window(order: Order, batch: int) -> int:
-    """Return how many rows are put in order at once, before they are cut into batches."""
-    return max(WINDOW, batch) if order == "prefix" else batch
+def window(order: Order, batch: int, size: float) -> int:
+    """Return how many rows, of `size` bytes each on average, are put in order at once, before
+    they are cut into batches.
+    """
+    return max(min(WINDOW, int(BYTES / max(size, 1))), batch) if order == "prefix" else batch
 
 
 def prompt(row: Mapping[str, Any]) -> bytes:

@@ -126,6 +126,8 @@ def test_a_row_is_compared_by_what_vllm_gets() -> None:
 
 def test_only_so_many_rows_are_put_in_order_at_once() -> None:
     """Memory does not grow with the job; the order of the input needs one batch at a time."""
-    assert order.window("prefix", 256) == order.WINDOW
-    assert order.window("prefix", 65_536) == 65_536
-    assert order.window("given", 256) == 256
+    assert order.window("prefix", 256, 100.0) == order.WINDOW
+    assert order.window("prefix", 65_536, 100.0) == 65_536
+    assert order.window("given", 256, 100.0) == 256
+    assert order.window("prefix", 256, 2**16) == order.BYTES / 2**16 == 512
+    assert order.window("prefix", 256, 2**24) == 256
