@@ -43,6 +43,16 @@ class VlaunchError(Exception):
         self.evidence = evidence if isinstance(evidence, str) else "\n".join(evidence)
         self.hint = hint
 
+    @property
+    def reason(self) -> str:
+        """What happened, without the name of the node where it did."""
+        return self.message
+
+    @property
+    def brief(self) -> str:
+        """What happened and the last line that shows it, on one line."""
+        return ": ".join(part for part in (self.reason, *self.evidence.splitlines()[-1:]) if part)
+
 
 class RequestError(VlaunchError):
     """The request was wrong; nothing was touched."""
@@ -70,6 +80,10 @@ class NodeError(VlaunchError):
     ) -> None:
         super().__init__(f"{node}: {message}", evidence=evidence, hint=hint)
         self.node = node
+
+    @property
+    def reason(self) -> str:
+        return self.message.removeprefix(f"{self.node}: ")
 
 
 class ConnectError(NodeError):
@@ -120,8 +134,7 @@ def together(errors: Sequence[NodeError], what: str = "did not answer") -> NodeE
         return errors[0]
     stories: dict[tuple[str, str], list[NodeError]] = {}
     for error in errors:
-        text = error.message.removeprefix(f"{error.node}: ")
-        stories.setdefault((text, error.hint), []).append(error)
+        stories.setdefault((error.reason, error.hint), []).append(error)
     lines: list[str] = []
     hints: list[str] = []
     for (text, hint), group in stories.items():

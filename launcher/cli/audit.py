@@ -37,9 +37,7 @@ def audit(call: Call, last: int) -> int:
     1.
     """
     with call.session(partial=True) as session:
-        silent = {
-            name: error.message.removeprefix(f"{name}: ") for name, error in session.missing.items()
-        }
+        silent = {name: error.reason for name, error in session.missing.items()}
         entries, strange = [], {}
         for answer in session.transport.run(
             plan.ask(call.inventory.cluster, session.reached, last)

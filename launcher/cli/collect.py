@@ -133,7 +133,7 @@ def _nodes(session: Session, bundle: Bundle) -> None:
     for name, error in session.missing.items():
         folder = plan.folder(numbers[name], wanted.node(name))
         bundle.add(f"{folder}/not-seen.txt", f"{error.message}\n{error.evidence}\n")
-    there = [node for node in wanted.nodes if node.name not in session.missing]
+    there = session.reached
     for start in range(0, len(there), _AT_ONCE):
         some = there[start : start + _AT_ONCE]
         said: dict[str, list[Answer]] = by_node(

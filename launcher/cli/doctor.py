@@ -81,19 +81,12 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     from launcher.checks.doctor import diagnose
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
-    there = [node for node in nodes if node.name not in session.missing]
+    there = session.reached_of(nodes)
     session.wait("doctor", "reading the logs of all nodes")
     told, silent = plan.parse(
         session.transport.run(plan.query(inventory.cluster, there, mark, since)), mark
     )
-    unreached = {
-        name: "; ".join(
-            part
-            for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:])
-            if part
-        )
-        for name, error in session.missing.items()
-    }
+    unreached = {name: error.brief for name, error in session.missing.items()}
     missing = unreached | silent
     return diagnose(
         {node.name: told[node.name] for node in nodes if node.name in told},

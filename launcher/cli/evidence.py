@@ -14,7 +14,7 @@ from launcher.checks.network import transport
 from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
-from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
+from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Inventory, Level, Secret
 from launcher.remote import hub
 from launcher.remote.secrets import resolve
@@ -52,7 +52,7 @@ def gather(
 def _survey(session: Session, model: str, known: Expectations) -> Evidence:
     """Ask what each node is made of; from that follows which level the network must reach."""
     inventory = session.inventory
-    nodes = [node for node in inventory.nodes if node.name not in session.missing]
+    nodes = session.reached
     began = time.monotonic()
     session.begin("check", "Look at the nodes")
     session.wait("check", "surveying every node")
@@ -60,7 +60,7 @@ def _survey(session: Session, model: str, known: Expectations) -> Evidence:
         inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
     )
     facts, silent = observe.read(session.transport.run(asked))
-    missing = {name: _short(error) for name, error in (session.missing | silent).items()}
+    missing = {name: error.brief for name, error in (session.missing | silent).items()}
     evidence = Evidence(
         inventory=inventory,
         facts=facts,
@@ -159,14 +159,5 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
     except RequestError as error:
         # A preflight tells all that it found; `up`, which needs the value, will refuse to go on
         # without it.
-        return Hub(status="not asked", text=_short(error))
+        return Hub(status="not asked", text=error.brief)
     return hub.ask(model, token)
-
-
-def _short(error: VlaunchError) -> str:
-    name = getattr(error, "node", "")
-    return ": ".join(
-        part
-        for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:])
-        if part
-    )

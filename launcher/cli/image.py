@@ -56,12 +56,9 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
 
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
-        reached = [node for node in picked if node.name not in session.missing]
+        reached = session.reached_of(picked)
         seen = image_copying.look(session, reached) if reached else {}
-        remarks = [
-            f"{name}: {error.message.removeprefix(f'{name}: ')}"
-            for name, error in session.missing.items()
-        ]
+        remarks = [error.message for error in session.missing.values()]
     remarks += [f"{name}: Docker: {each.trouble}" for name, each in seen.items() if each.trouble]
     if call.as_json:
         click.echo(json_line.dumps(_as_json(call.inventory.cluster, seen, remarks)))
@@ -112,7 +109,7 @@ def verify(call: Call, name: str | None, deep: bool, nodes: tuple[str, ...]) -> 
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
         missing_told(session)
-        reached = [node for node in picked if node.name not in session.missing]
+        reached = session.reached_of(picked)
         session.begin("verify", f"Compare {name} on {fold([node.name for node in reached])}")
         seen = image_copying.look(session, reached) if reached else {}
         found = {
@@ -164,7 +161,7 @@ def _read_back(session: Session, name: str, nodes: Sequence[Node]) -> None:
 
     session.wait("verify", "reading all layers", deadline=_READ)
     asked = [
-        program(session, node, image_copy.read_back(node.docker, image=name), timeout=_READ)
+        program(session, node.name, image_copy.read_back(node.docker, image=name), timeout=_READ)
         for node in nodes
     ]
     failed = []

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -19,6 +19,7 @@ from launcher.errors import NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Argv, Node, fold
 from launcher.payload.chain.archive import Image
 from launcher.plan import image_copying as plans
+from launcher.plan import members
 from launcher.plan.image_copying import Group, ImageCopying
 from launcher.plan.members import Connections, Part
 from launcher.sizes import told
@@ -335,29 +336,10 @@ class _Bringing:
         self, name: str, request: Mapping[str, Any], *, timeout: float, talk: bool = False
     ) -> Command:
         before = self._before.pop(name, ()) if talk else ()
-        return _program(self._session, name, request, timeout=timeout, before=before, talk=talk)
+        return program(self._session, name, request, timeout=timeout, before=before, talk=talk)
 
 
 def program(
-    session: Session,
-    node: Node,
-    request: Mapping[str, Any],
-    *,
-    timeout: float,
-    before: Argv = (),
-) -> Command:
-    """Return the command that runs a node's program: with the node's own Python, for it must reach
-    Docker, and there may be no image yet.
-    """
-    return _program(session, node.name, request, timeout=timeout, before=before)
-
-
-def program_here(session: Session, request: Mapping[str, Any], *, timeout: float) -> Command:
-    """Return the command that runs a program on this machine."""
-    return _program(session, chain.HERE, request, timeout=timeout)
-
-
-def _program(
     session: Session,
     name: str,
     request: Mapping[str, Any],
@@ -366,15 +348,10 @@ def _program(
     before: Argv = (),
     talk: bool = False,
 ) -> Command:
-    argv = chain.on_node(session.inventory).argv
-    return Command(
-        node=name,
-        argv=(sys.executable, *argv[1:]) if name == chain.HERE else argv,
-        timeout=timeout,
-        stdin=lambda: chain.program(request),
-        shown_stdin="printf PROGRAM",
-        hold_stdin=True,
-        together=talk,
-        talk=talk,
-        before=before,
-    )
+    """Return the command that runs the program of a node, or of this machine (`chain.HERE`): with
+    their own Python, for it must reach Docker, and there may be no image yet.
+    """
+    where = chain.on_node(session.inventory)
+    if name == chain.HERE:
+        where = replace(where, argv=(sys.executable, *where.argv[1:]))
+    return members.command(name, where, request, timeout=timeout, before=before, talk=talk)

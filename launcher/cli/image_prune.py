@@ -43,7 +43,7 @@ def prune(call: Call, nodes: tuple[str, ...], yes: bool) -> None:
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True) as session, call.locked(session) as ours:
         missing_told(ours)
-        reached = [node for node in picked if node.name not in session.missing]
+        reached = session.reached_of(picked)
         seen = image_copying.look(ours, reached) if reached else {}
         found = {
             name: each
@@ -102,7 +102,7 @@ def _remove(
         if doomed.unfinished:
             request = image_copy.drop(store.folder, store.top)
             first = before.pop(node.name, ())
-            commands.append(program(session, node, request, timeout=600.0, before=first))
+            commands.append(program(session, node.name, request, timeout=600.0, before=first))
         commands += [
             Command(
                 node=node.name,

@@ -40,7 +40,7 @@ def unpack(session: Session, path: Path, name: str, *, scratch: str) -> Unpacked
     request = image_copy.export(
         (), image=name, id_=of, root=root, top=seen.top, need=there.st_size, tar=str(path)
     )
-    command = image_copying.program_here(session, request, timeout=_EXPORT)
+    command = image_copying.program(session, chain.HERE, request, timeout=_EXPORT)
     answer = session.fleet.run_here(command)
     try:
         image = image_copy.parse_export(answer)
@@ -66,4 +66,4 @@ def unpack(session: Session, path: Path, name: str, *, scratch: str) -> Unpacked
 def drop(session: Session, unpacked: Unpacked) -> None:
     """Remove what was taken out."""
     request = image_copy.drop(unpacked.root, unpacked.store.top)
-    session.fleet.run_here(image_copying.program_here(session, request, timeout=600.0))
+    session.fleet.run_here(image_copying.program(session, chain.HERE, request, timeout=600.0))

@@ -67,10 +67,7 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
         seen = Programs(session, picked).look() if len(session.missing) < len(picked) else {}
-        remarks = [
-            f"{name}: {error.message.removeprefix(f'{name}: ')}"
-            for name, error in session.missing.items()
-        ]
+        remarks = [error.message for error in session.missing.values()]
     if call.as_json:
         click.echo(json_line.dumps(_as_json(call.inventory.cluster, seen, remarks)))
     elif not any(each.models for each in seen.values()) and not remarks:

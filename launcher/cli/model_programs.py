@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, UnreadableAnswer, together
 from launcher.model import Answer, Argv, Inventory, Node, fold
+from launcher.plan import members
 from launcher.site import Site
 from launcher.state import observe
 from launcher.tools import chain
@@ -46,11 +47,7 @@ class Programs:
 
     def __init__(self, session: Session, nodes: Sequence[Node] | None = None) -> None:
         self.session = session
-        self.nodes = tuple(
-            node
-            for node in (session.reached if nodes is None else nodes)
-            if node.name not in session.missing
-        )
+        self.nodes = session.reached if nodes is None else session.reached_of(nodes)
         inventory = session.inventory
         asked = observe.commands(inventory, [inventory.image], self.nodes)
         facts, failed = observe.read(session.transport.run(asked))
@@ -79,16 +76,8 @@ class Programs:
         talk: bool = False,
     ) -> Command:
         """Return the command that starts a node's program."""
-        return Command(
-            node=node.name,
-            argv=self.where(node).argv,
-            timeout=timeout,
-            stdin=lambda: chain.program(request),
-            shown_stdin="printf PROGRAM",
-            hold_stdin=True,
-            together=talk,
-            talk=talk,
-            before=before,
+        return members.command(
+            node.name, self.where(node), request, timeout=timeout, before=before, talk=talk
         )
 
     def ask(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,7 +60,11 @@ class Session:
     @property
     def reached(self) -> tuple[Node, ...]:
         """The nodes that are reached, in the inventory's order."""
-        return tuple(node for node in self.inventory.nodes if node.name not in self.missing)
+        return self.reached_of(self.inventory.nodes)
+
+    def reached_of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return those of some nodes that are reached, in their order."""
+        return tuple(node for node in nodes if node.name not in self.missing)
 
     def apply(self, plan: Plan) -> None:
         """Run a plan and show what happens; raises what `launcher.apply.apply` does."""

@@ -54,8 +54,7 @@ def look(session: Session) -> ClusterStatus:
     from launcher.state.verdict import parse_record
 
     inventory = session.inventory
-    nodes = [node for node in inventory.nodes if node.name not in session.missing]
-    asked = commands(inventory, [inventory.image], nodes, compiled=True, models=True)
+    asked = commands(inventory, [inventory.image], session.reached, compiled=True, models=True)
     facts, silent = read(session.transport.run(asked))
     site, said = Site(inventory, facts), plan.Said()
     if questions := plan.query_head(site):
@@ -65,10 +64,7 @@ def look(session: Session) -> ClusterStatus:
     if questions := plan.query_batches(site, said.head):
         (about,) = session.transport.run(questions)
         said = replace(said, batches=plan.parse_batches(about))
-    missing = {
-        name: error.message.removeprefix(f"{name}: ")
-        for name, error in (session.missing | silent).items()
-    }
+    missing = {name: error.reason for name, error in (session.missing | silent).items()}
     return plan.read(site, said, missing)
 
 

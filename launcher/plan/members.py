@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from launcher.model import Answer
+from launcher.model import Answer, Argv
+from launcher.tools import chain
 from launcher.transport import Command
 
 
@@ -95,3 +96,28 @@ class Connections:
     check: Callable[[], None] = lambda: None
     busy: Callable[[], str] = lambda: ""
     clock: Callable[[], float] = time.monotonic
+
+
+def command(
+    node: str,
+    where: chain.Where,
+    request: Mapping[str, Any],
+    *,
+    timeout: float,
+    before: Argv = (),
+    talk: bool = False,
+) -> Command:
+    """Return the command that starts a node's program; with `talk` it is told more while it runs,
+    at the same time as all others' programs.
+    """
+    return Command(
+        node=node,
+        argv=where.argv,
+        timeout=timeout,
+        stdin=lambda: chain.program(request),
+        shown_stdin="printf PROGRAM",
+        hold_stdin=True,
+        together=talk,
+        talk=talk,
+        before=before,
+    )
