@@ -14,6 +14,7 @@ mkdir -p "$own/var/lib/containers" "$root/var/lib/containers" "$root$models" "$r
 mount --bind "$own/var/lib/containers" "$root/var/lib/containers"
 mount --bind "$own/run" "$root/run"
 mount --bind "$own$models" "$root$models"
+! test -e "$own/run/names" || mount --bind "$own/run/names" "$root/etc/hosts"
 cd "$root"
 pivot_root . old # after chroot(1), `podman exec` would find itself in the machine's files
 umount --lazy /old

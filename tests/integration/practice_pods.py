@@ -150,8 +150,16 @@ def play(
     """
     for each in beside:
         _folders(host, pod, each)
+    # In the host's network podman gives a pod the names that the host knows, and no others.
+    known = [f"{each['ip']} {name}" for each in _known(pod) for name in each["hostnames"]]
+    (host.root / "run" / "names").write_text("\n".join(["127.0.0.1 localhost", *known, ""]))
     text = yaml.safe_dump_all([*beside, pod], sort_keys=False)
     return podman(host, "kube", "play", "-", stdin=text, timeout=timeout)
+
+
+def _known(pod: Object) -> list[Object]:
+    found: list[Object] = pod["spec"].get("hostAliases", [])
+    return found
 
 
 def _folders(host: Host, pod: Object, config: Object) -> None:

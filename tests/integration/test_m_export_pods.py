@@ -23,7 +23,7 @@ from tests import debian13
 from tests.integration import practice_pods
 from tests.integration.batches import kill_one, running, until
 from tests.integration.conftest import Practice
-from tests.integration.exported import GIVEN, SPLIT, Answer, ask, on_all
+from tests.integration.exported import GIVEN, SPLIT, Answer, answers_again, ask, on_all
 from tests.integration.practice_pods import Object, podman
 from tests.integration.servers import answers, asking, lost, url
 
@@ -64,6 +64,10 @@ class Group:
         (container,) = self.pod(host)["spec"]["containers"]
         argv = container[name]["exec"]["command"]
         return podman(host, "exec", self.container(host), *argv, timeout=90).returncode
+
+    def ready(self) -> bool:
+        """Tell whether all pods are ready by their own probes."""
+        return not any(self.probe("readinessProbe", host) for host in self.practice.lab.hosts)
 
     def state(self, host: Host, name: str = "vllm") -> str:
         """Return the state of a container, such as `running 0`, with its restarts."""
@@ -163,6 +167,24 @@ def test_nothing_is_left_of_deleted_pods(group: Group) -> None:
     for host in group.practice.lab.hosts:
         assert list(practice_pods.left(host)) == []
     assert [line for _, line in running(group.practice, "vllm")] == []
+
+
+def test_agents_bring_a_stateful_set_back(hosts: Practice, answer_of_serve: Answer) -> None:
+    """Whose pods need nobody else: ready by their own probe, the same words; after the death of a
+    rank all answer again, in containers that stay.
+    """
+    group = exported(hosts, "--kind", "statefulset")
+    ended = group.play()
+    assert [each.returncode for each in ended] == [0, 0], ended
+    until(group.ready, "both pods are ready", START)
+    assert ask(hosts) == answer_of_serve
+    with asking(hosts) as traffic:
+        kill_one(hosts, "VLLM::Worker", "node2")
+        answers_again(traffic, within=START)
+
+    assert ask(hosts) == answer_of_serve
+    assert [group.state(host) for host in hosts.lab.hosts] == ["running 0", "running 0"]
+    group.end()
 
 
 def _health(practice: Practice) -> str:
