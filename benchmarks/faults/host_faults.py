@@ -55,6 +55,16 @@ def cut(host: Host, other: Host, *, port: int | None = None) -> None:
             )
 
 
+@contextmanager
+def apart(host: Host, other: Host) -> Iterator[None]:
+    """Let no packet pass between two hosts for a while."""
+    cut(host, other)
+    try:
+        yield
+    finally:
+        heal(host)
+
+
 def block(host: Host, other: Host) -> None:
     """Drop TCP connections that `other` opens to `host`, and only those: a firewall that is open
     one way. SSH still works.

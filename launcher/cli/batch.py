@@ -5,7 +5,6 @@ answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from launcher.model import Inventory
 from launcher.output_folder import OutputFolder, size
 from launcher.state import progress_text
 from launcher.tools import job_store, untrusted
+from launcher.ui import shipping
 from launcher.ui.progress import Printer, show_through
 from launcher.ui.terminal import field
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from launcher.plan.batch import BatchSnapshot, Options, Request, Start
     from launcher.plan.shape import Plan
     from launcher.tools.job_store import Progress
-
-_TELL = 10.0  # seconds between two lines where every line stays
-
 
 _STRICT = click.Option(
     ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
@@ -294,51 +291,11 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
 
     claimed = False
     pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")
-    for event in _shipping(apply(start.plan, session.transport), pieces):
+    for event in shipping.shown(apply(start.plan, session.transport), pieces):
         if event.stage == "prepare" and folder is not None and not claimed:
             folder.claim(clear=clear)
             claimed = True
         session.to.show(event)
-
-
-def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
-    """Show pieces of files on their way as one display that goes on, instead of a line each."""
-    began = told = time.monotonic()
-    sent: list[str] = []
-    for event in events:
-        if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
-            text = _sent(len(set(sent)), pieces)
-            yield Event(kind="step", stage="ship", text=text, state="ok", seconds=event.seconds)
-        if not _is_piece(event):
-            yield event
-            continue
-        now = time.monotonic()
-        if event.state == "ok":
-            sent.append(event.text)
-        tell = now - told >= _TELL
-        if tell:
-            told = now
-        text = f"{event.text}, {len(sent)} of {pieces} pieces sent"
-        yield Event(
-            kind="wait",
-            stage="ship",
-            text=text,
-            state="running" if tell else "",
-            seconds=now - began,
-            data={"pieces": len(sent)},
-        )
-
-
-def _is_piece(event: Event) -> bool:
-    """True when a piece of a file is on its way, or has arrived."""
-    return event.stage == "ship" and event.kind == "step" and event.state in ("running", "ok")
-
-
-def _sent(files: int, pieces: int) -> str:
-    return (
-        f"{files} file{'' if files == 1 else 's'} sent in {pieces}"
-        f" piece{'' if pieces == 1 else 's'}"
-    )
 
 
 def _watch(

@@ -1,5 +1,5 @@
-"""Which nodes a command means, and which server: what is named, or all nodes and the only
-server.
+"""Which nodes, which server and which model a command means: what is named, or all nodes, the only
+server and the inventory's model.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
             hint=f"did you mean `{near[0]}`?" if near else "",
         )
     return tuple(node for node in inventory.nodes if not names or node.name in names)
+
+
+def chosen_model(named: str | None, inventory: Inventory) -> str:
+    """Return the named model, else the inventory's; raises RequestError when there is neither."""
+    found = named or inventory.serve.model
+    if found is None:
+        raise RequestError(
+            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
+        )
+    return found
 
 
 def kept(session: Session) -> Kept:

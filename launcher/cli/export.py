@@ -63,19 +63,14 @@ def run_cluster(path: str | None, named: str | None, model: str | None) -> None:
     """
     from launcher import placement
     from launcher.cli import session
-    from launcher.errors import RequestError
+    from launcher.cli.choose import chosen_model
     from launcher.export import run_cluster as lines
     from launcher.plan.request import Request
 
     wanted = session.read(path, named)
     serve = wanted.serve
-    chosen = model or serve.model
-    if chosen is None:
-        raise RequestError(
-            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
-        )
     request = Request(
-        model=chosen,
+        model=chosen_model(model, wanted),
         placement=placement.choose(wanted, serve.tp, serve.pp, None, dp=serve.dp),
         backend="ray",
         host=serve.bind,

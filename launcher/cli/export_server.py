@@ -52,15 +52,12 @@ def flags(function: F) -> F:
 def read(named: str | None, backend: Backend, said: dict[str, Any]) -> Server:
     """Read the inventory and place the server of these flags; raises RequestError."""
     from launcher.cli import session
+    from launcher.cli.choose import chosen_model
     from launcher.cli.start import Asked, policy
     from launcher.cli.vllm_args import arguments
 
     wanted, args = session.read(None, named), said["args"]
-    model = said["model"] or wanted.serve.model
-    if model is None:
-        raise RequestError(
-            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
-        )
+    model = chosen_model(said["model"], wanted)
     if args and not args[0].startswith("-"):
         raise click.UsageError(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"

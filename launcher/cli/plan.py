@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli import options
+from launcher.cli.choose import chosen_model
 from launcher.cli.command import Call, command
 from launcher.errors import RequestError
 
@@ -170,13 +171,9 @@ def _from_nodes(
 
     here = plan_inputs.model_here(model, config, weights_bytes)
     inventory = call.inventory
-    name = model or inventory.serve.model
-    if name is None and here is None:
-        raise RequestError(
-            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
-        )
+    name = model or inventory.serve.model or "" if here else chosen_model(model, inventory)
     with call.session() as session:
-        return plan_inputs.asked(session, name or "", link, here)
+        return plan_inputs.asked(session, name, link, here)
 
 
 def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None) -> Planned:

@@ -11,10 +11,10 @@ import click
 
 from launcher.cli import options, rollback
 from launcher.cli import recipe as recipes
+from launcher.cli.choose import chosen_model
 from launcher.cli.command import Call, command
 from launcher.cli.start import Asked, flags, policy, start
 from launcher.cli.vllm_args import arguments
-from launcher.errors import RequestError
 from launcher.inventory import ranges
 from launcher.model import Backend
 from launcher.payload.agent.state import NAME
@@ -144,11 +144,7 @@ def serve(
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
-    chosen = model or ("" if recipe.name else wanted.serve.model)
-    if chosen is None:
-        raise RequestError(
-            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
-        )
+    chosen = model or "" if recipe.name else chosen_model(model, wanted)
     limit = wanted.serve.timeout if timeout is None else timeout
     asked = Asked(
         name=_name(name),

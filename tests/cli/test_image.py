@@ -40,6 +40,7 @@ class Nodes:
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
+        self.simulated = cluster.world.answer
         self.images: dict[str, list[dict[str, Any]]] = {"gpu01": [], "gpu02": []}
         self.trouble: dict[str, str] = {}
         self.unfinished: dict[str, int] = {}
@@ -108,14 +109,10 @@ class Nodes:
             code = main(request)
         return Answer(node=command.node, code=code, out=said.getvalue())
 
-    def simulated(self, command: Command) -> Answer | None:
-        raise NotImplementedError
-
 
 @pytest.fixture
 def nodes(cluster: Cluster, tmp_path: Path) -> Nodes:
     made = Nodes(cluster, tmp_path)
-    made.simulated = cluster.world.answer  # type: ignore[method-assign]
     cluster.world.answer = made.answer  # type: ignore[method-assign]
     cluster.write(cluster.path.read_text().replace("vllm/vllm-openai:v0.32.0", NAME))
     for machine in cluster.world.machines.values():

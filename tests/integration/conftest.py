@@ -79,6 +79,13 @@ class Practice:
         path.write_text(yaml.safe_dump(document))
         return path
 
+    def bring_up_anew(self, change: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Bring the cluster of a changed inventory up, of which nothing is left from before."""
+        self.write(change)
+        assert self.vlaunch("down").code == 0
+        up = self.vlaunch("up")
+        assert up.code == 0, up.said
+
     def environment(self) -> dict[str, str]:
         """The environment of commands: a home of their own, and the one secret that comes from
         it.
@@ -296,10 +303,7 @@ def answer_of_serve(practice: Practice) -> object:
     """
     from tests.integration import exported, servers
 
-    practice.write(lambda document: document.update(ray="none"))
-    assert practice.vlaunch("down").code == 0
-    up = practice.vlaunch("up")
-    assert up.code == 0, up.said
+    practice.bring_up_anew(lambda document: document.update(ray="none"))
     servers.serve(practice, "--backend", "mp", *exported.SPLIT)
     answer = exported.ask(practice)
     down = practice.vlaunch("down", "--purge")

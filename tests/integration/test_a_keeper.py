@@ -50,10 +50,7 @@ def served(practice: Practice, request: pytest.FixtureRequest) -> Iterator[Serve
     """A server of each backend in turn, in a cluster of its own; requests stream while its tests
     run.
     """
-    practice.write()
-    assert practice.vlaunch("down").code == 0
-    up = practice.vlaunch("up")
-    assert up.code == 0, up.said
+    practice.bring_up_anew()
     ran = serve(practice, "--backend", request.param)
     with asking(practice) as traffic:
         yield Served(practice, request.param, ran.seconds, traffic)

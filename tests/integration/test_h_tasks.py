@@ -50,10 +50,7 @@ RERANK = Kind(
 @pytest.fixture(scope="module")
 def cluster(practice: Practice) -> Iterator[Practice]:
     """Two nodes, no server."""
-    practice.write()
-    assert practice.vlaunch("down").code == 0
-    up = practice.vlaunch("up")
-    assert up.code == 0, up.said
+    practice.bring_up_anew()
     yield practice
     practice.vlaunch("down")
 

@@ -34,10 +34,7 @@ def cluster(practice: Practice) -> Iterator[Practice]:
         kept = [each for each in args if not str(each).startswith("-cc")]
         document["serve"]["args"] = [*kept, "--enforce-eager"]
 
-    practice.write(eager)
-    assert practice.vlaunch("down").code == 0
-    up = practice.vlaunch("up")
-    assert up.code == 0, up.said
+    practice.bring_up_anew(eager)
     yield practice
     practice.vlaunch("down")
 

@@ -31,10 +31,7 @@ POOLING = {key: value for key, value in ARGS.items() if key != "max_num_seqs"}
 @pytest.fixture(scope="module")
 def cluster(practice: Practice) -> Iterator[Practice]:
     """Two nodes, no server."""
-    practice.write()
-    assert practice.vlaunch("down").code == 0
-    up = practice.vlaunch("up")
-    assert up.code == 0, up.said
+    practice.bring_up_anew()
     yield practice
     practice.vlaunch("down")
 

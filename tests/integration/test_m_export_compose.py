@@ -83,11 +83,8 @@ def test_nothing_starts_where_packets_are_dropped(composed: Composed, tmp_path: 
     practice = composed.practice
     place(practice, written(practice, "compose", tmp_path / "server", "--timeout", "20"))
     one, two = practice.lab.hosts
-    host_faults.cut(one, two)
-    try:
+    with host_faults.apart(one, two):
         ended = composed.up()
-    finally:
-        host_faults.heal(one)
 
     assert [each.returncode != 0 for each in ended] == [True, True], ended
     for host in practice.lab.hosts:

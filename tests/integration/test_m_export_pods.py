@@ -115,11 +115,8 @@ def test_nothing_starts_where_packets_are_dropped(hosts: Practice) -> None:
     """The init container fails in both pods with the reason, and the server is never started."""
     group = exported(hosts, "--timeout", "20")
     one, two = hosts.lab.hosts
-    host_faults.cut(one, two)
-    try:
+    with host_faults.apart(one, two):
         ended = group.play()
-    finally:
-        host_faults.heal(one)
 
     for host, each in zip(hosts.lab.hosts, ended, strict=True):
         assert "init container" in each.stderr, each

@@ -88,11 +88,8 @@ def test_the_proof_fails_where_packets_are_dropped(booted: Practice, tmp_path: P
     """On both nodes, with the reason in the journal."""
     install(booted, written(booted, "systemd", tmp_path / "server", "--timeout", "20"))
     one, two = booted.lab.hosts
-    host_faults.cut(one, two)
-    try:
+    with host_faults.apart(one, two):
         ended = systemctl(booted, "start", NETWORK)
-    finally:
-        host_faults.heal(one)
 
     assert [each.returncode != 0 for each in ended] == [True, True], ended
     for host in booted.lab.hosts:

@@ -26,7 +26,7 @@ BEGINS = "vlaunch agent: starting the engine"  # in the log: what is above is of
 _WORKS = 0.1  # part of a core from which on a process works
 _LOG = 64 << 20  # bytes of a log until it is put aside
 _LINES, _WIDTH = 60, 400
-_LAST_WORDS = 2.0  # seconds in which a loaded node has read what an engine had printed
+_CATCH_UP = 2.0  # seconds in which a loaded node has read what an engine had printed
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
 # How vLLM names the processes of a replica, and marks their lines: `VLLM::EngineCore_DP1`,
 # `(Worker_DP1_TP0 pid=7)`.
@@ -131,7 +131,7 @@ class Engine:
         """Note that its first process has ended by itself, and begin to end the others."""
         if self._printed:
             # Its last words; whoever else holds the pipe may be silent for long.
-            self._printed.join(0.2 if any(self._left(process.pid)) else _LAST_WORDS)
+            self._printed.join(0.2 if any(self._left(process.pid)) else _CATCH_UP)
         self.ended = _words(code)
         self._write(f"{ENDS}{self.ended}\n".encode())
         self._stop()
