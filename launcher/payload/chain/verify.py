@@ -102,7 +102,7 @@ class _Work:
             _forget(source.fileno(), 0, 0)
             while data := source.read(_BLOCK):
                 total.add(data)
-                _forget(source.fileno(), 0, source.tell())
+                _forget(source.fileno(), source.tell() - len(data), len(data))
         return file.name, file.size, total.wrong
 
 
