@@ -44,7 +44,8 @@ machine: .venv/installed .venv/prometheus/usr/bin/promtool
 # podman and docker compose v2 for tests that run exports. No Debian before the 13th has them, so a small one of that is made; tests
 # say what is missing where that fails.
 machine-exports: machine
-	test -d $(DEBIAN13) || { $(SUDO) rm -rf $(DEBIAN13).new && $(SUDO) mmdebstrap --quiet --variant=minbase \
+	test -d $(DEBIAN13) || { $(SUDO) rm -rf $(DEBIAN13).new && $(SUDO) mkdir -p $(dir $(DEBIAN13)) && \
+		$(SUDO) mmdebstrap --quiet --variant=minbase \
 		--include=podman,runc,catatonit,docker-compose trixie $(DEBIAN13).new && \
 		$(SUDO) mv $(DEBIAN13).new $(DEBIAN13); } || echo "no Debian 13 here: tests of exports that need it are skipped"
 
