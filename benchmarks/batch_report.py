@@ -38,12 +38,14 @@ Key = tuple[str, int]  # a way, and how many rows
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One way of answering all rows, in seconds: from the engine's first row to the last answer,
-    and of the whole command; `moments` are counted from its call.
+    and of the whole command; `moments` are counted from its call. `stolen` is the share of the
+    processors' time that a virtual machine's host kept for others.
     """
 
     answering: float
     whole: float
     tokens: int = 0
+    stolen: float = 0.0
     moments: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -95,9 +97,9 @@ class Report:
         yield f"\n{rows:,} rows of {TOKENS} tokens each, {len(theirs)} rounds:\n"
         yield (
             "| | rows/s while answering | against `LLM.generate` | goal | whole, s | against"
-            " `LLM.generate` | goal |"
+            " `LLM.generate` | goal | stolen by the host, % |"
         )
-        yield "|---|---|---|---|---|---|---|"
+        yield "|---|---|---|---|---|---|---|---|"
         for (name, count), ours in self.found.runs.items():
             if count != rows or name == TWO_NODES:
                 continue
@@ -111,7 +113,7 @@ class Report:
             seconds = spread([run.whole for run in ours], 1)
             yield (
                 f"| {name} | {spread(rates, 0)} | {answering:.2f}× | {goals[0]} | {seconds} |"
-                f" {whole:.2f}× | {goals[1]} |"
+                f" {whole:.2f}× | {goals[1]} | {spread([100 * run.stolen for run in ours], 0)} |"
             )
 
     def replicas(self) -> Iterable[str]:
