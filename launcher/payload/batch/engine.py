@@ -39,10 +39,12 @@ def run(
     cluster.settings()
     rows = source.count(pending)
     batch = source.batch_rows(job.engine.batch_size, rows, job.engine.replicas[1])
-    data = source.dataset(job, manifest, pending, window(job, batch, manifest.row_bytes))
+    at_once = window(job, batch, rows, manifest.row_bytes)
+    data = source.dataset(job, manifest, pending, at_once)
     if job.preprocess:
         data = predict.preprocess(data, job)
-    data = inference(prepared(data, job, batch, rows), job, batch, rows)
+    data = prepared(data, job, batch, **preparing(job, rows, at_once))
+    data = inference(data, job, batch, rows)
     with budget.Watch(job, progress, ACTOR, job.engine.replicas, needs(job)) as watch:
         for table in cluster.stream(data):
             found = [result(row) for row in table.to_pylist()]
@@ -64,29 +66,45 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def window(job: Any, batch: int, size: float) -> int:
-    """Return how many rows of `size` bytes are prepared at once, to be put in order as a whole.
+def window(job: Any, batch: int, rows: int, size: float) -> int | None:
+    """Return how many of so many rows, of `size` bytes, are prepared at once, to be put in order as
+    a whole; None for all of them, where they are few and small.
 
     Behind a stage that may work on each of them for long the engine must not wait for so many.
     """
-    return batch if job.preprocess else order.window(job.engine.order, batch, size)
+    if job.preprocess:
+        return batch
+    if rows <= source.FEW and rows * size <= order.BYTES:
+        return None
+    return order.window(job.engine.order, batch, size)
 
 
-def prepared(data: Any, job: Any, batch: int, rows: int) -> Any:
-    """Add the stage that makes prompts of blocks, and cuts what it made into batches. It claims
-    nothing: replicas may have claimed all CPUs.
+def preparing(job: Any, rows: int, at_once: int | None) -> dict[str, Any]:
+    """Return how many processes prepare rows, and what they claim: no CPU, for replicas may have
+    claimed them all.
+
+    Of rows that are prepared all at once Ray Data lets the process do both that reads them, which
+    claims the same: each process takes seconds of a core to start, while engines load.
     """
+    if at_once is None:
+        return {"size": 1, "num_cpus": source.LIGHT, **source.where(job.read.sources)}
+    size = max(source.workers(rows), job.engine.replicas[1])
+    return {"size": size, "num_cpus": source.LIGHT}
+
+
+def prepared(data: Any, job: Any, batch: int, size: int, **claims: Any) -> Any:
+    """Add the stage that makes prompts of blocks, and cuts what it made into batches."""
     from ray.data import TaskPoolStrategy
 
     # what travels with each of its tasks must not grow with the job
     thin = dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
-    pool = TaskPoolStrategy(size=max(source.workers(rows), job.engine.replicas[1]))
+    pool = TaskPoolStrategy(size=size)
     data = data.map_batches(
-        Prepare(thin), batch_size=None, batch_format="pyarrow", compute=pool, num_cpus=source.LIGHT
+        Prepare(thin), batch_size=None, batch_format="pyarrow", compute=pool, **claims
     )
     # with the same claims Ray Data makes one stage of both
     data = data.repartition(target_num_rows_per_block=batch)
-    claim(data, source.LIGHT, pool)
+    claim(data, pool, **claims)
     return data
 
 

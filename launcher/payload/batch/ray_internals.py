@@ -76,12 +76,12 @@ def death(cause: Any) -> str:
     return ""
 
 
-def claim(dataset: Any, num_cpus: float, compute: Any) -> None:
+def claim(dataset: Any, compute: Any, **claims: Any) -> None:
     """Set what the tasks of a dataset's last step claim, for a step that has no arguments for it,
     such as `repartition`, which would claim a whole CPU to cut a block.
     """
     last = dataset._logical_plan.dag
-    claims = getattr(last, "ray_remote_args", None)
-    if isinstance(claims, dict):
-        claims["num_cpus"] = num_cpus
+    known = getattr(last, "ray_remote_args", None)
+    if isinstance(known, dict):
+        known.update(claims)
         object.__setattr__(last, "compute", compute)

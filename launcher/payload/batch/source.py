@@ -65,23 +65,27 @@ def workers(rows: int) -> int:
     return 1 if rows <= FEW else WORKERS
 
 
-def group(splits: Iterable[S], sizes: Iterable[int], total: int) -> Iterator[list[S]]:
-    """Put neighbouring splits together until a read task has enough rows."""
-    enough = max(ROWS, math.ceil(total / TASKS))
+def enough(rows: int, batch: int | None) -> int:
+    """Return how many rows a read task should have, of so many in all."""
+    return max(ROWS, math.ceil(rows / TASKS)) if batch else rows
+
+
+def group(splits: Iterable[S], sizes: Iterable[int], least: int) -> Iterator[list[S]]:
+    """Put neighbouring splits together until a read task has so many rows."""
     task: list[S] = []
     held = 0
     for split, size in zip(splits, sizes, strict=True):
         task.append(split)
         held += size
-        if held >= enough:
+        if held >= least:
             yield task
             task, held = [], 0
     if task:
         yield task
 
 
-def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: int) -> Any:
-    """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows.
+def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: int | None) -> Any:
+    """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows, or as one block.
 
     A read task yields blocks as large as Ray Data likes them (128 MB); a streaming repartition cuts
     them, so that no replica is handed everything at once.
@@ -93,8 +97,9 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
 
     splits = [split for split in manifest.splits if pending.get(split.index)]
     sizes = [count({0: pending[split.index]}) for split in splits]
-    parts = list(group(splits, sizes, sum(sizes)))
-    readers = workers(sum(sizes))
+    rows = sum(sizes)
+    parts = list(group(splits, sizes, enough(rows, batch)))
+    readers = workers(rows)
 
     class Rows(Datasource):
         """The pending rows of this job."""
@@ -124,8 +129,9 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
         override_num_blocks=len(parts),
         **where(job.read.sources),
     )
-    found = found.repartition(target_num_rows_per_block=batch)
-    claim(found, LIGHT, TaskPoolStrategy(size=readers))
+    if batch:
+        found = found.repartition(target_num_rows_per_block=batch)
+        claim(found, TaskPoolStrategy(size=readers), num_cpus=LIGHT)
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from launcher.payload.batch import engine, order, source
 from launcher.payload.batch.prompts import Prompter
+from launcher.payload.batch.ray_internals import HEAD
 from tests.payload.batch.jobs import job
 
 CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
@@ -128,7 +129,9 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", data)
     monkeypatch.setattr(engine.cluster, "gate", lambda least: f"gate of {least}")
-    monkeypatch.setattr(engine, "claim", lambda made, *claims: made.stages.append(claims))
+    monkeypatch.setattr(
+        engine, "claim", lambda made, *how, **what: made.stages.append((*how, what))
+    )
 
 
 @pytest.mark.usefixtures("pools")
@@ -158,12 +161,14 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
     job's files.
     """
     data = Dataset()
-    engine.prepared(data, job(tmp_path, *(f"{n}.jsonl" for n in range(9))), 50, 10**6)
+    asked = job(tmp_path, *(f"{n}.jsonl" for n in range(9)))
+    engine.prepared(data, asked, 50, **engine.preparing(asked, 10**6, 4096))
     (stage, made), cut, claimed = data.stages
 
     assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
     assert (stage.job.read.sources, stage.job.identity) == ((), {})
-    assert (cut, claimed) == (("repartition", {"target_num_rows_per_block": 50}), (0, {"size": 2}))
+    assert cut == ("repartition", {"target_num_rows_per_block": 50})
+    assert claimed == ({"size": 2}, {"num_cpus": 0})
 
 
 def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_path: Path) -> None:
@@ -172,8 +177,26 @@ def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_pat
     given = job(tmp_path, engine={"order": "given"})
     slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
 
-    found = [engine.window(each, 50, 99.0) for each in (plain, given, slow)]
+    found = [engine.window(each, 50, 10**6, 99.0) for each in (plain, given, slow)]
     assert found == [order.WINDOW, 50, 50]
+    assert engine.window(slow, 50, 100, 99.0) == 50
+
+
+@pytest.mark.usefixtures("pools")
+def test_few_small_rows_are_read_and_prepared_at_once_by_one_process(tmp_path: Path) -> None:
+    """What prepares them claims what reads them, so that Ray Data makes one stage of both; rows
+    that are large documents are many.
+    """
+    asked = job(tmp_path, "a.jsonl", engine={"replicas": [2, 2]})
+    data = Dataset()
+    engine.prepared(data, asked, 50, **engine.preparing(asked, source.FEW, None))
+    (_, made), _, (pool, claims) = data.stages
+
+    assert engine.window(asked, 50, source.FEW, 99.0) is None
+    assert engine.window(asked, 50, source.FEW, 99_000.0) is not None
+    assert made["compute"] == pool == {"size": 1}
+    assert claims == {"num_cpus": 0, **source.where(asked.read.sources)}
+    assert made["resources"] == claims["resources"] == HEAD
 
 
 @pytest.mark.usefixtures("pools")
@@ -186,10 +209,10 @@ def test_few_rows_are_prepared_by_few_processes(
     """Each takes seconds of a core to start, while engines load; one for each replica is needed."""
     data = Dataset()
     asked = job(tmp_path, engine={"replicas": [replicas, replicas]})
-    engine.prepared(data, asked, 50, rows)
-    (_, made), _, claimed = data.stages
+    engine.prepared(data, asked, 50, **engine.preparing(asked, rows, 4096))
+    (_, made), _, (pool, _) = data.stages
 
-    assert made["compute"] == claimed[1] == {"size": processes}
+    assert made["compute"] == pool == {"size": processes}
 
 
 def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:

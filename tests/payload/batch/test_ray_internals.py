@@ -174,9 +174,10 @@ def test_why_an_actor_died_is_one_line(cause: Any, said: str) -> None:
 def test_a_step_claims_what_it_is_told() -> None:
     """Where Ray has another kind of step by now, it claims what it likes."""
     last = SimpleNamespace(ray_remote_args={"num_cpus": 1}, compute=None)
-    ray_internals.claim(SimpleNamespace(_logical_plan=SimpleNamespace(dag=last)), 0, "two tasks")
     other = SimpleNamespace()
-    ray_internals.claim(SimpleNamespace(_logical_plan=SimpleNamespace(dag=other)), 0, "two tasks")
+    for step in (last, other):
+        made = SimpleNamespace(_logical_plan=SimpleNamespace(dag=step))
+        ray_internals.claim(made, "two tasks", num_cpus=0)
 
     assert (last.ray_remote_args, last.compute) == ({"num_cpus": 0}, "two tasks")
     assert vars(other) == {}

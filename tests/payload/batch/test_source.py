@@ -37,15 +37,18 @@ def test_the_first_replica_up_gets_no_more_than_its_share() -> None:
 
 def test_neighbouring_splits_with_few_rows_left_share_a_read_task() -> None:
     """A thousand splits with one row left each are one task; a full split is one of its own."""
-    assert list(source.group(range(1_000), [1] * 1_000, 1_000)) == [list(range(1_000))]
-    assert list(source.group("abc", [2_000, 2_000, 5], 4_005)) == [["a"], ["b"], ["c"]]
+    assert list(source.group(range(1_000), [1] * 1_000, 2_000)) == [list(range(1_000))]
+    assert list(source.group("abc", [2_000, 2_000, 5], 2_000)) == [["a"], ["b"], ["c"]]
 
 
 def test_read_tasks_stay_few_however_many_rows_there_are() -> None:
-    """Ten thousand splits become at most as many tasks as planning bears."""
-    tasks = list(source.group(range(10_000), [2_000] * 10_000, 20_000_000))
+    """Ten thousand splits become at most as many tasks as planning bears; rows that are one block
+    are read by one.
+    """
+    tasks = list(source.group(range(10_000), [2_000] * 10_000, source.enough(20_000_000, 256)))
     assert len(tasks) <= source.TASKS
     assert [split for task in tasks for split in task] == list(range(10_000))
+    assert len(list(source.group("abc", [2_000] * 3, source.enough(6_000, None)))) == 1
 
 
 def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> None:
