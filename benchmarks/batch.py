@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,7 @@ class Bench:
             timeout=3600,
             check=False,
             stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},  # as anybody's second command
         )
         if done.returncode != 0:
             said = f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
