@@ -48,8 +48,8 @@ OTHERS = ("node2", "node3", "node4")
 
 @pytest.fixture(params=SEEDS)
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """When it happens, and to whom."""
-    return random.Random(request.param)
+    """When it happens, and to whom: neighbouring small numbers draw nearly the same as seeds."""
+    return random.Random(request.node.name)
 
 
 def make(folder: Path, times: int = 1) -> None:
