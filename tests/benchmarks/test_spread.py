@@ -4,25 +4,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.spread import CASES, CHUNK, SIZES, Bench, cases, table, when
+import pytest
+
+from benchmarks import spread_tools
+from benchmarks.spread import CASES, CHUNK, SIZES, Bench, Row, cases, table, when
+from benchmarks.spread_network import Busy
 from launcher.events import Event
 
 
 def test_each_kind_is_measured_with_a_goal() -> None:
-    """Chains of all numbers of nodes; what goes wrong with four, where there are so many."""
-    rows = cases([2, 4, 8], 100.0)
+    """Chains and others' tools with all numbers of nodes; what goes wrong with four, where there
+    are so many; a download with eight.
+    """
+    rows = cases([2, 4, 8], lambda count: [("another", lambda roots, chunk: 1.0)])
+    counts = {kind: [each.count for each in rows if each.kind == kind] for kind in CASES}
 
-    assert {kind for kind, *_ in rows} | {"nothing", "cpu"} == set(CASES)
-    assert [count for kind, _, count, _, _ in rows if kind == "chain"] == [2, 4, 8]
-    assert {count for kind, _, count, _, _ in rows if kind != "chain"} == {4}
-    assert all(goal for _, _, count, goal, _ in rows if count in (4, 8))
+    assert {each.kind for each in rows} | {"nothing", "cpu"} == set(CASES)
+    assert counts["chain"] == counts["tools"] == [2, 4, 8]
+    assert counts["download"] == [8]
+    assert counts["kill"] == counts["cable"] == counts["slow"] == counts["again"] == [4]
+    assert all(each.goal for each in rows if each.count in (4, 8) and each.kind != "tools")
 
 
 def test_the_table_has_the_median_and_all_values() -> None:
-    """As Markdown."""
-    shown = table([("N = 4", [1.02, 1.05, 1.01], "≤ 1.05")]).splitlines()
+    """As Markdown, and how busy the machine was."""
+    row = Row("N = 4", "≤ 1.05", [1.02, 1.05, 1.01], ["load 1", "load 2", "load 3"])
+    shown = table([row]).splitlines()
 
-    assert shown[2] == "| N = 4 | **1.020** | 1.020, 1.050, 1.010 | ≤ 1.05 |"
+    assert (
+        shown[2] == "| N = 4 | **1.020** | 1.020, 1.050, 1.010 | ≤ 1.05 | load 1; load 2; load 3 |"
+    )
+
+
+def test_what_the_host_takes_away_is_told(tmp_path: Path) -> None:
+    """The share of the time since the last question, and that in which nothing ran here."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 1000 50 0 0 10 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    busy = Busy(stat)
+    stat.write_text("cpu  130 0 120 1015 55 0 0 40 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+
+    assert busy.said().endswith("idle 20 %, steal 30 %")
 
 
 def test_something_is_done_once_when_the_slowest_is_so_far() -> None:
@@ -33,6 +54,15 @@ def test_something_is_done_once_when_the_slowest_is_so_far() -> None:
         at(Event(kind=kind, data={"bytes": have, "total": 100}))  # type: ignore[arg-type]
 
     assert done == [1]
+
+
+def test_tools_that_are_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what would take as many copies as there are nodes, with many."""
+    monkeypatch.setattr(spread_tools.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(spread_tools.importlib.util, "find_spec", lambda name: None)
+
+    assert [run for _, run in spread_tools.there(8)] == [spread_tools.rsync]
+    assert spread_tools.there(16) == []
 
 
 def test_the_files_are_those_that_are_copied(tmp_path: Path) -> None:
