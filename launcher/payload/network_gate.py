@@ -3,7 +3,8 @@ node, judges what it saw, agrees with the others, and ends with 0 or 1.
 
 It runs before the server in an exported group (an init container, or the like), with the image and
 the rights of the server. All nodes pass, or none: a server whose neighbour was refused would wait
-for it for ever. Standard library only. Usage:
+for it for ever. With `--met`, a node that comes alone, because the others are past their gates
+(`network_late.py`), passes as well, and says that nothing was proven. Standard library only. Usage:
 network_gate.py --rank N --size N --master HOST --require LEVEL … -- OPTION OF THE PROBE…
 """
 
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import network_late
 import network_links
 import network_start
 
@@ -30,6 +32,11 @@ ORDER = ("any", "rdma", "gdrdma")
 AGREE = 60.0  # seconds for all nodes to tell how they judged
 SHOWN = 200  # lines of NCCL's that are printed
 PAUSE = 0.5
+MESSAGE = "/dev/termination-log"  # what `kubectl describe pod` shows of a container that has ended
+UNPROVEN = (
+    "so the network of this node is NOT proven again, and it goes on without; to have it proven,"
+    " let all start together: delete all pods of the group at once"
+)
 _LINK = re.compile(r"(?:Channel|Ring) .* via (.+)")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 
@@ -191,9 +198,27 @@ def look_up(name: str, seconds: float) -> str:
             time.sleep(PAUSE)
 
 
-def measure(args: argparse.Namespace, own: str, master: str) -> tuple[dict[str, object], str]:
-    """Run the probe, its standard input held open, and return its report and NCCL's telling lines;
-    raises ValueError with what it printed instead.
+def measure(args: argparse.Namespace, own: str) -> tuple[dict[str, object], str]:
+    """Run the probe and return its report and NCCL's telling lines; begin again when the first node
+    has got another address meanwhile.
+
+    Raises ValueError with what the probe printed instead, and Late.
+    """
+    while True:
+        # The name of a pod that has just ended may still have its address.
+        master = own if args.rank == 0 else look_up(args.master, args.reach)
+        look = network_late.Look(args.rank, args.master, master, args.met, args.ending)
+        printed = probe(args, own, master, look)
+        if look.late:
+            raise network_late.Late(look.late)
+        if not look.moved:
+            return reported(printed)
+        said([f"{args.master} is no longer {master}"], "look")
+
+
+def probe(args: argparse.Namespace, own: str, master: str, look: network_late.Look) -> str:
+    """Run the probe, its standard input held open, and return what it prints, up to when it ends or
+    `look` finds that it waits in vain.
     """
     # Of the others only the first one's address matters, where all meet.
     ips = {args.rank: own}
@@ -210,8 +235,15 @@ def measure(args: argparse.Namespace, own: str, master: str) -> tuple[dict[str, 
         stdout=subprocess.PIPE,
     )
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    look.start(process.terminate)
     printed = process.stdout.read().decode(errors="replace")
     process.wait()
+    look.stop()
+    return printed
+
+
+def reported(printed: str) -> tuple[dict[str, object], str]:
+    """Read the probe's report, and NCCL's telling lines in it; raises ValueError."""
     try:
         report = json.loads(printed.strip().rpartition("\n")[2])
         pairs = "".join(report["pair_logs"].values())
@@ -221,13 +253,12 @@ def measure(args: argparse.Namespace, own: str, master: str) -> tuple[dict[str, 
 
 
 def run(args: argparse.Namespace) -> list[str]:
-    """Measure, judge and agree; print what was seen, and return what is wrong."""
+    """Measure, judge and agree; print what was seen, and return what is wrong; raises Late."""
     own = os.environ.get("VLLM_HOST_IP", "")
     if not own:
         return ["VLLM_HOST_IP says no address of this node"]
     try:
-        master = own if args.rank == 0 else look_up(args.master, args.reach)
-        report, log = measure(args, own, master)
+        report, log = measure(args, own)
     except (OSError, ValueError) as error:
         return [str(error)]
     for line in log.splitlines()[:SHOWN]:
@@ -236,6 +267,7 @@ def run(args: argparse.Namespace) -> list[str]:
     for (network, level), count in sorted(levels(log).items()):
         said([f"NET/{network} on {count} links: `{level}`"], "     ")
     wrong = judge(report, args.require, log)
+    master = own if args.rank == 0 else args.master
     theirs = agree(args.rank, args.size, master, args.port, args.nonce, "; ".join(wrong)[:2000])
     return [*wrong, *theirs]
 
@@ -246,6 +278,12 @@ def said(lines: Iterable[str], word: str) -> None:
         print(f"{word} {line}", flush=True)
 
 
+def note(text: str) -> None:
+    """Leave a text where the kubelet finds it, if there is one."""
+    with contextlib.suppress(OSError), open(MESSAGE, "r+", encoding="utf-8") as file:
+        file.write(text)
+
+
 def parsed(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser()
@@ -253,6 +291,16 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--master", required=True, help="name or address of the first node")
     parser.add_argument("--require", choices=ORDER, required=True)
+    parser.add_argument(
+        "--met",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[],
+        help="ports of the first node where what starts behind the gates meets: the one to which"
+        " the others come, and more on which the first one listens",
+    )
+    parser.add_argument(
+        "--ending", type=float, default=90.0, help="seconds that who is being ended may take"
+    )
     own, probe = (argv[: argv.index("--")], argv[argv.index("--") + 1 :])
     args = parser.parse_args(own)
     of_probe = argparse.ArgumentParser()
@@ -269,7 +317,13 @@ def main() -> int:
     args = parsed(sys.argv[1:])
     node = os.environ.get("NODE_NAME", "")
     said([f"the network of rank {args.rank} of {args.size}{f' on {node}' if node else ''}"], "look")
-    wrong = run(args)
+    try:
+        wrong = run(args)
+    except network_late.Late as late:
+        lines = [f"the others are past their gates: {late}", UNPROVEN]
+        said(lines, "LATE")
+        note("\n".join(lines))
+        return 0
     said(wrong, "FAIL")
     if not wrong:
         said([f"every link between the {args.size} nodes is proven: `{args.require}`"], "PASS")

@@ -38,7 +38,7 @@ _PACKAGES = {
 }
 _PROGRAMS = ("entry.sh", "head.py", "desk.py", *_NETWORK)
 # What exported groups run besides: there no launcher judges what the probe says.
-_GATE = ("network_gate.py", "network_links.py")
+_GATE = ("network_gate.py", "network_late.py", "network_links.py")
 _FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
 # The directory is made private first; tar and mv replace files whole, so that a container never
 # reads half of one. The name on the way is the node's own: several nodes may share a home. `server`
@@ -195,7 +195,7 @@ def _written(site: Site, node: Node, secrets: Mapping[str, Secret]) -> list[Step
                 argv=("sh", "-c", store, "store", base, name),
                 timeout=30,
                 stdin=partial(_bytes, value),
-                shown_stdin=_shown(site.inventory, name),
+                shown_stdin=shown(site.inventory, name),
             ),
         )
         for name, value in sorted(secrets.items())
@@ -223,7 +223,10 @@ def _bytes(value: Secret) -> bytes:
     return value.reveal().encode()
 
 
-def _shown(inventory: Inventory, name: str) -> str:
+def shown(inventory: Inventory, name: str) -> str:
+    """Return the shell command that prints a secret, for people to read and run; it fails where
+    there is none to print.
+    """
     source = inventory.secrets.get(name)
     if source is None or source.prompt is not None:
         return f'printf %s "${{{name}:?}}"'

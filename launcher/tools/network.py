@@ -8,7 +8,7 @@ all ranks reduce together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -178,18 +178,25 @@ def gate(
     deadline: float,
     pair_timeout: float = 20.0,
     wait: float = REACH,
+    met: Sequence[int] = (),
+    ending: float = 0.0,
 ) -> Argv:
     """Build the command line of the gate that proves the network where no launcher looks on, equal
     on all nodes but for `rank`, which may be a variable of the target's, as `master` may.
 
     `wait` is how many seconds others may come later than the first, `deadline` and `pair_timeout`
-    are as in `probe`.
+    are as in `probe`. `met` are ports of the first node where what starts behind the gates meets,
+    the one to which the others come before others: by them a gate sees that all others are past
+    theirs, and passes. They must be seen for `ending` seconds, for which who is being ended may go
+    on.
     """
+    behind = ("--met", ",".join(map(str, met)), "--ending", f"{ending:g}") if met else ()
     return (
         "python3",
         "-B",
         "/opt/vlaunch/network_gate.py",
         *("--rank", rank, "--size", str(size), "--master", master, "--require", require),
+        *behind,
         "--",
         "--ranks-per-node",
         str(ranks_per_node),

@@ -336,6 +336,69 @@ def test_agents_that_are_told_the_same(cluster: Cluster) -> None:
     server.is_("ready", generation=3)
 
 
+# ---- pods that come alone -----------------------------------------------------------------------
+
+
+def gate(folder: Path, rank: int, *, met: int, port: int, torch: str) -> subprocess.Popen[str]:
+    """Start the gate of a pod's network as its init container does; `torch` is what its ranks
+    import, for they come no further.
+    """
+    (folder / "torch.py").write_text(torch)
+    program = Path(agent.__file__).parents[1] / "network_gate.py"
+    words = ["--rank", str(rank), "--size", "2", "--master", "127.0.0.1", "--require", "any"]
+    words += ["--met", str(met), "--ending", "0.5", "--", "--port", str(port), "--backend", "gloo"]
+    words += ["--nonce", "word", "--deadline", "60", "--reach", "60", "--torch", "60"]
+    return subprocess.Popen(
+        [sys.executable, "-B", program, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "VLLM_HOST_IP": "127.0.0.1", "PYTHONPATH": str(folder)},
+    )
+
+
+NEVER, NONE = "import time; time.sleep(600)", "import time; time.sleep(5); raise ImportError"
+
+
+@pytest.mark.parametrize("alone", ["gpu1", "gpu2"])
+def test_a_pod_that_comes_alone_joins(cluster: Cluster, tmp_path: Path, alone: str) -> None:
+    """Its gate sees that the other one's agent is past it, says that nothing was proven, and lets
+    its own agent start, which the server waits for.
+    """
+    server, want = cluster.wanted("chat", "gpu1", "gpu2")
+    file = cluster.folder / "server.json"
+    file.write_text(json.dumps(want))
+    told = ("--leader", "gpu1", "--server", str(file), "--aloud")
+    cluster.start("gpu1", "gpu2", told=told)
+    server.is_("ready", generation=1)
+    cluster.kill(alone)
+    shutil.rmtree(cluster.folder / "state" / alone)
+    rank = int(alone == "gpu2")
+    with gate(tmp_path, rank, met=cluster.port, port=free(), torch=NEVER) as late:
+        said, _ = late.communicate(timeout=PATIENCE)
+
+    assert late.returncode == 0
+    assert "LATE the others are past their gates: " in said
+    assert "NOT proven again" in said
+    assert "delete all pods of the group at once" in said
+    assert "PASS" not in said
+    cluster.start(alone, told=told)
+    server.is_("ready", generation=2)
+
+
+def test_gates_that_wait_together_are_not_late(cluster: Cluster, tmp_path: Path) -> None:
+    """They see each other where agents will be, for longer than it would take; each fails by what
+    its own ranks came to.
+    """
+    port = free()
+    told = {"met": cluster.port, "port": port, "torch": NONE}
+    with gate(tmp_path, 0, **told) as first, gate(tmp_path, 1, **told) as other:  # type: ignore[arg-type]
+        said = [each.communicate(timeout=2 * PATIENCE)[0] for each in (first, other)]
+
+    assert [first.returncode, other.returncode] == [1, 1]
+    assert ["LATE" in each for each in said] == [False, False]
+    assert ["FAIL" in each for each in said] == [True, True]
+
+
 # ---- faults --------------------------------------------------------------------------------------
 
 
