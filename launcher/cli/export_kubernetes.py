@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,9 @@ from launcher.errors import RequestError, VlaunchError
 if TYPE_CHECKING:
     from launcher.export.kubernetes_shape import Kind
     from launcher.model import Backend
+
+_KUSTOMIZATION = "kustomization.yaml"
+_SCHEMAS = "what schemas see: `kubectl apply --server-side --dry-run=server -f FILE`"
 
 
 @click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
@@ -40,8 +44,8 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="DIR", help="Write a file for each object into a folder.")
 @click.option(
     "--check",
-    metavar="FILE",
-    help="Only judge manifests, such as an edited copy (`-`: standard input).",
+    metavar="WHERE",
+    help="Only judge manifests, such as an edited copy: a file, a folder, or standard input (`-`).",
 )
 def kubernetes(
     named: str | None,
@@ -84,14 +88,39 @@ def kubernetes(
     if output is None:
         click.echo(found.text, nl=False)
     else:
-        export_server.write(output, found.files())
+        export_server.write(output, found.files(output))
 
 
-def _judge(file: str) -> None:
+def _judge(where: str) -> None:
     """Judge manifests; raises RequestError with every mistake."""
-    import yaml
-
     from launcher.export import kubernetes_rules
+
+    found = [each for file in _files(where) for each in _objects(file)]
+    if not found:
+        raise RequestError(f"{where} holds no objects of Kubernetes", hint="name other manifests")
+    if wrong := kubernetes_rules.mistakes(found):
+        count = "a mistake" if len(wrong) == 1 else f"{len(wrong)} mistakes"
+        beside = Path(where).parent if where != "-" else None
+        alone = beside is not None and (beside / _KUSTOMIZATION).is_file()
+        whole = f"judge the folder as a whole: `vlaunch export kubernetes --check {beside}`"
+        raise VlaunchError(f"{where}: {count}", evidence=wrong, hint=whole if alone else _SCHEMAS)
+    click.echo(f"{where}: {len(found)} objects, no mistake; {_SCHEMAS}", err=True)
+
+
+def _files(where: str) -> list[str]:
+    """Return the files of a folder with manifests, less its kustomization, or the one that is
+    named.
+    """
+    folder = Path(where)
+    if where == "-" or not folder.is_dir():
+        return [where]
+    files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+    return [str(each) for each in files if each.name != _KUSTOMIZATION]
+
+
+def _objects(file: str) -> list[dict[str, Any]]:
+    """Return the objects in a file; raises RequestError for what is none."""
+    import yaml
 
     try:
         with click.open_file(file, encoding="utf-8") as opened:
@@ -100,13 +129,11 @@ def _judge(file: str) -> None:
         raise RequestError(
             f"{file} cannot be read", evidence=str(error), hint="name a file with manifests"
         ) from None
-    if not found or not all(isinstance(each, dict) for each in found):
-        raise RequestError(f"{file} holds no objects of Kubernetes", hint="name other manifests")
-    if wrong := kubernetes_rules.mistakes(found):
-        count = "a mistake" if len(wrong) == 1 else f"{len(wrong)} mistakes"
-        raise VlaunchError(
-            f"{file}: {count}",
-            evidence=wrong,
-            hint="what schemas see: `kubectl apply --server-side --dry-run=server -f FILE`",
-        )
-    click.echo(f"{file}: {len(found)} objects, no mistake", err=True)
+    for each in found:
+        if not isinstance(each, dict) or not each.get("kind") or not each.get("apiVersion"):
+            raise RequestError(
+                f"{file} is no manifest of Kubernetes",
+                evidence="each object should have `apiVersion` and `kind`",
+                hint="name a file with manifests",
+            )
+    return found

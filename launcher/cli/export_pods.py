@@ -47,6 +47,11 @@ def flags(function: F, *, where: str = "") -> F:
         click.option(
             "--image", metavar="IMAGE", help=f"{where}Of the pods (default: the inventory's)."
         ),
+        click.option(
+            "--namespace",
+            metavar="NAME",
+            help=f"{where}Where the objects shall be (default: where `kubectl` is).",
+        ),
     ):
         function = option(function)
     return function
@@ -54,7 +59,10 @@ def flags(function: F, *, where: str = "") -> F:
 
 def taken(said: dict[str, Any]) -> dict[str, Any]:
     """Take what these flags say out of what a command line says."""
-    names = ("image", "rdma_resource", "model_volume", "host_network", "memory", "cpus")
+    names = (
+        *("namespace", "image", "rdma_resource", "model_volume"),
+        *("host_network", "memory", "cpus"),
+    )
     return {name: said.pop(name) for name in names}
 
 
@@ -70,6 +78,7 @@ def target(target: Target, said: dict[str, Any]) -> Target:
     rdma, volume = said["rdma_resource"], said["model_volume"]
     return replace(
         target,
+        namespace="" if said["namespace"] is None else shape.namespace(said["namespace"]),
         rdma=None if rdma is None else shape.rdma_resource(rdma),
         volume=None if volume is None else shape.model_volume(volume),
         host_network=said["host_network"],
@@ -81,7 +90,9 @@ def target(target: Target, said: dict[str, Any]) -> Target:
 def _size(text: str) -> int:
     from launcher import sizes
 
+    # Kubernetes leaves the B out.
+    whole = f"{text}B" if text.endswith(("Ki", "Mi", "Gi", "Ti")) else text
     try:
-        return sizes.read(text)
+        return sizes.read(whole)
     except ValueError:
-        raise click.UsageError(f"--memory should be a size such as 900GiB, not `{text}`") from None
+        raise click.UsageError(f"--memory should be a size such as 900Gi, not `{text}`") from None

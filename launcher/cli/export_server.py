@@ -4,7 +4,8 @@ would have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.payload.agent.desired import Policy
     from launcher.plan.request import Request
 
+_WRITTEN = ".vlaunch-export"  # in a folder: what exports have written there, a line each
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -117,15 +119,36 @@ def show(texts: Mapping[str, str], ending: str, node: str | None, output: str | 
 
 
 def write(folder: str, files: Mapping[str, str]) -> None:
-    """Write files into a folder, and say so; raises VlaunchError."""
+    """Write files into a folder, and say so, with what an earlier export has left there, of which
+    nothing is removed; raises VlaunchError.
+    """
     base = Path(folder)
     try:
-        for name, text in files.items():
+        left = [name for name in _written(base) if name not in files and (base / name).is_file()]
+        for name, text in {**files, _WRITTEN: _listed([*files, *left])}.items():
             path = base / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise VlaunchError(
-            f"{folder}: {error.strerror}", hint="name a folder that you can write: `-o DIR`"
+            f"{folder}: {getattr(error, 'strerror', error)}",
+            hint="name a folder that you can write: `-o DIR`",
         ) from None
     click.echo(f"{len(files)} {'file' if len(files) == 1 else 'files'} in {folder}", err=True)
+    if left:
+        gone = " ".join(shlex.quote(str(base / name)) for name in left)
+        click.echo(f"of an earlier export, and no part of this one: `rm {gone}`", err=True)
+
+
+def _written(base: Path) -> list[str]:
+    """Return what exports have written into a folder."""
+    file = base / _WRITTEN
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [each for each in lines if each and not each.startswith("#")]
+
+
+def _listed(names: Iterable[str]) -> str:
+    said = "# What `vlaunch export` has written here: the next export names what is not its own."
+    return "\n".join([said, *sorted(names), ""])

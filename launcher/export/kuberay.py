@@ -29,6 +29,8 @@ _OVERWRITE = {"ray.io/overwrite-container-cmd": "true"}
 # What the operator says itself: who the head is, by its Service, and the token, by a Secret of its.
 _ITS_OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _ITS_WORDS = ("head", "block", "address", "node-ip-address", "dashboard-host")
+# Its pods' label: helm-chart/kuberay-operator/templates/deployment.yaml, and config/manager.
+_OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 _WHY: Mapping[str, str] = {
     "submissionMode: HTTPMode": "the operator submits it itself: no shell reads the words twice",
     "ray.io/overwrite-container-cmd: 'true'": (
@@ -67,21 +69,36 @@ def proven(group: Group) -> list[str]:
     host = payload.api_host(group.request.host)
     asked = payload.answered(ports, host, pods.CANARY, group.request.placement.dp)
     chosen = ",".join(f"{name}={each}" for name, each in selector(group).items())
+    kubectl = group.target.kubectl
     runs = proof.awaited(group, KIND, "jsonpath='{.status.jobStatus}'=RUNNING")
     return [
         "Prove it: the first command ends when Ray has begun to run vLLM, which then loads the",
         "weights, the second when a completion has come back; the last one is a chat.",
         f"  {runs}",
-        f'  until kubectl exec "$(kubectl get pods -l {chosen} -o name)" -- {shlex.join(asked)}',
+        f'  until {kubectl} exec "$({kubectl} get pods -l {chosen} -o name)" --'
+        f" {shlex.join(asked)}",
         "  do sleep 10; done",
     ]
 
 
-def opened(group: Group) -> list[int]:
-    """Return the ports that others than its pods may reach: the operator asks Ray's dashboard,
-    which wants the token.
-    """
-    return [group.request.port, group.inventory.ports.dashboard]
+def applied(group: Group) -> str:
+    """Say what is to be known of applying it."""
+    target = group.target
+    return (
+        "A change reaches no job that runs; before it:"
+        f" {target.kubectl} delete {KIND.lower()} {target.name}"
+    )
+
+
+def opened(group: Group) -> list[Object]:
+    """Return the rules for who else than its pods may reach them."""
+    return [*pods.opened(group), by_operator(group)]
+
+
+def by_operator(group: Group) -> Object:
+    """Return the rule for the operator, who runs programs by Ray's dashboard."""
+    whom = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
+    return pods.allowed(whom, group.inventory.ports.dashboard)
 
 
 def left_out(group: Group) -> list[str]:

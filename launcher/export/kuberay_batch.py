@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launcher.errors import RequestError
 from launcher.export import kuberay, kubernetes, programs
+from launcher.export import kubernetes_head as head
 from launcher.export import kubernetes_shape as shape
 from launcher.export.kubernetes import Manifests
 from launcher.export.kubernetes_shape import Group, Object, Target
@@ -63,13 +64,12 @@ def manifests(group: Group, asked: batch.Request) -> Manifests:
     found = [kuberay.found(group)] if group.gated else []
     around = [kubernetes.programs(group), files["map"]]
     if not group.target.host_network:
-        around.append(kubernetes.policy(group, [group.inventory.ports.dashboard]))
-    objects = (kubernetes.annotated(group, made), *found, *around)
-    kubernetes.judge(objects)
+        around.append(kubernetes.policy(group, [kuberay.by_operator(group)]))
+    objects = kubernetes.made(group, (made, *found, *around))
     return Manifests(
-        header=tuple(_header(group, asked)),
+        header=tuple(_header(group, asked, objects)),
         objects=objects,
-        why={**kubernetes.WHY, **kuberay.why(group)},
+        why={**kubernetes.why(group), **kuberay.why(group)},
     )
 
 
@@ -148,33 +148,33 @@ def _mount(spec: Object, files: Mapping[str, Object]) -> None:
     spec["containers"][0]["volumeMounts"].append(files["mount"])
 
 
-def _header(group: Group, asked: batch.Request) -> list[str]:
-    job, name = asked.job, group.target.name
-    nodes = f"{group.size} {'node' if group.size == 1 else 'nodes'}"
-    head = ",".join(f"{key}={each}" for key, each in kuberay.selector(group).items())
+def _header(group: Group, asked: batch.Request, objects: Sequence[Object]) -> list[str]:
+    job, target = asked.job, group.target
+    chosen = ",".join(f"{key}={each}" for key, each in kuberay.selector(group).items())
+    pod = f'"$({target.kubectl} get pods -l {chosen} -o name)"'
+    needs = (
+        *kuberay.needs(),
+        *head.needs(group, objects),
+        f"{asked.work} at one place, whichever node the head runs on (a claim that is"
+        " ReadWriteMany, or a mount that all share), for what is done is written down there; else a"
+        " retry begins anew",
+    )
     return [
-        f"The batch job {job.name} on {nodes} of the cluster `{group.original.cluster}`, answers to"
-        f" {job.to.shown}, as a {kuberay.KIND}.",
+        f"The batch job {job.name} on {head.nodes(group)} of the cluster"
+        f" `{group.original.cluster}`, answers to {job.to.shown}, as a {kuberay.KIND}.",
         "Made by `vlaunch batch --export kuberay`; the same job and inventory give the same text.",
         "",
-        "The cluster must have:",
-        *(f"- {each}" for each in (*kuberay.needs(), *kubernetes.needs(group))),
-        f"- {asked.work} at one place, whichever node the head runs on (a claim, or a mount",
-        "  that all share), for what is done is written down there; else a retry begins anew",
-        *kubernetes.before(group),
+        *kubernetes.listed("The cluster must have:", needs),
+        *head.secret(group),
         "",
-        "Apply it:",
-        "  kubectl apply --server-side -f FILE",
+        *head.apply(group, kuberay.applied(group)),
         "See how far it is, and wait until each row has its answer:",
-        f'  kubectl exec "$(kubectl get pods -l {head} -o name)" -- cat {asked.work}/progress.json',
-        "  kubectl wait --for=jsonpath='{.status.jobStatus}'=SUCCEEDED --timeout=24h"
-        f" rayjob/{name}",
-        "Why not:",
-        f"  kubectl logs -l app.kubernetes.io/instance={name} --all-containers --prefix --tail=-1"
-        " | vlaunch doctor --from -",
+        f"  {target.kubectl} exec {pod} -- cat {asked.work}/progress.json",
+        f"  {target.kubectl} wait --for=jsonpath='{{.status.jobStatus}}'=SUCCEEDED --timeout=24h"
+        f" rayjob/{target.name}",
+        *head.why_not(group),
         "",
-        "Not carried over:",
-        *(f"- {each}" for each in group.left_out),
+        *kubernetes.listed("Not carried over:", group.left_out),
         "- `vlaunch jobs`, `stop` and gathering: the job is Kubernetes' own",
         "",
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,10 +20,10 @@ from launcher.export import (
     lws,
     pod_volumes,
     pods,
-    proof,
     statefulset,
     yaml_text,
 )
+from launcher.export import kubernetes_head as head
 from launcher.export.kubernetes_shape import Group, Kind, Object
 
 MOST = 1 << 20  # bytes of a ConfigMap (kubernetes.io/docs/concepts/configuration/configmap)
@@ -32,7 +31,7 @@ MOST = 1 << 20  # bytes of a ConfigMap (kubernetes.io/docs/concepts/configuratio
 PROVIDE = "vlaunch.provide"
 EXPORT = "vlaunch.export"
 # The reason above a line, where somebody may wonder.
-WHY: Mapping[str, str] = {
+_WHY: Mapping[str, str] = {
     "enableServiceLinks: false": (
         "a Service called `vllm` would set VLLM_PORT, on which vLLM stops"
     ),
@@ -41,6 +40,8 @@ WHY: Mapping[str, str] = {
         " caches of others"
     ),
     "medium: Memory": "/dev/shm, for NCCL and tensor parallelism; it counts as the pod's memory",
+    f"defaultMode: {pod_volumes.EXECUTABLE}": f"0{pod_volumes.EXECUTABLE:o} in octal digits",
+    f"defaultMode: {pod_volumes.READ_ONLY}": f"0{pod_volumes.READ_ONLY:o} in octal digits",
     "kind: NetworkPolicy": "between the pods everything: ranks take ports that the kernel chooses",
 }
 
@@ -62,8 +63,11 @@ class Workload(Protocol):
     def proven(self, group: Group, /) -> list[str]:
         """Return the lines that end once the server has answered."""
 
-    def opened(self, group: Group, /) -> list[int]:
-        """Return the ports that others than its pods may reach."""
+    def applied(self, group: Group, /) -> str:
+        """Say what is to be known of applying it; empty where nothing is."""
+
+    def opened(self, group: Group, /) -> list[Object]:
+        """Return the rules for who else than its pods may reach them."""
 
     def left_out(self, group: Group, /) -> list[str]:
         """Name what it does not say of how a server is kept."""
@@ -92,7 +96,7 @@ class Manifests:
         """All of it, for `kubectl apply --server-side -f -`."""
         return yaml_text.comment(self.header) + yaml_text.dump(self.objects, self.why)
 
-    def files(self) -> Mapping[str, str]:
+    def files(self, folder: str) -> Mapping[str, str]:
         """Return a file for each object, and a kustomization with the header, by name."""
         found = {
             f"{each['kind'].lower()}-{each['metadata']['name']}.yaml": self._one(each)
@@ -104,7 +108,8 @@ class Manifests:
             "resources": sorted(found),
         }
         # A strategic-merge patch replaces the list of containers of a custom resource as a whole.
-        said = (*self.header, "Change it by JSON patches (`patches:` with `op:`), no others.")
+        header = head.applied(self.header, folder)
+        said = (*header, "Change it by JSON patches (`patches:` with `op:`), no others.")
         text = yaml_text.comment(said) + yaml_text.dump([kustomization], {})
         return {**found, "kustomization.yaml": text}
 
@@ -126,23 +131,42 @@ def manifests(group: Group) -> Manifests:
     if group.target.pod_monitor:
         around.append(_monitor(group))
     workload, *others = kind.objects(group)
-    objects = (annotated(group, workload), *others, *around)
-    judge(objects)
-    header = tuple(_header(group, kind))
-    return Manifests(header=header, objects=objects, why={**WHY, **kind.why(group)})
+    objects = made(group, (workload, *others, *around))
+    header = tuple(_header(group, kind, objects))
+    return Manifests(header=header, objects=objects, why={**why(group), **kind.why(group)})
 
 
-def judge(objects: Sequence[Object]) -> None:
-    """Raise RequestError where objects break a rule of Kubernetes'."""
-    if wrong := kubernetes_rules.mistakes(objects):
+def made(group: Group, objects: Sequence[Object]) -> tuple[Object, ...]:
+    """Return objects, the group's own the first, with what is written into them last; raises
+    RequestError where they break a rule of Kubernetes'.
+    """
+    workload, *others = objects
+    found = tuple(_placed(group, each) for each in (_annotated(group, workload), *others))
+    if wrong := kubernetes_rules.mistakes(found):
         raise RequestError(
             "what is asked for cannot work in Kubernetes",
             evidence=wrong,
             hint="see the options: `vlaunch export kubernetes --help`",
         )
+    return found
 
 
-def annotated(group: Group, workload: Object) -> Object:
+def why(group: Group) -> Mapping[str, str]:
+    """Return the reason for a line, by the line, whatever the kind."""
+    provided = f"{PROVIDE}: {','.join(_provided(group))}"
+    return {**_WHY, provided: "what must be there before: `--check` takes it as there"}
+
+
+def _placed(group: Group, each: Object) -> Object:
+    """Put an object into the namespace that is asked for."""
+    if not group.target.namespace:
+        return each
+    name, *rest = each["metadata"].items()
+    inside = dict([name, ("namespace", group.target.namespace), *rest])
+    return {**each, "metadata": inside}
+
+
+def _annotated(group: Group, workload: Object) -> Object:
     """Say in the object what it is made of, so that a change shows, and what must be there."""
     digest = hashlib.sha256(json.dumps(workload, sort_keys=True).encode()).hexdigest()[:12]
     said = {EXPORT: digest}
@@ -194,31 +218,26 @@ def _service(group: Group) -> Object:
     }
 
 
-def policy(group: Group, opened: Iterable[int]) -> Object:
-    """Return what keeps others from the pods but for the ports that are opened."""
+def policy(group: Group, opened: Sequence[Object]) -> Object:
+    """Return what keeps others from the pods but for what is opened."""
     own = {"podSelector": {"matchLabels": pods.labels(group)}}
-    ports = [{"port": each, "protocol": "TCP"} for each in opened]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata(group),
-        "spec": {
-            **own,
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [own]},
-                {"from": [{"namespaceSelector": {}}], "ports": ports},
-            ],
-        },
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}, *opened]},
     }
 
 
 def _budget(group: Group) -> Object:
+    # Ray's clusters have no `scale`, by which Kubernetes would know how many pods there should be.
+    ray = group.target.kind == "kuberay"
+    most: Object = {"minAvailable": group.size} if ray else {"maxUnavailable": 0}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(group),
-        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": pods.labels(group)}},
+        "spec": {**most, "selector": {"matchLabels": pods.labels(group)}},
     }
 
 
@@ -237,110 +256,29 @@ def _monitor(group: Group) -> Object:
     }
 
 
-def _header(group: Group, kind: Workload) -> list[str]:
-    name, request = group.target.name, group.request
+def _header(group: Group, kind: Workload, objects: Sequence[Object]) -> list[str]:
+    request = group.request
     split = request.placement
     ranks = "vLLM's own ranks (mp)" if request.backend == "mp" else "ranks that Ray runs"
+    needs = (*kind.needs(), *head.needs(group, objects))
     return [
-        f"{request.model} on {_nodes(group)} of the cluster `{group.original.cluster}`:"
+        f"{request.model} on {head.nodes(group)} of the cluster `{group.original.cluster}`:"
         f" {split.words}, {ranks}, as a {kind.KIND}.",
         "Made by `vlaunch export kubernetes`; the same inventory gives the same text.",
         "",
-        "The cluster must have:",
-        *(f"- {each}" for each in (*kind.needs(), *needs(group))),
-        *before(group),
+        *listed("The cluster must have:", needs),
+        *head.secret(group),
         "",
-        "Apply it (--server-side, for an annotation of other applies would be too large):",
-        f"  kubectl apply --server-side -f FILE{_budget_note(group)}",
+        *head.apply(group, kind.applied(group)),
         *kind.proven(group),
-        f"  kubectl port-forward service/{name}-api {request.port}:{request.port} &",
-        f"  {_chat(group)}",
-        "Why not:",
-        f"  kubectl logs -l app.kubernetes.io/instance={name} --all-containers --prefix --tail=-1"
-        " | vlaunch doctor --from -",
+        *head.asked(group),
+        *head.why_not(group),
         "",
-        "Not carried over:",
-        *(f"- {each}" for each in (*group.left_out, *kind.left_out(group))),
+        *listed("Not carried over:", (*group.left_out, *kind.left_out(group))),
         "",
     ]
 
 
-def _nodes(group: Group) -> str:
-    return "1 node" if group.size == 1 else f"{group.size} nodes"
-
-
-def needs(group: Group) -> list[str]:
-    """Name what the cluster must have, whatever runs in the pods."""
-    inventory, target, gpus = group.inventory, group.target, pods.gpu_resource(group)
-    each = sorted(set(group.shares.values()))
-    found = []
-    if gpus:
-        found.append(f"{_nodes(group)} with {' or '.join(map(str, each))} free `{gpus}`")
-    else:
-        found.append(_nodes(group))
-    if target.rdma is not None:
-        found.append(f"`{target.rdma[0]}` on each of them, {target.rdma[1]} a pod")
-    if inventory.privileged:
-        found.append("a namespace in which privileged pods are allowed")
-    if target.host_network:
-        names = ", ".join(node.name for node in group.nodes)
-        found.append(
-            f"nodes that are called {names} (`kubernetes.io/hostname`), for their network"
-            " is used; NetworkPolicy does not hold there: `vlaunch export firewall`"
-        )
-    found.append(f"the image {inventory.image}, which the nodes can pull{_with_ray(group)}")
-    found.append(_model_needs(group))
-    if target.memory is None:
-        found.append(
-            "memory that nobody else takes: none is requested; --memory SIZE asks for it, weights"
-            " on their way and /dev/shm included"
-        )
-    return found
-
-
-def _with_ray(group: Group) -> str:
-    if group.request.backend != "ray":
-        return ""
-    return (
-        ", with Ray in it: stock images of vLLM carry none; `vlaunch up` builds one that does"
-        " (`vlaunch image list` names it), `--image IMAGE` takes it"
-    )
-
-
-def _model_needs(group: Group) -> str:
-    at, volume = pod_volumes.model_at(group), group.target.volume
-    if volume is not None and volume.claim:
-        where = f"the claim {volume.claim}" + (f" (below {volume.path})" if volume.path else "")
-        return f"{where} with the model at {at}: ReadOnlyMany or ReadWriteMany, in this namespace"
-    folder = volume.path if volume is not None else at
-    return f"the model in {folder} of every node, or a way to Hugging Face from there"
-
-
-def before(group: Group) -> list[str]:
-    """Return the line that makes the secret, where there is one."""
-    names = group.secrets
-    if not names:
-        return []
-    sources = group.original.secrets
-    words = ["kubectl", "create", "secret", "generic", f"{group.target.name}-secrets"]
-    given = []
-    for name in names:
-        source = sources.get(name)
-        if source is None:
-            given.append(f'--from-literal={name}="$(openssl rand -hex 32)"')
-        elif source.file is not None:
-            given.append(f"--from-file={name}={source.file}")
-        else:
-            given.append(f'--from-literal={name}="${source.env or name}"')
-    return ["- the secret, once:", f"    {shlex.join(words)} {' '.join(given)}"]
-
-
-def _chat(group: Group) -> str:
-    url = f"http://localhost:{group.request.port}/v1"
-    return proof.chat(url, group.request, group.original)
-
-
-def _budget_note(group: Group) -> str:
-    if not group.target.disruption_budget:
-        return ""
-    return "   # its PodDisruptionBudget blocks drains: delete that first"
+def listed(title: str, lines: Iterable[str]) -> list[str]:
+    """Return lines as a list; one that begins with a space belongs to the one before."""
+    return [title, *(each if each.startswith(" ") else f"- {each}" for each in lines)]

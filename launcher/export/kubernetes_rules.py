@@ -35,6 +35,8 @@ _POWERS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei"
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _JOINED = "rank 0 is ready only when all ranks have joined"
+# Of LeaderWorkerSets, by the field (its CRD of 0.10).
+_OF_GROUPS = ("Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None")
 _RESTARTS = ("Always", "OnFailure", "Never")
 _MOST = 1 << 20
 
@@ -50,7 +52,7 @@ class Pod:
 
 def mistakes(documents: Sequence[Object]) -> list[str]:
     """Say what is wrong with objects, each with where it is; nothing when no rule is broken."""
-    pods = [pod for each in documents for pod in _pods(each)]
+    pods = [pod for each in documents for pod in pods_of(each)]
     found = [said for each in documents for rule in _OF_OBJECTS for said in rule(each)]
     found += [said for pod in pods for rule in _OF_PODS for said in rule(pod)]
     found += [said for rule in _OF_ALL for said in rule(documents, pods)]
@@ -61,7 +63,7 @@ def _called(document: Object) -> str:
     return f"{document.get('kind')}/{(document.get('metadata') or {}).get('name')}"
 
 
-def _pods(document: Object) -> Iterator[Pod]:
+def pods_of(document: Object) -> Iterator[Pod]:
     """Yield the pods of a document, as its controller makes them."""
     called, spec = _called(document), document.get("spec") or {}
     name, kind = (document.get("metadata") or {}).get("name", ""), document.get("kind")
@@ -133,7 +135,7 @@ def _selects_its_own(document: Object) -> Iterator[str]:
     if document.get("kind") not in ("StatefulSet", "Deployment", "DaemonSet"):
         return
     wanted = ((document.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
-    for pod in _pods(document):
+    for pod in pods_of(document):
         if not wanted or not _matches(wanted, pod.labels):
             yield f"{_called(document)}: its selector is not among its pods' labels"
 
@@ -158,12 +160,20 @@ def _no_secret(document: Object) -> Iterator[str]:
 def _meet(document: Object) -> Iterator[str]:
     """Judge that no pod of a server waits for one that waits for it."""
     spec, kind = document.get("spec") or {}, document.get("kind")
-    if not any(_serves(pod) for pod in _pods(document)):
+    if not any(_serves(pod) for pod in pods_of(document)):
         return
     if kind == "StatefulSet" and spec.get("podManagementPolicy") != "Parallel":
         yield f"{_called(document)}: podManagementPolicy should be Parallel: {_JOINED}"
     if kind == "LeaderWorkerSet" and spec.get("startupPolicy") == "LeaderReady":
         yield f"{_called(document)}: startupPolicy should be LeaderCreated: {_JOINED}"
+
+
+def _group_restarts(document: Object) -> Iterator[str]:
+    group = (document.get("spec") or {}).get("leaderWorkerTemplate") or {}
+    policy = group.get("restartPolicy", "Default")
+    if document.get("kind") == "LeaderWorkerSet" and policy not in _OF_GROUPS:
+        known = ", ".join(_OF_GROUPS)
+        yield f"{_called(document)}: restartPolicy should be one of {known}, not {policy}"
 
 
 def _ray(document: Object) -> Iterator[str]:
@@ -192,6 +202,11 @@ def _mounts(pod: Pod) -> Iterator[str]:
 
 def _probes(pod: Pod) -> Iterator[str]:
     for where, container in _containers(pod):
+        meant = {name.casefold(): name for name in _PROBES}
+        for key in container:
+            name = meant.get(key.casefold(), key)
+            if name != key:
+                yield f"{where}: {key} should be called {name}"
         for name in _PROBES:
             probe = container.get(name)
             if probe is None:
@@ -334,11 +349,25 @@ def _selectors(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str
             yield f"{_called(each)}: it selects none of the pods"
 
 
+def _budgets(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
+    """Judge that Kubernetes can count the pods which a budget is about."""
+    for each in documents:
+        spec = each.get("spec") or {}
+        wanted = (spec.get("selector") or {}).get("matchLabels") or {}
+        if each.get("kind") != "PodDisruptionBudget" or isinstance(spec.get("minAvailable"), int):
+            continue
+        if any(_matches(wanted, pod.labels) for pod in pods if "ray.io/node-type" in pod.labels):
+            yield (
+                f"{_called(each)}: should have minAvailable, a number: Ray's clusters have no"
+                " `scale`, by which the rest is counted"
+            )
+
+
 def _found(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
     """Judge that the pods of a StatefulSet find each other before any of them is ready."""
     services = {_called(each): each.get("spec") or {} for each in documents}
     for each in documents:
-        if each.get("kind") != "StatefulSet" or not any(_serves(pod) for pod in _pods(each)):
+        if each.get("kind") != "StatefulSet" or not any(_serves(pod) for pod in pods_of(each)):
             continue
         named = f"Service/{(each.get('spec') or {}).get('serviceName')}"
         service = services.get(named)
@@ -363,6 +392,7 @@ _OF_OBJECTS: tuple[Callable[[Object], Iterator[str]], ...] = (
     _small,
     _no_secret,
     _meet,
+    _group_restarts,
     _ray,
 )
 _OF_PODS: tuple[Callable[[Pod], Iterator[str]], ...] = (
@@ -380,5 +410,6 @@ _OF_ALL: tuple[Callable[[Sequence[Object], Sequence[Pod]], Iterator[str]], ...] 
     _references,
     _keys,
     _selectors,
+    _budgets,
     _found,
 )

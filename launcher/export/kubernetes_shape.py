@@ -28,6 +28,7 @@ _LABEL = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 _RESOURCE = re.compile(
     r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 )
+GPUS = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}  # as device plugins call them
 # Every pod network calls a pod's interface so, whatever the host's NIC is called.
 POD_INTERFACE = "eth0"
 # The controller of LeaderWorkerSets puts these first into the environment of every container, so
@@ -49,6 +50,7 @@ class Target:
     """What is asked of the manifests beside the server. Sizes are bytes, times seconds."""
 
     name: str
+    namespace: str = ""
     kind: Kind = "lws"
     rdma: tuple[str, int] | None = None
     volume: ModelVolume | None = None
@@ -58,6 +60,11 @@ class Target:
     gate: bool = True
     disruption_budget: bool = False
     pod_monitor: bool = False
+
+    @property
+    def kubectl(self) -> str:
+        """The first words of a line that reaches its objects."""
+        return f"kubectl -n {self.namespace}" if self.namespace else "kubectl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,16 @@ def object_name(text: str) -> str:
     return name
 
 
+def namespace(text: str) -> str:
+    """Return the name of a namespace; raises RequestError for one that Kubernetes refuses."""
+    if re.fullmatch("[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", text) is None:
+        raise RequestError(
+            f"--namespace should be the name of a namespace, not `{text}`",
+            hint="see those that are there: `kubectl get namespaces`",
+        )
+    return text
+
+
 def rdma_resource(text: str) -> tuple[str, int]:
     """Read `NAME[=N]`; raises RequestError."""
     name, _, count = text.partition("=")
@@ -129,6 +146,11 @@ def rdma_resource(text: str) -> tuple[str, int]:
         raise RequestError(
             f"--rdma-resource should be a resource such as rdma/ib or rdma/ib=2, not `{text}`",
             hint="see what a node offers: `kubectl describe node NODE`, `Allocatable`",
+        )
+    if name in GPUS.values():
+        raise RequestError(
+            f"--rdma-resource should name RDMA devices; `{name}` are GPUs",
+            hint="leave it out with `fabric: ethernet` in the inventory",
         )
     return name, int(count or 1)
 
@@ -193,6 +215,9 @@ def group(inventory: Inventory, request: Request, policy: Policy, target: Target
         seen = replace(seen, ray=RaySettings(version="none"))
     else:
         seen = replace(seen, nodes=_only(seen, request))
+    if target.rdma is None and not inventory.privileged:
+        # Ranks that meet inside of a node need neither the devices nor a right to them.
+        seen = replace(seen, fabric="ethernet")
     snapshot = ClusterSnapshot(site=Site(seen))
     return Group(
         original=inventory,
@@ -251,7 +276,7 @@ def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
 
 def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with what is asked for, with what to do."""
-    if inventory.fabric != "ethernet" and target.rdma is None and not inventory.privileged:
+    if _needs_rdma(inventory, request, target):
         yield (
             f"`fabric: {inventory.fabric}`: a pod gets RDMA devices as a resource of its node; only"
             " mounted, the device cgroup closes them, and NCCL silently takes TCP",
@@ -266,7 +291,7 @@ def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterat
     if request.backend == "ray" and request.placement.dp > 1:
         yield (
             "Ray places replicas by addresses, and pods have none before they run",
-            "leave them to vLLM itself: `--backend mp`",
+            "leave them to vLLM itself: `--kind lws`, without `--backend ray`",
         )
     if request.backend == "mp" and target.kind == "kuberay":
         yield (
@@ -278,6 +303,12 @@ def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterat
             "a StatefulSet has one template for all pods, and Ray's head another command",
             "choose `--kind lws`, or `--backend mp`",
         )
+
+
+def _needs_rdma(inventory: Inventory, request: Request, target: Target) -> bool:
+    """True where ranks would exchange tensors by RDMA, of which nothing is named."""
+    named = target.rdma is not None or inventory.privileged
+    return inventory.fabric != "ethernet" and request.placement.networked and not named
 
 
 def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:

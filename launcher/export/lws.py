@@ -52,8 +52,13 @@ def proven(group: Group) -> list[str]:
     return proof.ready(group, KIND, "condition=Available")
 
 
-def opened(group: Group) -> list[int]:
-    """Return the ports that others than its pods may reach."""
+def applied(_: Group) -> str:
+    """Say what is to be known of applying it: nothing, for the controller replaces its pods."""
+    return ""
+
+
+def opened(group: Group) -> list[Object]:
+    """Return the rules for who else than its pods may reach them."""
     return pods.opened(group)
 
 

@@ -16,7 +16,7 @@ from launcher.model import Mount
 from launcher.tools.docker import ContainerSpec
 
 _SHM = 16 << 30  # bytes of /dev/shm where the inventory names no size: a share of the node's memory
-_READ_ONLY, _EXECUTABLE = 0o400, 0o555
+READ_ONLY, EXECUTABLE = 0o400, 0o555  # modes of mounted files
 
 
 def payload_files(group: Group) -> Mapping[str, str]:
@@ -90,12 +90,12 @@ def _volume(group: Group, mount: Mount) -> tuple[Object, Object] | None:
     name, volume = group.target.name, group.target.volume
     if mount.target == containers.PAYLOAD:
         items = [{"key": key(path), "path": path} for path in payload_files(group)]
-        source = {"name": f"{name}-payload", "defaultMode": _EXECUTABLE, "items": items}
+        source = {"name": f"{name}-payload", "defaultMode": EXECUTABLE, "items": items}
         return _mounted("payload", {"configMap": source}, mount)
     if mount.target == containers.SECRETS:
         if not group.secrets:
             return None
-        source = {"secretName": f"{name}-secrets", "defaultMode": _READ_ONLY}
+        source = {"secretName": f"{name}-secrets", "defaultMode": READ_ONLY}
         return _mounted("secrets", {"secret": source}, mount)
     if mount.target == containers.SERVERS:
         return _mounted("server", {"emptyDir": {}}, mount) if group.agents else None
@@ -111,11 +111,17 @@ def _volume(group: Group, mount: Mount) -> tuple[Object, Object] | None:
     return _on_node(_slug(mount.target), mount, "DirectoryOrCreate")
 
 
+def reads_only(group: Group) -> bool:
+    """True when pods only read the volume of the model: a cache is written, too, unless they are
+    offline.
+    """
+    cache = model_at(group) == group.nodes[0].hf_home
+    return not cache or group.nodes[0].env.get("HF_HUB_OFFLINE") == "1"
+
+
 def _model(group: Group, mount: Mount) -> tuple[Object, Object]:
     volume = group.target.volume
-    cache = mount.target == group.nodes[0].hf_home
-    offline = group.nodes[0].env.get("HF_HUB_OFFLINE") == "1"
-    where = replace(mount, read_only=mount.read_only or not cache or offline)
+    where = replace(mount, read_only=mount.read_only or reads_only(group))
     if volume is not None and volume.claim:
         claim = {"claimName": volume.claim, **({"readOnly": True} if where.read_only else {})}
         made, at = _mounted("model", {"persistentVolumeClaim": claim}, where)

@@ -20,11 +20,11 @@ from launcher.plan import network
 from launcher.site import Site
 from launcher.state.verdict import Ask
 from launcher.tools import network as probe
-from launcher.tools import payload
+from launcher.tools import payload, vllm
 from launcher.tools.docker import ContainerSpec
 from launcher.tools.expectations import Expectations
 
-_DEVICES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+INSTANCE = "app.kubernetes.io/instance"  # the label that all objects of a group carry
 # What a pod is told about itself; `$(NAME)` in an argument is the kubelet's to replace.
 HOST_IP = "VLLM_HOST_IP"
 _FIELDS = {HOST_IP: "status.podIP", "NODE_NAME": "spec.nodeName"}
@@ -37,7 +37,7 @@ _EVERY = 30  # seconds between two looks at one that has
 
 def labels(group: Group) -> dict[str, str]:
     """Return what all objects of a group carry, and what selects its pods."""
-    return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": group.target.name}
+    return {"app.kubernetes.io/name": "vllm", INSTANCE: group.target.name}
 
 
 def managed(group: Group) -> dict[str, str]:
@@ -47,7 +47,7 @@ def managed(group: Group) -> dict[str, str]:
 
 def gpu_resource(group: Group) -> str:
     """Return what a node's device plugin calls its GPUs; empty where the model runs on CPUs."""
-    return _DEVICES.get(group.inventory.accelerator, "")
+    return shape.GPUS.get(group.inventory.accelerator, "")
 
 
 def serving_spec(group: Group, node: Node, argv: Argv) -> ContainerSpec:
@@ -77,16 +77,29 @@ def serving(
     return _container(group, node, "vllm", spec, ours, fields)
 
 
+def gate_deadline(group: Group) -> float:
+    """Return how many seconds the proof of the network may take, with the wait for the others, who
+    may come as late as a start may take: images are pulled meanwhile.
+    """
+    inventory = replace(group.inventory, nodes=group.nodes)
+    return network.deadline(inventory, _ask(group)) + group.desired.policy.start_timeout
+
+
+def _ask(group: Group) -> Ask:
+    return Ask(nonce=group.leader, ranks_per_node=min(group.shares.values()))
+
+
 def gate(group: Group, node: Node, *, rank: str, fields: Mapping[str, str] = NONE) -> list[Object]:
     """Return the init container that proves the network, or fails; none where there is none.
 
-    The others of the group may come as late as a start may take: images are pulled meanwhile.
+    Where the others of the group are past theirs, it passes: a pod that comes alone would wait for
+    ever.
     """
     if not group.gated:
         return []
     leader = group.leader
     inventory = replace(group.inventory, nodes=group.nodes)
-    ask = Ask(nonce=leader, ranks_per_node=min(group.shares.values()))
+    ask = _ask(group)
     rdma = [each.name for each in group.nodes] if group.target.rdma is not None else []
     level, _ = transport.required(inventory, gpus=(), rdma=rdma, known=Expectations())
     argv = probe.gate(
@@ -100,10 +113,24 @@ def gate(group: Group, node: Node, *, rank: str, fields: Mapping[str, str] = NON
         nonce=leader,
         deadline=network.deadline(inventory, ask),
         wait=group.desired.policy.start_timeout,
+        met=_met(group),
+        ending=1.5 * GRACE,
     )
     spec = containers.probe_spec(Site(group.inventory), node, argv)
     spec = replace(spec, command=(f"{containers.PAYLOAD}/entry.sh", *argv))
     return [_container(group, node, "network", spec, (rank, leader), fields)]
+
+
+def _met(group: Group) -> list[int]:
+    """Return the ports of the first pod where what starts behind the gates meets."""
+    if group.agents:
+        return [group.inventory.ports.group]
+    if group.target.kind == "kuberay":
+        return [group.inventory.ports.gcs]
+    # Replicas meet at theirs only while they start.
+    argv = group.desired.processes[0].argv
+    met = vllm.values(argv, "--master-port", "--data-parallel-rpc-port")
+    return [*map(int, met), group.request.port]
 
 
 def probes(group: Group, *, timeout: float, stuck: float) -> Object:
@@ -149,10 +176,16 @@ def ports(group: Group) -> list[Object]:
     return found
 
 
-def opened(group: Group) -> list[int]:
-    """Return the ports that others than its pods may reach."""
+def opened(group: Group) -> list[Object]:
+    """Return the rule for who else than a group's pods may reach them: pods of any namespace."""
     agent = group.agents and group.target.pod_monitor
-    return [group.request.port, *([group.inventory.ports.metrics] if agent else [])]
+    ports = [group.request.port, *([group.inventory.ports.metrics] if agent else [])]
+    return [allowed({"namespaceSelector": {}}, *ports)]
+
+
+def allowed(whom: Object, *ports: int) -> Object:
+    """Return the rule of a NetworkPolicy that lets somebody reach ports."""
+    return {"from": [whom], "ports": [{"port": each, "protocol": "TCP"} for each in ports]}
 
 
 def found_by(group: Group, selector: Mapping[str, str], number: int) -> Object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.export import pods
 from launcher.export.kubernetes_shape import Group
 from launcher.model import Inventory
 from launcher.payload.agent.task import CHAT
@@ -17,11 +18,13 @@ def chat(url: str, request: Request, inventory: Inventory) -> str:
 
 
 def awaited(group: Group, kind: str, condition: str) -> str:
-    """Return the line that waits for a condition of a group's object, as long as a start may
-    take.
+    """Return the line that waits for a condition of a group's object, as long as it may take: till
+    images are there and the network is proven, and for a start.
     """
-    seconds, name = group.desired.policy.start_timeout, group.target.name
-    return f"kubectl wait --for={condition} --timeout={seconds:.0f}s {kind.lower()}/{name}"
+    start = group.desired.policy.start_timeout
+    seconds = start + (pods.gate_deadline(group) if group.gated else start)
+    words = f"wait --for={condition} --timeout={seconds:.0f}s {kind.lower()}/{group.target.name}"
+    return f"{group.target.kubectl} {words}"
 
 
 def ready(group: Group, kind: str, condition: str) -> list[str]:

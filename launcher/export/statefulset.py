@@ -46,8 +46,17 @@ def proven(group: Group) -> list[str]:
     return proof.ready(group, KIND, f"jsonpath='{{.status.readyReplicas}}'={group.size}")
 
 
-def opened(group: Group) -> list[int]:
-    """Return the ports that others than its pods may reach."""
+def applied(group: Group) -> str:
+    """Say what is to be known of applying it."""
+    target = group.target
+    return (
+        "After a change delete all pods, which stay as they were till then:"
+        f" {target.kubectl} delete pods -l {pods.INSTANCE}={target.name}"
+    )
+
+
+def opened(group: Group) -> list[Object]:
+    """Return the rules for who else than its pods may reach them."""
     return pods.opened(group)
 
 

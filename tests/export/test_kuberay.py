@@ -97,6 +97,7 @@ def test_the_gate_knows_each_pod(found: Export) -> None:
     made = cluster(found)
     groups = [made["headGroupSpec"], *made["workerGroupSpecs"]]
     gates = [each["template"]["spec"]["initContainers"][0]["args"] for each in groups]
+    assert {gate[gate.index("--met") + 1] for gate in gates} == {"6379"}
     service = next(each for each in found.objects if each["metadata"]["name"] == "pair-ranks")
 
     assert [gate[gate.index("--rank") + 1] for gate in gates] == ["0", "1"]
@@ -105,11 +106,25 @@ def test_the_gate_knows_each_pod(found: Export) -> None:
     assert service["spec"]["selector"]["ray.io/node-type"] == "head"
 
 
-def test_the_operator_reaches_the_dashboard(found: Export) -> None:
-    """And nobody else's ports but the API."""
-    ports = found.of("NetworkPolicy")["spec"]["ingress"][1]["ports"]
+def test_the_operator_alone_reaches_the_dashboard(found: Export) -> None:
+    """Where programs are run; pods of any namespace reach the API."""
+    _, others, operator = found.of("NetworkPolicy")["spec"]["ingress"]
 
-    assert [each["port"] for each in ports] == [8000, 8265]
+    assert [each["port"] for each in others["ports"]] == [8000]
+    assert [each["port"] for each in operator["ports"]] == [8265]
+    assert others["from"] == [{"namespaceSelector": {}}]
+    (whom,) = operator["from"]
+    assert whom["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
+
+
+def test_a_budget_counts_pods(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes cannot know how many pods a cluster of Ray's should have; of others it can."""
+    budget = "--disruption-budget"
+    ray = Export(capsys, pair, *KIND, *RDMA, budget).of("PodDisruptionBudget")["spec"]
+    other = Export(capsys, pair, *RDMA, budget).of("PodDisruptionBudget")["spec"]
+
+    assert (ray.get("minAvailable"), ray.get("maxUnavailable")) == (2, None)
+    assert (other.get("minAvailable"), other.get("maxUnavailable")) == (None, 0)
 
 
 def test_nodes_may_differ(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

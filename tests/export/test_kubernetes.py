@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ def test_the_gate_is_the_check_of_the_network(
     assert args[args.index("--require") + 1] == "rdma"
     assert args[args.index("--ranks-per-node") + 1] == "8"
     assert args[args.index("--reach") + 1] == "1800"
+    assert args[args.index("--met") + 1] == "29501,8000"
+    assert args[args.index("--ending") + 1] == "90"
     assert found.gate()["resources"] == found.container()["resources"]
     assert "RAY_AUTH_TOKEN" not in str(found.gate())
     capsys.readouterr()
@@ -122,10 +126,6 @@ def test_secrets_are_only_named(pair: Path, capsys: pytest.CaptureFixture[str]) 
         "name": "secrets",
         "secret": {"secretName": "pair-secrets", "defaultMode": 256},
     } in volumes
-    assert (
-        "kubectl create secret generic pair-secrets --from-file=HF_TOKEN=~/hf"
-        ' --from-literal=VLLM_API_KEY="$THE_KEY"'
-    ) in found.text
     assert env(found.container())["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
     assert '-H "Authorization: Bearer $VLLM_API_KEY"' in found.text
     assert not [each for each in found.objects if each["kind"] == "Secret"]
@@ -240,7 +240,7 @@ def test_privileged_pods_mount_devices(pair: Path, capsys: pytest.CaptureFixture
 
     assert found.container()["securityContext"] == {"privileged": True}
     assert "path: /dev/infiniband" in found.text
-    assert "privileged pods are allowed" in found.text
+    assert "level `privileged`, for hostPath volumes and privileged containers:" in found.text
 
 
 @pytest.mark.parametrize(
@@ -249,6 +249,10 @@ def test_privileged_pods_mount_devices(pair: Path, capsys: pytest.CaptureFixture
         ("cluster: pair", "cluster: 9-lives", (), "choose one: `--name NAME`"),
         ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is no name for objects"),
         ("", "", ("--rdma-resource", "ib"), "--rdma-resource should be"),
+        ("", "", ("--rdma-resource", "nvidia.com/gpu"), "`nvidia.com/gpu` are GPUs"),
+        ("", "", ("--namespace", "LLM"), "--namespace should be"),
+        ("", "", ("--kind", "kuberay", "--dp", "2"), "`--kind lws`, without `--backend ray`"),
+        ("", "", ("--", "--port", "9000"), "`ports: {api: …}` in the inventory"),
         ("", "", ("--model-volume", "nfs:/x"), "--model-volume should be"),
         ("", "", ("--model-volume", "pvc:a:/../b"), "--model-volume should be"),
         ("", "", ("--memory", "much"), "--memory should be"),
@@ -293,6 +297,151 @@ def test_a_volume_lies_at_one_place_in_all_pods(
     assert "/other" not in found.text
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model-volume", "pvc:m"), "(`hub/models--org--m` in it); ReadWriteMany, for it is wr"),
+        (
+            ("--model-volume", "pvc:m:/a", "--model", "/disk/q"),
+            "the claim m, below a, mounted at /disk: with q in it; ReadOnlyMany or ReadWriteMany",
+        ),
+        ((), "/data/huggingface on every node, a Hugging Face cache"),
+    ],
+)
+def test_a_claim_must_be_mountable_as_it_is_used(
+    pair: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    """A cache is written; a folder with a model is only read."""
+    assert said in Export(capsys, pair, *RDMA, *words).text.partition("apiVersion")[0]
+
+
+def test_a_namespace_is_everywhere(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In each object, and in each line that reaches one."""
+    for kind in KINDS.values():
+        words = (*kind, *RDMA, "--disruption-budget", "--pod-monitor")
+        placed = Export(capsys, pair, *words, "--namespace", "llm")
+        plain = Export(capsys, pair, *words)
+
+        assert {each["metadata"]["namespace"] for each in placed.objects} == {"llm"}
+        assert not [each for each in plain.objects if "namespace" in each["metadata"]]
+        head = placed.text.partition("apiVersion")[0]
+        reached = re.findall(r"kubectl(?! get crd| get nodes| label)( -n llm)?", head)
+        assert len(reached) > 6
+        assert set(reached) == {" -n llm"}
+        assert "label --overwrite namespace llm pod-security" in head
+        assert " -n " not in plain.text.partition("apiVersion")[0]
+
+
+def test_the_secret_is_made_of_what_the_inventory_names(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the line of the head, which is run: no value is an argument, and an empty one stops it."""
+    sources = "{VLLM_API_KEY: {env: THE_KEY}, HF_TOKEN: {file: ~/hf}, W: {command: echo w-1}}"
+    pair.write_text(re.sub("(?m)^secrets: .*", f"secrets: {sources}", PAIR))
+    found = Export(capsys, pair, *RDMA, "--kind", "statefulset", "--namespace", "llm")
+    (line,) = re.findall(r"#\s+(\(umask .*)", found.text)
+    (tmp_path / "hf").write_text("hf-1\n")
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        '#!/bin/sh\nprintf "%s " "$@" >"$HOME/argv"\nfor last; do :; done\n'
+        'cp -r "${last#--from-file=}" "$HOME/made"\n'
+    )
+    kubectl.chmod(0o700)
+
+    def make(**env: str) -> int:
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        told = {"HOME": str(tmp_path), "PATH": path, "TMPDIR": str(tmp_path), **env}
+        return subprocess.run(["sh", "-c", line], env=told, check=False).returncode
+
+    assert make() != 0
+    assert make(THE_KEY="") != 0
+    assert not (tmp_path / "made").exists()
+    assert make(THE_KEY="key-1") == 0
+    made = {each.name: each.read_text().strip() for each in (tmp_path / "made").iterdir()}
+    token = made.pop("RAY_AUTH_TOKEN")
+    assert made == {"VLLM_API_KEY": "key-1", "HF_TOKEN": "hf-1", "W": "w-1"}
+    assert len(token) == 64
+    argv = (tmp_path / "argv").read_text()
+    assert argv.startswith("-n llm create secret generic pair-secrets --from-file=")
+    assert list(tmp_path.glob("tmp.*")) == []
+    (tmp_path / "hf").write_text("")
+    assert make(THE_KEY="key-1") != 0
+
+
+def test_the_chat_has_the_key(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Read from the secret, whatever it was made of, and asked until the way there is open."""
+    found = Export(capsys, pair, *RDMA)
+    key = "kubectl get secret pair-secrets -o jsonpath='{.data.VLLM_API_KEY}' | base64 -d"
+
+    assert f'VLLM_API_KEY="$({key})"' in found.text
+    assert "curl --retry 10 --retry-connrefused http://localhost:8000/v1" in found.text
+
+
+def test_waiting_takes_as_long_as_a_start(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The proof of the network with all that it waits for, and then the first answer."""
+    args = Export(capsys, pair, *RDMA).gate()["args"]
+    limit = int(args[args.index("--deadline") + 1]) + 1800
+
+    assert f"--timeout={limit}s leaderworkerset/pair" in Export(capsys, pair, *RDMA).text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "level"),
+    [
+        ("", "", (), "`privileged`, for hostPath volumes and IPC_LOCK:"),
+        ("fabric: infiniband, hca: [mlx5_0]", "fabric: ethernet", (), "`privileged`, for hostPath"),
+        (
+            'fabric: infiniband, hca: [mlx5_0]}\nenv: {NCCL_DEBUG_SUBSYS: "$(ALL)"}\n'
+            'mounts: ["/models:/models:ro"]',
+            "fabric: ethernet}",
+            ("--model-volume", "pvc:m"),
+            "`baseline`: containers run as root",
+        ),
+        (
+            "cluster: pair",
+            "cluster: pair\naccelerator: amd",
+            ("--host-network",),
+            "`privileged`, for the host's network or IPC, hostPath volumes, IPC_LOCK and seccomp"
+            " Unconfined:",
+        ),
+    ],
+)
+def test_what_the_namespace_must_allow(
+    pair: Path,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    words: tuple[str, ...],
+    level: str,
+) -> None:
+    """By what the pods are: a namespace that refuses them says so in an event alone."""
+    assert old in PAIR
+    pair.write_text(PAIR.replace(old, new) if old else PAIR)
+    rdma = () if "ethernet" in new else RDMA
+    head = Export(capsys, pair, *rdma, *words).text.partition("apiVersion")[0]
+
+    assert f"a namespace of level {level}" in head
+    assert ("pod-security.kubernetes.io/enforce=privileged" in head) == ("privileged`" in level)
+    assert "kubectl get events" in head
+
+
+def test_one_pod_needs_no_rdma(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its ranks meet inside of the node: neither a resource is asked for, nor a right."""
+    found = Export(capsys, pair, "--tp", "2", "--pp", "1")
+
+    assert found.code == 0, found.error
+    assert "IPC_LOCK" not in found.text.partition("kind: ConfigMap")[0]
+    assert Export(capsys, pair, "--tp", "2", "--pp", "2").code == 0
+    assert Export(capsys, pair, "--tp", "8", "--pp", "2").code == 2
+
+
+def test_sizes_of_kubernetes(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Are taken as they are written there."""
+    found = Export(capsys, pair, *RDMA, "--memory", "1500Gi")
+
+    assert found.container()["resources"]["limits"]["memory"] == "1500Gi"
+
+
 def test_names_are_made_to_fit(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Dots and underscores are none of Kubernetes'."""
     pair.write_text(PAIR.replace("cluster: pair", "cluster: my_pair.1"))
@@ -310,10 +459,30 @@ def test_a_folder_has_a_file_for_each_object(
     kustomization = folder / "kustomization.yaml"
     files = yaml.safe_load(kustomization.read_text())["resources"]
 
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "kustomization.yaml"])
+    there = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    assert sorted(there) == sorted([*files, "kustomization.yaml"])
     found = [yaml.safe_load((folder / name).read_text()) for name in files]
     assert sorted(found, key=str) == sorted(yaml.safe_load_all(text), key=str)
     assert "JSON patches" in kustomization.read_text()
+    assert f"kubectl apply --server-side -k {folder}\n" in kustomization.read_text()
+
+
+def test_what_an_earlier_export_left_is_named(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each time, until somebody removes it; files of others are nobody's to speak of."""
+    folder = tmp_path / "out"
+    Export(capsys, pair, *RDMA, "-o", str(folder))
+    (folder / "notes.yaml").write_text("mine")
+    words = (*RDMA, "--kind", "statefulset", "-o", str(folder))
+    old = folder / "leaderworkerset-pair.yaml"
+    said = [Export(capsys, pair, *words).error for _ in range(2)]
+    assert [f"no part of this one: `rm {old}`" in each for each in said] == [True, True]
+    assert "notes.yaml" not in "".join(said)
+    assert old.exists()
+    old.unlink()
+
+    assert "earlier export" not in Export(capsys, pair, *words).error
 
 
 @pytest.mark.parametrize(("kind", "case"), PAIRS)

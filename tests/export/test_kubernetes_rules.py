@@ -140,6 +140,15 @@ MISTAKES: dict[str, tuple[Callable[[Objects], Any], str]] = {
         lambda o: spec(o).update(restartPolicy="Sometimes"),
         "restartPolicy should be one of Always, OnFailure, Never, not Sometimes",
     ),
+    "group's restart policy": (
+        lambda o: o[0]["spec"]["leaderWorkerTemplate"].update(restartPolicy="Never"),
+        "restartPolicy should be one of Default, RecreateGroupOnPodRestart,"
+        " RecreateGroupAfterStart, None, not Never",
+    ),
+    "probe's name": (
+        lambda o: serving(o).update(startUpProbe=serving(o).pop("startupProbe")),
+        "startUpProbe should be called startupProbe",
+    ),
     "secret": (
         lambda o: spec(o)["volumes"].append({"name": "x", "secret": {"secretName": "nobodys"}}),
         "needs secret/nobodys, which is neither here nor to be provided",
@@ -285,6 +294,16 @@ OF_KINDS: dict[str, tuple[str, Callable[[Objects], Any], str]] = {
         lambda o: o.append({**JOB, "spec": {**JOB["spec"], "clusterSelector": {"a": "b"}}}),
         "RayJob/j: backoffLimit should be 0 with clusterSelector",
     ),
+    "a budget that nobody can count": (
+        "kuberay",
+        lambda o: of(o, "PodDisruptionBudget").update(
+            spec={
+                "maxUnavailable": 0,
+                "selector": of(o, "PodDisruptionBudget")["spec"]["selector"],
+            }
+        ),
+        "PodDisruptionBudget/spark: should have minAvailable, a number",
+    ),
     "a worker's mount": (
         "kuberay",
         lambda o: ray(o)["workerGroupSpecs"][0]["template"]["spec"]["containers"][0][
@@ -371,6 +390,28 @@ def test_an_edited_copy_is_judged(
     assert run(["export", "kubernetes", "--check", str(file)]) == 1
     said = capsys.readouterr()
     assert (said.out, "2 mistakes" in said.err, "mounts shm" in said.err) == ("", True, True)
+
+
+def test_a_folder_is_judged_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `-o` writes it; one file of it lacks what the others have, and its hint says so."""
+    folder = tmp_path / "out"
+    words = (*CASES["spark"][1], "-o", str(folder))
+    assert run(["export", "kubernetes", "-i", str(inventory("spark")), *words]) == 0
+    capsys.readouterr()
+
+    assert run(["export", "kubernetes", "--check", str(folder)]) == 0
+    assert "6 objects, no mistake; what schemas see: " in capsys.readouterr().err
+    assert run(["export", "kubernetes", "--check", str(folder / "service-spark-api.yaml")]) == 1
+    assert f"`vlaunch export kubernetes --check {folder}`" in capsys.readouterr().err
+    (folder / "service-spark-api.yaml").write_text("kind: [")
+    assert run(["export", "kubernetes", "--check", str(folder)]) == 2
+    assert "service-spark-api.yaml cannot be read" in capsys.readouterr().err
+
+
+def test_an_inventory_is_no_manifest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor anything else without a kind."""
+    assert run(["export", "kubernetes", "--check", str(inventory("spark"))]) == 2
+    assert "dgx-spark.yaml is no manifest of Kubernetes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["a: [", "", "- 1", None])

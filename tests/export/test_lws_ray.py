@@ -76,7 +76,7 @@ def test_ray_asks_for_its_token(found: Export) -> None:
         assert told["RAY_AUTH_MODE"] == "token"
         assert told["RAY_AUTH_TOKEN_PATH"] == "/run/vlaunch/secrets/RAY_AUTH_TOKEN"
         assert told["RAY_ADDRESS"] == "$(LWS_LEADER_ADDRESS):6379"
-    assert '--from-literal=RAY_AUTH_TOKEN="$(openssl rand -hex 32)"' in found.text
+    assert 'openssl rand -hex 32 >"$d/RAY_AUTH_TOKEN"' in found.text
 
 
 def test_the_agent_alone_restarts(found: Export) -> None:

@@ -87,6 +87,7 @@ def test_a_folder_gets_all_files(written: Path) -> None:
     names = sorted(str(each.relative_to(written)) for each in written.rglob("*.*"))
 
     assert names == [
+        ".vlaunch-export",
         "alerts.yml",
         "alerts_test.yml",
         "dashboards/cache.json",

@@ -75,6 +75,7 @@ def test_all_pods_are_told_the_same(pair: Path, capsys: pytest.CaptureFixture[st
     assert fields["POD_NAME"] == "metadata.name"
     (gate,) = template(found)["initContainers"]
     assert gate["args"][gate["args"].index("--rank") + 1] == "$(POD_INDEX)"
+    assert gate["args"][gate["args"].index("--met") + 1] == "29560"
     assert fields["POD_INDEX"] == "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
@@ -90,7 +91,7 @@ def test_agents_know_each_other_by_a_secret(pair: Path, capsys: pytest.CaptureFi
     """With the line that makes it, beside the inventory's own."""
     found = Export(capsys, pair, *KIND, *RDMA)
 
-    assert '--from-literal=RAY_AUTH_TOKEN="$(openssl rand -hex 32)"' in found.text
+    assert 'openssl rand -hex 32 >"$d/RAY_AUTH_TOKEN"' in found.text
     assert {"name": "server", "emptyDir": {}} in template(found)["volumes"]
     assert "RAY_AUTH_TOKEN" not in Export(capsys, pair, *RDMA).text.partition("apiVersion")[0]
 
@@ -135,6 +136,16 @@ def test_one_template_needs_nodes_that_are_alike(
     assert (refused.code, refused.text) == (2, "")
     assert "the nodes must have the same `interface`, `hca` and `env`" in refused.error
     assert "the nodes behind" not in refused.error
+
+
+def test_pods_change_when_they_are_deleted(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which the head says; pods of a LeaderWorkerSet are its controller's to replace."""
+    line = "kubectl delete pods -l app.kubernetes.io/instance=pair"
+
+    assert f"After a change delete all pods, which stay as they were till then: {line}\n" in (
+        Export(capsys, pair, *KIND, *RDMA).text
+    )
+    assert line not in Export(capsys, pair, *RDMA).text
 
 
 def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:

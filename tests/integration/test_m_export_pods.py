@@ -93,8 +93,8 @@ def exported(practice: Practice, *words: str) -> Group:
     ran = practice.vlaunch("export", "kubernetes", *SPLIT, *words)
     assert ran.code == 0, ran.said
     manifests = [each for each in yaml.safe_load_all(ran.out) if each]
-    (line,) = re.findall("kubectl create secret generic lab-secrets (.*)", ran.out)
-    asked = re.findall(r"--from-\w+=(\w+)=", line)
+    (line,) = re.findall("(.*) kubectl create secret generic lab-secrets", ran.out)
+    asked = re.findall(r'>"\$d/(\w+)"', line)
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -166,11 +166,21 @@ def test_nothing_is_left_of_deleted_pods(group: Group) -> None:
     assert [line for _, line in running(group.practice, "vllm")] == []
 
 
-def test_agents_bring_a_stateful_set_back(hosts: Practice, answer_of_serve: Answer) -> None:
+@pytest.fixture(scope="module")
+def stateful(hosts: Practice) -> Iterator[Group]:
+    """The same server as a StatefulSet; its pods end with the tests."""
+    made = exported(hosts, "--kind", "statefulset")
+    yield made
+    made.end()
+
+
+def test_agents_bring_a_stateful_set_back(
+    hosts: Practice, stateful: Group, answer_of_serve: Answer
+) -> None:
     """Whose pods need nobody else: ready by their own probe, the same words; after the death of a
     rank all answer again, in containers that stay.
     """
-    group = exported(hosts, "--kind", "statefulset")
+    group = stateful
     ended = group.play()
     assert [each.returncode for each in ended] == [0, 0], ended
     until(group.ready, "both pods are ready", START)
@@ -181,7 +191,21 @@ def test_agents_bring_a_stateful_set_back(hosts: Practice, answer_of_serve: Answ
 
     assert ask(hosts) == answer_of_serve
     assert [group.state(host) for host in hosts.lab.hosts] == ["running 0", "running 0"]
-    group.end()
+
+
+@pytest.mark.parametrize("which", [1, 0])
+def test_a_deleted_pod_joins_again(stateful: Group, answer_of_serve: Answer, which: int) -> None:
+    """Alone: its proof of the network ends when it has seen for a while that the other pod is past
+    its own. The other one's containers stay.
+    """
+    host, other = stateful.practice.lab.hosts[which], stateful.practice.lab.hosts[1 - which]
+    practice_pods.end(host)
+    played = practice_pods.play(host, stateful.pod(host), stateful.beside, START)
+
+    assert played.returncode == 0, played
+    until(stateful.ready, "both pods are ready again", START)
+    assert ask(stateful.practice) == answer_of_serve
+    assert stateful.state(other) == "running 0"
 
 
 def _health(practice: Practice) -> str:

@@ -100,7 +100,9 @@ def test_who_comes_is_past_his_gate(late: ModuleType) -> None:
         assert ended.wait(10)
     first.stop()
 
-    assert first.late == f"127.0.0.1 looks for the server on port {port} already, and did so 0 s ago"
+    assert (
+        first.late == f"127.0.0.1 looks for the server on port {port} already, and did so 0 s ago"
+    )
 
 
 def test_who_is_being_ended_does_not_count(

@@ -66,7 +66,10 @@ def test_what_vlaunch_sets_itself() -> None:
         "`--tensor-parallel-size 8` (base) is left out; `--tensor-parallel-size`: use `--tp`"
         in (found.notes[1])
     )
-    assert found.notes[2] == "`--port=9` (base) is left out; `--port`: use `--port` of vlaunch"
+    assert found.notes[2] == (
+        "`--port=9` (base) is left out; `--port`: use `--port` of `vlaunch serve`, or `ports: {api:"
+        " …}` in the inventory"
+    )
 
 
 def test_the_users_words_win() -> None:
