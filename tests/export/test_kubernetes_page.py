@@ -1,0 +1,88 @@
+"""What docs/kubernetes.md shows: its commands export its inventories, and its patch fits."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.main import run
+from launcher.export import kubernetes_rules
+from tests.export.exports import objects
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+BLOCKS = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
+LINES = re.findall(r"^vlaunch (.* -i .*?)(?: > .*)?$", PAGE, re.M)
+Objects = list[dict[str, Any]]
+
+
+def exported(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Objects:
+    """Return what the page's command prints of the page's inventory of that name."""
+    (inventory,) = [each for each in BLOCKS if each.get("cluster") == name]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(inventory))
+    (line,) = [each for each in LINES if f"-i {name}.yaml" in each]
+    words = shlex.split(line.replace(f"{name}.yaml", str(folder / f"{name}.yaml")))
+
+    assert run(words) == 0
+    return objects(capsys.readouterr().out)
+
+
+def pods(found: Objects) -> list[Any]:
+    """Return the specs of the first pod and of the others."""
+    group = found[0]["spec"]["leaderWorkerTemplate"]
+    return [group[f"{each}Template"]["spec"] for each in ("leader", "worker")]
+
+
+def test_the_smallest_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pods of eight GPUs, which nothing of the made-up names and addresses has reached."""
+    found = exported("llm", tmp_path, capsys)
+
+    assert found[0]["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert found[0]["metadata"]["namespace"] == "llm"
+    limits = [each["containers"][0]["resources"]["limits"] for each in pods(found)]
+    assert limits == [{"nvidia.com/gpu": 8, "rdma/ib": 1}] * 2
+    assert not [name for name in ("gpu01", "gpu02", "10.0.0.") if name in str(found)]
+
+
+def test_two_idle_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One GPU in each, cut by tensor parallelism; the claim is mounted where the model lies."""
+    found = exported("qwen", tmp_path, capsys)
+
+    for spec in pods(found):
+        (container,) = spec["containers"]
+        args = container["args"]
+        assert args[args.index("--tensor-parallel-size") + 1] == "2"
+        assert args[args.index("--served-model-name") + 1] == "qwen"
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+        at = {"name": "model", "mountPath": "/mnt/models", "readOnly": True}
+        assert at in container["volumeMounts"]
+
+
+def test_the_patch_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It adds what the page says to both templates, and the rest stays as it is."""
+    (overlay,) = [each for each in BLOCKS if "patches" in each]
+    (patch,) = overlay["patches"]
+    (before,) = [
+        each
+        for each in exported("llm", tmp_path, capsys)
+        if each["kind"] == patch["target"]["kind"]
+    ]
+    after = copy.deepcopy(before)
+    for each in yaml.safe_load(patch["patch"]):
+        *way, last = each["path"].strip("/").split("/")
+        at = after
+        for key in way:
+            at = at[key]
+        assert (each["op"], last in at) == ("add", False)
+        at[last] = each["value"]
+
+    assert [spec.pop("imagePullSecrets") for spec in pods([after])] == [[{"name": "registry"}]] * 2
+    assert after == before
+    assert [
+        each for each in kubernetes_rules.mistakes([after]) if "needs configmap" not in each
+    ] == []
