@@ -88,7 +88,7 @@ def kubernetes(
     if output is None:
         click.echo(found.text, nl=False)
     else:
-        export_server.write(output, found.files(output))
+        export_server.write(output, found.files())
 
 
 def _judge(where: str) -> None:

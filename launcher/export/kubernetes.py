@@ -96,7 +96,7 @@ class Manifests:
         """All of it, for `kubectl apply --server-side -f -`."""
         return yaml_text.comment(self.header) + yaml_text.dump(self.objects, self.why)
 
-    def files(self, folder: str) -> Mapping[str, str]:
+    def files(self) -> Mapping[str, str]:
         """Return a file for each object, and a kustomization with the header, by name."""
         found = {
             f"{each['kind'].lower()}-{each['metadata']['name']}.yaml": self._one(each)
@@ -108,7 +108,7 @@ class Manifests:
             "resources": sorted(found),
         }
         # A strategic-merge patch replaces the list of containers of a custom resource as a whole.
-        header = head.applied(self.header, folder)
+        header = head.applied(self.header)
         said = (*header, "Change it by JSON patches (`patches:` with `op:`), no others.")
         text = yaml_text.comment(said) + yaml_text.dump([kustomization], {})
         return {**found, "kustomization.yaml": text}

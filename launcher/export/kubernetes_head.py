@@ -10,12 +10,12 @@ from launcher.export import pod_security, pod_volumes, pods, proof
 from launcher.export.kubernetes_shape import Group, Object
 from launcher.plan import files
 
-FILE = "-f FILE"  # what is applied; of a folder `-k FOLDER`
+FILE, FOLDER = "--server-side -f FILE", "--server-side -k DIR"  # what is applied
 
 
-def applied(header: Sequence[str], folder: str) -> list[str]:
+def applied(header: Sequence[str]) -> list[str]:
     """Return a header for manifests that lie in a folder, beside a kustomization."""
-    return [line.replace(f"--server-side {FILE}", f"--server-side -k {folder}") for line in header]
+    return [line.replace(FILE, FOLDER) for line in header]
 
 
 def nodes(group: Group) -> str:
@@ -122,7 +122,7 @@ def apply(group: Group, note: str = "") -> list[str]:
     target = group.target
     found = [
         "Apply it (--server-side, for an annotation of other applies would be too large):",
-        f"  {target.kubectl} apply --server-side {FILE}",
+        f"  {target.kubectl} apply {FILE}",
     ]
     if target.disruption_budget:
         found += [

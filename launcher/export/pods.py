@@ -127,10 +127,11 @@ def _met(group: Group) -> list[int]:
         return [group.inventory.ports.group]
     if group.target.kind == "kuberay":
         return [group.inventory.ports.gcs]
-    # Replicas meet at theirs only while they start.
     argv = group.desired.processes[0].argv
-    met = vllm.values(argv, "--master-port", "--data-parallel-rpc-port")
-    return [*map(int, met), group.request.port]
+    ranks = vllm.values(argv, "--master-port")
+    replicas = vllm.values(argv, "--data-parallel-rpc-port")
+    # Replicas meet at theirs only while they start.
+    return [*map(int, (*ranks, *replicas)), *([group.request.port] if replicas else [])]
 
 
 def probes(group: Group, *, timeout: float, stuck: float) -> Object:

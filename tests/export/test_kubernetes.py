@@ -73,7 +73,7 @@ def test_the_gate_is_the_check_of_the_network(
     assert args[args.index("--require") + 1] == "rdma"
     assert args[args.index("--ranks-per-node") + 1] == "8"
     assert args[args.index("--reach") + 1] == "1800"
-    assert args[args.index("--met") + 1] == "29501,8000"
+    assert args[args.index("--met") + 1] == "29501"
     assert args[args.index("--ending") + 1] == "90"
     assert found.gate()["resources"] == found.container()["resources"]
     assert "RAY_AUTH_TOKEN" not in str(found.gate())
@@ -155,6 +155,16 @@ def test_replicas_are_counted_by_a_shell(capsys: pytest.CaptureFixture[str]) -> 
     assert "--data-parallel-start-rank" not in args[4:]
     assert "--headless" in args[4:]
     assert found.group["size"] == 4
+
+
+def test_replicas_that_share_experts_meet_while_they_start(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Afterwards the first one is known by its API."""
+    words = ("--dp", "2", "--tp", "8", "--", "--enable-expert-parallel")
+    args = Export(capsys, pair, *RDMA, *words).gate()["args"]
+
+    assert args[args.index("--met") + 1] == "29550,8000"
 
 
 def test_one_node_is_no_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -464,7 +474,8 @@ def test_a_folder_has_a_file_for_each_object(
     found = [yaml.safe_load((folder / name).read_text()) for name in files]
     assert sorted(found, key=str) == sorted(yaml.safe_load_all(text), key=str)
     assert "JSON patches" in kustomization.read_text()
-    assert f"kubectl apply --server-side -k {folder}\n" in kustomization.read_text()
+    assert "kubectl apply --server-side -k DIR\n" in kustomization.read_text()
+    assert "-f FILE" not in kustomization.read_text()
 
 
 def test_what_an_earlier_export_left_is_named(

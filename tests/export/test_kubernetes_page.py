@@ -17,7 +17,7 @@ from tests.export.exports import objects
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 BLOCKS = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
-LINES = re.findall(r"^vlaunch (.* -i .*?)(?: > .*)?$", PAGE, re.M)
+LINES = re.findall(r"^vlaunch (.* -i .*?)(?: >\S+)?$", PAGE, re.M)
 Objects = list[dict[str, Any]]
 
 

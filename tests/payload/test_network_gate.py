@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -155,3 +156,51 @@ def test_a_name_is_waited_for(gate: ModuleType, monkeypatch: pytest.MonkeyPatch)
     answers = iter([socket.gaierror("never")])
     with pytest.raises(OSError, match="pair-0 has no address after 0 s: never"):
         gate.look_up("pair-0", 0.0)
+
+
+ARGV = ["gate", "--rank", "1", "--size", "2", "--master", "pair-0", "--require", "any"]
+MET = ["--met", "29501,8000", "--", "--port", "1", "--nonce", "w", "--reach", "1"]
+
+
+def test_who_comes_late_passes_and_says_so(
+    gate: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In its output, and where the kubelet looks; where there is no kubelet, no file is made."""
+
+    def late(*_: object) -> None:
+        raise gate.network_late.Late("somebody is past his")
+
+    monkeypatch.setattr(gate, "measure", late)
+    monkeypatch.setattr(gate, "MESSAGE", str(tmp_path / "message"))
+    monkeypatch.setattr(gate.sys, "argv", [*ARGV, *MET])
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.2")
+    assert gate.main() == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "message").touch()
+    assert gate.main() == 0
+
+    said = (tmp_path / "message").read_text()
+    assert said.startswith("the others are past their gates: somebody is past his\n")
+    assert "NOT proven again" in said
+    assert [f"LATE {line}" in capsys.readouterr().out for line in said.splitlines()[:1]] == [True]
+
+
+def test_a_first_node_that_moves_is_followed(
+    gate: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe begins again, at its new address."""
+    places, tried = iter(["10.0.0.7", "10.0.0.8"]), []
+
+    def probe(_args: object, _own: str, master: str, look: Any) -> str:
+        tried.append(master)
+        look.moved = master == "10.0.0.7"
+        return '{"pair_logs": {}, "log": "told"}'
+
+    monkeypatch.setattr(gate, "look_up", lambda *_: next(places))
+    monkeypatch.setattr(gate, "probe", probe)
+
+    assert gate.measure(gate.parsed([*ARGV, *MET][1:]), "10.0.0.2")[1] == "told"
+    assert tried == ["10.0.0.7", "10.0.0.8"]
