@@ -79,17 +79,18 @@ def cluster(inventory: Inventory, request: Request, policy: Policy, *, gate: boo
 
 
 def spec(made: Cluster, node: Node) -> ContainerSpec:
-    """Return a node's container: the one that `up` would start, told which server to keep."""
+    """Return a node's container: the one that `up` would start, told which server to keep, and to
+    print what engines do, for nobody else shows their logs.
+    """
     secrets = {name: Secret("") for name in made.secrets}
     found = containers.node_spec(
         Site(made.inventory), node, made.inventory.image, secrets, fingerprinted="by reference"
     )
     labels = {name: each for name, each in found.labels.items() if name != "vlaunch.secrets"}
-    if not node.head:
-        return replace(found, labels=labels)
+    kept = ("--server", SERVER) if node.head else ()
     # `agent` is the second word, behind the entry script.
     first, agent, *rest = found.command
-    return replace(found, labels=labels, command=(first, agent, "--server", SERVER, *rest))
+    return replace(found, labels=labels, command=(first, agent, "--aloud", *kept, *rest))
 
 
 def gate_spec(made: Cluster, node: Node) -> ContainerSpec:

@@ -112,7 +112,7 @@ def test_a_unit_starts_the_container_of_up(
     pair: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the same devices, rights, variables and command; in the foreground, so that systemd sees
-    its end.
+    its end, and with all that engines print, for nobody else shows it.
     """
     folder = write("systemd", *SPLIT)
     pair.write_text(
@@ -140,10 +140,11 @@ def test_a_unit_starts_the_container_of_up(
         assert mine[each] == up[each], each
     assert "--detach" not in ours
     assert "--restart" not in ours
-    assert (
-        ours[ours.index("vllm/vllm-openai:v0.32.0") :]
-        == theirs[theirs.index("vllm/vllm-openai:v0.32.0") :]
+    agent, their_agent = (
+        words[words.index("vllm/vllm-openai:v0.32.0") :] for words in (ours, theirs)
     )
+    assert [word for word in agent if word != "--aloud"] == their_agent
+    assert "--aloud" in agent
 
 
 def unit(file: Path, key: str) -> list[str]:
@@ -180,7 +181,8 @@ def test_only_the_head_is_told_of_the_server(write: Write) -> None:
     folder = write("compose", *SPLIT)
     head, worker = (compose(folder, name)["services"]["vllm"] for name in ("gpu01", "gpu02"))
 
-    assert head["command"][1:4] == ["agent", "--server", "/etc/vlaunch/server.json"]
+    assert head["command"][1:5] == ["agent", "--aloud", "--server", "/etc/vlaunch/server.json"]
+    assert worker["command"][1:3] == ["agent", "--aloud"]
     assert "--server" not in worker["command"]
     assert head["healthcheck"]["test"][3] == "alive"
     assert (head["healthcheck"]["retries"], head["healthcheck"]["start_period"]) == (2, "1800s")

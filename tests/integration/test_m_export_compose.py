@@ -98,7 +98,7 @@ def test_nothing_starts_where_packets_are_dropped(composed: Composed, tmp_path: 
 def test_up_ends_when_it_has_answered(
     composed: Composed, tmp_path: Path, answer_of_serve: Answer
 ) -> None:
-    """With the words, the split and the settings of `vlaunch serve`."""
+    """With the words, the split and the settings of `vlaunch serve`; its log shows the engine's."""
     practice = composed.practice
     place(practice, written(practice, "compose", tmp_path / "server"))
     ended = composed.up()
@@ -106,8 +106,9 @@ def test_up_ends_when_it_has_answered(
     assert [each.returncode for each in ended] == [0, 0], ended
     assert ask(practice) == answer_of_serve
     assert "pp2" in answer_of_serve.fingerprint
-    logs = composed.compose(practice.lab.hosts[0], "logs", "network").stdout
+    logs = composed.compose(practice.lab.hosts[0], "logs").stdout
     assert "PASS every link between the 2 nodes is proven" in logs
+    assert "Application startup complete" in logs
 
 
 def test_a_killed_rank_brings_all_back(composed: Composed) -> None:

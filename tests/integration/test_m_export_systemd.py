@@ -98,7 +98,9 @@ def test_the_proof_fails_where_packets_are_dropped(booted: Practice, tmp_path: P
 
 
 def test_enabled_is_answered(booted: Practice, tmp_path: Path, answer_of_serve: Answer) -> None:
-    """With the words, the split and the settings of `vlaunch serve`."""
+    """With the words, the split and the settings of `vlaunch serve`; its journal shows the engine's
+    log.
+    """
     install(booted, written(booted, "systemd", tmp_path / "server"))
     proven = systemctl(booted, "start", NETWORK)
     assert [each.returncode for each in proven] == [0, 0], proven
@@ -109,6 +111,7 @@ def test_enabled_is_answered(booted: Practice, tmp_path: Path, answer_of_serve: 
     assert is_active(booted)
     head = booted.lab.hosts[0]
     assert "PASS every link" in practice_systemd.journal(head, NETWORK)
+    assert "Application startup complete" in practice_systemd.journal(head, UNIT)
 
 
 @pytest.mark.parametrize("restarts", [0, 1], ids=["a rank", "a container"])

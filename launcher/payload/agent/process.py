@@ -173,8 +173,6 @@ class Engine:
         descriptor, half = process.stdout.fileno(), b""
         while data := os.read(descriptor, 1 << 16):
             self._write(data)
-            if self.aloud:
-                _print(data)
             *lines, half = re.split(rb"[\r\n]+", half + data)
             half = half[-_WIDTH:]
             if process is self._process:
@@ -195,7 +193,11 @@ class Engine:
             self._telling.append(line)
 
     def _write(self, data: bytes) -> None:
-        """Append to the log; a disk that is full must not end the engine."""
+        """Append to the log, and print what is to be aloud; a disk that is full must not end the
+        engine.
+        """
+        if self.aloud:
+            _print(data)
         with contextlib.suppress(OSError):
             if os.path.exists(self.log) and os.path.getsize(self.log) > _LOG:
                 os.replace(self.log, self.log + ".1")
