@@ -42,40 +42,44 @@ def pods(manifests: Sequence[Object], lab: Lab) -> list[Object]:
 
 def _of_leader_worker_set(workload: Object, lab: Lab) -> list[Object]:
     """Do what the controller does (LeaderWorkerSet 0.10, pkg/utils/pod/pod_utils.go): the group's
-    variables come first.
+    variables come first, and the first pod is called by its name, with its namespace.
     """
     group, name = workload["spec"]["leaderWorkerTemplate"], workload["metadata"]["name"]
-    made = []
+    first, made = f"{name}-0", []
+    leader = f"{first}.{first}.default"
     for index in range(group["size"]):
         worker = group["workerTemplate"]
         template = copy.deepcopy(worker if index else group.get("leaderTemplate", worker))
         told = {
-            "LWS_LEADER_ADDRESS": lab.hosts[0].ip,
+            "LWS_LEADER_ADDRESS": leader,
             "LWS_GROUP_SIZE": str(group["size"]),
             "LWS_WORKER_INDEX": str(index),
         }
         for container in containers(template["spec"]):
-            first = [{"name": each, "value": value} for each, value in told.items()]
-            container["env"] = [*first, *container["env"]]
-        made.append(_pod(template, f"{name}-0-{index}" if index else f"{name}-0"))
-    return made
+            ours = [{"name": each, "value": value} for each, value in told.items()]
+            container["env"] = [*ours, *container["env"]]
+        made.append(_pod(template, f"{first}-{index}" if index else first))
+    return _known(made, [leader], lab)
 
 
 def _of_stateful_set(workload: Object, lab: Lab) -> list[Object]:
-    """Do what its controller does, and the cluster's names: each pod has its number and one in the
-    Service.
-    """
-    spec, made = workload["spec"], []
-    names = [f"{workload['metadata']['name']}-{index}" for index in range(spec["replicas"])]
-    known = [
-        {"ip": host.ip, "hostnames": [f"{name}.{spec['serviceName']}"]}
-        for name, host in zip(names, lab.hosts, strict=True)
-    ]
-    for index, name in enumerate(names):
-        pod = _pod(copy.deepcopy(spec["template"]), name)
+    """Do what its controller does: each pod has its number, and a name in the Service."""
+    spec, name = workload["spec"], workload["metadata"]["name"]
+    made = []
+    for index in range(spec["replicas"]):
+        pod = _pod(copy.deepcopy(spec["template"]), f"{name}-{index}")
         pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] = str(index)
-        pod["spec"]["hostAliases"] = known
         made.append(pod)
+    return _known(made, [f"{pod['metadata']['name']}.{spec['serviceName']}" for pod in made], lab)
+
+
+def _known(made: list[Object], names: Sequence[str], lab: Lab) -> list[Object]:
+    """Do what the cluster's names do: all pods know the first ones by theirs."""
+    known = [
+        {"ip": host.ip, "hostnames": [name]} for name, host in zip(names, lab.hosts, strict=False)
+    ]
+    for pod in made:
+        pod["spec"]["hostAliases"] = known
     return made
 
 
@@ -151,15 +155,11 @@ def play(
     for each in beside:
         _folders(host, pod, each)
     # In the host's network podman gives a pod the names that the host knows, and no others.
-    known = [f"{each['ip']} {name}" for each in _known(pod) for name in each["hostnames"]]
+    aliases = pod["spec"]["hostAliases"]
+    known = [f"{each['ip']} {name}" for each in aliases for name in each["hostnames"]]
     (host.root / "run" / "names").write_text("\n".join(["127.0.0.1 localhost", *known, ""]))
     text = yaml.safe_dump_all([*beside, pod], sort_keys=False)
     return podman(host, "kube", "play", "-", stdin=text, timeout=timeout)
-
-
-def _known(pod: Object) -> list[Object]:
-    found: list[Object] = pod["spec"].get("hostAliases", [])
-    return found
 
 
 def _folders(host: Host, pod: Object, config: Object) -> None:

@@ -29,6 +29,7 @@ from tests.integration.servers import answers, asking, lost, url
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 START = 900.0  # seconds for all of a start, on cores that others use, too
+REPLICAS = ("--tp", "1", "--pp", "1", "--dp", "2")
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ def hosts(practice: Practice, answer_of_serve: Answer) -> Iterator[Practice]:
     practice_pods.forget(practice.lab)
 
 
-def exported(practice: Practice, *words: str) -> Group:
+def exported(practice: Practice, *words: str, split: tuple[str, ...] = SPLIT) -> Group:
     """Export the practice server, with the Secret that the header asks for."""
-    ran = practice.vlaunch("export", "kubernetes", *SPLIT, *words)
+    ran = practice.vlaunch("export", "kubernetes", *split, *words)
     assert ran.code == 0, ran.said
     manifests = [each for each in yaml.safe_load_all(ran.out) if each]
     (line,) = re.findall("(.*) kubectl create secret generic lab-secrets", ran.out)
@@ -206,6 +207,22 @@ def test_a_deleted_pod_joins_again(stateful: Group, answer_of_serve: Answer, whi
     until(stateful.ready, "both pods are ready again", START)
     assert ask(stateful.practice) == answer_of_serve
     assert stateful.state(other) == "running 0"
+
+
+@pytest.mark.parametrize("kind", ["lws", "statefulset"])
+def test_replicas_meet_at_the_name_of_the_first_pod(
+    hosts: Practice, answer_of_serve: Answer, kind: str
+) -> None:
+    """Where vLLM's engines look for their coordinator: pods have no address before they run."""
+    group = exported(hosts, "--kind", kind, split=REPLICAS)
+    ended = group.play()
+    assert [each.returncode for each in ended] == [0, 0], ended
+    until(lambda: answers(hosts).ok, "the replicas answer", START)
+
+    found = ask(hosts)
+    assert found.words == answer_of_serve.words
+    assert "dp2" in found.fingerprint
+    group.end()
 
 
 def _health(practice: Practice) -> str:
