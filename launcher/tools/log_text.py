@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from launcher.tools import untrusted
 from launcher.tools.diagnosis_read import Log, Told, log_of
 
 _KUBECTL = re.compile(r"\[pod/([a-z0-9.-]{1,253})/([a-z0-9-]{1,63})\] ?(.*)")
@@ -43,7 +44,8 @@ def told(text: str, name: str) -> dict[str, Told]:
 
 def _lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
     """Yield whose each line is, of which log, and what it says."""
-    lines = text.splitlines()
+    # Compose erases each of its lines before it writes it, also where no terminal reads it (2.26).
+    lines = untrusted.plain(text.replace("\r", "\n")).splitlines()
     written = [line for line in lines if line.strip()]
     matching = sum(1 for line in written if _COMPOSE.match(line))
     composed = bool(written) and matching >= _SHARE * len(written)

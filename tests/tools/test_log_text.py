@@ -35,10 +35,11 @@ COMPOSE = "head-1    | INFO one\nworker-1  | two | three\n"
             },
         ),
         (COMPOSE, {"head-1": {"log": ("INFO one",)}, "worker-1": {"log": ("two | three",)}}),
+        ("\x1b[2Khead-1  | one\n\x1b[2Khead-1  | two\n", {"head-1": {"log": ("one", "two")}}),
         ("INFO a: b\n a | b\nplain\n", {"FILE": {"log": ("INFO a: b", " a | b", "plain")}}),
         ("", {}),
     ],
-    ids=["kubectl", "journal", "compose", "none", "empty"],
+    ids=["kubectl", "journal", "compose", "compose 2.26", "none", "empty"],
 )
 def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Each tool has its own; what has none is the file's."""
