@@ -167,6 +167,22 @@ def test_nothing_is_left_of_deleted_pods(group: Group) -> None:
     assert [line for _, line in running(group.practice, "vllm")] == []
 
 
+@pytest.mark.parametrize("kind", ["lws", "statefulset"])
+def test_replicas_meet_at_the_name_of_the_first_pod(
+    hosts: Practice, answer_of_serve: Answer, kind: str
+) -> None:
+    """Where vLLM's engines look for their coordinator: pods have no address before they run."""
+    group = exported(hosts, "--kind", kind, split=REPLICAS)
+    ended = group.play()
+    assert [each.returncode for each in ended] == [0, 0], ended
+    until(lambda: answers(hosts).ok, "the replicas answer", START)
+
+    found = ask(hosts)
+    assert found.words == answer_of_serve.words
+    assert "dp2" in found.fingerprint
+    group.end()
+
+
 @pytest.fixture(scope="module")
 def stateful(hosts: Practice) -> Iterator[Group]:
     """The same server as a StatefulSet; its pods end with the tests."""
@@ -207,22 +223,6 @@ def test_a_deleted_pod_joins_again(stateful: Group, answer_of_serve: Answer, whi
     until(stateful.ready, "both pods are ready again", START)
     assert ask(stateful.practice) == answer_of_serve
     assert stateful.state(other) == "running 0"
-
-
-@pytest.mark.parametrize("kind", ["lws", "statefulset"])
-def test_replicas_meet_at_the_name_of_the_first_pod(
-    hosts: Practice, answer_of_serve: Answer, kind: str
-) -> None:
-    """Where vLLM's engines look for their coordinator: pods have no address before they run."""
-    group = exported(hosts, "--kind", kind, split=REPLICAS)
-    ended = group.play()
-    assert [each.returncode for each in ended] == [0, 0], ended
-    until(lambda: answers(hosts).ok, "the replicas answer", START)
-
-    found = ask(hosts)
-    assert found.words == answer_of_serve.words
-    assert "dp2" in found.fingerprint
-    group.end()
 
 
 def _health(practice: Practice) -> str:
