@@ -108,7 +108,7 @@ class Manifests:
             "resources": sorted(found),
         }
         # A strategic-merge patch replaces the list of containers of a custom resource as a whole.
-        header = head.applied(self.header)
+        header = head.for_folder(self.header)
         said = (*header, "Change it by JSON patches (`patches:` with `op:`), no others.")
         text = yaml_text.comment(said) + yaml_text.dump([kustomization], {})
         return {**found, "kustomization.yaml": text}

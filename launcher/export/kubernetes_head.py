@@ -13,7 +13,7 @@ from launcher.plan import files
 FILE, FOLDER = "--server-side -f FILE", "--server-side -k DIR"  # what is applied
 
 
-def applied(header: Sequence[str]) -> list[str]:
+def for_folder(header: Sequence[str]) -> list[str]:
     """Return a header for manifests that lie in a folder, beside a kustomization."""
     return [line.replace(FILE, FOLDER) for line in header]
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launcher import secret_patterns
 from launcher.export import kuberay_rules
+from launcher.export.kubernetes_pods import Object, Pod, called, pods_of
 
-Object = Mapping[str, Any]
 PROVIDE = "vlaunch.provide"
 # Longest names by kind, less what controllers put behind them (webhooks of LWS 0.10, validation.go
 # of KubeRay 1.7; a StatefulSet's pods carry its name and a revision's hash in a label).
@@ -41,15 +40,6 @@ _RESTARTS = ("Always", "OnFailure", "Never")
 _MOST = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """A pod's spec, where it stands, and the labels it will carry, its controller's among them."""
-
-    where: str
-    spec: Object
-    labels: Mapping[str, str]
-
-
 def mistakes(documents: Sequence[Object]) -> list[str]:
     """Say what is wrong with objects, each with where it is; nothing when no rule is broken."""
     pods = [pod for each in documents for pod in pods_of(each)]
@@ -57,55 +47,6 @@ def mistakes(documents: Sequence[Object]) -> list[str]:
     found += [said for pod in pods for rule in _OF_PODS for said in rule(pod)]
     found += [said for rule in _OF_ALL for said in rule(documents, pods)]
     return list(dict.fromkeys(found))
-
-
-def _called(document: Object) -> str:
-    return f"{document.get('kind')}/{(document.get('metadata') or {}).get('name')}"
-
-
-def pods_of(document: Object) -> Iterator[Pod]:
-    """Yield the pods of a document, as its controller makes them."""
-    called, spec = _called(document), document.get("spec") or {}
-    name, kind = (document.get("metadata") or {}).get("name", ""), document.get("kind")
-    if kind == "Pod":
-        yield Pod(called, spec, (document.get("metadata") or {}).get("labels") or {})
-    elif kind == "LeaderWorkerSet":
-        yield from _of_group(called, name, spec.get("leaderWorkerTemplate") or {})
-    elif kind in ("StatefulSet", "Deployment", "DaemonSet", "Job"):
-        own = {
-            "statefulset.kubernetes.io/pod-name": f"{name}-0",
-            "apps.kubernetes.io/pod-index": "0",
-        }
-        yield _templated(called, spec.get("template"), own if kind == "StatefulSet" else {})
-    elif kind in ("RayCluster", "RayJob"):
-        cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec")
-        if cluster:  # a job may also choose one that is there
-            yield from _of_ray(called, name if kind == "RayCluster" else "", cluster)
-
-
-def _of_group(called: str, name: str, group: Object) -> Iterator[Pod]:
-    own = {"leaderworkerset.sigs.k8s.io/name": name, "leaderworkerset.sigs.k8s.io/group-index": "0"}
-    at = "leaderworkerset.sigs.k8s.io/worker-index"
-    leader = "leaderTemplate" if group.get("leaderTemplate") else "workerTemplate"
-    yield _templated(f"{called} {leader}", group.get(leader), {**own, at: "0"})
-    if leader == "leaderTemplate":
-        worker = group.get("workerTemplate")
-        yield _templated(f"{called} workerTemplate", worker, {**own, at: "1"})
-
-
-def _of_ray(called: str, name: str, cluster: Object) -> Iterator[Pod]:
-    groups = [("head", cluster.get("headGroupSpec") or {})]
-    groups += [("worker", each) for each in cluster.get("workerGroupSpecs") or ()]
-    for role, group in groups:
-        own = {"ray.io/node-type": role, "ray.io/is-ray-node": "yes"}
-        named = {"ray.io/cluster": name} if name else {}
-        yield _templated(f"{called} {role}", group.get("template"), {**own, **named})
-
-
-def _templated(where: str, template: Object | None, own: Mapping[str, str]) -> Pod:
-    template = template or {}
-    labels = (template.get("metadata") or {}).get("labels") or {}
-    return Pod(where, template.get("spec") or {}, {**labels, **own})
 
 
 def _containers(pod: Pod) -> list[tuple[str, Object]]:
@@ -124,11 +65,11 @@ def _names(document: Object) -> Iterator[str]:
     longest = _LONGEST.get(kind, 63)
     if _LABEL.fullmatch(name) is None or len(name) > longest:
         yield (
-            f"{_called(document)}: its name should be at most {longest} lower-case letters, digits"
+            f"{called(document)}: its name should be at most {longest} lower-case letters, digits"
             " and `-`, beginning with a letter"
         )
     if kind == "Service" and name == "vllm":
-        yield f"{_called(document)}: it sets VLLM_PORT in other pods, on which vLLM stops"
+        yield f"{called(document)}: it sets VLLM_PORT in other pods, on which vLLM stops"
 
 
 def _selects_its_own(document: Object) -> Iterator[str]:
@@ -137,14 +78,14 @@ def _selects_its_own(document: Object) -> Iterator[str]:
     wanted = ((document.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
     for pod in pods_of(document):
         if not wanted or not _matches(wanted, pod.labels):
-            yield f"{_called(document)}: its selector is not among its pods' labels"
+            yield f"{called(document)}: its selector is not among its pods' labels"
 
 
 def _small(document: Object) -> Iterator[str]:
     if document.get("kind") == "ConfigMap":
         size = sum(len(str(each).encode()) for each in _data(document).values())
         if size > _MOST:
-            yield f"{_called(document)}: {size} bytes are more than the {_MOST} of a ConfigMap"
+            yield f"{called(document)}: {size} bytes are more than the {_MOST} of a ConfigMap"
 
 
 def _data(document: Object) -> Mapping[str, Any]:
@@ -154,7 +95,7 @@ def _data(document: Object) -> Mapping[str, Any]:
 
 def _no_secret(document: Object) -> Iterator[str]:
     if document.get("kind") == "Secret" and (document.get("data") or document.get("stringData")):
-        yield f"{_called(document)}: a secret's value stands in the text"
+        yield f"{called(document)}: a secret's value stands in the text"
 
 
 def _meet(document: Object) -> Iterator[str]:
@@ -163,9 +104,9 @@ def _meet(document: Object) -> Iterator[str]:
     if not any(_serves(pod) for pod in pods_of(document)):
         return
     if kind == "StatefulSet" and spec.get("podManagementPolicy") != "Parallel":
-        yield f"{_called(document)}: podManagementPolicy should be Parallel: {_JOINED}"
+        yield f"{called(document)}: podManagementPolicy should be Parallel: {_JOINED}"
     if kind == "LeaderWorkerSet" and spec.get("startupPolicy") == "LeaderReady":
-        yield f"{_called(document)}: startupPolicy should be LeaderCreated: {_JOINED}"
+        yield f"{called(document)}: startupPolicy should be LeaderCreated: {_JOINED}"
 
 
 def _group_restarts(document: Object) -> Iterator[str]:
@@ -173,12 +114,12 @@ def _group_restarts(document: Object) -> Iterator[str]:
     policy = group.get("restartPolicy", "Default")
     if document.get("kind") == "LeaderWorkerSet" and policy not in _OF_GROUPS:
         known = ", ".join(_OF_GROUPS)
-        yield f"{_called(document)}: restartPolicy should be one of {known}, not {policy}"
+        yield f"{called(document)}: restartPolicy should be one of {known}, not {policy}"
 
 
 def _ray(document: Object) -> Iterator[str]:
     for said in kuberay_rules.mistakes(str(document.get("kind")), document.get("spec") or {}):
-        yield f"{_called(document)}: {said}"
+        yield f"{called(document)}: {said}"
 
 
 def _serves(pod: Pod) -> bool:
@@ -294,7 +235,7 @@ def _links(pod: Pod) -> Iterator[str]:
 
 
 def _references(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
-    there = {_called(each).lower() for each in documents}
+    there = {called(each).lower() for each in documents}
     for each in documents:
         notes = (each.get("metadata") or {}).get("annotations") or {}
         there |= {name.strip() for name in str(notes.get(PROVIDE, "")).split(",")}
@@ -346,7 +287,7 @@ def _selectors(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str
             "PodMonitor": (spec.get("selector") or {}).get("matchLabels"),
         }.get(str(kind))
         if wanted and not any(_matches(wanted, pod.labels) for pod in pods):
-            yield f"{_called(each)}: it selects none of the pods"
+            yield f"{called(each)}: it selects none of the pods"
 
 
 def _budgets(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
@@ -358,21 +299,21 @@ def _budgets(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
             continue
         if any(_matches(wanted, pod.labels) for pod in pods if "ray.io/node-type" in pod.labels):
             yield (
-                f"{_called(each)}: should have minAvailable, a number: Ray's clusters have no"
+                f"{called(each)}: should have minAvailable, a number: Ray's clusters have no"
                 " `scale`, by which the rest is counted"
             )
 
 
 def _found(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
     """Judge that the pods of a StatefulSet find each other before any of them is ready."""
-    services = {_called(each): each.get("spec") or {} for each in documents}
+    services = {called(each): each.get("spec") or {} for each in documents}
     for each in documents:
         if each.get("kind") != "StatefulSet" or not any(_serves(pod) for pod in pods_of(each)):
             continue
         named = f"Service/{(each.get('spec') or {}).get('serviceName')}"
         service = services.get(named)
         if service is None:
-            yield f"{_called(each)}: its pods are found by {named}, which is not here"
+            yield f"{called(each)}: its pods are found by {named}, which is not here"
         elif service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
             yield f"{named}: should have clusterIP None and publishNotReadyAddresses: {_JOINED}"
 

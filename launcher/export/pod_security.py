@@ -6,12 +6,10 @@ Source: kubernetes.io/docs/concepts/security/pod-security-standards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from launcher.export import kubernetes_rules
+from launcher.export.kubernetes_pods import Object, pods_of
 
-Object = Mapping[str, Any]
 LABEL = "pod-security.kubernetes.io/enforce=privileged"
 # What containers may add at level `baseline`.
 _BASELINE = (
@@ -22,7 +20,7 @@ _BASELINE = (
 
 def needs(objects: Iterable[Object], namespace: str) -> list[str]:
     """Name the level that a namespace must allow, and the line that has it do so."""
-    pods = [pod.spec for each in objects for pod in kubernetes_rules.pods_of(each)]
+    pods = [pod.spec for each in objects for pod in pods_of(each)]
     why = list(dict.fromkeys(said for spec in pods for said in beyond_baseline(spec)))
     where = "where Pod Security is enforced, a namespace of level"
     if not why:

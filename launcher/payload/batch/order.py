@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from .job import Order
 
 TOKENS = "i"  # how tokens travel and are compared: as C's integers, of four bytes each
-# Rows that are put in order at once: those of one block of the input, which is read and prepared as
-# a whole. What begins alike in a larger job comes together once in each of them.
+# Rows of a large job that are put in order at once: those of one block of the input, which is read
+# and prepared as a whole. What begins alike comes together once in each of them.
 WINDOW = 4096
 BYTES = 32 * 2**20  # and no more than this of the input, whose rows may be whole documents
 # Bytes that two prompts must share so that it is worth something: vLLM's cache has blocks of 16
