@@ -292,7 +292,7 @@ ENGINE = (
     ),
     Symptom(
         id="engine-killed",
-        pattern=r"Failed core proc\(s\): \{.*: -9\b",
+        pattern=patterns.ENGINE_KILLED,
         cause="the engine was killed, most likely for lack of host memory",
         fix="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
         source="vLLM 0.32, v1/engine/utils.py",

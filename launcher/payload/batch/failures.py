@@ -178,6 +178,12 @@ KNOWN = (
         message="the head's Ray cannot be reached",
         hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
     ),
+    Known(
+        pattern=rf"(?i){patterns.ENGINE_KILLED}",
+        message="an engine was killed while it started, most likely for lack of host memory",
+        hint="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
+        modes=VLLM,
+    ),
 )
 
 

@@ -27,3 +27,4 @@ GPU_MEMORY_SHORT = r"(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryErr
 GPU_MEMORY_HELD = r"Free memory on device .* is less than desired GPU memory utilization"
 NO_PLACEMENT_GROUP = r"Cannot provide a placement group"
 GCS_UNREACHABLE = r"(?:Failed|Unable) to connect to GCS"
+ENGINE_KILLED = r"Failed core proc\(s\): \{.*: -9\b"

@@ -55,6 +55,13 @@ from launcher.payload.batch.job import Failed
         ),
         (
             "engine",
+            "RuntimeError: Engine core initialization failed. See root cause above."
+            " Failed core proc(s): {'EngineCore': -9}",
+            "an engine was killed while it started",
+            "dmesg",
+        ),
+        (
+            "engine",
             "ValidationError: 2 validation errors for ModelConfig",
             "`ModelConfig`",
             "engine.args",
