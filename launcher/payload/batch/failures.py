@@ -28,6 +28,8 @@ SPEAKER = re.compile(
 RAISED_FROM = "The above exception was the direct cause"
 # an exception that only tells of another one
 POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")
+# what is told of an engine whose process ended, nobody knows how, and left no exception in its log
+WORDLESS = "the engine's process ended without an error in its log"
 VLLM = ("engine", "data-parallel")
 ALL = (*VLLM, "predict")
 HOST = (
@@ -179,7 +181,7 @@ KNOWN = (
         hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
     ),
     Known(
-        pattern=rf"(?i){patterns.ENGINE_KILLED}",
+        pattern=rf"(?i){patterns.ENGINE_KILLED}|{WORDLESS}",
         message="an engine was killed while it started, most likely for lack of host memory",
         hint="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
         modes=VLLM,

@@ -17,6 +17,9 @@ from .engine_loop import EngineLoop, watch_engine
 from .generation import generated, parameters, reason
 from .job import CACHED, RESULTS, Order, Task
 
+# how vLLM tells of a process that ended so lately that its exit code is not known yet (0.32,
+# v1/engine/utils.py)
+UNKNOWN = "Failed core proc(s): {}"
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 CARRIED = ("_row", "_keep")
 # what of sampling parameters vLLM turns into tokens, or into a grammar over them, with each request
@@ -147,11 +150,11 @@ def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
     if not failures.POINTER.search(str(problem)):
         return []
     try:
-        return failures.root(
-            line for path, size in before.items() for line in postmortem.tail(path, MANY, size)
-        )
+        said = [line for path, size in before.items() for line in postmortem.tail(path, MANY, size)]
     except OSError:  # what it says only explains
         return []
+    wordless = [failures.WORDLESS, *said[-2:]] if UNKNOWN in str(problem) else []
+    return failures.root(said) or wordless
 
 
 @contextmanager

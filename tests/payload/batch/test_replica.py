@@ -183,10 +183,7 @@ def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_load
         (DIED, "NameError: name 'time' is not defined"),
         (
             "nothing to see\n",
-            (
-                "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
-                " proc(s): {}"
-            ),
+            "an engine was killed while it started, most likely for lack of host memory",
         ),
     ],
 )
@@ -217,6 +214,7 @@ def test_an_engine_that_does_not_start_shows_why(
 
     assert failed.message == last
     assert ("began = time.monotonic()" in failed.evidence) is (log == DIED)
+    assert ("nothing to see" in failed.evidence) is (log != DIED)
     assert "earlier actor" not in failed.evidence
 
 
