@@ -152,10 +152,12 @@ def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:
         session.note("plan", f"{held} ({basis(planned.estimate, plan.question.model.modelled)})")
     if plan.better is not None and not fixed:
         ask = "vlaunch plan" + ("" if model else " --model MODEL")
+        mine, its = (f"{each.requests('likely'):.0f}" for each in (planned, plan.better))
+        beside = "as here" if its == mine else f"not {mine}"
         text = (
             f"the plan would take {plan.better.option.words} (`{arguments(plan.better.option)}`):"
-            f" {plan.better.requests('likely'):.0f} requests of full length at once, not"
-            f" {planned.requests('likely'):.0f}; take it with `--plan auto`, see why with `{ask}`"
+            f" {its} requests of full length at once, {beside};"
+            f" take it with `--plan auto`, see why with `{ask}`"
         )
         session.note("plan", text)
 

@@ -58,6 +58,14 @@ def test_what_is_expected_is_said_before_the_start(llama: Cluster) -> None:
     assert (wanted(llama)["tp"], wanted(llama)["pp"]) == (8, 2)
 
 
+def test_another_split_that_holds_as_much_is_not_said_to_hold_more(llama: Cluster) -> None:
+    """As where the cache's size is named: the plan has other reasons then."""
+    ran = llama.run(*SERVE, *LENGTH, "--kv-cache-memory-bytes", str(GIB), "--max-num-seqs", "8")
+
+    assert "the plan would take" in ran.err
+    assert "requests of full length at once, as here; take it with" in ran.err
+
+
 def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
     """What it should hold is said, no more."""
     ran = llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH)
