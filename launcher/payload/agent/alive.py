@@ -34,8 +34,9 @@ def alive(where: Where) -> dict[str, Any]:
     status, why = int(said.get("status") or 0), said.pop("error", "") or "no answer"
     if 0 < status < 500 or status == 501 or said.get("moved"):
         return said
-    if rests := resting(where):
+    health, text = api.api(where, "/health", timeout=5)
+    if rests := resting(where, health, text):
         return {**said, "rests": rests}
-    if said.get("moved", False) is None and api.api(where, "/health", timeout=5)[0] == 200:
+    if said.get("moved", False) is None and health == 200:
         return {**said, "health": 200}
     return {**said, "error": f"it neither answers nor moves: {why}"}

@@ -226,7 +226,8 @@ class Apis:
         return [
             node
             for node, probe in probes.items()
-            if probe.get("health") == 503 or "EngineDead" in str(probe.get("odd") or "")
+            if (probe.get("health") == 503 and not probe.get("rests"))
+            or "EngineDead" in str(probe.get("odd") or "")
         ]
 
     def lost(self) -> int | None:

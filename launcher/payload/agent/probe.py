@@ -31,12 +31,10 @@ SILENT = (
 )
 _PATIENCE = 3600.0  # seconds for a canary; the keeper decides long before
 _EARLY = 1.0  # seconds between two looks at a server that has not answered
-# What tells that a server stands still on purpose: pause and sleep (`/is_paused`, `/is_sleeping`,
-# where vLLM has them), and elastic expert parallelism that is being rescaled.
-_RESTS: tuple[tuple[str, object, str, str], ...] = (
-    ("/is_sleeping", None, "is_sleeping", "it sleeps"),
-    ("/is_paused", None, "is_paused", "it is paused"),
-    ("/is_scaling_elastic_ep", {}, "is_scaling_elastic_ep", "it is being rescaled"),
+# Paths that report a pause or sleep, where vLLM has them.
+_RESTS = (
+    ("/is_sleeping", "is_sleeping", "it sleeps"),
+    ("/is_paused", "is_paused", "it is paused"),
 )
 
 
@@ -192,8 +190,8 @@ class Probe:
             time.monotonic() - each.began > 2 * self.every for each in self._canaries.values()
         )
         if late or self._said:
-            self._health = api.api(self.where, "/health", timeout=5)[0]
-            self._rests = resting(self.where)
+            self._health, text = api.api(self.where, "/health", timeout=5)
+            self._rests = resting(self.where, self._health, text)
         else:
             self._health, self._rests = 200, ""
 
@@ -219,10 +217,16 @@ class Probe:
             self._counters, self._counted = counted, time.monotonic()
 
 
-def resting(where: Where) -> str:
-    """Say why a server stands still on purpose; empty when it does not, or does not say."""
-    for path, body, field, words in _RESTS:
-        status, text = api.api(where, path, body, timeout=5)
+def resting(where: Where, health: int, health_text: str) -> str:
+    """Return why a server stands still on purpose; empty when it does not, or does not say.
+
+    `health` and `health_text` are the status and body of its `/health`. While vLLM rescales its
+    expert parallelism, it answers 503 on every path (entrypoints/serve/elastic_ep/middleware.py).
+    """
+    if health == 503 and "scaling" in health_text:
+        return "it is being rescaled"
+    for path, field, words in _RESTS:
+        status, text = api.api(where, path, timeout=5)
         if (
             status == 200
             and isinstance(said := json.loads(text), Mapping)

@@ -92,6 +92,14 @@ def test_who_rests_on_purpose_lives(server: Server) -> None:
         release.append(1)
 
 
+def test_a_server_that_is_rescaled_lives(server: Server) -> None:
+    """It answers 503 on every path meanwhile."""
+    text = '{"error":"The model is currently scaling. Please try again later."}'
+    server.answers |= dict.fromkeys(("/health", "/v1/chat/completions"), (503, text))
+
+    assert alive(where(server))["rests"] == "it is being rescaled"
+
+
 @pytest.mark.parametrize("verb", ["answered", "alive"])
 def test_the_exit_code_is_the_answer(
     server: Server, monkeypatch: pytest.MonkeyPatch, verb: str

@@ -220,6 +220,18 @@ def test_a_server_that_rests_is_left_alone(ready: Make, rests: str) -> None:
     assert (stage.seen.state, stage.seen.faults) == ("ready", [])
 
 
+def test_a_503_of_a_rescaled_server_is_no_death(ready: Make) -> None:
+    """While expert parallelism is rescaled, `/health` answers 503; afterwards 503 means dead."""
+    stage = ready()
+    stage.engine = Engine(answers=False, health=503, rests="it is being rescaled")
+    stage.run(600, step=2)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+
+    stage.engine.rests = ""
+    stage.run(5)
+    assert len(stage.seen.faults) == 1
+
+
 def replicas() -> Desired:
     """Two replicas, one on each node."""
     first = wanted.process("gpu1", replicas=(0, 1))

@@ -137,15 +137,12 @@ def test_what_is_an_answer(server: Server, start: Start, status: int, odd: bool)
     [
         ("/is_sleeping", "is_sleeping", "it sleeps"),
         ("/is_paused", "is_paused", "it is paused"),
-        ("/is_scaling_elastic_ep", "is_scaling_elastic_ep", "it is being rescaled"),
     ],
 )
 def test_a_server_that_rests(
     server: Server, start: Start, hang: threading.Event, path: str, field: str, words: str
 ) -> None:
-    """Somebody has put it to sleep, paused it, or rescales it: it is asked when a canary is late,
-    and told.
-    """
+    """A sleeping or paused server is reported as such once a canary is late."""
     hang.set()
     probe = start()
     until(lambda: probe.answers, "it answers")
@@ -154,6 +151,20 @@ def test_a_server_that_rests(
     until(lambda: probe.report()["rests"] == words, "it is told")
     server.answers[path] = {field: False}
     until(lambda: probe.report()["rests"] == "", "it is told again")
+
+
+SCALING = (503, '{"error":"The model is currently scaling. Please try again later."}')
+
+
+def test_a_server_that_is_rescaled_rests(server: Server, start: Start) -> None:
+    """vLLM answers 503 on every path while it rescales its expert parallelism."""
+    probe = start()
+    until(lambda: probe.answers, "the first answer")
+    paths = ("/health", "/is_sleeping", "/is_paused", "/metrics", COMPLETIONS)
+    server.answers |= dict.fromkeys(paths, SCALING)
+
+    until(lambda: probe.report()["rests"] == "it is being rescaled", "the report of rescaling")
+    assert probe.report()["health"] == 503
 
 
 def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> None:
