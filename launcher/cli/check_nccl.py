@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 Require = Literal["auto", "any", "rdma", "gdrdma"]
 
 
-@command("check-nccl", shows="people", flags=[options.LOCK_WAIT, options.STRICT, options.JSON])
+@command(
+    "check-nccl",
+    shows="people",
+    flags=[options.PAIR_TIMEOUT, options.LOCK_WAIT, options.STRICT, options.JSON],
+)
 @click.argument("paths", metavar="[INVENTORY]", nargs=-1)
 @click.option(
     "--require",
@@ -59,13 +63,6 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
     help="Seconds until what has not finished is given up and named.",
 )
 @click.option(
-    "--pair-timeout",
-    type=click.FloatRange(1),
-    default=20.0,
-    show_default=True,
-    help="Seconds for one pair of nodes.",
-)
-@click.option(
     "--expect",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Your figures of GPUs and NICs (YAML).",
@@ -78,7 +75,6 @@ def check_nccl(
     html: Path | None,
     ranks_per_node: int | None,
     deadline: float | None,
-    pair_timeout: float,
     expect: Path | None,
 ) -> int:
     """Measure every pair of nodes in the containers that will serve, and say what they talk over.
@@ -113,7 +109,7 @@ def check_nccl(
         require=require,
         ranks_per_node=ranks_per_node,
         deadline=deadline,
-        pair_timeout=pair_timeout,
+        pair_timeout=call.pair_timeout,
         known=expected.load(expect),
     )
     with call.session() as session, call.locked(session) as ours:

@@ -46,6 +46,7 @@ class Call:
     fetch: bool = False
     no_hooks: bool = False
     strict: bool = False
+    pair_timeout: float = 20.0
 
     @functools.cached_property
     def inventory(self) -> Inventory:

@@ -40,12 +40,12 @@ _APART = (
 
 
 def prove(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request
+    inventory: Inventory, seen: ClusterSnapshot, request: Request, *, pair_timeout: float
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages that prove the network, and what is known of it already, in words.
 
     What was proven for these very containers is not proven again. `mp` ranks are where they are
-    placed; Ray may place them on any node.
+    placed; Ray may place them on any node. `pair_timeout` is in seconds.
     """
     placed = request.placement
     if not placed.networked:
@@ -67,6 +67,7 @@ def prove(
     ask = Ask(
         nonce=nonce,
         nodes=_between(request),
+        pair_timeout=pair_timeout,
         collective=placed.crosses or placed.coupled,
         crossing=split,
         known=expected.load(),

@@ -43,6 +43,13 @@ FETCH = click.Option(
         " of them downloads it."
     ),
 )
+PAIR_TIMEOUT = click.Option(
+    ["--pair-timeout"],
+    type=click.FloatRange(1),
+    default=20.0,
+    show_default=True,
+    help="Seconds for the network check of one pair of nodes.",
+)
 STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when there is a warning.")
 
 

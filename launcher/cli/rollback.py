@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     from launcher.tools.host import HostFacts
 
 
-@command(flags=[options.FETCH, options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
+@command(
+    flags=[
+        options.FETCH,
+        options.PAIR_TIMEOUT,
+        options.DRY_RUN,
+        options.LOCK_WAIT,
+        options.NO_HOOKS,
+        options.JSON,
+    ]
+)
 @flags
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
@@ -216,7 +225,7 @@ def _begin(
     facts = observe(inventory, session.transport, [inventory.image])
     name = plans.pick(Site(inventory, facts), name)
     before = _before(session, facts, name, without=without)
-    asked = _asked(
+    again = _asked(
         session,
         name,
         before,
@@ -225,6 +234,7 @@ def _begin(
         fetch=fetch,
         no_wait=no_wait,
     )
+    asked = replace(again, pair_timeout=call.pair_timeout)
     told.update(asked.about(inventory))
     return before, asked, begin(call, session, asked)
 

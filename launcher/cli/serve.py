@@ -38,6 +38,7 @@ class _Command(click.Command):
     kind=_Command,
     flags=[
         options.FETCH,
+        options.PAIR_TIMEOUT,
         options.DRY_RUN,
         options.OFFLINE,
         options.LOCK_WAIT,
@@ -162,6 +163,7 @@ def serve(
         unsupervised=no_supervise,
         replace_other=replace_other,
         skip_network_check=skip_network_check,
+        pair_timeout=call.pair_timeout,
         fetch=call.fetch,
         no_wait=no_wait,
     )

@@ -74,6 +74,7 @@ class Asked:
     nodes: tuple[str, ...] = ()
     gpus: int | None = None
     skip_network_check: bool = False
+    pair_timeout: float = 20.0
     fetch: bool = False
     no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
@@ -171,7 +172,9 @@ class Asked:
 
         request = self.request(inventory, seen.config)
         prove, known = (
-            ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
+            ((), ())
+            if self.skip_network_check
+            else network_gate.prove(inventory, seen, request, pair_timeout=self.pair_timeout)
         )
         start = plan_serve(
             seen,

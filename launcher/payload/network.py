@@ -338,6 +338,7 @@ def child_environment(own: dict[str, str], folder: str) -> dict[str, str]:
     """The ranks' environment: NCCL writes what it does to a file of its own per process."""
     return {
         **own,
+        **network_node.cuda_compatibility(own),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
         "NCCL_DEBUG_FILE": os.path.join(folder, "nccl.%h.%p.log"),

@@ -10,6 +10,7 @@ import ctypes.util
 import errno
 import glob
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -58,6 +59,9 @@ _ONCE = re.compile(
 )
 
 
+_TORCH_CUDA = re.compile(r"^cuda\b[^=]*= *'([\d.]+)'", re.MULTILINE)
+
+
 class Unusable(Exception):
     """The rendezvous cannot be opened here; the text says why."""
 
@@ -104,6 +108,34 @@ def library(name: str) -> str:
         for path in sorted(glob.glob(os.path.join(folder, name))):
             return path
     return ""
+
+
+def cuda_compatibility(env: dict[str, str]) -> dict[str, str]:
+    """Return the LD_LIBRARY_PATH that vLLM uses with VLLM_ENABLE_CUDA_COMPATIBILITY, by which an
+    older driver runs a newer CUDA; empty without that variable.
+
+    The rules, and the order of the folders, are those of vllm/env_override.py.
+    """
+    if env.get("VLLM_ENABLE_CUDA_COMPATIBILITY", "").strip().lower() not in ("1", "true"):
+        return {}
+    conda = env.get("CONDA_PREFIX", "")
+    folders = (
+        env.get("VLLM_CUDA_COMPATIBILITY_PATH", ""),
+        conda and os.path.join(conda, "cuda-compat"),
+        f"/usr/local/cuda-{_torch_cuda()}/compat",
+    )
+    folder = next((folder for folder in folders if folder and os.path.isdir(folder)), "")
+    others = [path for path in env.get("LD_LIBRARY_PATH", "").split(":") if path and path != folder]
+    return {"LD_LIBRARY_PATH": ":".join((folder, *others))} if folder else {}
+
+
+def _torch_cuda() -> str:
+    """Return the CUDA version that torch was built for, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    origin = spec.origin if spec is not None else None
+    version = _read(os.path.join(os.path.dirname(origin), "version.py")) if origin else ""
+    match = _TORCH_CUDA.search(version)
+    return match[1] if match else ""
 
 
 def reserve(master: str, port: int) -> socket.socket:

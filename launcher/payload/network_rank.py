@@ -87,6 +87,8 @@ class Rank:
         free = memory(self.torch, self.args.backend)
         self.most = network_lanes.limit(self.args.backend, self.args.max_bytes, free, self.per_node)
         where = f"rendezvous at {self.args.master}:{self.args.port}"
+        self.told.say(phase=f"first use of {self.args.backend} on this node")
+        self.warm_up(max(SLACK, began + self.args.torch - 2 * SLACK - time.monotonic()))
         took = round(time.monotonic() - began, 3)
         phase = f"{where}: waiting until all ranks have torch"
         self.told.say(phase=phase, ready=True, took={"torch": took})
@@ -96,6 +98,30 @@ class Rank:
         self.store = self.open()
         self.meet("rendezvous", self.args.window)
         self.told.say(took={"meeting": round(time.monotonic() - began, 3)})
+
+    def warm_up(self, seconds: float) -> None:
+        """Use the backend once without any other rank, so that no pair pays for its first use.
+
+        NCCL compiles its kernels on a GPU for which it has no binaries, which takes up to a minute
+        (NVIDIA/nccl#1646). A failure here is ignored: the first pair reports it.
+        """
+
+        def use() -> None:
+            if self.args.backend == "nccl":
+                self.torch.cuda.set_device(self.local)  # a thread begins with the first GPU
+            lane = network_lanes.LANES[self.args.backend](
+                self.torch,
+                self.torch.distributed.HashStore(),
+                0,
+                1,
+                seconds,
+                self.ips[self.args.node_rank],
+            )
+            lane.reduce(self.torch.ones(1, device=lane.device))
+            lane.settle()
+            lane.abort()
+
+        bounded(use, seconds)
 
     def let_go(self, words) -> None:
         """Wait for the parent's word: `go`, on the head with the nodes that will not come, or `no`

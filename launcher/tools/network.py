@@ -74,7 +74,8 @@ class RankReport:
 
     `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs; `ended`
     means it did all it was asked; `tail` is the end of what it printed. `torch` and `meeting` are
-    the seconds that the import of torch and, after the last rank's, the rendezvous took.
+    the seconds that the first use of torch and its backend and, after the last rank's, the
+    rendezvous took.
     """
 
     rank: int

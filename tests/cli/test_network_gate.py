@@ -94,8 +94,16 @@ def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
 
     assert ran.code == 0, ran.err
     assert ready.world.verbs() == ["gpu01: forget", "gpu01: keep", "gpu01: want", "gpu01: keep"]
-    assert len(measured(ready)) == 2
+    assert [argv[argv.index("--pair-timeout") + 1] for argv in measured(ready)] == ["20", "20"]
     assert network_row(ran) == "NET/Socket, 2 links (from the engine's own logs)"
+
+
+def test_a_pair_may_take_longer(ready: Cluster) -> None:
+    """`--pair-timeout` reaches the probes of `serve`, as it does those of `check-nccl`."""
+    ran = ready.run(*SERVE, "--pair-timeout", "75")
+
+    assert ran.code == 0, ran.err
+    assert [argv[argv.index("--pair-timeout") + 1] for argv in measured(ready)] == ["75", "75"]
 
 
 def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready: Cluster) -> None:

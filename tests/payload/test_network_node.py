@@ -56,3 +56,62 @@ def test_a_link_is_never_cut_for_what_every_communicator_repeats(
 
     assert kept.startswith(link)
     assert kept.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({}, None),
+        ({"VLLM_ENABLE_CUDA_COMPATIBILITY": "0", "VLLM_CUDA_COMPATIBILITY_PATH": "own"}, None),
+        ({"VLLM_ENABLE_CUDA_COMPATIBILITY": "1", "VLLM_CUDA_COMPATIBILITY_PATH": "own"}, "own"),
+        (
+            {
+                "VLLM_ENABLE_CUDA_COMPATIBILITY": "True",
+                "VLLM_CUDA_COMPATIBILITY_PATH": "missing",
+                "CONDA_PREFIX": "conda",
+            },
+            "conda/cuda-compat",
+        ),
+        ({"VLLM_ENABLE_CUDA_COMPATIBILITY": "1"}, None),
+    ],
+)
+def test_older_drivers_load_cuda_s_compatibility_libraries_as_vllm_does(
+    payload: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    folder: str | None,
+) -> None:
+    """Only with vLLM's switch, its folder first, and without it twice."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "conda/cuda-compat").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    env = {**env, "LD_LIBRARY_PATH": f"/usr/lib:{folder}"}
+
+    expected = {} if folder is None else {"LD_LIBRARY_PATH": f"{folder}:/usr/lib"}
+    assert payload.node.cuda_compatibility(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),
+        ("cuda = '12.4'\n", "12.4"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\n", ""),
+    ],
+)
+def test_torch_s_cuda_is_known_without_importing_it(
+    payload: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    version: str,
+) -> None:
+    """The import would load the driver's libraries, too early for another path."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "version.py").write_text(f"__all__ = ['cuda']\n{text}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert payload.node._torch_cuda() == version

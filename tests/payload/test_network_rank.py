@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -53,3 +55,44 @@ def test_a_rank_that_cannot_meet_the_others_says_why(
     """In its parent's words."""
     with pytest.raises(payload.work.Failed, match=why):
         payload.rank.Rank.let_go(SimpleNamespace(), io.StringIO(word))
+
+
+class FakeLane:
+    """A lane that counts its uses and takes as long as a test wants."""
+
+    device = "cpu"
+
+    def __init__(self, *args: object, reduce: Callable[[], object]) -> None:
+        self.reduce = lambda _: reduce()
+        self.settle = self.abort = lambda: None
+
+
+@pytest.mark.parametrize("behaviour", ["works", "fails", "hangs"])
+def test_a_rank_warms_up_before_pairs_are_timed(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, behaviour: str
+) -> None:
+    """In a group of its own; what fails or hangs there is left to the first pair to report."""
+    hang, uses = threading.Event(), list[tuple[object, ...]]()
+
+    def reduce() -> None:
+        if behaviour == "fails":
+            raise RuntimeError("no interface")
+        if behaviour == "hangs":
+            hang.wait(20)
+
+    def lane(*args: object) -> FakeLane:
+        uses.append(args[1:])
+        return FakeLane(reduce=reduce)
+
+    monkeypatch.setitem(payload.lanes.LANES, "gloo", lane)
+    rank = SimpleNamespace(
+        args=SimpleNamespace(backend="gloo", node_rank=1),
+        torch=SimpleNamespace(
+            distributed=SimpleNamespace(HashStore=lambda: "store"), ones=lambda *_, device: device
+        ),
+        ips=["10.0.0.1", "10.0.0.2"],
+    )
+    payload.rank.Rank.warm_up(rank, 0.2)
+    hang.set()
+
+    assert uses == [("store", 0, 1, 0.2, "10.0.0.2")]

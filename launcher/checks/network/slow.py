@@ -1,4 +1,4 @@
-"""What was slow before anything was measured: the import of torch, names of other nodes, the
+"""What was slow before anything was measured: the first use of torch and NCCL, names of other nodes, the
 meeting itself. None of it fails a network that is well, and each has its own remedy.
 """
 
@@ -24,7 +24,7 @@ def start(node: Node, report: Report) -> list[Finding]:
     findings = []
     torch = max((rank.torch or 0.0 for rank in report.ranks), default=0.0)
     if torch > _TORCH:
-        text = f"its ranks took {torch:.0f} s to import torch; all others waited for them"
+        text = f"its ranks took {torch:.0f} s to load torch and NCCL; all others waited for them"
         findings.append(warned(node, text, fix=TORCH_FIX.format(node=node.name)))
     late = [name for name, seconds in report.names.items() if seconds >= _NAME]
     meeting = max((rank.meeting or 0.0 for rank in report.ranks), default=0.0)

@@ -28,7 +28,7 @@ def report(*ranks: dict[str, Any], **more: Any) -> Report:
     [
         (
             report({"torch": 4.0}, {"torch": 62.4}),
-            "its ranks took 62 s to import torch; all others waited for them",
+            "its ranks took 62 s to load torch and NCCL; all others waited for them",
             "`uptime`, `iostat -x 1`",
         ),
         (
