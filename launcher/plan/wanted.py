@@ -82,12 +82,12 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
         }
         return {name: value for name, value in sorted(wanted.items()) if name not in node.env}
 
-    if request.backend == "ray":
-        own = env(inventory.head, _ray_places(request, request.nodes_with_ranks(inventory)))
-        return (
-            Process(node=inventory.head.name, argv=request.argv, env=own, replicas=(0, split.dp)),
-        )
     nodes = request.nodes_with_ranks(inventory)
+    patience = vllm.gloo_timeout(request.args, len(nodes), policy.start_timeout)
+    if request.backend == "ray":
+        own = env(inventory.head, _ray_places(request, nodes))
+        argv = request.command(patience)
+        return (Process(node=inventory.head.name, argv=argv, env=own, replicas=(0, split.dp)),)
     held, meeting = (
         [count for _, count in split.replicas],
         _meeting_port(seen, request, nodes[0]),
@@ -103,7 +103,7 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
         found.append(
             Process(
                 node=node.name,
-                argv=request.command(own_argv),
+                argv=request.command((*own_argv, *patience)),
                 env=env(node, {}),
                 gpus=_gpus(seen, request, node),
                 replicas=(first, held[rank]) if split.dp > 1 else (0, 1),

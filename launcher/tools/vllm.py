@@ -94,6 +94,7 @@ PHASES = (
 )
 
 _MEMORY_SHARE = 0.92  # `gpu_memory_utilization` in vllm/config/cache.py
+_GLOO_TIMEOUT = 1800.0  # seconds; torch's default (torch/csrc/distributed/c10d/Backend.hpp)
 _MOST = 2 * 2**20  # characters of a log
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -195,6 +196,18 @@ def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
         str(port),
         *headless,
     )
+
+
+def gloo_timeout(args: Sequence[str], nodes: int, seconds: float) -> Argv:
+    """Return the option that lets ranks on several nodes wait for one another as long as a start
+    may take; empty where Gloo's own 1800 s, or what the arguments say, is enough.
+
+    A node that loads its weights later than the others would else end the start
+    (`cpu_distributed_timeout_seconds` in vllm/config/parallel.py; vLLM 0.22 and newer).
+    """
+    option = "--cpu-distributed-timeout-seconds"
+    enough = nodes == 1 or seconds <= _GLOO_TIMEOUT or values(args, option)
+    return () if enough else (option, f"{seconds:.0f}")
 
 
 def replicas_of(

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.model import Backend
 from launcher.payload.agent.desired import Policy
 from launcher.site import Site
+from launcher.tools import vllm
 from tests.plan.served import BARE, INVENTORY, NODES, chat, desired, option, request, seen, uneven
 
 
@@ -19,7 +21,7 @@ def test_a_ray_server() -> None:
 
     assert (process.node, process.argv, process.gpus, process.replicas) == (
         "n1",
-        asked.argv,
+        asked.command(("--cpu-distributed-timeout-seconds", "7200")),
         None,
         (0, 1),
     )
@@ -40,6 +42,38 @@ def test_a_ray_server() -> None:
     assert wanted.addresses == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
     assert wanted.ray is not None
     assert (wanted.ray.gpus, wanted.ray.reserve, wanted.ray.dashboard) == (16, False, 8265)
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+@pytest.mark.parametrize(
+    ("timeout", "args", "seconds"),
+    [
+        (1800.0, (), []),
+        (5400.0, (), ["5400"]),
+        (5400.0, ("--cpu_distributed_timeout_seconds=60",), []),
+    ],
+)
+def test_ranks_wait_for_one_another_as_long_as_a_start_may_take(
+    backend: Backend, timeout: float, args: tuple[str, ...], seconds: list[str]
+) -> None:
+    """Where that is longer than Gloo waits, unless the arguments say how long; the server stays the
+    same one.
+    """
+    asked = request(backend, args=args)
+    wanted = desired(asked, policy=Policy(start_timeout=timeout))
+
+    for process in wanted.processes:
+        own = process.argv[process.argv.index("--tensor-parallel-size") :]
+        assert vllm.values(own, "--cpu-distributed-timeout-seconds") == seconds
+    assert wanted.id == asked.digest
+
+
+def test_one_node_waits_for_nobody() -> None:
+    """Its ranks start together."""
+    alone = request("mp", nodes=("n1",), pp=1)
+    (process,) = desired(alone, policy=Policy(start_timeout=5400.0)).processes
+
+    assert "--cpu-distributed-timeout-seconds" not in process.argv
 
 
 def test_variables_of_a_request() -> None:
