@@ -118,6 +118,12 @@ def _idle(
     )
 
 
+def apart(survey: Survey) -> bool:
+    """Tell whether no GPU shares a PCIe switch with an RDMA device (`nvidia-smi topo -m`)."""
+    levels = {level for gpu in survey.gpus for level in gpu.affinity.values()}
+    return bool(levels) and not levels & {"PIX", "PXB"}
+
+
 def active(survey: Survey) -> list[str]:
     """Return a node's RDMA ports whose link is up, such as `mlx5_0:1`, without those that are made
     of software.

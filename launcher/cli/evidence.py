@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from launcher.checks.network import transport
-from launcher.checks.rdma import active
+from launcher.checks.rdma import active, apart
 from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer
@@ -82,6 +82,7 @@ def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expec
             name for name, each in facts.items() if each.survey is not None and active(each.survey)
         ],
         known=known,
+        apart=[name for name, each in facts.items() if each.survey and apart(each.survey)],
     )
     return level
 

@@ -274,6 +274,7 @@ class Probe:
             ),
             "collective": worst([child.collective for child in self.children if child.collective]),
             "rdma": network_node.rdma(),
+            "shared_switch": network_node.shared_switch(),
             "env": self.env,
             "gpu": facts.get("gpu", ""),
             "versions": versions,

@@ -37,6 +37,8 @@ CAPABILITIES = {
     38: "PERFMON",
     39: "BPF",
 }
+# PCI codes (pci.ids): NVIDIA and AMD; displays, and accelerators without one.
+GPU_VENDORS, GPU_CLASSES = ("0x10de", "0x1002"), ("0x03", "0x12")
 LIBRARY_FOLDERS = (
     "/lib/*-linux-gnu",
     "/usr/lib/*-linux-gnu",
@@ -238,6 +240,28 @@ def rdma() -> list[str]:
             parts = path.split("/")
             found.append(f"{parts[4]}:{parts[6]}")
     return found
+
+
+def shared_switch(sys: str = "/sys") -> bool | None:
+    """Tell whether a GPU and an RDMA device are below the same PCIe root port; None without GPUs or
+    RDMA devices.
+
+    Only a PCIe switch puts two devices below one root port (`PIX` and `PXB` in `nvidia-smi topo
+    -m`), and by default NCCL uses GPUDirect RDMA no farther (NCCL_NET_GDR_LEVEL in its manual).
+    """
+    gpus = {
+        _root_port(path)
+        for path in glob.glob(f"{sys}/bus/pci/devices/*")
+        if _read(f"{path}/vendor").strip() in GPU_VENDORS
+        and _read(f"{path}/class").startswith(GPU_CLASSES)
+    }
+    cards = {_root_port(path) for path in glob.glob(f"{sys}/class/infiniband/*/device")}
+    return bool(gpus & cards) if gpus and cards else None
+
+
+def _root_port(path: str) -> str:
+    """Return where a PCI device hangs on its host: `pci0000:15/0000:15:01.0`."""
+    return "/".join(os.path.realpath(path).partition("/devices/")[2].split("/")[:2])
 
 
 def capped(text: str, limit: int) -> str:

@@ -127,6 +127,7 @@ def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
             gpus=[report.gpu for report in reports.values()],
             rdma=[name for name, report in reports.items() if report.rdma],
             known=ask.known,
+            apart=[name for name, report in reports.items() if report.shared_switch is False],
             asked=ask.require,
         )
         said = Measurement(inventory=inventory, reports=proof.reports, missing=missing)

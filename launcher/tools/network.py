@@ -95,7 +95,8 @@ class Report:
 
     `log` is what NCCL wrote there, its telling lines only; `env` its network variables; `inside` is
     what it saw of its container: memlock, capabilities, /dev/infiniband, libibverbs (see
-    `tools.inside`); `rdma` are the active RDMA ports there (`mlx5_0:1`); `pair_logs` is, by peer,
+    `tools.inside`); `rdma` are the active RDMA ports there (`mlx5_0:1`), `shared_switch`
+    whether a GPU and an RDMA device share a PCIe switch (None: not known); `pair_logs` is, by peer,
     what NCCL wrote as that pair was measured; `names` are the seconds that it took to look up the
     names of other nodes' addresses in this container.
     """
@@ -113,6 +114,7 @@ class Report:
     error: Text = ""
     inside: Inside | None = None
     rdma: tuple[str, ...] = ()
+    shared_switch: bool | None = None
     pair_logs: Mapping[str, Text] = field(default_factory=dict)
     names: Mapping[str, float] = field(default_factory=dict)
 

@@ -93,6 +93,39 @@ def test_older_drivers_load_cuda_s_compatibility_libraries_as_vllm_does(
 
 
 @pytest.mark.parametrize(
+    ("gpu", "card", "shared"),
+    [
+        ("0000:15:01.0/0000:16:00.0/0000:18:00.0", "0000:15:01.0/0000:16:00.0/0000:19:00.0", True),
+        ("0000:15:01.0/0000:18:00.0", "0000:15:03.0/0000:19:00.0", False),
+        ("0000:15:01.0/0000:18:00.0", None, None),
+        (None, "0000:15:01.0/0000:19:00.0", None),
+    ],
+)
+def test_a_switch_that_a_gpu_and_a_card_share(
+    payload: SimpleNamespace, tmp_path: Path, gpu: str | None, card: str | None, shared: bool | None
+) -> None:
+    """Both are below the same root port; on another one they are not, and without one of them
+    nothing can be told.
+    """
+    root = tmp_path / "devices/pci0000:15"
+    for path, vendor, kind in ((gpu, "0x10de", "0x030200"), (card, "0x15b3", "0x020700")):
+        if path is None:
+            continue
+        (root / path).mkdir(parents=True)
+        (root / path / "vendor").write_text(f"{vendor}\n")
+        (root / path / "class").write_text(f"{kind}\n")
+        link = tmp_path / "bus/pci/devices" / Path(path).name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(root / path)
+    if card is not None:
+        device = tmp_path / "class/infiniband/mlx5_0/device"
+        device.parent.mkdir(parents=True)
+        device.symlink_to(root / card)
+
+    assert payload.node.shared_switch(str(tmp_path)) is shared
+
+
+@pytest.mark.parametrize(
     ("text", "version"),
     [
         ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),

@@ -15,7 +15,7 @@ from typing import Literal
 from launcher.checks.network import culprits, levels
 from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, Verdict, rate
 from launcher.checks.shape import Finding, Status
-from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level
+from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level, fold
 from launcher.tools import nccl
 from launcher.tools.expectations import Expectations
 from launcher.tools.network import Collective, Report, Transfer
@@ -27,12 +27,16 @@ _BROKEN, _SLOW = 1 / 4, 1 / 2
 _WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.MULTILINE)
 
 
+_APART = "no GPU shares a PCIe switch with an RDMA device, so NCCL does not use GPUDirect"
+
+
 def required(
     inventory: Inventory,
     *,
     gpus: Collection[str],
     rdma: Collection[str],
     known: Expectations,
+    apart: Collection[str] = (),
     asked: Level | Literal["auto"] | None = None,
 ) -> tuple[Level, str]:
     """Return the level that every pair must reach, and in words why: as asked, as the inventory
@@ -44,6 +48,7 @@ def required(
         gpus: the names of the GPUs.
         rdma: the nodes that have an active RDMA port.
         known: what is known of GPUs, GPUDirect among it.
+        apart: the nodes on which no GPU shares a PCIe switch with an RDMA device.
         asked: the command line's `--require`.
     """
     if asked is not None and asked != "auto":
@@ -53,15 +58,17 @@ def required(
     if inventory.accelerator == "cpu":
         return "any", "CPUs speak Gloo, which is TCP"
     if inventory.fabric != "ethernet":
-        return _on_fabric(inventory.fabric, gpus, known)
+        return _on_fabric(inventory.fabric, gpus, known, apart)
     if any(node.name not in rdma for node in inventory.nodes):
         return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
     return "rdma", "every node has an active RDMA port"
 
 
-def _on_fabric(fabric: str, gpus: Collection[str], known: Expectations) -> tuple[Level, str]:
-    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have
-    it.
+def _on_fabric(
+    fabric: str, gpus: Collection[str], known: Expectations, apart: Collection[str]
+) -> tuple[Level, str]:
+    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have it,
+    and NCCL uses it.
     """
     why = f"`fabric: {fabric}`"
     names = sorted(set(gpus) - {""})
@@ -71,6 +78,8 @@ def _on_fabric(fabric: str, gpus: Collection[str], known: Expectations) -> tuple
     if None in models:
         return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
     if all(each is not None and each.gpudirect for each in models):
+        if apart:
+            return "rdma", f"{why}; {fold(apart)}: {_APART}"
         return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
     return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"
 
@@ -93,7 +102,7 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     )
     findings += culprits.cells(measured, cells)
     whole, trouble = _collective(names, reports, collective)
-    findings += [*trouble, *_some_rdma(measured, level[0])]
+    findings += [*trouble, *_some_rdma(measured, level[0]), *_no_gpudirect(measured, level, cells)]
     backend = next(
         (each.backend for each in reports.values()),
         "nccl" if inventory.accelerator != "cpu" else "gloo",
@@ -152,6 +161,23 @@ def _some_rdma(measured: Measurement, level: Level) -> list[Finding]:
         " any}` in the inventory"
     )
     return [Finding(node=name, status="warn", text=text, fix=fix) for name in lacking]
+
+
+def _no_gpudirect(
+    measured: Measurement, level: tuple[Level, str], cells: Sequence[Cell]
+) -> list[Finding]:
+    """Warn that `auto` did without GPUDirect because of the nodes' PCIe topology."""
+    if not level[1].endswith(_APART) or all(cell.gpudirect is not False for cell in cells):
+        return []
+    fix = (
+        "compare `nvidia-smi topo -m` on the node: to require GPUDirect all the same, set"
+        " `network: {require: gdrdma}` (and NCCL_NET_GDR_LEVEL=SYS under `env:`)"
+    )
+    return [
+        Finding(node=name, status="warn", text=_APART, fix=fix)
+        for name, report in measured.reports.items()
+        if report.shared_switch is False
+    ]
 
 
 def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:

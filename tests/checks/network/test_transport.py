@@ -398,6 +398,34 @@ def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level
     )
 
 
+def test_auto_does_without_gpudirect_where_nccl_does() -> None:
+    """NCCL uses it only below one PCIe switch; the verdict warns, unless GPUDirect was used all the
+    same.
+    """
+    gpus = ["NVIDIA H100 80GB HBM3"]
+    level = transport.required(
+        three(RDMA), gpus=gpus, rdma=NAMES, known=KNOWN, apart=["n2", "n3"]
+    )
+    assert level == (
+        "rdma",
+        "`fabric: infiniband`; n[2-3]: no GPU shares a PCIe switch with an RDMA device, so NCCL"
+        " does not use GPUDirect",
+    )
+
+    def warned(via: str, level: tuple[Level, str]) -> list[str]:
+        reports = {
+            name: replace(report, shared_switch=name == "n1")
+            for name, report in healthy(via=via).items()
+        }
+        seen = verdict(reports, RDMA, level)
+        assert seen.passed
+        return [finding.node for finding in seen.findings if finding.status == "warn"]
+
+    assert warned("NET/IB/0", level) == ["n2", "n3"]
+    assert warned(GDR, level) == []
+    assert warned("NET/IB/0", ("rdma", "as asked")) == []
+
+
 def test_auto_can_be_asked_against_the_inventory() -> None:
     """`--require auto` is not the inventory's `any`."""
     inventory = three("network: {fabric: roce, require: any}")
