@@ -1,5 +1,5 @@
-"""What was slow before anything was measured: the first use of torch and NCCL, names of other nodes, the
-meeting itself. None of it fails a network that is well, and each has its own remedy.
+"""What was slow before anything was measured: the first use of torch and NCCL, names of other
+nodes, the meeting itself. None of it fails a network that is well, and each has its own remedy.
 """
 
 from __future__ import annotations

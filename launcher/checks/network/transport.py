@@ -79,7 +79,7 @@ def _on_fabric(
         return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
     if all(each is not None and each.gpudirect for each in models):
         if apart:
-            return "rdma", f"{why}; {fold(apart)}: {_APART}"
+            return "rdma", f"{why}; {fold(list(apart))}: {_APART}"
         return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
     return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"
 

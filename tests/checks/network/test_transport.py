@@ -403,9 +403,7 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
     same.
     """
     gpus = ["NVIDIA H100 80GB HBM3"]
-    level = transport.required(
-        three(RDMA), gpus=gpus, rdma=NAMES, known=KNOWN, apart=["n2", "n3"]
-    )
+    level = transport.required(three(RDMA), gpus=gpus, rdma=NAMES, known=KNOWN, apart=["n2", "n3"])
     assert level == (
         "rdma",
         "`fabric: infiniband`; n[2-3]: no GPU shares a PCIe switch with an RDMA device, so NCCL"
