@@ -335,7 +335,7 @@ def test_the_first_process_is_the_agent(load: Load) -> None:
     assert worker[: worker.index("--")] == (*ours, "gpu02", *at, "--private-shm")
     assert head[head.index("--") + 1 :][:3] == ("ray", "start", "--head")
     assert worker[worker.index("--") + 1 :][:3] == ("ray", "start", "--block")
-    assert spec(inventory).restart == "unless-stopped"
+    assert spec(inventory).restart == "always"
 
 
 def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:

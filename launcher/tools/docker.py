@@ -37,6 +37,10 @@ class ContainerSpec:
     `shm` is `"private"` (a /dev/shm of its own, which may take half of the node's memory and
     vanishes with the container), `"host"` (the host's, where segments of killed processes stay), or
     a size in bytes.
+
+    `restart` is `always`: a dockerd that comes back after SIGKILL, without live-restore, stops the
+    containers that it finds and takes that for an operator's `docker stop` (moby's `restore` and
+    `killWithSignal`), after which `unless-stopped` never starts them again.
     """
 
     name: str
@@ -59,7 +63,7 @@ class ContainerSpec:
     log_driver: str = ""
     log_options: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    restart: str = "unless-stopped"
+    restart: str = "always"
 
     @property
     def hash(self) -> str:

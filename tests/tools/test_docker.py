@@ -97,7 +97,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         "Tmpfs": None,
         "ShmSize": str(16 << 30),
         "Binds": ["/s:/t:ro"],
-        "RestartPolicy": {"Name": "unless-stopped"},
+        "RestartPolicy": {"Name": "always"},
         "CapAdd": ["IPC_LOCK"],
         "Privileged": True,
         "LogConfig": {"Type": "local", "Config": ["max-file=2", "max-size=1m"]},
