@@ -5,8 +5,9 @@
 For each case: tokens from the measured KV cache (the rules, which must be exact but for the
 rounding of what was printed), weights per GPU, and the KV cache from end to end, with the verdict.
 Beside it what peers' formulas say. The factors of working memory are fitted anew for each source
-without that source, so that no case is judged by constants that it helped to find. `--table` shows
-instead what is chosen for each model on twenty clusters.
+without that source, so that no case is judged by constants that it helped to find. Cases that are
+held out are in no fit; they are judged by the planner as it is, in a table of their own. `--table`
+shows instead what is chosen for each model on twenty clusters.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Known:
     kv_gib: float | None
     model_gib: float | None
     tokens: int | None
+    held_out: bool
 
 
 def known(path: Path) -> Iterator[Known]:
@@ -98,6 +100,7 @@ def known(path: Path) -> Iterator[Known]:
                 kv_gib=expect.get("kv_gib"),
                 model_gib=expect.get("model_gib_per_gpu"),
                 tokens=printed,
+                held_out=bool(raw.get("held_out")),
             )
 
 
@@ -296,9 +299,12 @@ def main() -> None:
         for line in choices(cases):
             print(line)
         return
-    results = judged(cases)
-    for line in (*(rows(results) if asked.cases else ()), *table(results)):
-        print(line)
+    held_out = [(each, each.case.estimated()) for each in cases if each.held_out]
+    results = judged([each for each in cases if not each.held_out])
+    for name, part in (("used for the fit", results), ("held out", held_out)):
+        print(f"Cases {name}: {len(part)}")
+        for line in (*(rows(part) if asked.cases else ()), *table(part)):
+            print(f"  {line}")
 
 
 if __name__ == "__main__":
