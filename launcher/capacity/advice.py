@@ -40,7 +40,8 @@ class Alternative:
 
 def alternatives(question: Question, chosen: Planned) -> tuple[Alternative, ...]:
     """Return other ways, at most six: changes of flags, then other splits."""
-    more = list(_more_nodes(question)) if chosen.verdict == "does-not-fit" else []
+    short = chosen.verdict == "does-not-fit" and not chosen.estimate.states("high")
+    more = list(_more_nodes(question)) if short else []
     flags = [*_other_layers(question, chosen), *_other_flags(question, chosen)]
     splits = list(_other_splits(question, chosen))
     return (*more, *flags[: _MOST - len(more) - min(3, len(splits))], *splits)[:_MOST]
@@ -54,6 +55,7 @@ def _more_nodes(question: Question) -> Iterator[Alternative]:
 
 def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
     given, found = question.flags, chosen.estimate
+    fewer = found.states() or _SEQUENCES
     measures = not given.cache_bytes  # else the cache's memory is what it is given
     changes = (
         (
@@ -63,10 +65,10 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
             replace(given, cache_dtype="fp8"),
         ),
         (
-            found.sequences > _SEQUENCES and measures,
-            f"--max-num-seqs {_SEQUENCES}",
+            found.sequences > fewer and (measures or fewer != _SEQUENCES),
+            f"--max-num-seqs {fewer}",
             "memory of the sampler and of graphs",
-            replace(given, sequences=_SEQUENCES),
+            replace(given, sequences=fewer),
         ),
         (
             found.batched_tokens > _BATCHED and measures,

@@ -170,6 +170,7 @@ def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
         for name in ("quantization_config", "compression_config"):
             found = part.get(name)
             if isinstance(found, Mapping):
-                return str(found.get("quant_method") or "unknown").lower()
+                names = [found.get("quant_method") or "unknown", found.get("quant_algo") or ""]
+                return " ".join(map(str, names)).strip().lower()
     found = text.get("quantization")
     return found.lower() if isinstance(found, str) else ""

@@ -131,8 +131,17 @@ class Case(BaseModel):
         )
 
     def weight_bytes(self, model: Architecture) -> int:
-        """Return the bytes of the weights: as the case says, else counted."""
-        return counted(model) if self.weights_gib is None else int(self.weights_gib * GIB)
+        """Return the bytes of the weights: as the case says, else counted; raises RequestError
+        where neither tells.
+        """
+        size = counted(model) if self.weights_gib is None else int(self.weights_gib * GIB)
+        if not size:
+            raise RequestError(
+                f"{self.id}: no estimate is possible: the size of the weights is not known",
+                evidence=model.modelled or f"quantization: {model.quantization}",
+                hint="say it in the case: `weights_gib: N`",
+            )
+        return size
 
     def estimated(self) -> Estimate:
         """Work the case out; raises RequestError."""

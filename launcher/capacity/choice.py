@@ -43,6 +43,7 @@ RULES = {
     " flatten_tp_across_dp_and_pcp (0.32)",
     "asked": "the command line",
     "drafts": "docs/planning.md",
+    "states": "vllm/config/compilation.py, exceeds available Mamba cache blocks (0.20 to 0.32)",
     "closest": "vllm/v1/worker/gpu_worker.py, determine_available_memory (0.32)",
 }
 
@@ -345,6 +346,14 @@ def remarks(question: Question, planned: Planned) -> tuple[Reason, ...]:
     model, option = question.model, planned.option
     found = list(option.reasons)
     found += _of_replicas(option)
+    if states := planned.estimate.states():
+        found.append(
+            Reason(
+                "states",
+                f"{planned.estimate.sequences:,} sequences need a block of recurrent state each,"
+                f" and there may be no more than {states:,}: add --max-num-seqs {states}",
+            )
+        )
     if (held := copies(model, option.tp)) > 1:
         found.append(
             Reason(

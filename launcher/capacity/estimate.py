@@ -101,6 +101,15 @@ class Estimate:
         memory = self.kv_bytes(which)
         return min(memory) > 0 and (self.cache is None or self.cache.starts(memory))
 
+    def states(self, which: str = "low") -> int | None:
+        """Return for how many sequences there are blocks of recurrent state, where nothing but
+        their number keeps the engine from starting; else None.
+        """
+        if self.cache is None:
+            return None
+        blocks = self.cache.blocks(self.kv_bytes(which))
+        return blocks if self.cache.per_request < blocks < self.cache.states else None
+
     def kv_bytes(self, which: str) -> list[int]:
         """Return the KV cache's bytes on each stage, at an end of the range; 0 where none is."""
         return [max(0, int(getattr(stage.kv, which) * GIB)) for stage in self.stages]
@@ -147,6 +156,7 @@ def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate
         dp=engine.dp,
         stages=limits.counts,
         expert_parallel=engine.flags.expert_parallel,
+        mxfp4_width=versions.mxfp4_width(engine.version, engine.gpus[0].name),
     )
     held = stage_bytes(model, weight_bytes, split)
     stages = tuple(
@@ -192,12 +202,15 @@ def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
         eager=engine.flags.eager,
         version=engine.version,
         gpu=engine.gpus[stage].name,
+        flashinfer=engine.flags.flashinfer_sampler,
     )
 
 
 def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheRequest:
     """Return what decides about an engine's KV cache."""
     flags, on_cpu = engine.flags, engine.gpus[0].cpu
+    graphs = flags.full_graphs and not flags.eager and not on_cpu
+    each = graphs and versions.needs_a_block_each(engine.version)
     batches = engine.pp if on_cpu else versions.batches(engine.version, engine.pp)
     return CacheRequest(
         tp=engine.tp,
@@ -208,6 +221,7 @@ def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheR
         dtype=flags.cache_dtype,
         prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
         hybrid=flags.hybrid,
+        states=limits.sequences if each else 0,
     )
 
 

@@ -15,6 +15,8 @@ from launcher.tools import vllm
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # `VLLM_CPU_KVCACHE_SPACE` is GiB, `VLLM_PP_LAYER_PARTITION` numbers between commas.
 _SPACE, _PARTITION = "VLLM_CPU_KVCACHE_SPACE", "VLLM_PP_LAYER_PARTITION"
+_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+_NOT_FULL = re.compile(r"cudagraph_mode\W+(PIECEWISE|NONE)\b")  # however it is quoted
 _LENGTH = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)([kKmMgG]?)")
 
 
@@ -23,7 +25,8 @@ class Flags:
     """What is asked of an engine; None where nothing is said, so that vLLM's default holds.
 
     `cache_bytes` is a KV cache of a given size on each GPU, beside which nothing else counts.
-    `drafts`: a draft model speculates.
+    `drafts`: a draft model speculates. `full_graphs`: whole decoding steps are captured.
+    `flashinfer_sampler` is what the environment says of it.
     """
 
     utilization: float | None = None
@@ -40,6 +43,8 @@ class Flags:
     hybrid: bool = True
     drafts: bool = False
     partition: tuple[int, ...] = ()
+    full_graphs: bool = True
+    flashinfer_sampler: bool | None = None
 
 
 def length_of(text: str) -> int | None:
@@ -83,6 +88,8 @@ def flags_of(args: Sequence[str], env: Mapping[str, str] | None = None) -> Flags
         drafts=bool(words & {"--speculative-config", "-sc"}),
         hybrid="--disable-hybrid-kv-cache-manager" not in words,
         partition=_partition(env.get(_PARTITION, "")),
+        full_graphs=not _NOT_FULL.search(" ".join(args)),
+        flashinfer_sampler={"0": False, "1": True}.get(env.get(_SAMPLER, "")),
     )
 
 

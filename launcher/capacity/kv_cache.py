@@ -36,7 +36,8 @@ class CacheRequest:
     """What decides about a cache besides the model: flags of `vllm serve`, and its defaults.
 
     `in_flight` is the most tokens that are scheduled and not yet settled (`max_in_flight_tokens`);
-    `block` the tokens of a block, 0 for the backend's own.
+    `block` the tokens of a block, 0 for the backend's own; `states` how many requests must have a
+    block each, of a model with recurrent layers.
     """
 
     tp: int = 1
@@ -47,6 +48,7 @@ class CacheRequest:
     dtype: str = "auto"
     prefix_caching: bool = True
     hybrid: bool = True
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """A KV cache's shape: its groups, and the bytes of one block on each pipeline stage."""
+    """A KV cache's shape: its groups, and the bytes of one block on each pipeline stage. An engine
+    does not start with fewer blocks than `states`.
+    """
 
     groups: tuple[Group, ...]
     block_bytes: tuple[int, ...]
     length: int
+    states: int = 0
 
     @property
     def per_request(self) -> int:
@@ -95,8 +100,10 @@ class Cache:
         return int(self.concurrency(blocks) * self.length)
 
     def starts(self, memory: Sequence[int]) -> bool:
-        """Tell whether a longest request fits on each stage, beside the block that is held back."""
-        return all(
+        """Tell whether a longest request fits on each stage, beside the block that is held back,
+        and there is a block for each recurrent state.
+        """
+        return self.blocks(memory) >= self.states and all(
             have // each - 1 >= self.per_request
             for have, each in zip(memory, self.block_bytes, strict=True)
             if each
@@ -127,7 +134,8 @@ def cache_of(model: Architecture, request: CacheRequest, stages: Sequence[int]) 
         )
         for start, end in zip([0, *ends], ends, strict=False)
     )
-    return Cache(groups=groups, block_bytes=block_bytes, length=request.length)
+    states = request.states if any(spec.kind == "recurrent" for spec in specs.values()) else 0
+    return Cache(groups=groups, block_bytes=block_bytes, length=request.length, states=states)
 
 
 def _element(dtype: str) -> int:

@@ -6,9 +6,10 @@ Pure. Sources: vLLM's release notes, and the sources named beside each.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 TODAY = (0, 32)
-_VERSION = re.compile(r"v?0\.(\d{1,3})(\.\d)?(?!\d)")
+_VERSION = re.compile(r"v?0\.(\d{1,3})(?!\d)(\.\d|\.dev)?")
 _MONTH = re.compile(r"(20\d\d)-(\d\d)")
 # The minor release that was the newest in a month, from the logs of `tests/fixtures/planner/`.
 _RELEASES = {
@@ -32,9 +33,11 @@ _RELEASES = {
 
 def version_of(text: str | None) -> tuple[int, int]:
     """Return major and minor of a version as people write it, or of the newest in the month of a
-    date; today's where it says neither. `0.1` is what YAML makes of 0.10.
+    date; today's where it says neither. `0.1` is what YAML makes of 0.10, and `0.1.dev7` what a
+    build without tags calls itself, whatever it was built from.
     """
-    if found := _VERSION.search(text or ""):
+    found = _VERSION.search(text or "")
+    if found and not (found[2] == ".dev" and found[1] == "1"):
         minor = int(found[1])
         return (0, minor * 10 if minor < 4 and not found[2] else minor)
     if month := _MONTH.search(text or ""):
@@ -51,6 +54,46 @@ def utilization(version: tuple[int, int]) -> float:
 def charges_graphs(version: tuple[int, int]) -> bool:
     """Tell whether CUDA graphs are taken off the KV cache (`gpu_worker.py`, it says since 0.21;
     0.20.0 did).
+    """
+    return version >= (0, 20)
+
+
+def sampler(
+    version: tuple[int, int], gpu: str, flashinfer: bool | None
+) -> Literal["fused", "sorts", "either", "unsure"]:
+    """Return how a server samples while it measures its memory (`v1/sample/ops/
+    topk_topp_sampler.py`): it sorts all logits, which takes ten copies of them, or a kernel of
+    FlashInfer's or Triton's takes three. `flashinfer` is `VLLM_USE_FLASHINFER_SAMPLER`.
+
+    Triton's kernel came with 0.17. Until 0.11 FlashInfer's was used where it was installed, which
+    it is in vLLM's own images; then only where it was asked for, and since 0.21 again by default.
+    On RTX Blackwell it may not compile, and what is used instead took up to eleven copies.
+    """
+    if version >= (0, 17):
+        return "unsure" if "RTX PRO" in gpu or "RTX 50" in gpu else "fused"
+    if version < (0, 12) and flashinfer is None and not amd(gpu):
+        return "either"
+    return "fused" if flashinfer and not amd(gpu) else "sorts"
+
+
+def amd(gpu: str) -> bool:
+    """Tell whether a GPU is AMD's."""
+    return "MI3" in gpu or "AMD" in gpu
+
+
+def mxfp4_width(version: tuple[int, int], gpu: str) -> int:
+    """Return what the width of gpt-oss' experts is padded to a multiple of
+    (`layers/quantization/mxfp4.py`, later `fused_moe/oracle/mxfp4.py`): Triton's kernels, which
+    Hopper uses since 0.11, need less.
+    """
+    hopper = any(name in gpu for name in ("H100", "H20", "H800"))
+    return 64 if hopper and version >= (0, 11) else 128
+
+
+def needs_a_block_each(version: tuple[int, int]) -> bool:
+    """Tell whether CUDA graphs of a recurrent model are only captured where each of
+    `--max-num-seqs` has a block of the cache (`config/compilation.py`, "exceeds available Mamba
+    cache blocks"). 0.18 and 0.19 captured fewer graphs instead.
     """
     return version >= (0, 20)
 

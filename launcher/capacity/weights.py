@@ -16,10 +16,9 @@ from itertools import accumulate
 from launcher.capacity.architecture import Architecture, Latent, Layer
 
 GIB = 1 << 30
-# gpt-oss: hidden size and expert width are padded for the kernels
-# (`fused_moe/oracle/mxfp4.py`, Marlin's forms).
 _FOUR_BITS = ("fp4", "int4", "awq", "gptq", "w4", "4bit")
-_MXFP4_HIDDEN, _MXFP4_WIDTH = 256, 128
+# gpt-oss: hidden size and expert width are padded for the kernels (`versions.mxfp4_width`).
+_MXFP4_HIDDEN = 256
 
 
 class Share(Enum):
@@ -43,12 +42,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How many ranks a model is divided over; `stages` is the layers of each pipeline stage."""
+    """How many ranks a model is divided over; `stages` is the layers of each pipeline stage,
+    `mxfp4_width` what the width of experts in mxfp4 is padded to a multiple of.
+    """
 
     tp: int = 1
     dp: int = 1
     stages: tuple[int, ...]
     expert_parallel: bool = False
+    mxfp4_width: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,11 @@ def stage_bytes(model: Architecture, total: int, split: Split) -> tuple[int, ...
 
 
 def counted(model: Architecture) -> int:
-    """Return about how many bytes of weights a model has, from its shape; 0 of one that is not
-    modelled. Weights of four bits have an eighth more for their scales.
+    """Return about how many bytes of weights a model has, from its shape; 0 where that does not
+    tell: it is not modelled, or its weights are of several precisions. Weights of four bits have an
+    eighth more for their scales.
     """
-    if model.modelled:
+    if model.modelled or "mixed" in model.quantization:
         return 0
     linear, others = _params(model, [_layer_parts(model, layer) for layer in model.layers])
     small = any(word in model.quantization for word in _FOUR_BITS)
@@ -124,7 +127,9 @@ def _padding(model: Architecture, split: Split) -> float:
     if model.quantization != "mxfp4" or not model.experts or model.name != "GptOssForCausalLM":
         return 1.0
     width = model.experts.width / (1 if split.expert_parallel else split.tp)
-    return (_up(width, _MXFP4_WIDTH) / width) * (_up(model.hidden, _MXFP4_HIDDEN) / model.hidden)
+    return (_up(width, split.mxfp4_width) / width) * (
+        _up(model.hidden, _MXFP4_HIDDEN) / model.hidden
+    )
 
 
 def _up(value: float, step: int) -> int:

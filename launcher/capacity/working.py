@@ -3,7 +3,7 @@
 Pure. vLLM measures it at the start, and nobody can compute it exactly: what CUDA and NCCL take, the
 peak of one forward pass of as many tokens as a batch may have or of sampling for as many sequences
 (whichever is larger, for one follows the other), and CUDA graphs. Here it is a sum of parts, each
-with a least, a likely and a greatest factor, fitted to what some sixty servers printed
+with a least, a likely and a greatest factor, fitted to what some seventy servers printed
 (`docs/planning.md`). Parts vary by themselves: their ranges are added as squares are.
 """
 
@@ -21,20 +21,23 @@ Factors = tuple[float, float, float]
 
 # Factors of parts, whose sizes are GiB, or 1 where a part is there or not. Each says what it is of.
 FACTORS: dict[str, Factors] = {
-    "context": (0.0, 0.15, 0.3),  # what CUDA and cuBLAS keep
-    "peers": (0.0, 0.25, 1.2),  # NCCL's and custom all-reduce's buffers
-    "many": (0.0, 0.4, 1.1),  # the same, of eight ranks and more
+    "context": (0.0, 0.15, 0.6),  # what CUDA and cuBLAS keep
+    "peers": (0.0, 0.3, 1.2),  # NCCL's and custom all-reduce's buffers
+    "many": (0.0, 0.2, 1.1),  # the same, of eight ranks and more
     "nodes": (0.0, 0.5, 1.0),  # NCCL's network buffers
-    "forward": (1.2, 1.75, 2.3),  # activations of a dense forward pass
-    "experts": (0.5, 1.2, 5.0),  # tokens as they are routed to experts
-    "experts before 0.20": (0.6, 7.0, 10.5),  # the same, with buffers that grew in steps
-    "sampler": (1.5, 3.0, 4.0),  # logits of all sequences in float32
-    "sampler before 0.20": (1.2, 3.0, 5.0),
-    "graphs": (0.03, 0.4, 1.4),  # MiB per layer and captured size
+    "forward": (1.0, 1.6, 2.3),  # activations of a dense forward pass
+    "experts": (0.5, 2.0, 5.0),  # tokens as they are routed to experts
+    "workspace": (0.0, 2.0, 4.5),  # buffers of the same before 0.20, which grew in steps and stayed
+    "sampler fused": (2.0, 3.2, 4.5),  # copies of all sequences' logits in float32
+    "sampler sorts": (9.0, 9.6, 10.5),
+    "sampler either": (2.0, 6.0, 10.5),
+    "sampler unsure": (2.0, 3.2, 11.5),
+    "graphs": (0.0, 0.3, 1.4),  # MiB per layer and captured size
+    "capture": (0.0, 0.4, 1.1),  # what measuring graphs leaves behind
     "encoder": (0.0, 1.0, 3.2),  # a vision encoder's pass over its largest input
-    "unified": (0.0, 4.5, 7.0),  # what a GPU shares with its host
+    "unified": (0.0, 2.5, 7.0),  # what a GPU shares with its host
     "sparse": (0.5, 3.0, 6.0),  # the indexer's buffers of sparse attention
-    "rocm": (0.0, 0.5, 1.2),
+    "rocm": (0.0, 0.7, 1.5),
     "process": (0.4, 0.65, 1.6),  # of a rank on a CPU: Python, torch, and what it compiles
 }
 
@@ -51,6 +54,7 @@ class Load:
     eager: bool
     version: tuple[int, int]
     gpu: str = ""
+    flashinfer: bool | None = None
 
     @property
     def last(self) -> bool:
@@ -95,10 +99,11 @@ def parts(model: Architecture, load: Load) -> Parts:
         "many": min(1.0, max(0, ranks - 2) / 6),
         "nodes": float(load.nodes > 1),
         "graphs": len(captured(load)) * layers / 1024 if graphs else 0.0,
+        "capture": float(graphs),
         "encoder": float(model.multimodal and load.stage == 0),
         "unified": float("GB10" in load.gpu),
         "sparse": float(latent is not None and latent.indexer > 0),
-        "rocm": float("MI3" in load.gpu or "AMD" in load.gpu),
+        "rocm": float(versions.amd(load.gpu)),
         **_passing(model, load),
     }
     return tuple((name, size) for name, size in found.items() if size)
@@ -106,7 +111,6 @@ def parts(model: Architecture, load: Load) -> Parts:
 
 def _passing(model: Architecture, load: Load) -> dict[str, float]:
     """Return the sizes of what a pass of the largest batch takes, in GiB."""
-    old = " before 0.20" if load.version < (0, 20) else ""
     tp, tokens, experts = load.split.tp, load.batched_tokens, model.experts
     dense = 0.0 if experts else 2 * model.width / tp
     routed = 0.0
@@ -114,10 +118,12 @@ def _passing(model: Architecture, load: Load) -> dict[str, float]:
         width = 3 * experts.width / (tp * load.split.dp)
         routed = tokens * experts.per_token * 2 * (model.hidden + width) / GIB
     logits = load.sequences * model.vocabulary * 4 / GIB if load.last else 0.0
+    sampler = versions.sampler(load.version, load.gpu, load.flashinfer)
     return {
         "forward": tokens * 2 * (2 * model.hidden + dense) / GIB,
-        "experts" + old: routed,
-        "sampler" + old: logits,
+        "experts": routed,
+        "workspace": routed if load.version < (0, 20) else 0.0,
+        f"sampler {sampler}": logits,
     }
 
 

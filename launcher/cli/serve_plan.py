@@ -176,7 +176,10 @@ def _words(tokens: Range) -> str:
 
 
 def _short(plan: ServePlan) -> str:
-    stage, length = plan.planned.estimate.poorest, plan.planned.estimate.length
+    found = plan.planned.estimate
+    stage, length = found.poorest, found.length
+    if states := found.states():
+        return f"{found.sequences:,} sequences at once; with `-- --max-num-seqs {states}` it starts"
     if stage.kv.likely <= 0:
         return (
             f"weights {stage.weights.likely:.1f} and working memory {stage.working.likely:.1f} GiB"

@@ -40,6 +40,20 @@ def test_the_range_holds_the_truth() -> None:
     assert sum(inside) >= 0.9 * len(inside)
 
 
+def test_the_promise_holds_on_cases_that_were_held_out() -> None:
+    """No factor was fitted to them: the range holds 85 % of them, and half are within 7 %."""
+    held_out = [(each, each.case.estimated()) for each in CASES if each.held_out]
+    inside = [
+        found.poorest.kv.low <= each.kv_gib <= found.poorest.kv.high
+        for each, found in held_out
+        if each.kv_gib is not None
+    ]
+    wrong = [far for each, found in held_out if (far := error(each, found)) is not None]
+    assert len(held_out) > 10
+    assert sum(inside) >= 0.85 * len(inside)
+    assert statistics.median(wrong) <= 0.07
+
+
 def test_nothing_that_did_not_start_is_said_to_fit() -> None:
     """And what started is never said not to."""
     for each in decided():
@@ -52,7 +66,7 @@ def test_nothing_that_did_not_start_is_said_to_fit() -> None:
 
 def test_a_fit_makes_the_error_smaller() -> None:
     """From factors that are wrong it finds its way back, inside their ranges."""
-    fits = [fit for each in CASES if (fit := fit_of(each))][:12]
+    fits = [fit for each in CASES if not each.held_out and (fit := fit_of(each))][:12]
     found = fitted(fits)
     before = statistics.fmean(fit.error(working.FACTORS) for fit in fits)
     assert statistics.fmean(fit.error(found) for fit in fits) <= before

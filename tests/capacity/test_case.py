@@ -60,12 +60,28 @@ def test_counted_kinds_are_read() -> None:
 
 def test_only_weights_are_judged_of_what_is_not_modelled() -> None:
     """The answer says why, and claims nothing else."""
-    (found,) = read(case(config={"architectures": ["NewForCausalLM"]}), "case.yaml")
+    new = {"architectures": ["NewForCausalLM"]}
+    (found,) = read(case(config=new, weights_gib=30.0), "case.yaml")
     said = answer_case(found)
     assert said["basis"] == "weights-only"
     assert said["not_modelled"] == "the architecture NewForCausalLM is not modelled"
     assert said["verdict"] == "tight"
     assert said["kv_tokens"] is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["NewForCausalLM"]},
+        {**models.LLAMA_8B, "quantization": "MIXED_PRECISION"},
+    ],
+)
+def test_nothing_is_said_of_weights_that_are_not_known(config: dict[str, Any]) -> None:
+    """No size, no estimate: 0.0 GiB would be taken for one."""
+    (found,) = read(case(config=config, weights_gib=None), "case.yaml")
+    with pytest.raises(RequestError, match="no estimate is possible") as error:
+        answer_case(found)
+    assert "weights_gib: N" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(

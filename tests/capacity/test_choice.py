@@ -30,6 +30,7 @@ from tests.capacity import models
 
 H100 = Gpu(name="H100", memory_gib=79.18)
 L40S = Gpu(name="L40S", memory_gib=44.4)
+PRO_6000 = Gpu(name="RTX PRO 6000", memory_gib=94.97)
 GB10 = Gpu(name="GB10", memory_gib=119.63)
 
 
@@ -149,8 +150,35 @@ def test_every_rule_has_a_source() -> None:
         "asked",
         "closest",
         "drafts",
+        "states",
     }
     assert decided | others == set(RULES)
+
+
+def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
+    """A block of recurrent state each, or vLLM 0.32 ends while it captures graphs; with the flag
+    that is named it fits, and more nodes are not offered for it.
+    """
+    asked = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
+    planned = choose(asked)
+    assert planned.verdict == "does-not-fit"
+    states = planned.estimate.states()
+    assert states
+    assert (
+        f"1,024 sequences need a block of recurrent state each, and there may be no more than"
+        f" {states}: add --max-num-seqs {states}" in [why.text for why in remarks(asked, planned)]
+    )
+    others = {each.change: each.planned.verdict for each in alternatives(asked, planned)}
+    assert others[f"--max-num-seqs {states}"] == "fits"
+    assert not any(change.startswith("--nodes") for change in others)
+
+    short = choose(replace(asked, weight_bytes=int(65 * GIB), want=Want(context=2_000_000)))
+    assert short.verdict == "does-not-fit"
+    assert short.estimate.states() is None  # a request does not fit, with however few sequences
+
+    for starts in (Flags(sequences=states), Flags(eager=True), Flags(full_graphs=False)):
+        assert choose(replace(asked, flags=starts)).verdict == "fits"
+    assert choose(replace(asked, version=(0, 19))).verdict == "fits"
 
 
 @pytest.mark.parametrize(

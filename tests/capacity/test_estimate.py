@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.capacity.architecture_read import architecture_of
-from launcher.capacity.estimate import Engine, Estimate, Gpu, estimate
+from launcher.capacity.estimate import Engine, Estimate, Gpu, Range, estimate
 from launcher.capacity.flags import Flags, flags_of, length_of
-from launcher.capacity.versions import defaults, utilization, version_of
+from launcher.capacity.versions import defaults, sampler, utilization, version_of
 from launcher.capacity.weights import GIB
 from tests.capacity import models
 
@@ -127,6 +127,9 @@ def test_ranges_are_in_order(
         ("v0.32.0", (0, 32)),
         ("0.11 nightly of 2025-11-06", (0, 11)),
         ("0.1", (0, 10)),  # what YAML makes of 0.10
+        ("0.1.dev12345+g0123abc", (0, 32)),  # a build without tags: of any version
+        ("0.1.dev7 of 2025-11-06", (0, 11)),
+        ("0.28.dev3", (0, 28)),
         ("0.7 (2025-02, V0 engine)", (0, 7)),
         ("2026-08 (not said)", (0, 27)),
         ("nightly of 2025-11-06", (0, 11)),
@@ -149,6 +152,53 @@ def test_defaults_follow_version_and_gpu() -> None:
     assert defaults((0, 32), "NVIDIA GB10", 119.6) == (2048, 256)
 
 
+@pytest.mark.parametrize(
+    ("version", "gpu", "flashinfer", "how"),
+    [
+        ((0, 10), "A100 80GB", None, "either"),
+        ((0, 10), "A100 80GB", True, "fused"),
+        ((0, 10), "A100 80GB", False, "sorts"),
+        ((0, 10), "AMD MI300X", None, "sorts"),
+        ((0, 12), "H100", None, "sorts"),
+        ((0, 16), "H100", True, "fused"),
+        ((0, 17), "H100", None, "fused"),
+        ((0, 32), "H100", False, "fused"),
+        ((0, 32), "RTX PRO 6000", None, "unsure"),
+    ],
+)
+def test_how_is_sampled(
+    version: tuple[int, int], gpu: str, flashinfer: bool | None, how: str
+) -> None:
+    """By version, GPU and environment."""
+    assert sampler(version, gpu, flashinfer) == how
+
+
+def test_sorting_takes_ten_copies_of_the_logits() -> None:
+    """What servers measured: 7.4 GiB for 1,024 sequences of gpt-oss (0.10.1), 1.43 for 256 of
+    Qwen3 (0.12); three copies where FlashInfer samples, and where nobody knows the range has both.
+    """
+
+    def working(version: tuple[int, int], **env: str) -> Range:
+        flags = replace(flags_of((), env), length=8192, sequences=1024)
+        return worked(models.LLAMA_8B, 14.96, flags=flags, version=version).poorest.working
+
+    copy = 1024 * 128256 * 4 / GIB
+    sorts, fused = working((0, 12)), working((0, 12), VLLM_USE_FLASHINFER_SAMPLER="1")
+    assert sorts.likely == pytest.approx(9.65 * copy, rel=0.05)
+    assert fused.likely < 4 * copy
+    either = working((0, 10))
+    assert either.low < fused.likely < sorts.likely < either.high
+
+
+def test_working_memory_of_an_rtx_pro_6000_is_covered() -> None:
+    """1,024 sequences of a hybrid model took 12.7 to 14.2 GiB there (0.27)."""
+    card = Engine(gpus=(Gpu(name="RTX PRO 6000", memory_gib=94.97),), version=(0, 27))
+    found = estimate(architecture_of(models.QWEN_NEXT), int(51.75 * GIB), card)
+    assert found.sequences == 1024
+    assert found.poorest.working.low < 12.7
+    assert found.poorest.working.high > 14.2
+
+
 def test_arguments_are_read() -> None:
     """In both spellings, the last one counts."""
     args = (
@@ -156,6 +206,7 @@ def test_arguments_are_read() -> None:
         " --gpu-memory-utilization 0.8 --enforce-eager --enable-expert-parallel -dcp 2"
         " --no-enable-prefix-caching --block-size 32 --max-num-batched-tokens 4K"
         " --kv-cache-memory-bytes 1G --speculative-config {}"
+        ' --compilation-config {"cudagraph_mode":"PIECEWISE"}'
     )
     assert flags_of(args.split()) == Flags(
         utilization=0.8,
@@ -170,6 +221,7 @@ def test_arguments_are_read() -> None:
         expert_parallel=True,
         prefix_caching=False,
         drafts=True,
+        full_graphs=False,
     )
     assert flags_of([]) == Flags()
 

@@ -9,13 +9,14 @@ import pytest
 
 from benchmarks.plan import Known, known
 from launcher.capacity.architecture_read import architecture_of
+from launcher.capacity.versions import mxfp4_width, version_of
 from launcher.capacity.weights import GIB, Split, counted, stage_bytes
 from tests.capacity import models
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 _CASES = [
     each
-    for name in ("cases.yaml", "collected.yaml")
+    for name in ("cases.yaml", "collected.yaml", "unseen.yaml")
     for each in known(FIXTURES / name)
     if each.model_gib and each.case.weights_gib
 ]
@@ -30,10 +31,45 @@ def held(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
 
 @pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
 def test_weights_are_those_that_were_printed(each: Known) -> None:
-    """Within 2.6 %, and where experts are padded for a kernel within 14 %."""
+    """Within 3 %, and where experts are padded for a kernel within 14 %."""
     found = each.case.estimated().stages[0].weights.likely
-    allowed = 0.14 if each.model.quantization == "mxfp4" else 0.026
+    allowed = 0.14 if each.model.quantization == "mxfp4" else 0.03
     assert found == pytest.approx(each.model_gib, rel=allowed)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "gib"),
+    [
+        ("A100 80GB", "0.14.1", 65.97),  # as H100 without Triton's kernels printed it
+        ("H100 80GB", "0.10.1", 65.97),
+        ("H100 80GB", "0.14.1", 64.38),  # https://github.com/vllm-project/vllm/issues/33155
+    ],
+)
+def test_experts_of_gpt_oss_are_padded_for_the_kernel(gpu: str, version: str, gib: float) -> None:
+    """Triton's, which Hopper uses since 0.11, pads less than Marlin's."""
+    width = mxfp4_width(version_of(version), gpu)
+    assert held(models.GPT_OSS_120B, 60.8, mxfp4_width=width) == pytest.approx([gib], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "per_parameter"),
+    [
+        (None, 2.0),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5625),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, 0.0),
+    ],
+)
+def test_weights_are_counted_by_their_precision(
+    quantization: dict[str, str] | None, per_parameter: float
+) -> None:
+    """Of several at once nobody can tell."""
+    said = {"quantization_config": quantization} if quantization else {}
+    model = architecture_of({**models.LLAMA_8B, **said})
+    tables = 2 * model.vocabulary * model.hidden * 2
+    linear = counted(architecture_of(models.LLAMA_8B)) - tables
+    expected = tables + linear / 2 * per_parameter if per_parameter else 0
+    assert counted(model) == pytest.approx(expected, rel=1e-6)
 
 
 def test_one_gpu_holds_the_checkpoint() -> None:

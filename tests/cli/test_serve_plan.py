@@ -127,6 +127,14 @@ def test_what_does_not_fit_is_warned_of(llama: Cluster) -> None:
     assert "`vlaunch plan --model meta/llama`" in refused.err
 
 
+def test_too_many_sequences_for_recurrent_states_are_warned_of(llama: Cluster) -> None:
+    """With the flag that starts it."""
+    put(llama, models.QWEN_NEXT, 51 * GIB)
+    ran = llama.run(*SERVE, *LENGTH, "--max-num-seqs", "4000", "--gpu-memory-utilization", "0.3")
+    assert ran.code == 0
+    assert "DOES NOT FIT: 4,000 sequences at once; with `-- --max-num-seqs " in ran.err
+
+
 def test_a_model_that_nobody_knows_is_not_planned(llama: Cluster) -> None:
     """Nothing is said of it; a plan that is asked for is refused."""
     for machine in llama.world.machines.values():
