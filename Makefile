@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[12389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults figures plans exports exports-run lock clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures plans exports exports-run lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -91,6 +91,16 @@ long-tests: machine-exports
 # The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.
 faults: .venv/installed
 	code=0; $(SUDO) $(BIN)/python -m benchmarks.faults $(FAULTS) || code=$$?; $(BIN)/python -m benchmarks.faults --report && exit $$code
+
+# How many of a seeded sample of mutants the unit tests kill: an hour on two cores. MUTANTS="--count 20 --seed 7" is another sample,
+# MUTANTS=--again tests the last one's survivors. cosmic-ray has a .venv of its own, for it is of no use to anything else.
+mutants: .venv/installed .venv/cosmic-ray/installed
+	.venv/cosmic-ray/bin/python benchmarks/mutants.py $(MUTANTS)
+
+.venv/cosmic-ray/installed: | .venv/installed
+	$(PYTHON) -m venv .venv/cosmic-ray
+	.venv/cosmic-ray/bin/pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	touch $@
 
 # How hard the code is to read.
 figures: .venv/installed
