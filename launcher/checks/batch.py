@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher import sizes
 from launcher.checks.gpu_use import LIST_GROUPS, Holder, busy_gpus, held, positive, rows
 from launcher.checks.shape import Finding, failed, gone, passed, skipped
 from launcher.model import Inventory, Node
@@ -67,12 +68,12 @@ def disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
         return [skipped(node, f"nobody could say how much room {node.hf_home} has")]
     wanted = 2 * need + _SPARE
     if facts.disk_free >= wanted:
-        return [passed(node, f"{_size(facts.disk_free)} free under {node.hf_home}")]
+        return [passed(node, f"{sizes.told(facts.disk_free)} free under {node.hf_home}")]
     return [
         failed(
             node,
-            f"{_size(facts.disk_free)} free under {node.hf_home}, the job's files need about"
-            f" {_size(wanted)}",
+            f"{sizes.told(facts.disk_free)} free under {node.hf_home}, the job's files need about"
+            f" {sizes.told(wanted)}",
             fix=(
                 "free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
                 "or read from and write to a path of the nodes (`nodes:/…`) or an object store"
@@ -129,7 +130,3 @@ def _left_in_ray(own: Sequence[str], said: Mapping[str, Any]) -> list[str]:
         for found, what in ((actors, "actors"), (groups, "placement groups"))
         if found
     ]
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -534,7 +534,7 @@ def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (1, [])
-    assert "1 MB free under" in ran.err
+    assert "1 MiB free under" in ran.err
     assert "vlaunch jobs --remove" in ran.err
 
 

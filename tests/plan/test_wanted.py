@@ -10,7 +10,18 @@ from launcher.model import Backend
 from launcher.payload.agent.desired import Policy
 from launcher.site import Site
 from launcher.tools import vllm
-from tests.plan.served import BARE, INVENTORY, NODES, chat, desired, option, request, seen, uneven
+from tests.plan.served import (
+    BARE,
+    INVENTORY,
+    NODES,
+    chat,
+    desired,
+    kept,
+    option,
+    request,
+    seen,
+    uneven,
+)
 
 
 def test_a_ray_server() -> None:
@@ -218,6 +229,14 @@ def test_a_port_where_somebody_listens_is_no_meeting_place() -> None:
 
     assert option(wanted.processes[1].argv, "--master-port") == "29502"
     assert wanted.id == desired(request("mp")).id
+
+
+def test_a_server_that_is_stopping_has_no_spec_to_look_at() -> None:
+    """Its ports and GPUs are those of the record alone, which the plan does without."""
+    other = {**kept(request("mp", name="other", port=8001)), "desired": None}
+    wanted = desired(request("mp"), there=seen(other))
+
+    assert option(wanted.processes[1].argv, "--master-port") == "29501"
 
 
 def test_the_api_is_on_the_first_node_of_an_mp_server() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from launcher.payload.batch import parquet
+from launcher.payload.batch.places import Place
 from tests.payload.batch.jobs import errors, job, read_all, surveyed
 
 
@@ -61,6 +65,23 @@ def test_a_parquet_row_that_python_cannot_hold_is_an_error_row(tmp_path: Path) -
 
     assert [row["_data"] for row in found] == [{"text": "a"}, None, {"text": "b"}]
     assert found[1]["_error"].startswith("not UTF-8")
+
+
+def test_rows_before_a_broken_page_are_read(tmp_path: Path) -> None:
+    """Every row of the group is there once: those before it as data, the rest as errors."""
+    path, count = tmp_path / "a.parquet", 6000
+    table = pa.table({"s": [f"text {n:06}" for n in range(count)]})
+    pq.write_table(table, path, use_dictionary=False, compression="none", data_page_size=4096)
+    data = path.read_bytes()
+    # the length of one value, far behind the first batch of 1,024 rows
+    at = data.index(b"text 005000") - 4
+    path.write_bytes(data[:at] + b"\xff\xff\xff\x7f" + data[at + 4 :])
+    place = SimpleNamespace(open_input=lambda: path.open("rb"), local=True)
+    rows = list(parquet.rows(cast(Place, place), 0, count, 1 << 20))
+
+    assert len(rows) == count
+    assert rows[:1024] == [{"s": f"text {n:06}"} for n in range(1024)]
+    assert "cannot be decoded from here on" in rows[-1]
 
 
 def test_a_broken_page_makes_error_rows_of_its_row_group(tmp_path: Path) -> None:
