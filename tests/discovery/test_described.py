@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from launcher.discovery.described import describe, health
 from launcher.discovery.discover import discover
+from launcher.discovery.local_assets import LocalAssets
 from launcher.discovery.shape import Wishes
 from tests.discovery.hosts import h100_pair, unequal
 
@@ -37,3 +42,37 @@ def test_differences_are_told_folded() -> None:
         "different numbers of GPUs (gpu01 8, gpu02 8, gpu03 7, gpu04 8)" in each
         for each in found.warnings
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"podman": True}, "`docker` is Podman here, not Docker"),
+        ({"late": frozenset({"docker"})}, "`docker version` did not answer within"),
+        ({"said": {"docker": "first line\npermission denied"}}, "answer: permission denied"),
+        ({}, "Docker does not answer: it is not there"),
+    ],
+)
+def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:
+    """Each cause has its own words, for it has its own fix."""
+    first, second = h100_pair()
+    silent = replace(second, facts=replace(second.facts, docker_version=None, **facts))
+    (warning,) = health([first, silent], ["gpu01", "gpu02"])
+
+    assert warning.startswith("gpu02: ")
+    assert text in warning
+
+
+def test_amd_gpus_are_counted_without_nvidia_s_driver() -> None:
+    """The kernel's driver has no version of its own to show."""
+    hosts = [replace(host, assets=LocalAssets(amd_gpus=8)) for host in h100_pair()]
+    (line,) = describe(hosts, ["gpu01", "gpu02"], "amd")
+
+    assert line.startswith("gpu[01-02]: 8 × AMD GPU, 192 CPUs in 2 NUMA nodes, 2.0 TiB memory, ")
+
+
+def test_a_cpu_cluster_s_line_has_no_gpus() -> None:
+    """Parts that a host lacks are left out."""
+    (line,) = describe(h100_pair()[:1], ["n1"], "cpu")
+
+    assert line.startswith("n1: 192 CPUs in 2 NUMA nodes, 2.0 TiB memory, ")
