@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.model import Argv, ExistingMount, Inventory, Mount, Node, Secret
@@ -216,7 +216,7 @@ def _node_env(site: Site, node: Node) -> dict[str, str]:
     """Return what must be right on each node by itself: Ray hands the driver's environment to
     workers that lack a variable.
     """
-    facts = site.facts_of(node)
+    facts, accelerator = site.facts_of(node), site.inventory.accelerator
     interface = node.interface or (facts.interface_of(node.ip) if facts else None)
     env = {"VLLM_HOST_IP": node.ip, "HF_HOME": node.hf_home}
     if interface:
@@ -228,7 +228,28 @@ def _node_env(site: Site, node: Node) -> dict[str, str]:
         }
     if node.hca:
         env["NCCL_IB_HCA"] = "=" + ",".join(node.hca)
+    if accelerator == "nvidia":
+        # CUDA's own order is by speed; Docker, NVML and so Ray and vLLM number GPUs by PCI address.
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **_nvshmem_env(interface, node.hca)}
+    if interface and accelerator != "cpu" and (node.hca or site.inventory.fabric == "ethernet"):
+        env["UCX_NET_DEVICES"] = ",".join((*_ports(node.hca), interface))
     return env
+
+
+def _nvshmem_env(interface: str | None, hca: Sequence[str]) -> dict[str, str]:
+    """Return NCCL's network choice for NVSHMEM, which reads `=` as NCCL does for the interface, and
+    takes names of devices as they are.
+
+    Without NVSHMEM_ENABLE_NIC_PE_MAPPING, each GPU keeps the nearest of these devices. torch copies
+    NCCL's variables where NVSHMEM's are unset, the `=` before devices included.
+    """
+    env = {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": f"={interface}"} if interface else {}
+    return {**env, **({"NVSHMEM_HCA_LIST": ",".join(hca)} if hca else {})}
+
+
+def _ports(hca: Sequence[str]) -> Iterator[str]:
+    """Return devices as UCX names them: before 1.21 it knows none without a port."""
+    return (name if ":" in name else f"{name}:1" for name in hca)
 
 
 def _secrets_env(secrets: Mapping[str, Secret]) -> dict[str, str]:
@@ -246,7 +267,8 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
     # workers end 15 s after they have lost the head (60), restart, and join the one that is back.
     # The memory monitor: it kills ranks while they load, above all where GPUs share the host's
     # memory (vllm issue 15102). The rotation: a log of Ray's own grows to 3 GB by default, one of
-    # its workers without end (ray/_private/workers/default_worker.py).
+    # its workers without end (ray/_private/workers/default_worker.py). The process groups: an
+    # engine ends with the Ray worker that started it, and frees its GPUs (the default from 2.57).
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_ROTATION_BACKUP_COUNT": "1",
@@ -255,6 +277,7 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
         "RAY_health_check_failure_threshold": "5",
         "RAY_health_check_period_ms": "1000",
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_process_group_cleanup_enabled": "1",
         "RAY_worker_niceness": "0",
         "RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -434,3 +434,47 @@ def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     argv = docker.run(node.docker, probe, once=True)
     assert argv[3:6] == ("once", "vlaunch-c-gpu01-probe", "--interactive")
     assert not {"--detach", "--restart"} & set(argv)
+
+
+ON_INFINIBAND = "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, 'mlx5_1:2']}"
+LIBRARIES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_HCA_LIST", "UCX_NET_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (ON_INFINIBAND, ("=eth0", "mlx5_0,mlx5_1:2", "mlx5_0:1,mlx5_1:2,eth0")),
+        (f"accelerator: amd\n{ON_INFINIBAND}", (None, None, "mlx5_0:1,mlx5_1:2,eth0")),
+        ("network: {interface: eth0}", ("=eth0", None, "eth0")),
+        ("network: {fabric: roce, interface: eth0}", ("=eth0", None, None)),
+        ("accelerator: cpu\nnetwork: {interface: eth0}", (None, None, None)),
+        (
+            f"env: {{NVSHMEM_HCA_LIST: 'mlx5_7:1', UCX_NET_DEVICES: all}}\n{ON_INFINIBAND}",
+            ("=eth0", "mlx5_7:1", "all"),
+        ),
+    ],
+    ids=["infiniband", "amd", "ethernet", "roce, any device", "cpu", "own"],
+)
+def test_nvshmem_and_ucx_get_the_network_choice_of_nccl(
+    more: str, expected: tuple[str | None, ...], load: Load
+) -> None:
+    """In their own forms. UCX is not kept to the interface where the devices are NCCL's to choose,
+    and the inventory's word wins.
+    """
+    found = spec(load(more)).env
+
+    assert tuple(found.get(name) for name in LIBRARIES) == expected
+
+
+def test_gpus_are_numbered_by_pci_address(load: Load) -> None:
+    """As Docker and NVML do; where no interface is known, no library is told of one."""
+    found = spec(load(), facts=None).env
+
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert not set(LIBRARIES) & set(found)
+    assert "CUDA_DEVICE_ORDER" not in spec(load("accelerator: amd")).env
+
+
+def test_ray_ends_what_its_workers_have_started(load: Load) -> None:
+    """Also an older Ray of the image's own."""
+    assert spec(load()).env["RAY_process_group_cleanup_enabled"] == "1"

@@ -23,12 +23,21 @@ _BALANCING = re.compile(r"--data-parallel-(?:hybrid|external)-lb")
 # What vlaunch gives its containers or processes itself (`launcher/containers.py`,
 # `plan/wanted.py`, `state/engine_log.py`), and what it follows from.
 _OURS = (
-    (re.compile(r"(?:GLOO|NCCL|TP)_SOCKET_IFNAME"), "`network: {interface: …}` of the inventory"),
-    (re.compile("NCCL_IB_HCA"), "`network: {hca: […]}` of the inventory"),
+    (
+        re.compile(r"(?:GLOO|NCCL|TP|NVSHMEM_BOOTSTRAP_UID)_SOCK(?:ET)?_IFNAME"),
+        "`network: {interface: …}` of the inventory",
+    ),
+    (
+        re.compile("NCCL_IB_HCA|NVSHMEM_HCA_LIST|UCX_NET_DEVICES"),
+        "`network: {hca: […]}` of the inventory",
+    ),
     (re.compile("NCCL_DEBUG(?:_SUBSYS|_FILE)?"), "what `serve` reads of the links"),
     (re.compile("VLLM_HOST_IP"), "`ip:` of each node"),
     (re.compile("HF_HOME"), "`hf_home:` of the inventory"),
-    (re.compile("(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES"), "`gpus:` of each node"),
+    (
+        re.compile("(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"),
+        "`gpus:` of each node",
+    ),
     (
         re.compile(
             "VLLM_CACHE_ROOT|TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR|FLASHINFER_WORKSPACE_BASE"
@@ -40,7 +49,7 @@ _OURS = (
         re.compile(
             "VLLM_RAY_DP_.*|AUTOSCALER_UPDATE_INTERVAL_S|RAY_(?:ADDRESS|AUTH_.*|ROTATION_.*"
             "|USAGE_STATS_ENABLED|gcs_rpc_server_reconnect_timeout_s|health_check_.*|memory_.*"
-            "|worker_niceness)"
+            "|process_group_.*|worker_niceness)"
         ),
         "how it runs Ray",
     ),

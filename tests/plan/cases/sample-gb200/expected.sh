@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster gb200, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    tray01) ssh ops@tray01 "$(printf '%q ' "$@")" ;;
+    tray02) ssh ops@tray02 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Have the image on every node
+on tray01 docker pull --quiet vllm/vllm-openai:v0.32.0 &
+on tray02 docker pull --quiet vllm/vllm-openai:v0.32.0 &
+all
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Write helper files and secrets
+vlaunch payload | on tray01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/gb200 /home/ops/.vlaunch/cache/gb200/made-for-the-image &
+vlaunch payload | on tray02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/gb200 /home/ops/.vlaunch/cache/gb200/made-for-the-image &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on tray01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/gb200 RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on tray02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/gb200 RAY_AUTH_TOKEN &
+all
+
+# == Start the Ray head
+on tray01 docker run --detach --name vlaunch-gb200-tray01 --network host --ipc private --tmpfs /dev/shm --restart always --gpus 4 --device /dev/infiniband --device /dev/nvidia-caps-imex-channels/channel0 --cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864 --log-opt max-file=5 --log-opt max-size=20m --volume /home/ops/.vlaunch/gb200/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/gb200/secrets:/run/vlaunch/secrets:ro --volume /home/ops/.vlaunch/gb200/server:/var/lib/vlaunch --volume /home/ops/.vlaunch/cache/gb200/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env CUDA_DEVICE_ORDER=PCI_BUS_ID --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_3,mlx5_4 --env NCCL_SOCKET_IFNAME==eth0 --env NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME==eth0 --env NVSHMEM_HCA_LIST=mlx5_0,mlx5_1,mlx5_3,mlx5_4 --env RAY_ADDRESS=10.0.6.1:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_process_group_cleanup_enabled=1 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=eth0 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_3:1,mlx5_4:1,eth0 --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.6.1 --label vlaunch.cluster=gb200 --label vlaunch.node=tray01 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=639dfef87fb0 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node tray01 --head 10.0.6.1 --port 29560 --lead --private-shm -- ray start --head --block --node-ip-address 10.0.6.1 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 4 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate head: the Ray head listens
+
+# == Start the Ray workers
+on tray02 docker run --detach --name vlaunch-gb200-tray02 --network host --ipc private --tmpfs /dev/shm --restart always --gpus 4 --device /dev/infiniband --device /dev/nvidia-caps-imex-channels/channel0 --cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864 --log-opt max-file=5 --log-opt max-size=20m --volume /home/ops/.vlaunch/gb200/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/gb200/secrets:/run/vlaunch/secrets:ro --volume /home/ops/.vlaunch/gb200/server:/var/lib/vlaunch --volume /home/ops/.vlaunch/cache/gb200/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env CUDA_DEVICE_ORDER=PCI_BUS_ID --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_3,mlx5_4 --env NCCL_SOCKET_IFNAME==eth0 --env NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME==eth0 --env NVSHMEM_HCA_LIST=mlx5_0,mlx5_1,mlx5_3,mlx5_4 --env RAY_ADDRESS=10.0.6.1:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_process_group_cleanup_enabled=1 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=eth0 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_3:1,mlx5_4:1,eth0 --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.6.2 --label vlaunch.cluster=gb200 --label vlaunch.node=tray02 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=adc12a8b8d36 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node tray02 --head 10.0.6.1 --port 29560 --private-shm -- ray start --block --address 10.0.6.1:6379 --node-ip-address 10.0.6.2 --num-gpus 4 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 8 GPUs
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
+exit
+} </dev/null
