@@ -148,7 +148,7 @@ def _accelerator(host: Host) -> Finding | None:
                 evidence=facts.said.get("gpus", ""),
                 fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
             )
-        return None
+        return _privileged(host, there)
     if facts.lost_gpus:
         return failed(
             node,
@@ -177,7 +177,24 @@ def _accelerator(host: Host) -> Finding | None:
             evidence=", ".join(gpu.name for gpu in facts.gpus),
             fix=f"set {fewer} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
         )
-    return None
+    return _privileged(host, len(facts.gpus))
+
+
+def _privileged(host: Host, there: int) -> Finding | None:
+    """Refuse a privileged container for some of a node's GPUs: no option of Docker's limits which
+    ones it sees, and Ray and vLLM count from the first one.
+    """
+    node = host.node
+    if not host.inventory.privileged or node.gpus == there:
+        return None
+    return failed(
+        node,
+        f"a container with `privileged: true` sees all {there} GPUs, {node.gpus} declared",
+        fix=(
+            f"set `gpus: {there}` for {node.name}, or replace `privileged: true` by `devices:` and"
+            " `cap_add:` (docs/security.md)"
+        ),
+    )
 
 
 def _declared(node: Node) -> str:

@@ -33,7 +33,7 @@ def lengths(draft: Draft) -> Iterator[Mistake]:
 
 def gpus(draft: Draft) -> Iterator[Mistake]:
     """GPUs are chosen where there are some, by UUID only on one host, and AMD's by index alone:
-    their devices are found by it.
+    their devices are found by it. A privileged container sees all of a node's.
     """
     accelerator = draft.file.accelerator
     for at, entry in enumerate(draft.file.nodes):
@@ -43,6 +43,8 @@ def gpus(draft: Draft) -> Iterator[Mistake]:
         text = ""
         if accelerator == "cpu":
             text = "should be a number with `accelerator: cpu`, whose slots are all alike"
+        elif draft.file.privileged:
+            text = "should be a number with `privileged: true`: its container sees every GPU"
         elif uuids and accelerator == "amd":
             text = "should be indexes with `accelerator: amd`, such as [0, 1]"
         elif uuids and len(entry.host) > 1:

@@ -204,6 +204,21 @@ def test_the_declared_amd_gpus_must_be_there(
         assert "modprobe amdgpu" in found.fix
 
 
+@pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
+@pytest.mark.parametrize(("gpus", "status"), [("1", "fail"), ("2", "pass")])
+def test_a_privileged_container_needs_all_gpus_of_its_node(
+    accelerator: str, gpus: str, status: str, load: Load, good: Good
+) -> None:
+    """It sees all of them, whichever Docker hands out, and ranks would take the first ones."""
+    more = f"accelerator: {accelerator}\nprivileged: true"
+    found = first("accelerator", load, good(amd_renders=(128, 129)), more, gpus=gpus)
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "a container with `privileged: true` sees all 2 GPUs, 1 declared"
+        assert found.fix.startswith("set `gpus: 2` for gpu01, or replace `privileged: true`")
+
+
 def test_cpu_slots_need_no_device(load: Load, good: Good) -> None:
     """They are what Ray counts, nothing more."""
     assert (

@@ -335,6 +335,16 @@ def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str)
             f"host: 'a[1-2]', ip: '10.0.0.[1-2]', gpus: [{UUID}]",
             "should be indexes: `host` stands for 2, and a UUID is of one",
         ),
+        (
+            "nvidia\nprivileged: true",
+            "host: a, ip: 10.0.0.1, gpus: [0, 1]",
+            "should be a number with `privileged: true`: its container sees every GPU",
+        ),
+        (
+            "amd\nprivileged: true",
+            "host: a, ip: 10.0.0.1, gpus: [0, 1]",
+            "should be a number with `privileged: true`: its container sees every GPU",
+        ),
     ],
 )
 def test_gpus_are_chosen_where_that_means_something(
@@ -343,4 +353,5 @@ def test_gpus_are_chosen_where_that_means_something(
     """Slots have no names, AMD's devices are found by index, and a UUID is of one host."""
     nodes = f"\naccelerator: {accelerator}\nnodes:\n  - {{{entry}}}\n"
 
-    assert mistakes(nodes=nodes) == [f"5: nodes[0].gpus: {expected}"]
+    line = 5 + accelerator.count("\n")
+    assert mistakes(nodes=nodes) == [f"{line}: nodes[0].gpus: {expected}"]
