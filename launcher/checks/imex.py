@@ -19,6 +19,7 @@ from launcher.model import Inventory
 
 _FOLDER = "/dev/nvidia-caps-imex-channels"
 _VARIABLE = "NVIDIA_IMEX_CHANNELS"  # of NVIDIA's hook: libnvidia-container pull request 242
+_CDI = (29, 2)  # the first Docker whose `--gpus` uses CDI instead of the hook: moby pull 50228
 
 
 def _not_asked(inventory: Inventory) -> str:
@@ -44,15 +45,38 @@ def _channel(host: Host) -> Finding:
                 " (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/)"
             ),
         )
-    devices = host.inventory.devices
-    given = _VARIABLE in host.node.env or any(name.startswith(_FOLDER) for name in devices)
-    if given or host.inventory.privileged:
-        return passed(host, f"{', '.join(host.survey.imex[:3])}, given to the container")
+    inside = host.evidence.inside.get(host.name)
+    if inside is not None and not inside.error:
+        if inside.imex:
+            return passed(host, f"{', '.join(inside.imex[:3])}, in the container")
+        return warned(host, "the container has no IMEX channel", fix=_fix(host))
+    return _by_inventory(host, ", ".join(host.survey.imex[:3]))
+
+
+def _by_inventory(host: Host, channels: str) -> Finding:
+    """Judge what the inventory gives to a container that was not looked into."""
+    if _device_given(host.inventory):
+        return passed(host, f"{channels}, given to the container")
+    if _VARIABLE not in host.node.env:
+        return warned(host, "its IMEX channel is not given to the container", fix=_fix(host))
+    version = re.match(r"(\d+)\.(\d+)", host.facts.docker_version or "")
+    if version is None or (int(version[1]), int(version[2])) < _CDI:
+        return passed(host, f"{channels}, which {_VARIABLE} asks for")
     return warned(
         host,
-        "its IMEX channel is not given to the container",
-        fix=f"add `env: {{{_VARIABLE}: 0}}` to the inventory",
+        f"Docker {version[0]} does not read {_VARIABLE} where it hands out GPUs through CDI",
+        fix=_fix(host),
     )
+
+
+def _device_given(inventory: Inventory) -> bool:
+    return inventory.privileged or any(name.startswith(_FOLDER) for name in inventory.devices)
+
+
+def _fix(host: Host) -> str:
+    if _device_given(host.inventory):
+        return "run `vlaunch up`, which starts the container with the channel"
+    return f"add `devices: [{_FOLDER}/channel0]` to the inventory and run `vlaunch up`"
 
 
 CHECKS = (

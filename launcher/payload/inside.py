@@ -72,6 +72,7 @@ def main():
         "memlock": None if soft == resource.RLIM_INFINITY else soft,
         "capeff": status("CapEff"),
         "infiniband": names("/dev/infiniband"),
+        "imex": names("/dev/nvidia-caps-imex-channels"),
         "libibverbs": verbs(),
         "shm": shm(),
         "python": platform.python_version(),

@@ -30,6 +30,7 @@ class Inside:
     memlock_unlimited: bool = False
     capabilities: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
+    imex: tuple[str, ...] = ()
     libibverbs: decode.Text = ""
     shm: int | None = None
     python: str = ""

@@ -10,7 +10,10 @@ from launcher.tools import survey_read
 from tests.checks.spoiled import GPU, NODES, ROCE, Case, findings, named, turns_red
 
 GB200 = (replace(GPU, name="NVIDIA GB200"), replace(GPU, name="NVIDIA GB200", index=1))
-THERE = {"*": {"gpus": GB200}}
+THERE: dict[str, dict[str, object]] = {"*": {"gpus": GB200}}
+CHANNEL = {"*": {"imex": ("channel0",)}}
+UNSEEN = {"*": {"error": "no such image"}}
+DEVICE = "devices: [/dev/nvidia-caps-imex-channels/channel0]"
 CASES = (
     Case(
         id="imex",
@@ -20,14 +23,45 @@ CASES = (
         more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
         facts=THERE,
         survey={"*": {"imex": ("channel0",)}, "gpu02": {"imex": ()}},
+        inside={"*": {"imex": ("channel0",)}},
+    ),
+    Case(
+        id="imex",
+        red={"gpu03": "warn"},
+        text="the container has no IMEX channel",
+        fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
+        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        facts=THERE,
+        survey=CHANNEL,
+        inside={**CHANNEL, "gpu03": {"imex": ()}},
+    ),
+    Case(
+        id="imex",
+        red=dict.fromkeys(NODES, "warn"),
+        text="the container has no IMEX channel",
+        fix="run `vlaunch up`, which starts the container with the channel",
+        more=f"{ROCE}\n{DEVICE}",
+        facts=THERE,
+        survey=CHANNEL,
     ),
     Case(
         id="imex",
         red=dict.fromkeys(NODES, "warn"),
         text="its IMEX channel is not given to the container",
-        fix="NVIDIA_IMEX_CHANNELS: 0",
+        fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
         facts=THERE,
-        survey={"*": {"imex": ("channel0",)}},
+        survey=CHANNEL,
+        inside=UNSEEN,
+    ),
+    Case(
+        id="imex",
+        red={"gpu02": "warn"},
+        text="Docker 29.2 does not read NVIDIA_IMEX_CHANNELS",
+        fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
+        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        facts={**THERE, "gpu02": {**THERE["*"], "docker_version": "29.2.0"}},
+        survey=CHANNEL,
+        inside=UNSEEN,
     ),
 )
 
@@ -40,14 +74,12 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        "env: {NVIDIA_IMEX_CHANNELS: 0}",
-        "devices: [/dev/nvidia-caps-imex-channels/channel0]",
-        "privileged: true",
-    ],
+    ["env: {NVIDIA_IMEX_CHANNELS: 0}", DEVICE, "privileged: true"],
 )
 def test_each_way_to_give_a_channel_counts(more: str) -> None:
-    """NVIDIA's hook makes it, Docker does, or all devices are there."""
+    """NVIDIA's hook makes it, Docker does, or all devices are there, as far as can be told without
+    a look into the container.
+    """
     case = Case(
         id="imex",
         red={},
@@ -55,10 +87,18 @@ def test_each_way_to_give_a_channel_counts(more: str) -> None:
         fix="",
         more=f"{ROCE}\n{more}",
         facts=THERE,
-        survey={"*": {"imex": ("channel0",)}},
+        survey=CHANNEL,
+        inside=UNSEEN,
     )
 
     assert {each.status for each in findings(case)} == {"pass"}
+
+
+def test_a_channel_in_the_container_is_enough() -> None:
+    """However it came there."""
+    case = Case(id="imex", red={}, text="", fix="", facts=THERE, survey=CHANNEL, inside=CHANNEL)
+
+    assert {each.text for each in findings(case)} == {"channel0, in the container"}
 
 
 @pytest.mark.parametrize(

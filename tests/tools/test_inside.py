@@ -20,6 +20,7 @@ SAID = {
     "memlock": None,
     "capeff": "00000000a80465fb",
     "infiniband": ["rdma_cm", "uverbs0"],
+    "imex": ["channel0"],
     "libibverbs": "/lib/x/libibverbs.so.1",
     "shm": 67108864,
     "python": "3.12.3",
