@@ -16,6 +16,7 @@ from launcher.model import Accelerator, fold
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MIB, _GIB = 2**20, 2**30
 _SMALLEST_STORE = 75 * _MIB
+_IMEX_CHANNEL = "channel0"  # the one that NVIDIA's guide to IMEX creates
 
 
 def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
@@ -51,7 +52,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         )
     )
     kept = storage.choose(hosts, order)
-    args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
+    args, why = _arguments(hosts, kind)
     return Discovery(
         cluster=wishes.cluster,
         image=software.image(hosts, order, kind, wishes.image),
@@ -67,6 +68,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         gpus=chosen.why,
         ports=ports.beside([other.ports for other in wishes.beside]),
         object_store=_object_store(hosts, kind),
+        rights=_rights(hosts, kind),
         env=_cpu_environment(hosts, counts) if kind == "cpu" else _gids(nodes, fabric.fabric),
         serve_args=args,
         serve_why=why,
@@ -143,13 +145,31 @@ def _docker(hosts: Sequence[Probed], order: Sequence[str]) -> tuple[str, ...]:
 def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
     """Bound Ray's object store where it would take memory that the model needs."""
     memory = min((host.survey.memory for host in hosts if host.survey.memory), default=None)
-    shared = any(gpu.memory_total == 0 for host in hosts for gpu in host.facts.gpus or ())
-    if memory is None or not (kind == "cpu" or shared):
+    if memory is None or not (kind == "cpu" or _unified(hosts)):
         return None
     size = max(_SMALLEST_STORE, min(_GIB, memory // 8)) // _MIB
     # https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
     why = "Ray would keep 30 % of the memory for itself, which the model needs here"
     return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
+
+
+def _unified(hosts: Sequence[Probed]) -> bool:
+    """Tell whether GPUs share the host's memory: `nvidia-smi` gives no size of their own then."""
+    return any(gpu.memory_total == 0 for host in hosts for gpu in host.facts.gpus or ())
+
+
+def _rights(hosts: Sequence[Probed], kind: Accelerator) -> dict[str, Choice]:
+    """Return devices and capabilities that the containers need beside those that the accelerator
+    and the fabric bring.
+    """
+    if kind == "amd":
+        why = "as in vLLM's and AMD's own commands for ROCm"
+        return {"cap_add": Choice(value="SYS_PTRACE", why=(why,))}
+    if len(hosts) > 1 and all(_IMEX_CHANNEL in (host.survey.imex or ()) for host in hosts):
+        why = "NVLink between the hosts (IMEX); Docker 29.2 does not read NVIDIA_IMEX_CHANNELS"
+        device = f"/dev/nvidia-caps-imex-channels/{_IMEX_CHANNEL}"
+        return {"devices": Choice(value=device, why=(why,))}
+    return {}
 
 
 def _gids(nodes: Sequence[DiscoveredNode], fabric: str) -> dict[str, Choice]:
@@ -200,6 +220,18 @@ def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str
             value="nobind", why=("one slot a host: its threads may run on all processors",)
         )
     return env
+
+
+def _arguments(
+    hosts: Sequence[Probed], kind: Accelerator
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return vLLM's arguments that these hosts need, and why."""
+    if kind == "cpu":
+        return _cpu_arguments(len(hosts))
+    if not _unified(hosts):
+        return (), ()
+    why = "the GPU shares the host's memory: vLLM's own share, 0.92, would make the host freeze"
+    return ("--gpu-memory-utilization", "0.7"), (why,)
 
 
 def _cpu_arguments(hosts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

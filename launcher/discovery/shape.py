@@ -105,6 +105,7 @@ class Discovery:
     gpus: tuple[str, ...] = ()
     ports: Ports = field(default_factory=Ports)
     object_store: Choice | None = None
+    rights: Mapping[str, Choice] = field(default_factory=dict)  # `devices` and `cap_add`
     env: Mapping[str, Choice] = field(default_factory=dict)
     serve_args: tuple[str, ...] = ()
     serve_why: tuple[str, ...] = ()

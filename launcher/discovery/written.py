@@ -50,6 +50,7 @@ def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
         _docker(found, docker),
         _login(found),
         _object_store(found),
+        _rights(found),
         _network(found, interface, hca),
         _ports(found),
         _environment(found),
@@ -93,6 +94,12 @@ def _object_store(found: Discovery) -> Iterator[str]:
     if found.object_store is not None:
         yield from _said(found.object_store.why)
         yield f"ray: {{object_store: {found.object_store.value}}}"
+
+
+def _rights(found: Discovery) -> Iterator[str]:
+    for key, choice in found.rights.items():
+        yield from _said(choice.why)
+        yield f"{key}: [{choice.value}]"
 
 
 def _network(found: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator[str]:

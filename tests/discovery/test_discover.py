@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from launcher.discovery.discover import discover, names
-from launcher.discovery.shape import Wishes
+from launcher.discovery.local_assets import LocalAssets
+from launcher.discovery.shape import Probed, Wishes
 from launcher.discovery.written import write
 from launcher.inventory.load import loads
 from tests import golden
 from tests.discovery.hosts import (
     CASES,
+    gpus,
     h100_pair,
     host,
     inventory,
@@ -111,3 +113,41 @@ def test_docker_behind_sudo_is_written() -> None:
 
     assert [node.docker for node in all_behind.nodes] == [behind, behind]
     assert [node.docker for node in one_behind.nodes] == [("docker",), behind]
+
+
+def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
+    """vLLM's own share leaves such a host too little; other hosts keep it."""
+    assert inventory(sparks()).serve.args == ("--gpu-memory-utilization", "0.7")
+    assert inventory(h100_pair()).serve.args == ()
+
+
+def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
+    """As a device; a host that lacks it could not start its container."""
+
+    def trays(*channels: tuple[str, ...] | None) -> list[Probed]:
+        return [
+            host(
+                f"tray{at}",
+                nic("eth0", f"10.0.6.{at}/24"),
+                gpus=gpus(4, "NVIDIA GB200", 189471),
+                survey={"imex": each},
+            )
+            for at, each in enumerate(channels, start=1)
+        ]
+
+    device = "/dev/nvidia-caps-imex-channels/channel0"
+    assert inventory(trays(("channel0",), ("channel0", "channel1"))).devices == (device,)
+    assert inventory(trays(("channel0",), ())).devices == ()
+    assert inventory(trays(("channel0",), None)).devices == ()
+    assert inventory(trays(("channel0",))).devices == ()
+
+
+def test_containers_on_amd_gpus_get_what_rocm_needs() -> None:
+    """Nothing of the kind anywhere else."""
+    hosts = [
+        host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))
+        for at in (1, 2)
+    ]
+
+    assert inventory(hosts).cap_add == ("SYS_PTRACE",)
+    assert inventory(h100_pair()).cap_add == ()
