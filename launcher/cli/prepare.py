@@ -14,7 +14,7 @@ from launcher import redaction
 from launcher.cli.session import Session
 from launcher.errors import NodeError, UnreadableAnswer
 from launcher.model import Inventory, Secret
-from launcher.plan.up import RayImage
+from launcher.plan.up import RayImage, base_image
 from launcher.remote import wheels as resolver
 from launcher.site import Site
 from launcher.tools import cpu_plugin, derived, image, ray
@@ -60,7 +60,7 @@ def unknown_image(inventory: Inventory) -> RayImage:
     are not known named.
     """
     if inventory.ray.off:
-        return RayImage(tag=inventory.image, ray_version="", python_version="")
+        return base_image(inventory)
     version = inventory.ray.version
     recipe = derived.Recipe(
         tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", wheels={}
@@ -84,14 +84,16 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
 
     Raises:
         NodeError: the image could not be asked.
+        RequestError: its vLLM is too old.
         VlaunchError: the wheels cannot be found, or do not fit what the image has.
     """
     inventory = session.inventory
-    if inventory.ray.off:
-        return RayImage(tag=inventory.image, ray_version="", python_version="")
     base = facts[inventory.head.name].images[inventory.image]
     assert base is not None  # noqa: S101 - the image stage has just put it there
     python = _ask(session, base.identity)
+    image.refuse_older(python, inventory.image)
+    if inventory.ray.off:
+        return base_image(inventory)
     missing = image.wanted_ray(python, inventory.ray.version)
     plugin = cpu_plugin.wheel() if inventory.accelerator == "cpu" else None
     version = python.ray or inventory.ray.version

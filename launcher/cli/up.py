@@ -67,7 +67,7 @@ def bring_up(
     must be there to be asked.
     """
     from launcher.cli import image_push, prepare
-    from launcher.plan.up import base_image, lacks_image, plan_image, plan_up, rights
+    from launcher.plan.up import lacks_image, plan_image, plan_up, rights
     from launcher.site import Site
     from launcher.state.observe import observe
 
@@ -79,8 +79,7 @@ def bring_up(
     changes = len(lacks_image(site))
     if dry_run and changes:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-        unknown = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
-        return [first, plan_up(site, secrets, unknown)]
+        return [first, plan_up(site, secrets, prepare.unknown_image(inventory))]
     for note in rights(inventory):
         session.warn("rights", note)
     session.apply(first)
@@ -89,7 +88,7 @@ def bring_up(
             image_push.everywhere(session, inventory.image)
         facts = observe(inventory, session.transport, [inventory.image])
         site = Site(inventory, facts)
-    image = base_image(inventory) if inventory.ray.off else prepare.ray_image(session, facts)
+    image = prepare.ray_image(session, facts)
     secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
     second = plan_up(site, secrets, image, join_timeout=join_timeout)
     if dry_run:
@@ -111,11 +110,11 @@ def bring_up(
 
 def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.cli import prepare
-    from launcher.plan.up import base_image, plan_image, plan_up
+    from launcher.plan.up import plan_image, plan_up
     from launcher.site import Site
 
     secrets = prepare.with_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
     )
-    image = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
+    image = prepare.unknown_image(inventory)
     return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image)]

