@@ -221,6 +221,7 @@ def main() -> int:
     args.lead = args.lead or args.leader == args.node
     if args.server and args.lead:
         state.ask(args.server)
+    children.allow_files()
     agent = Agent(args)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: agent.told.append(got))

@@ -71,3 +71,24 @@ def test_an_exit_code_is_not_stolen(first_process: None) -> None:
 def test_without_children_there_is_nothing_to_do() -> None:
     """It is asked twice a second."""
     children.reap()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"), [(64, 4096, 4096), (64, 1 << 20, 65536), (1 << 17, 1 << 20, 1 << 17)]
+)
+def test_programs_may_open_many_files(soft: int, hard: int, after: int) -> None:
+    """As many as the hard limit allows; a higher soft limit stays."""
+    script = (
+        "import resource\n"
+        "from launcher.payload.agent import children\n"
+        "limits = []\n"
+        f"resource.getrlimit = lambda which: ({soft}, {hard})\n"
+        "resource.setrlimit = lambda which, both: limits.append(both)\n"
+        "children.allow_files()\n"
+        "print(limits)"
+    )
+    printed = subprocess.run(
+        (sys.executable, "-c", script), capture_output=True, text=True, check=True
+    ).stdout
+
+    assert printed.strip() == str([] if after == soft else [(after, hard)])
