@@ -23,7 +23,7 @@ from launcher.errors import (
 from launcher.events import Event, State
 from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
 from launcher.state.endpoints import Endpoint, holds
-from launcher.state.watched import ServerSnapshot, Watched, failure
+from launcher.state.watched import VAGUE, ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
 
@@ -215,7 +215,9 @@ class _Watching:
         elif self._fatal_since is not None and (seen.lines or seen.healthy):
             # It lives: what looks fatal in a log may have been tried again, or done without.
             self._fatal_since = now
-        return self._warning(known, healthy=seen.healthy) if known is not None else []
+        if known is None or known.id in VAGUE:
+            return []  # The error itself, when the log is complete, says more.
+        return self._warning(known, healthy=seen.healthy)
 
     def _warning(self, known: symptoms.Match, *, healthy: bool) -> list[Event]:
         if known.cause in self._warned:

@@ -17,6 +17,7 @@ from launcher.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.events import Event
 from launcher.site import Site
 from launcher.state import progress_text
+from launcher.state.servers import with_names
 from launcher.tools import job_store, symptoms, untrusted
 from launcher.tools.job_store import JobUpdate, Progress, Trouble
 from launcher.transport import Transport
@@ -234,9 +235,11 @@ class _Watching:
             known = symptoms.first("\n".join((error.message, error.evidence, log)))
             hint = known.batch if known else f"read its log: {_log(self._watched)}"
         refused = progress.state == "refused"
+        nodes = self._site.nodes
         return BatchError(
-            f"{self._watched.what} {'was refused' if refused else 'failed'}: {error.message}",
-            evidence=error.evidence or list(self._lines)[-8:],
+            f"{self._watched.what} {'was refused' if refused else 'failed'}:"
+            f" {with_names(nodes, error.message)}",
+            evidence=with_names(nodes, error.evidence) or list(self._lines)[-8:],
             hint=hint if refused else f"{hint}\n{again}",
         )
 

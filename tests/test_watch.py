@@ -277,7 +277,8 @@ def test_a_keeper_that_gave_up() -> None:
         follow(over)
 
     assert (
-        raised.value.evidence == "its keeper gave up: no restart is left of 3 in an hour\none\ntwo"
+        raised.value.evidence
+        == "raised on n1\nits keeper gave up: no restart is left of 3 in an hour\none\ntwo"
     )
     assert "vlaunch stop" not in raised.value.hint
 
@@ -358,7 +359,7 @@ def test_attaching_tells_no_phases_of_the_past() -> None:
         ("fail_gloo_loopback", "wrong network interface", "connectFullMesh failed"),
         (
             "fail_cpu_shm_across_hosts",
-            "the engine failed: RuntimeError: open shm",
+            "did not start: RuntimeError: open shm",
             "open shm in SHMManager failed",
         ),
         ("fail_validation", "this model is dense", "not supported/useful for dense models"),
@@ -373,7 +374,7 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
 
     assert raised.value.message.startswith("the server did not start: ")
     assert cause in raised.value.message
-    assert line in raised.value.evidence
+    assert line in f"{raised.value.message}\n{raised.value.evidence}"
     assert raised.value.hint
     assert raised.value.world.now < 10  # type: ignore[attr-defined]
 

@@ -246,6 +246,11 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
             "mend it",
         ),
         (
+            look("failed", "FAILED", error={"message": "rank 0 on 10.0.0.1", "hint": "mend it"}),
+            "rank 0 on n1",
+            "mend it",
+        ),
+        (
             look("refused", "FAILED", error={"message": "the input changed", "hint": "--restart"}),
             "was refused: the input",
             "--restart",

@@ -13,9 +13,10 @@ from itertools import accumulate
 from typing import Literal
 
 from launcher.payload.agent import observed
+from launcher.payload.agent.cause import find
 from launcher.payload.agent.observed import Fault, Observed
 from launcher.tools import log_times, symptoms, untrusted
-from launcher.tools.diagnosis_read import Log, State, Told, server_log
+from launcher.tools.diagnosis_read import DRIVER, Log, State, Told, server_log
 from launcher.tools.symptoms import Symptom
 
 DOCS = "docs/troubleshooting.md"
@@ -258,8 +259,10 @@ def _record_logs(node: Told) -> list[Log]:
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:
     """Say a fault in a line, then the lines that the keeper kept of it."""
-    rank = f"rank {fault.rank}" if fault.rank else ""
-    where = " on ".join(_words(word) for word in (rank, fault.node) if word)
+    raised = find(fault.evidence.splitlines()) if fault.cause and not fault.rank else None
+    rank = f"rank {fault.rank}" if fault.rank else raised.process if raised else ""
+    node = fault.node or (raised.address if raised else "")
+    where = " on ".join(_words(word) for word in (rank, node) if word)
     line = f"keeper: fault of server {server}: {_words(fault.what)}"
     if where:
         line += f" ({where})"
@@ -336,11 +339,13 @@ def _findings(seen: Mapping[str, Sequence[Trace]]) -> list[Diagnosed]:
 
 
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
+    logs = {trace.what for trace in traces}
+    of_job = DRIVER in logs and not any(what.startswith(server_log("")) for what in logs)
     return Diagnosed(
         id=symptom.id,
         kind=_kind(symptom),
         cause=symptom.cause,
-        fix=symptom.fix,
+        fix=symptom.batch or symptom.fix if of_job else symptom.fix,
         source=symptom.source,
         nodes=tuple(dict.fromkeys(each.node for each in traces)),
         count=len(traces),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import queue
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 Merged = queue.Queue[tuple[str, str] | None]
 
+# of a server, or of a batch job
+_NAME = re.compile(rf"{state.NAME.pattern}|batch:[a-z0-9._-]{{1,40}}")
 _MOST = 50  # containers of a cluster on a node that are read
 _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
 
@@ -47,8 +50,8 @@ _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
 @click.option("--server", metavar="NAME", help="Only what this server's engine says.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[str, ...]) -> None:
-    """Print the logs of the nodes' containers, and of servers' engines, each line with where it
-    comes from.
+    """Print the logs of the nodes' containers, and of the engines of servers and batch jobs, each
+    line with where it comes from.
     """
     nodes = chosen(call.inventory, names)
     with call.session(nodes=nodes) as session:
@@ -176,7 +179,7 @@ def _servers(
             if isinstance(item, Answer) or item.error:
                 continue
             name, _, text = item.text.partition(" ")
-            if not state.NAME.fullmatch(name):
+            if not _NAME.fullmatch(name):
                 continue  # not a line of ours
             where = f"{item.node}/{name}"
             said[where] += 1

@@ -14,7 +14,10 @@ show() {
 }
 printf '\n%s zone\n' "$mark"; date +%z; printf '\n%s rc 0\n' "$mark"
 n=0
-for file in $(ls -t /tmp/ray/session_2*/logs/job-driver-*.log 2>/dev/null | head -n 3); do
+# Each run of a job has a number: an earlier one is over.
+for file in $(ls -t /tmp/ray/session_2*/logs/job-driver-*.log 2>/dev/null |
+  awk '{ job = $0; sub(/.*job-driver-/, "", job); sub(/-[0-9]+\.log$/, "", job) } !n[job]++' |
+  head -n 3); do
   n=$((n + 1)); show "driver-$n" "$file" "$lines" "$bytes"
 done
 n=0

@@ -1,14 +1,26 @@
 #!/bin/sh
 # Print, in a container, the end of each server's log that is there, with the server's name before
-# each line.
+# each line; and of the newest logs of batch jobs, the drivers' and the engines', with `batch:NAME`.
 #
-# Arguments: the only server that is wanted ("" = all), lines, `-F` to go on or `-q` not to.
+# Arguments: the only server that is wanted ("" = all, and batch jobs), lines, `-F` to go on or `-q`
+# not to.
+#
+# shellcheck disable=SC2012 # Ray names these files
 
-cd "${VLAUNCH_STATE:-/var/lib/vlaunch}" 2>/dev/null || exit 0
-for log in */engine.log; do
+lines=$2 how=$3
+show() { tail -n "$lines" "$how" "$2" | sed -u "s|^|$1 |" & }
+cd "${VLAUNCH_STATE:-/var/lib/vlaunch}" 2>/dev/null && for log in */engine.log; do
   name=${log%/*}
-  if [ -f "$log" ] && [ "${1:-$name}" = "$name" ]; then
-    tail -n "$2" "$3" "$log" | sed -u "s|^|$name |" &
-  fi
+  if [ -f "$log" ] && [ "${1:-$name}" = "$name" ]; then show "$name" "$log"; fi
 done
+if [ -z "$1" ] && cd "${VLAUNCH_RAY_LOGS:-/tmp/ray/session_latest/logs}" 2>/dev/null; then
+  for log in $(ls -t job-driver-batch-*.log 2>/dev/null | head -n 3); do
+    name=${log#job-driver-batch-}
+    show "batch:${name%-*.log}" "$log"
+  done
+  mark='vlaunch: an engine of batch job '
+  for log in $(ls -t worker-*.out 2>/dev/null | xargs -r grep -l "^$mark" | head -n 8); do
+    show "batch:$(sed -n "s|^$mark||p" "$log" | tail -n 1)" "$log"
+  done
+fi
 wait

@@ -172,15 +172,20 @@ def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def with_names(nodes: Sequence[Node], text: str) -> str:
+    """Put nodes' names in the place of their addresses."""
+    for node in nodes:
+        text = re.sub(rf"(?<![\d.]){re.escape(node.ip)}(?!\d|\.\d)", node.name, text)
+    return text
+
+
 def named(nodes: Sequence[Node], found: Observed) -> Observed:
     """Put nodes' names in the place of their addresses, wherever the keeper wrote down what a tool
     had said.
     """
 
     def text(said: str) -> str:
-        for node in nodes:
-            said = re.sub(rf"(?<![\d.]){re.escape(node.ip)}(?!\d|\.\d)", node.name, said)
-        return said
+        return with_names(nodes, said)
 
     faults = [
         replace(

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.checks import ray as ray_checks
 from launcher.errors import ServerError, UnreadableAnswer
 from launcher.model import Answer, Argv, fold
+from launcher.payload.agent.cause import Raised
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
 from launcher.site import Site
@@ -28,7 +29,7 @@ _NOT_YET = "the head's agent has not taken it up yet"
 # characters of an exception in the first line of an error; all of it is in the evidence
 _LINE = 160
 # symptoms that only say that something failed; what did is in the exception
-_VAGUE = frozenset({"engine-failed", "rank-died"})
+VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class ServerSnapshot:
     """A server as one look found it.
 
     `ended` is a sentence on how the server ended, `cause` its engine's first error, `evidence` what
-    showed it.
+    showed it, `node` where.
 
     `stopped` means that somebody ended it, so that nothing has gone wrong; `doing` is what is done
     or waited for before its engine starts, `recovering` that one has died before. With `anew`,
@@ -50,6 +51,7 @@ class ServerSnapshot:
     ended: str = ""
     cause: str = ""
     evidence: str = ""
+    node: str = ""
     stopped: bool = False
     apis: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     doing: str = ""
@@ -152,10 +154,16 @@ def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerS
         ranks=_ranks(wanted, seen),
     )
     if found.state in OVER:
-        cause, evidence = (
-            (seen.faults[-1].cause, seen.faults[-1].evidence) if seen.faults else ("", "")
+        fault = seen.last_fault
+        if fault is None:
+            return replace(look, ended=_ended(seen))
+        return replace(
+            look,
+            ended=_ended(seen),
+            cause=fault.cause,
+            evidence=fault.evidence,
+            node=fault.node or wanted.api_node,
         )
-        return replace(look, ended=_ended(seen), cause=cause, evidence=evidence)
     others = {each.node: answers[each.node][-1] for each in wanted.apis[1:]}
     return replace(
         look,
@@ -234,35 +242,37 @@ def failure(
     """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
     last, says that it cannot go on.
     """
-    everything = "\n".join([seen.cause, seen.evidence, "\n".join(lines)])
-    known = symptoms.first(everything)
-    raised = untrusted.plain(seen.cause) or vllm.root_cause(everything)
+    kept = [untrusted.plain(line) for line in seen.evidence.splitlines()]
+    log = [*kept, *lines]
+    known = symptoms.first("\n".join([seen.cause, *log]))
+    raised = vllm.raised("\n".join(log))
+    exception = untrusted.plain(seen.cause) or (raised.text if raised else "")
+    if raised and raised.text[:_LINE] != exception[:_LINE]:
+        raised = None  # the keeper knows better
     how = untrusted.plain(seen.ended) or f"{watched.what} still runs"
-    cause = _cause(known, raised) or how
-    tail = [untrusted.plain(line) for line in seen.evidence.splitlines()] or list(lines)
+    vague = known is None or (known.id in VAGUE and bool(exception))
+    cause = _first_line((exception if vague else known and known.cause) or how)
+    where = _where(seen, raised)
+    shown = f"{where}: {exception}" if cause != exception else f"raised on {where}"
+    line = known.line if known and not vague and exception[:_LINE] not in known.line else ""
+    tail = [] if raised else (kept or list(lines))[-8:]
+    told = dict.fromkeys((shown if exception and where else exception, line, how, *tail))
     hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
     if hung:
         hints.append(f"end it: `vlaunch stop {watched.name}`")
     return ServerError(
-        f"the server {'cannot go on' if hung else 'did not start'}: {_first_line(cause)}",
-        evidence=[*_beside(cause, known, raised, how), *tail[-8:]],
+        f"the server {'cannot go on' if hung else 'did not start'}: {cause}",
+        evidence=[text for text in told if text and text != cause],
         hint="\n".join(hints),
     )
 
 
-def _cause(known: symptoms.Match | None, raised: str) -> str:
-    """Return why a server died, as far as its log says; empty where it says nothing."""
-    if known is None:
-        return raised
-    vague = known.id in _VAGUE and raised not in known.line
-    return f"{known.cause}: {raised}" if vague else known.cause
+def _where(seen: ServerSnapshot, raised: Raised | None) -> str:
+    """Return the node and the process that raised an exception, as far as the log says it."""
+    if raised is None:
+        return seen.node
+    return ", ".join(part for part in (raised.address or seen.node, raised.process) if part)
 
 
 def _first_line(cause: str) -> str:
     return cause if len(cause) <= _LINE else f"{cause[:_LINE]}…"
-
-
-def _beside(cause: str, known: symptoms.Match | None, raised: str, how: str) -> list[str]:
-    """Return what is known of an end beside its cause, each line once."""
-    said = (known.line, raised, how) if known else (raised if len(raised) > _LINE else "", how)
-    return list(dict.fromkeys(line for line in said if line and line != _first_line(cause)))

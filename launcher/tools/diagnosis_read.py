@@ -13,6 +13,7 @@ from typing import Any
 from launcher.payload.agent import state
 from launcher.tools import untrusted
 
+DRIVER = "job driver"  # what the log of a batch job's driver is called
 _ROLES = ("head", "worker", "probe")
 _FILES = ("desired", "observed", "history")
 # characters of a line that are looked at: patterns take longer than linear time on lines without an
@@ -173,7 +174,7 @@ def _what(name: str, states: tuple[State, ...], servers: Sequence[str]) -> str:
         "models": "models",
         "kernel": "kernel",
         "nccl": "NCCL",
-        "driver": "job driver",
+        "driver": DRIVER,
         "worker": "Ray worker",
         "ray": "Ray",
     }.get(kind, "")

@@ -57,15 +57,29 @@ MEMORY = (
     Symptom(
         id="gpu-memory-held",
         pattern=patterns.GPU_MEMORY_HELD,
-        cause="something else holds GPU memory",
+        cause="less GPU memory is free than the engine's share of it",
         fix=(
-            "see who: `vlaunch exec --host -- nvidia-smi`, or lower it: `--"
-            " --gpu-memory-utilization 0.8`"
+            "lower the share: `-- --gpu-memory-utilization 0.8`, or see what holds memory:"
+            " `vlaunch exec --host -- nvidia-smi`"
         ),
-        source="vllm 20305, 42017, 20860",
+        source="vLLM 0.32, v1/worker/utils.py; vllm 20305, 42017, 20860",
         batch=(
-            "see who: `vlaunch exec --host -- nvidia-smi`, or lower `gpu_memory_utilization` under"
-            " `engine: {args: …}`"
+            "lower `gpu_memory_utilization` under `engine: {args: …}`, or see what holds memory:"
+            " `vlaunch exec --host -- nvidia-smi`"
+        ),
+    ),
+    Symptom(
+        id="cpu-memory-held",
+        pattern=patterns.CPU_MEMORY_HELD,
+        cause="less host memory is free than the engine's share of it",
+        fix=(
+            "lower the share: `-- --gpu-memory-utilization 0.5`, or give the KV cache a size of its"
+            " own: `-- --kv-cache-memory-bytes 1073741824`"
+        ),
+        source="vLLM 0.32, v1/worker/cpu_worker.py",
+        batch=(
+            "lower `gpu_memory_utilization` under `engine: {args: …}`, or set"
+            " `kv_cache_memory_bytes` there"
         ),
     ),
     Symptom(
@@ -133,10 +147,36 @@ MEMORY = (
 ENGINE = (
     Symptom(
         id="unknown-argument",
-        pattern=r"unrecognized arguments: .*|error: argument .*",
-        cause="vLLM does not know one of the arguments after `--`",
+        pattern=rf"unrecognized arguments: .*|error: argument .*|{patterns.UNKNOWN_ARGUMENT}",
+        cause="vLLM does not know one of its engine arguments",
         fix="see what it takes: `vlaunch exec --head -- vllm serve --help=all`",
-        source="Python's argparse",
+        source="Python's argparse; vLLM 0.32, engine/arg_utils.py",
+        batch=(
+            "correct it under `engine: {args: …}`; see what vLLM takes (with `_` for `-`): `vlaunch"
+            " exec --head -- vllm serve --help=all`"
+        ),
+    ),
+    Symptom(
+        id="context-too-long",
+        pattern=patterns.CONTEXT_TOO_LONG,
+        cause="the context is longer than the model takes",
+        fix="lower it: `-- --max-model-len 4096`",
+        source="vLLM 0.32, config/model.py",
+        batch="lower `max_model_len` under `engine: {args: …}`",
+    ),
+    Symptom(
+        id="no-compiler",
+        pattern=patterns.NO_COMPILER,
+        cause="this image has no compiler for what vLLM compiles while it starts",
+        fix=(
+            "use an image with g++ (and nvcc, on GPUs), or compile nothing: `-- --enforce-eager`;"
+            ' FlashInfer\'s sampler needs none with VLLM_USE_FLASHINFER_SAMPLER: "0" under `env:`'
+        ),
+        source="torch 2.13, _inductor/exc.py; vllm 49497; flashinfer 1781",
+        batch=(
+            "use an image with g++ (and nvcc, on GPUs), or compile nothing: `enforce_eager: true`"
+            " under `engine: {args: …}`"
+        ),
     ),
     Symptom(
         id="compiled-graph-timeout",
@@ -167,6 +207,13 @@ ENGINE = (
         cause="this node cannot be logged in to: it is off, or cut off from here",
         fix="see what is wrong: `vlaunch check --only ssh`",
         source="this machine's own login",
+    ),
+    Symptom(
+        id="batch-failed",
+        pattern=r"^batch job failed: ",
+        cause="a batch job has failed",
+        fix="run the same command again once the cause is gone: it goes on where it stopped",
+        source="the log of the job's driver",
     ),
     Symptom(
         id="server-gave-up",

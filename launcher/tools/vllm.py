@@ -389,21 +389,12 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
     return Capacity(tokens=None if tokens is None else int(tokens), concurrency=concurrency)
 
 
-def root_cause(text: str) -> str:
-    """Return the exception that a failed start is about: the first that does not only report
-    another, a worker's preferred.
-
-    Where all do, the first of them; empty where there is none.
+def raised(log: str) -> cause.Raised | None:
+    """Return the exception that a failed start is about; where all only report another, the first
+    of them.
     """
-    lines = untrusted.cut(text[-_MOST:], last=True).splitlines()
-    return cause.root(
-        [
-            untrusted.plain(line)
-            for line in lines
-            if "Err" in line or "err" in line or "Exc" in line
-        ],
-        reports=True,
-    )
+    lines = untrusted.cut(log[-_MOST:], last=True).splitlines()
+    return cause.find([untrusted.plain(line) for line in lines], reports=True)
 
 
 def _number(text: str | None) -> float | None:

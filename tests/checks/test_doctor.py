@@ -242,6 +242,41 @@ def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
     )
 
 
+def test_a_cause_that_nobody_knows_is_told_with_its_process() -> None:
+    """And its node, as far as the log says it."""
+    said = fault(
+        what="vLLM ended with exit code 1",
+        node="",
+        rank="",
+        cause="KeyError: 'x'",
+        evidence="(Worker_PP1 pid=7, ip=gpu02) KeyError: 'x'",
+    )
+    found = judge(Told(kept=record("chat", "failed", said))).findings[0]
+
+    assert (
+        found.evidence[0].line
+        == "keeper: fault of server chat: vLLM ended with exit code 1 (Worker_PP1 pid=7 on"
+        " gpu02): KeyError: 'x'"
+    )
+
+
+def test_a_failed_batch_job_says_why() -> None:
+    """Known or not; what to do is said of a job, not of a server."""
+    driver = log(
+        (
+            NOW - 9,
+            "ValueError: Free memory on device cuda:0 is less than desired GPU memory utilization",
+        ),
+        "batch job failed: less GPU memory is free than the engine's share of it",
+        part="driver-1",
+        what="job driver",
+    )
+    known, failed = judge(Told(logs=(driver,))).findings
+
+    assert (known.id, failed.id) == ("gpu-memory-held", "batch-failed")
+    assert "engine: {args: …}" in known.fix
+
+
 def test_of_several_faults_the_last_is_shown_first() -> None:
     """Its line is the news."""
     (found,) = judge(

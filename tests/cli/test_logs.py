@@ -80,7 +80,11 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
     def read(*words: str) -> list[str]:
         argv, env = (
             ("sh", "-c", shell.program("server_logs"), "servers", *words),
-            {**os.environ, "VLAUNCH_STATE": str(tmp_path)},
+            {
+                **os.environ,
+                "VLAUNCH_STATE": str(tmp_path),
+                "VLAUNCH_RAY_LOGS": str(tmp_path / "ray"),
+            },
         )
         return sorted(
             subprocess.run(
@@ -91,6 +95,19 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
     assert read("", "1", "-q") == ["chat two", "embed a | b & c"]
     assert read("chat", "9", "-q") == ["chat one", "chat two"]
     assert read("none", "9", "-q") == []
+
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "job-driver-batch-my-job-2.log").write_text("driver\n")
+    (tmp_path / "ray" / "worker-a-01-7.out").write_text(
+        ":job_id:01\nvlaunch: an engine of batch job my.job\nKeyError: 1\n"
+    )
+    (tmp_path / "ray" / "worker-b-01-8.out").write_text("of something else\n")
+
+    assert [line for line in read("", "1", "-q") if line.startswith("batch:")] == [
+        "batch:my-job driver",
+        "batch:my.job KeyError: 1",
+    ]
+    assert read("chat", "1", "-q") == ["chat two"]
 
 
 def test_a_character_that_comes_in_two_pieces_is_whole(talking: Cluster) -> None:

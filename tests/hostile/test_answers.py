@@ -408,7 +408,7 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
         lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
         lambda text: (
             vllm.capacity({"block_size": "1e999"}, text),
-            vllm.root_cause(text),
+            vllm.raised(text),
             vllm.shards(text.splitlines()),
         ),
     ),
@@ -442,7 +442,7 @@ BUSY: dict[str, Callable[[str], Any]] = {
     "symptoms": symptoms.first,
     "plain": untrusted.brief,
     "ray status": ray.parse_status,
-    "exception": vllm.root_cause,
+    "exception": vllm.raised,
     "JSON": lambda text: job_store.parse(answer(text)),
     "log": lambda text: _reports(
         answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))

@@ -94,7 +94,7 @@ def test_figures_that_are_none() -> None:
         ).concurrency
         is None
     )
-    assert vllm.root_cause("") == ""
+    assert vllm.raised("") is None
     assert ray.parse_status(usage("1.2.3/4 GPU")).gpus_total is None
     assert counters.number("inf", int) is None
     assert counters.number("nan", float) is None

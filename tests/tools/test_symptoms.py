@@ -149,6 +149,19 @@ LINES = {
         "2026-11-20T20:14:02,123456+00:00 Out of memory: Killed process 4242 (VLLM::Worker_TP) "
         "total-vm:9000000kB, anon-rss:8000000kB"
     ),
+    "cpu-memory-held": (
+        "ValueError: Available memory on node 0 (11.53/16.21 GiB) on startup is less than desired"
+        " CPU memory utilization (0.92, 14.92 GiB)."
+    ),
+    "context-too-long": (
+        "  Value error, User-specified max_model_len (999999) is greater than the derived"
+        " max_model_len (max_position_embeddings=2048.0 or model_max_length=None)."
+    ),
+    "no-compiler": (
+        "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in"
+        " torch._inductor.config.cpp.cxx: (None, 'g++')"
+    ),
+    "batch-failed": "batch job failed: ValueError: the seventh seal",
     "unknown-argument": "vllm serve: error: unrecognized arguments: --nope 3",
     "compiled-graph-timeout": (
         "ray.exceptions.RayChannelTimeoutError: System error: Timed out waiting for object"
@@ -282,7 +295,7 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
     [
         (
             "vllm serve: error: unrecognized arguments: --nope 3",
-            "vLLM does not know one of the arguments after `--`",
+            "vLLM does not know one of its engine arguments",
         ),
         ("OSError: [Errno 98] Address already in use", "a port is taken"),
         ("Port 8000 is already in use, trying port 8001", None),

@@ -1,59 +1,121 @@
-"""Which line of an engine's log says why it died: its first error, and not one that only reports
-another.
+"""The exception that a failure in a log is about: the first that does not only report another.
 
-Standard library only; the launcher reads logs with the same rules.
+Standard library only; the agent, the driver of batches (which has this file as its own) and the
+launcher read logs with the same rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 _TELLING = re.compile(
     r"died unexpectedly|fatal error|EngineDeadError|Error:|Exception:|CUDA error|out of"
-    r" memory|Killed|NCCL WARN|SIGSEGV|"
+    r" memory|Killed|NCCL WARN|SIGSEGV|RayTaskError\(|"
     r"Connection closed|Connection reset|Segmentation fault|Aborted|timed"
-    r" out|(?:Error|Exception)$|(?:Value|Assertion) error, "
+    r" out|(?:Error|Exception)$|(?:Value|Assertion) error, |\[type=\w+, input_"
 )
 _TALK = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # of vLLM: what it goes on after
 # `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python
 # ends a traceback.
 _RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")
-_DETAIL = re.compile(r"((?:Value|Assertion) error, .*?)(?: \[type=|$)")
+# pydantic's header; each field's name and, below it, what is wrong with it follow.
+_INVALID = re.compile(r"\d+ validation errors? for \w+$")
+_DETAIL = re.compile(r"((?:Value|Assertion) error, .*?|\S.*?(?= \[type=))(?: \[type=|$)")
+_FIELD = re.compile(r"[\w.\[\]-]+$")
 # These only report that something else failed before.
 _CONSEQUENCE = re.compile(
     r"Engine core initialization"
     r" failed|EngineDeadError|ActorHandleNotFoundError|ActorDiedError|EngineCore encountered|"
     r"CancelledError|resource_tracker|cancelled|BrokenPipeError|died unexpectedly|Executor failed"
+    r"|UserCodeException|See stack trace"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# `(RayWorkerProc pid=284, ip=10.0.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `
+_PREFIX = re.compile(r"(?:\([^()]*\bpid=[^()]*\) ?)*(?:[A-Z]+ \d\d-\d\d \S+ \[[^\]]*\] ?)?")
+_PROCESS = re.compile(r"\(([\w-]+) pid=(\d+)(?:, ip=([\w.:-]+))?")
+# Ray writes whose traceback follows: `ray::RayWorkerProc.initialize_worker() (pid=7, ip=…, …)`
+_REMOTE = re.compile(r"\bray::(\w+)\S* \(pid=(\d+), ip=([\w.:-]+)")
+_NEXT = re.compile(
+    r"Traceback \(|The above exception was|During handling of the above|the engine did not start"
+)
 LONGEST = 400  # characters of a cause
 
 
-def telling(line: str) -> bool:
-    """True for a line that may say why an engine died."""
-    return bool(_TELLING.search(line)) and not _TALK.search(line)
+@dataclass(frozen=True)
+class Raised:
+    """An exception in a log: its words, the process that raised it, the address of that process's
+    node where the log has it, and the numbers of the first and the last line that say so.
+    """
+
+    text: str
+    process: str = ""
+    address: str = ""
+    first: int = 0
+    last: int = 0
+
+
+def telling(line: str, before: str = "") -> bool:
+    """True for a line that may say why an engine died; `before` is the line above it."""
+    tells = _TELLING.search(line) or _INVALID.search(before)
+    return bool(tells) and not _TALK.search(line)
 
 
 def root(lines: Iterable[str], *, reports: bool = False) -> str:
-    """Return the exception that a death is about: the first that does not only report another, a
-    worker's preferred.
+    """Return the words of the exception that `find` finds; empty where there is none."""
+    raised = find(lines, reports=reports)
+    return raised.text if raised else ""
 
-    Empty where no line is one. With `reports`, the first that only reports another has to do where
-    there is nothing else.
+
+def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
+    """Return the exception that a death is about: the first that does not only report another, a
+    worker's preferred. Python prints the innermost of a chain first.
+
+    With `reports`, the first that only reports another has to do where there is nothing else.
     """
-    found: list[tuple[bool, bool, str]] = []
+    ranked: list[tuple[bool, bool, Raised]] = []
     kept = [_ESCAPES.sub("", line) for line in lines]
-    for line, after in zip(kept, [*kept, ""][1:]):  # noqa: B905 - one longer on purpose
-        if "Error" not in line and "Exception" not in line:
+    remote, head = None, 0
+    for number, line in enumerate(kept):
+        if match := _REMOTE.search(line):
+            remote, head = match, number
+            continue
+        if _NEXT.search(line):
+            remote = None
+        if ("Error" not in line and "Exception" not in line) or _TALK.search(line):
             continue
         if match := _RAISED.search(line):
-            # pydantic says what is wrong on the line after.
-            detail = _DETAIL.search(after) if "ValidationError" in line else None
-            raised = detail[1].strip() if detail else match[1].strip()
-            found.append(
-                (bool(_CONSEQUENCE.search(raised)), "Worker" not in line[: match.start(1)], raised)
-            )
+            before = line[: match.start(1)]
+            text, below = _detail(match[1].strip(), kept[number + 1 : number + 3])
+            process, address = _process(before, remote)
+            start = head if remote else number
+            raised = Raised(text[:LONGEST], process, address, start, number + below)
+            ranked.append((bool(_CONSEQUENCE.search(text)), "Worker" not in before, raised))
     # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
-    first = min(found, key=lambda each: each[:2], default=(False, False, ""))
-    return "" if first[0] and not reports else first[2][:LONGEST]
+    consequence, _, first = min(ranked, key=lambda one: one[:2], default=(True, False, None))
+    return first if reports or not consequence else None
+
+
+def _process(before: str, remote: re.Match[str] | None) -> tuple[str, str]:
+    """Return the name of the process that wrote a line, and its node's address."""
+    names = list(_PROCESS.finditer(before))
+    own = remote or (names[-1] if names else None)
+    if own is None:
+        return "", ""
+    address = own[3] or next((name[3] for name in names if name[3]), "")
+    return f"{own[1]} pid={own[2]}", address
+
+
+def _detail(raised: str, after: Sequence[str]) -> tuple[str, int]:
+    """Return an exception's words, and in how many lines below the first they are: pydantic says
+    there what is wrong.
+    """
+    if not _INVALID.search(raised):
+        return raised, 0
+    below = [_PREFIX.sub("", line, count=1).strip() for line in after]
+    for number, line in enumerate(below):
+        if match := _DETAIL.match(line):
+            field = below[0] if number and _FIELD.match(below[0]) else ""
+            return (f"{field}: {match[1]}" if field else match[1]), number + 1
+    return raised, 0

@@ -32,6 +32,7 @@ IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
 # `(Worker_DP1_TP0 pid=7)`.
 _REPLICA = re.compile(r"(?:EngineCore|Worker)_DP(\d{1,4})(?!\d)")
 _ACCESS = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"')
+_COUNTERS = re.compile(r"throughput: [\d.]+ tokens/s")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -54,13 +55,18 @@ class Engine:
         self._printed: threading.Thread | None = None
         self._telling: list[str] = []
         self._tail: deque[str] = deque(maxlen=6)
+        self._before = ""
         self._grace = self._kill_at = 0.0
         self._told = False
 
     @property
     def evidence(self) -> str:
-        """The first telling lines that it printed since it was well, else its last ones."""
-        return "\n".join(self._telling[:6] or self._tail)
+        """The exception that ended it and the first telling lines that it printed since it was
+        well, else its last ones.
+        """
+        raised = cause.find(self._telling)
+        first = self._telling[raised.first : raised.last + 1] if raised else []
+        return "\n".join(list(dict.fromkeys([*first, *self._telling]))[:6] or self._tail)
 
     @property
     def cause(self) -> str:
@@ -188,9 +194,11 @@ class Engine:
             self.lines[""] = self.lines.get("", 0) + 1
             if replica := _REPLICA.search(line):
                 self.lines[replica[1]] = self.lines.get(replica[1], 0) + 1
-        self._tail.append(line)
-        if len(self._telling) < _LINES and cause.telling(line):
+            if not _COUNTERS.search(line):
+                self._tail.append(line)
+        if len(self._telling) < _LINES and cause.telling(line, self._before):
             self._telling.append(line)
+        self._before = line
 
     def _write(self, data: bytes) -> None:
         """Append to the log, and print what is to be aloud; a disk that is full must not end the

@@ -167,7 +167,9 @@ class BatchRun:
             failed = failed or failures.explain(problem, self.job.mode)
             state = "failed" if state == "stopped" else state
         if failed is not None:
-            sys.stderr.write(f"error: {failed.message}\n{failed.evidence}\nhint: {failed.hint}\n")
+            sys.stderr.write(
+                f"batch job {state}: {failed.message}\n{failed.evidence}\nhint: {failed.hint}\n"
+            )
             progress.fail(failed.message, failed.evidence, failed.hint, state=state)
         else:
             progress.set(state)

@@ -56,6 +56,18 @@ def settings() -> Any:
     return context
 
 
+def node_address() -> str:
+    """Return the address of this process's node."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def label_log(job: str) -> None:
+    """Write into the log of this process whose engine it is, for `vlaunch logs`."""
+    os.write(1, f"vlaunch: an engine of batch job {job}\n".encode())
+
+
 def gate(least: int) -> Any:
     """Return what so many replicas wait at until all of them are loaded, or None for one.
 

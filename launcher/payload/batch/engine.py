@@ -130,6 +130,7 @@ def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
         "sampling": dict(job.sampling),
         "gate": cluster.gate(least),
         "order": job.engine.order,
+        "job": job.name,
     }
     return data.map_batches(
         Replica,

@@ -5,11 +5,11 @@ lines that show it, a hint.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import patterns
+from . import cause, patterns
 from .job import Failed
 
 LINES = 12
@@ -18,7 +18,7 @@ NOISE = re.compile(
     r" UDF|^To change retry"
     r"|\bSystemException\b|\bUserCodeException\b|^StopIteration"
     r"|ObjectRefStreamEndOfStreamError|\(pid=\d+,"
-    r" ip=|^Traceback \("
+    r" ip=|^Traceback \(|For further information visit"
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
 # What stands before each line of a process of vLLM's, with Ray's own before that.
@@ -87,11 +87,35 @@ KNOWN = (
     ),
     Known(
         pattern=rf"(?i){patterns.GPU_MEMORY_HELD}",
-        message="another process holds memory of this GPU",
+        message="less GPU memory is free than the engine's share of it",
         hint=(
-            "see which with `nvidia-smi` on that node, or lower"
-            " `engine.args.gpu_memory_utilization`"
+            "lower `engine.args.gpu_memory_utilization`, or see what holds memory: `vlaunch exec"
+            " --host -- nvidia-smi`"
         ),
+        modes=VLLM,
+    ),
+    Known(
+        pattern=rf"(?i){patterns.CPU_MEMORY_HELD}",
+        message="less host memory is free than the engine's share of it",
+        hint=(
+            "lower `engine.args.gpu_memory_utilization`, which on a CPU is the share of host"
+            " memory, or set `engine.args.kv_cache_memory_bytes`"
+        ),
+        modes=VLLM,
+    ),
+    Known(
+        pattern=rf"(?i){patterns.NO_COMPILER}",
+        message="this image has no compiler for what vLLM compiles while it starts",
+        hint=(
+            "use an image with g++ (and nvcc, on GPUs), or compile nothing:"
+            " `engine.args.enforce_eager: true`"
+        ),
+        modes=VLLM,
+    ),
+    Known(
+        pattern=rf"(?i){patterns.CONTEXT_TOO_LONG}",
+        message="the context is longer than the model takes",
+        hint="lower `engine.args.max_model_len`",
         modes=VLLM,
     ),
     Known(
@@ -133,7 +157,7 @@ KNOWN = (
         modes=("predict",),
     ),
     Known(
-        pattern=r"EngineArgs\.__init__\(\) got an unexpected keyword argument '(\w+)'",
+        pattern=patterns.UNKNOWN_ARGUMENT,
         message="vLLM has no engine argument `{0}`",
         hint="compare `engine.args` with `vllm serve --help` (with `_` where that has `-`)",
         modes=VLLM,
@@ -194,7 +218,11 @@ def explain(problem: BaseException, mode: str) -> Failed:
     for each in chain(problem):
         if isinstance(each, Failed):
             return each
-    text = "\n".join(full(each) for each in chain(problem))
+    # Within the text of a remote traceback the innermost exception stands first, as in all logs.
+    texts = [full(each) for each in reversed(chain(problem))]
+    text = "\n".join(
+        sorted(texts, key=lambda text: "Traceback" not in text and "ray::" not in text)
+    )
     return recognised(text, mode) or unknown(problem, text)
 
 
@@ -211,42 +239,49 @@ def recognised(text: str, mode: str) -> Failed | None:
 
 
 def unknown(problem: BaseException, text: str) -> Failed:
-    """Return a failure that nobody has put into words: what was raised last is the message."""
+    """Return a failure that nobody has put into words: what was raised first is the message."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     raised = [found.group(1) for line in lines if (found := RAISED.match(line))]
     last_line = lines[-1].strip() if lines else type(problem).__name__
-    message = raised[-1] if raised else last_line
+    exception = cause.find(text.splitlines())
+    message = exception.text if exception else next(iter(raised), last_line)
+    where = " on ".join(filter(None, (exception.process, exception.address))) if exception else ""
     hint = (
         "the whole traceback is in the job's log; run the job again once the cause is gone: it goes"
         " on where it stopped"
     )
-    return Failed(message[:300], "\n".join(line[:400] for line in lines[-LINES:]), hint)
+    shown = "\n".join(line[:400] for line in lines[-LINES:])
+    return Failed(f"{message[:300]} ({where})" if where else message[:300], shown, hint)
 
 
-def root(lines: Iterable[str]) -> list[str]:
-    """Return what leads to the first exception in the log of a start that failed, and that
-    exception as the last line.
+def root(lines: Sequence[str], address: str = "") -> list[str]:
+    """Return what leads to the exception that the failure of a start is about, and that exception
+    as the last line, behind the process that raised it on the node with this address.
 
-    What comes after it follows from it: other processes that lost this one, and what could not be
-    cleared away any more. Only an exception that was raised from it on purpose says more than it
-    does.
+    Only one that was raised from it on purpose says more than it does.
     """
     bare = [SPEAKER.sub("", line) for line in lines]
-    end = 0
-    for index, line in enumerate(bare):
-        if RAISED.match(line) and not POINTER.search(line):
-            if end and not any(each.startswith(RAISED_FROM) for each in bare[end:index]):
+    raised = cause.find(lines)
+    if raised is None:
+        return []
+    end = raised.last + 1
+    for index in range(end, len(bare)):
+        if RAISED.match(bare[index]) and not POINTER.search(bare[index]):
+            if not any(line.startswith(RAISED_FROM) for line in bare[end:index]):
                 break
             end = index + 1
+    words = next(index for index in range(raised.last, -1, -1) if RAISED.match(bare[index]))
+    if raised.process and (raised.address or address):
+        bare[words] = f"({raised.process}, ip={raised.address or address}) {bare[words]}"
     return [line for line in bare[:end] if not NOISE.search(line)][1 - LINES :]
 
 
 def evidence(text: str, found: str) -> str:
-    """Return the line that gave it away, with those around it that say more."""
+    """Return the line that gave it away, with those below it that say more."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     first = found.splitlines()[0] if found else ""
     at = next((index for index, line in enumerate(lines) if first and first in line), None)
-    shown = lines[-4:] if at is None else lines[max(0, at - 1) : at + 3]
+    shown = lines[-4:] if at is None else lines[at : at + 3]
     return "\n".join(line[:400] for line in shown)
 
 

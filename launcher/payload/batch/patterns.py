@@ -24,7 +24,19 @@ KV_CACHE_SHORT = (
     r"larger than the (?:maximum number of tokens|available KV cache)"
 )
 GPU_MEMORY_SHORT = r"(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
-GPU_MEMORY_HELD = r"Free memory on device .* is less than desired GPU memory utilization"
+# vLLM 0.32, v1/worker/utils.py and cpu_worker.py
+GPU_MEMORY_HELD = (
+    r"Free memory on device .* is less than (?:desired GPU memory utilization|the engine's budget)"
+)
+CPU_MEMORY_HELD = r"Available memory on node .* is less than desired CPU memory utilization"
+# torch 2.13, _inductor/exc.py; triton, runtime/build.py; flashinfer, jit
+NO_COMPILER = (
+    r"InvalidCxxCompiler: |RuntimeError: Failed to find C compiler|RuntimeError: Could not find"
+    r" nvcc|Ninja is required to load|nvcc: not found|nvcc not found at|"
+    r"No such file or directory: '(?:[^'\n]*/)?(?:nvcc|ninja|gcc|g\+\+|clang|cc)'"
+)
+CONTEXT_TOO_LONG = r"max_model_len \(\d+\) is greater than the derived max_model_len"
+UNKNOWN_ARGUMENT = r"EngineArgs\.__init__\(\) got an unexpected keyword argument '(\w+)'"
 NO_PLACEMENT_GROUP = r"Cannot provide a placement group"
 GCS_UNREACHABLE = r"(?:Failed|Unable) to connect to GCS"
 ENGINE_KILLED = r"Failed core proc\(s\): \{.*: -9\b"

@@ -7,14 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from . import cause
+
 LINES = 20  # of a log, in a failure
 SEEN = 400  # of a log, among which a known cause is looked for
 CRASH = (re.compile(r"(Fatal Python error: .*)"),)
-TELLING = (
-    *CRASH,
-    re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),
-    re.compile(r"ERROR.*\] (\w+(?:Error|Exception): .*)"),
-)
+DIED = (re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),)
 PLACES = re.compile(r'^\s*File ".*", line \d+|^\s*[\^~]+\s*$')
 # What a rank says that lost another one.
 PEER = re.compile(
@@ -45,14 +43,14 @@ def died(problem: BaseException) -> bool:
 
 def said(problem: BaseException) -> str:
     """Return an exception of Ray's as one line: the cause in the rank, or how its process ended."""
-    cause = getattr(problem, "cause", None)
-    if isinstance(cause, BaseException):
-        problem = cause
-    text = str(problem)
+    inner = getattr(problem, "cause", None)
+    if isinstance(inner, BaseException):
+        problem = inner
+    text = f"{type(problem).__name__}: {problem}"
     if detail := re.search(r"Worker exit detail: (.*)", text):
         return detail[1].strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{type(problem).__name__}: {lines[-1] if lines else ''}"[:400]
+    lines = text.splitlines()
+    return cause.root(lines, reports=True) or lines[0][:400]
 
 
 def how(problem: BaseException, lines: Sequence[str]) -> str:
@@ -61,9 +59,7 @@ def how(problem: BaseException, lines: Sequence[str]) -> str:
     """
     text = said(problem)
     if not died(problem):
-        # An engine's processes tell the rank only that they are gone; why is in the log.
-        engine_gone = text.startswith("EngineDead") or "ngine core" in text
-        return (first_found(TELLING, lines) if engine_gone else "") or text
+        return (why(lines) if points(text) else "") or text
     if re.search(r"(?i)node.*(?:died|dead)", text):
         return "its node is gone"
     if crash := first_found(CRASH, lines):
@@ -71,6 +67,18 @@ def how(problem: BaseException, lines: Sequence[str]) -> str:
     if code := re.search(r"exit code (-?\d+)", text):
         return f"exit status {code[1]}"
     return "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"
+
+
+def points(text: str) -> bool:
+    """True for what a rank says of an engine whose processes told it only that they are gone; why
+    is in the log.
+    """
+    return text.startswith("EngineDead") or "ngine core" in text
+
+
+def why(lines: Sequence[str]) -> str:
+    """Return what a rank's log says of its engine's end, or nothing."""
+    return first_found(CRASH, lines) or cause.root(lines) or first_found(DIED, lines)
 
 
 def first_found(patterns: Sequence[re.Pattern[str]], lines: Sequence[str]) -> str:

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import order
+from . import cluster, order
 from .engine_loop import dead, watch_engine
 from .generation import generated, parameters, reason
 from .job import Job
 from .prompts import Prompter, PromptError
+from .ray_internals import log_paths
 
 # An engine has processes of its own, which a killed actor would leave behind with the device memory
 # that they hold. This one has neither parent nor group in common with them: it waits for the
@@ -86,7 +87,7 @@ class Rank:
         if os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)
         subprocess.run([sys.executable, "-c", _AFTER, str(os.getpid())], check=True, timeout=60)
-        return RankProcess(pid=os.getpid(), log=os.readlink("/proc/self/fd/1"))
+        return RankProcess(pid=os.getpid(), log=log_paths()[0])
 
     def load(self, setting: Setting) -> None:
         """Load the model.
@@ -96,6 +97,7 @@ class Rank:
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
             del os.environ[name]
         os.environ.update(setting.environment)
+        cluster.label_log(self.job.name)
         from vllm import LLM
 
         self.params = parameters(self.job.sampling)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import failures
+from . import cause, failures
 from .budget import QUEUE
 from .job import Failed, Job
-from .postmortem import SEEN, blamed, died, evidence, how, said, tail
+from .postmortem import SEEN, blamed, died, evidence, how, points, said, tail
 from .rank import Rank, RankProcess, Setting
 
 # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
@@ -233,16 +233,31 @@ class RankPool:
         else:
             what = how(problem, lines)
             hint = "run the job again once the cause is gone: it goes on where it stopped"
-        notes = []
-        if gone or known:
-            notes.append(f"{'Ray' if gone else self.slots[rank]}: {said(problem)}"[:400])
-        notes += [
-            f"{self.slots[other]} then failed too: {said(each)}"
-            for other, each in lost.items()
-            if other != rank
-        ]
         message = f"{self.slots[rank]} {'ended' if gone else 'failed'}: {what}"
-        raise Failed(message, evidence(lines, notes), hint) from problem
+        raise Failed(message, self.proof(rank, lost, lines, known=bool(known)), hint) from problem
+
+    def proof(
+        self, rank: int, lost: dict[int, BaseException], lines: Sequence[str], *, known: bool
+    ) -> str:
+        """Return what shows why a rank failed: the exception where the message does not have it,
+        else the end of the log; and how the other ranks failed.
+        """
+        problem, gone = said(lost[rank]), died(lost[rank])
+        raised = None if gone else cause.find(lines)
+        notes = []
+        if raised and known:
+            notes.append(f"{raised.process}: {raised.text}".removeprefix(": "))
+        elif gone or known:
+            notes.append(f"{'Ray' if gone else self.slots[rank]}: {problem}"[:400])
+        for other in (other for other in lost if other != rank):
+            words = said(lost[other])
+            same = words == problem
+            notes.append(
+                f"{self.slots[other]} failed with the same error"
+                if same
+                else f"{self.slots[other]} then failed too: {words}"
+            )
+        return evidence(lines if gone or (points(problem) and not raised) else [], notes)
 
     def lost_meanwhile(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
         """Return what other ranks fail with within `GRACE` seconds."""
@@ -262,7 +277,7 @@ class RankPool:
         """Return the last lines of a rank's log, or why there are none."""
         import ray
 
-        if rank not in self.processes:
+        if rank not in self.processes or not self.processes[rank].log:
             return []
         try:
             return list(ray.get(self.there(rank, tail, self.processes[rank].log, SEEN), timeout=15))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 USED = (
-    # which job this is, and the table of actors with its rows (ray/_private/state.py)
+    # which job this is, where this process's output goes, and the table of actors with its rows
+    # (ray/_private/state.py)
     "ray._private.worker.global_worker",
     "ray._private.state.state.actor_table",
     # the name of a logger
@@ -39,6 +40,16 @@ class Actor:
     node: str
     pid: int
     death: str = ""
+
+
+def log_paths() -> tuple[str, str]:
+    """Return the files in which Ray keeps what this process prints, stdout's first: between them
+    and the process is a pipe.
+    """
+    import ray
+
+    worker = ray._private.worker.global_worker
+    return str(worker.get_out_file_path()), str(worker.get_err_file_path())
 
 
 def actors() -> dict[str, Actor]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import array
 import os
-import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +16,12 @@ from . import cluster, failures, lines, order, pooling, postmortem, source
 from .engine_loop import EngineLoop, watch_engine
 from .generation import generated, parameters, reason
 from .job import CACHED, RESULTS, Order, Task
+from .ray_internals import log_paths
 
 # how vLLM tells of a process that ended so lately that its exit code is not known yet (0.32,
 # v1/engine/utils.py)
 UNKNOWN = "Failed core proc(s): {}"
+ENDED = "vlaunch: the engine did not start"  # in the log, after all that was printed
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 CARRIED = ("_row", "_keep")
 # what of sampling parameters vLLM turns into tokens, or into a grammar over them, with each request
@@ -29,7 +31,8 @@ TOKENIZED = ("bad_words", "structured_outputs")
 class Replica:
     """One vLLM engine.
 
-    `arguments` are those of `vllm.LLM`. What its constructor raises ends the job.
+    `arguments` are those of `vllm.LLM`, `job` is the name of the batch job. What its constructor
+    raises ends the job.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class Replica:
         sampling: Mapping[str, Any],
         gate: Any = None,
         order: Order = "prefix",
+        job: str = "",
     ) -> None:
+        cluster.label_log(job)
         params = parameters(sampling) if task == "generate" else pooling.parameters()
         with explained():
             from vllm import LLM
@@ -136,11 +141,19 @@ class NotStarted(Exception):
 
 
 def logs() -> dict[str, int]:
-    """Return the files that this process and its children print to, with their lengths; vLLM's log
-    comes first, on stdout.
+    """Return the files with what this process and its children print, with their lengths; vLLM's
+    log comes first, on stdout.
     """
-    sizes = {f"/proc/self/fd/{number}": os.fstat(number) for number in (1, 2)}
-    return {path: info.st_size for path, info in sizes.items() if stat.S_ISREG(info.st_mode)}
+    return {path: os.path.getsize(path) for path in log_paths() if os.path.isfile(path)}
+
+
+def await_output(path: str, seconds: float = 2.0) -> None:
+    """Wait until all that was printed so far is in the log: Ray passes it on."""
+    mark = f"{ENDED} ({time.monotonic_ns()})"
+    os.write(1, f"\n{mark}\n".encode())
+    end = time.monotonic() + seconds
+    while mark not in postmortem.tail(path, 20) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
@@ -150,11 +163,14 @@ def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
     if not failures.POINTER.search(str(problem)):
         return []
     try:
-        said = [line for path, size in before.items() for line in postmortem.tail(path, MANY, size)]
+        for path in list(before)[:1]:
+            await_output(path)
+        tails = [postmortem.tail(path, MANY, size) for path, size in before.items()]
     except OSError:  # what it says only explains
         return []
-    wordless = [failures.WORDLESS, *said[-2:]] if UNKNOWN in str(problem) else []
-    return failures.root(said) or wordless
+    said = [line for tail in tails for line in tail if ENDED not in line]
+    wordless = [failures.WORDLESS, *said[-2:]] if said and UNKNOWN in str(problem) else []
+    return failures.root(said, cluster.node_address()) or wordless
 
 
 @contextmanager

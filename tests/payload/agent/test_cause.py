@@ -154,3 +154,76 @@ def test_colours_and_length() -> None:
 def test_nothing_is_no_cause() -> None:
     """And no error."""
     assert (cause.root([]), cause.root(["", "all is well"])) == ("", "")
+
+
+INVALID = (
+    "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for X",
+    "(APIServer pid=1) gpu_memory_utilization",
+    (
+        "(APIServer pid=1)   Input should be less than or equal to 1 [type=less_than_equal,"
+        " input_value=1.5, input_type=float]"
+    ),
+    (
+        "(APIServer pid=1)     For further information visit"
+        " https://errors.pydantic.dev/2.12/v/less_than_equal"
+    ),
+)
+REMOTE = (
+    "(EngineCore pid=5) ERROR 11-24 11:15:42 [core.py:1510] Traceback (most recent call last):",
+    (
+        "(EngineCore pid=5) ERROR 11-24 11:15:42 [core.py:1510]"
+        " ray.exceptions.RayTaskError(ValueError): ray::RayWorkerProc.initialize_worker() (pid=711,"
+        " ip=10.61.0.12, actor_id=52b2, repr=<x>)"
+    ),
+    '(EngineCore pid=5) ERROR 11-24 11:15:42 [core.py:1510]   File "cpu_worker.py", line 83',
+    "(EngineCore pid=5) ERROR 11-24 11:15:42 [core.py:1510] ValueError: Available memory on node 0",
+    "(EngineCore pid=5) ERROR 11-24 [x.py:1] RuntimeError: Engine core initialization failed.",
+)
+
+
+def test_pydantic_names_the_field() -> None:
+    """Its last line is a link, which says nothing; the line with the name is kept, too."""
+    told = [
+        line
+        for before, line in zip(("", *INVALID), INVALID, strict=False)
+        if cause.telling(line, before)
+    ]
+
+    assert told == list(INVALID[:3])
+    assert cause.root(told) == "gpu_memory_utilization: Input should be less than or equal to 1"
+
+
+@pytest.mark.parametrize(
+    ("said", "process", "address"),
+    [
+        (REMOTE, "RayWorkerProc pid=711", "10.61.0.12"),
+        (REMOTE[3:], "EngineCore pid=5", ""),
+        (
+            ["\x1b[36m(RayWorkerProc pid=2, ip=10.0.0.2)\x1b[0m (Worker_PP1 pid=3) KeyError: 1"],
+            "Worker_PP1 pid=3",
+            "10.0.0.2",
+        ),
+        (["KeyError: 1"], "", ""),
+    ],
+)
+def test_the_process_that_raised_it(said: list[str], process: str, address: str) -> None:
+    """By its name in vLLM's prefix, or in the head of the traceback that Ray passes on."""
+    raised = cause.find(said)
+
+    assert raised is not None
+    assert (raised.process, raised.address) == (process, address)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "The above exception was the direct cause of the following exception:",
+        "During handling of the above exception, another exception occurred:",
+    ],
+)
+def test_the_innermost_of_a_chain(between: str) -> None:
+    """Python prints it first; vLLM's pointer to what stands above is none."""
+    said = ["ValueError: the root", "", between, "", "RuntimeError: Worker failed with error 'x'"]
+
+    assert cause.root(said) == "ValueError: the root"
+    assert cause.root(["WARNING 11-24 11:15:42 [x.py:1] KeyError: 1", *said]) == said[0]

@@ -168,6 +168,33 @@ def test_an_engine_that_ends(start: Start) -> None:
 
 
 @pytest.mark.processes
+def test_what_an_engine_is_asked_is_no_evidence(start: Start) -> None:
+    """Its log ends with that, and with counters, while nothing is wrong."""
+    engine = start(
+        "print('loading')\n"
+        "print('INFO:     10.0.0.1:4 - \"GET /metrics HTTP/1.1\" 200 OK')\n"
+        "print('INFO Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s')"
+    )
+    over(engine)
+
+    assert engine.evidence == "loading"
+
+
+@pytest.mark.processes
+def test_the_exception_comes_first_in_the_evidence(start: Start) -> None:
+    """With the head of the traceback, which says whose it is, before what only reports it."""
+    lines = (
+        "EngineDeadError: EngineCore encountered an issue.",
+        "ray.exceptions.RayTaskError(ValueError): ray::RayWorkerProc.load() (pid=7, ip=10.0.0.2)",
+        "ValueError: x",
+    )
+    engine = start(f"print({chr(10).join(lines)!r})")
+    over(engine)
+
+    assert engine.evidence.splitlines() == [*lines[1:], lines[0]]
+
+
+@pytest.mark.processes
 def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
     """Is none that mattered: an engine that is killed later did not die of it."""
     engine = start("import time\nprint('KeyError: 1')\ntime.sleep(60)")

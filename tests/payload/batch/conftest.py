@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from launcher.payload.batch import cluster, ray_internals, replica
+
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,3 +15,11 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     without it.
     """
     monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def no_logs_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps no logs of this process, which is no worker of Ray's."""
+    for module in (ray_internals, replica):
+        monkeypatch.setattr(module, "log_paths", lambda: ("", ""))
+    monkeypatch.setattr(cluster, "node_address", lambda: "10.0.0.1")

@@ -113,8 +113,32 @@ def test_how_a_rank_failed_is_said_in_a_line(
 def test_what_ray_says_is_one_line() -> None:
     """Without the colours, names and identifiers around it."""
     assert postmortem.said(gone()) == KILLED
-    assert postmortem.said(Task(ValueError("one\ntwo"))) == "ValueError: two"
-    assert postmortem.said(ValueError("")) == "ValueError: "
+    assert postmortem.said(Task(ValueError("one\ntwo"))) == "ValueError: one"
+    assert postmortem.said(ValueError("")) == "ValueError:"
+
+
+INVALID = """1 validation error for ModelConfig
+  Value error, User-specified max_model_len (999999) is greater than the derived max_model_len
+ [type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error"""
+CHAINED = f"""\x1b[36mray::Rank.load()\x1b[39m (pid=2427, ip=10.61.0.11, actor_id=1, repr=<x>)
+  File "rank.py", line 5, in load
+pydantic_core._pydantic_core.ValidationError: {INVALID}"""
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Task(type("ValidationError", (ValueError,), {})(INVALID)),
+        type("RayError", (OSError,), {})(CHAINED),
+    ],
+    ids=["passed on", "as text"],
+)
+def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
+    """Ray passes on an exception of another library's, or only its text."""
+    told = postmortem.said(problem)
+
+    assert told.startswith("Value error, User-specified max_model_len (999999) is greater than")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def made(
     order: str = "given",
 ) -> rank.Rank:
     """A rank that has loaded."""
-    job: Any = SimpleNamespace(sampling={}, engine=SimpleNamespace(order=order))
+    job: Any = SimpleNamespace(name="demo", sampling={}, engine=SimpleNamespace(order=order))
     one = rank.Rank(job, together)
     one.llm, one.tokenizer, one.params = Engine(wrong, fatal), Tokenizer(), object()
     one.prompter = Prompter(chat)  # type: ignore[assignment]
@@ -323,6 +323,8 @@ def test_what_a_killed_rank_had_started_ends_with_it() -> None:
     """
     program = """
 import dataclasses, json, subprocess, sys
+from launcher.payload.batch import rank
+rank.log_paths = lambda: ("worker.out", "worker.err")
 from launcher.payload.batch.rank import Rank
 card = Rank(None, False).hello()
 subprocess.Popen(["sleep", "300"])
@@ -338,7 +340,7 @@ sys.stdin.read()
     try:
         card = json.loads(leader.stdout.readline())
         assert card["pid"] == leader.pid == os.getpgid(leader.pid)
-        assert card["log"] == f"pipe:[{os.fstat(leader.stdout.fileno()).st_ino}]"
+        assert card["log"] == "worker.out"  # not the pipe through which Ray writes it
         assert leader.stdout.readline() == b"an error\n"  # one log, for both outputs
         leader.send_signal(signal.SIGKILL)
         leader.wait(10)

@@ -180,7 +180,7 @@ def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_load
 @pytest.mark.parametrize(
     ("log", "last"),
     [
-        (DIED, "NameError: name 'time' is not defined"),
+        (DIED, "NameError: name 'time' is not defined (Worker pid=431 on 10.0.0.1)"),
         (
             "nothing to see\n",
             "an engine was killed while it started, most likely for lack of host memory",
@@ -205,6 +205,7 @@ def test_an_engine_that_does_not_start_shows_why(
 
     vllm.LLM = broken  # type: ignore[attr-defined]
     monkeypatch.setattr(replica, "logs", lambda: {str(path): path.stat().st_size})
+    monkeypatch.setattr(replica, "await_output", lambda _: None)
     with pytest.raises((replica.NotStarted, RuntimeError)) as raised:
         replica.Replica({"model": "tiny"}, "generate", {})
     # Of what is raised where an actor is made, Ray passes on the text alone.
@@ -218,15 +219,34 @@ def test_an_engine_that_does_not_start_shows_why(
     assert "earlier actor" not in failed.evidence
 
 
-def test_the_logs_of_a_process_are_files(tmp_path: Path) -> None:
-    """As Ray makes them, with what is in them by then; a pipe cannot be read again."""
-    said = (
-        "import sys; from launcher.payload.batch import replica; print('one', flush=True);"
-        " sys.stderr.write(str(replica.logs()))"
-    )
-    with (tmp_path / "worker.out").open("w") as out:
-        done = subprocess.run(
-            [sys.executable, "-c", said], stdout=out, stderr=subprocess.PIPE, text=True, check=True
-        )
+def test_the_logs_of_a_process_are_the_files_that_ray_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With their lengths by then; stdout itself is a pipe, which cannot be read again."""
+    out, err = tmp_path / "worker.out", tmp_path / "worker.err"
+    out.write_text("one\n")
+    monkeypatch.setattr(replica, "log_paths", lambda: (str(out), str(err)))
 
-    assert done.stderr == "{'/proc/self/fd/1': 4}"
+    assert replica.logs() == {str(out): 4}
+
+
+def test_a_log_is_read_when_all_that_was_printed_is_in_it(tmp_path: Path) -> None:
+    """Ray passes on whole lines, a moment later."""
+    log = tmp_path / "worker.out"
+    log.touch()
+    program = (
+        "import os, sys; from launcher.payload.batch import replica;"
+        " os.write(1, b'KeyError: 1'); replica.await_output(sys.argv[1], 60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(log)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout, log.open("w") as file:
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+
+    assert process.wait(60) == 0
+    assert log.read_text().splitlines()[0] == "KeyError: 1"
+    assert log.read_text().splitlines()[1].startswith(replica.ENDED)
