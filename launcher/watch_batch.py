@@ -239,7 +239,7 @@ class _Watching:
         return BatchError(
             f"{self._watched.what} {'was refused' if refused else 'failed'}:"
             f" {with_names(nodes, error.message)}",
-            evidence=with_names(nodes, error.evidence) or list(self._lines)[-8:],
+            evidence=with_names(nodes, error.evidence),
             hint=hint if refused else f"{hint}\n{again}",
         )
 

@@ -29,7 +29,7 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization"
     r" failed|EngineDeadError|ActorHandleNotFoundError|ActorDiedError|EngineCore encountered|"
     r"CancelledError|resource_tracker|cancelled|BrokenPipeError|died unexpectedly|Executor failed"
-    r"|UserCodeException|See stack trace"
+    r"|UserCodeException|See stack trace|isn't serializable"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # `(RayWorkerProc pid=284, ip=10.0.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `

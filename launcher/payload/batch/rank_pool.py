@@ -228,36 +228,27 @@ class RankPool:
         problem, lines = lost[rank], logs[rank]
         gone = died(problem)
         known = failures.recognised("\n".join([said(problem), *lines]), self.job.mode)
+        told = {number: how(lost[number], logs[number]) for number in lost}
         if known:
             what, hint = known.message, known.hint
         else:
-            what = how(problem, lines)
+            what = told[rank]
             hint = "run the job again once the cause is gone: it goes on where it stopped"
+        notes = [f"Ray: {said(problem)}"[:400]] if gone else []
+        raised = cause.find(lines) if not gone and points(said(problem)) else None
+        if known and not gone:
+            who = raised.process if raised else ""
+            notes.append(f"{who or self.slots[rank]}: {raised.text if raised else said(problem)}")
+        notes += [
+            f"{self.slots[other]} failed with the same error"
+            if words == told[rank]
+            else f"{self.slots[other]} then failed too: {words}"
+            for other, words in told.items()
+            if other != rank
+        ]
+        end = lines if gone or (points(said(problem)) and raised is None) else []
         message = f"{self.slots[rank]} {'ended' if gone else 'failed'}: {what}"
-        raise Failed(message, self.proof(rank, lost, lines, known=bool(known)), hint) from problem
-
-    def proof(
-        self, rank: int, lost: dict[int, BaseException], lines: Sequence[str], *, known: bool
-    ) -> str:
-        """Return what shows why a rank failed: the exception where the message does not have it,
-        else the end of the log; and how the other ranks failed.
-        """
-        problem, gone = said(lost[rank]), died(lost[rank])
-        raised = None if gone else cause.find(lines)
-        notes = []
-        if raised and known:
-            notes.append(f"{raised.process}: {raised.text}".removeprefix(": "))
-        elif gone or known:
-            notes.append(f"{'Ray' if gone else self.slots[rank]}: {problem}"[:400])
-        for other in (other for other in lost if other != rank):
-            words = said(lost[other])
-            same = words == problem
-            notes.append(
-                f"{self.slots[other]} failed with the same error"
-                if same
-                else f"{self.slots[other]} then failed too: {words}"
-            )
-        return evidence(lines if gone or (points(problem) and not raised) else [], notes)
+        raise Failed(message, evidence(end, notes), hint) from problem
 
     def lost_meanwhile(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
         """Return what other ranks fail with within `GRACE` seconds."""

@@ -121,7 +121,8 @@ INVALID = """1 validation error for ModelConfig
   Value error, User-specified max_model_len (999999) is greater than the derived max_model_len
  [type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]
     For further information visit https://errors.pydantic.dev/2.12/v/value_error"""
-CHAINED = f"""\x1b[36mray::Rank.load()\x1b[39m (pid=2427, ip=10.61.0.11, actor_id=1, repr=<x>)
+CHAINED = f"""Exception pydantic_core.ValidationError isn't serializable: cannot pickle 'X'.
+\x1b[36mray::Rank.load()\x1b[39m (pid=2427, ip=10.61.0.11, actor_id=1, repr=<x>)
   File "rank.py", line 5, in load
 pydantic_core._pydantic_core.ValidationError: {INVALID}"""
 

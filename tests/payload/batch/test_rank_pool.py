@@ -338,8 +338,25 @@ def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> Non
     assert "gpu_memory_utilization" in failed.value.hint
     assert (
         failed.value.evidence
-        == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+        == "rank 1 on 10.0.0.2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
     )
+
+
+def test_two_ranks_with_one_error_say_it_once(ray: Ray, progress: Progress) -> None:
+    """Each from its own log, as a wrong argument does."""
+    one = hired(progress)
+    one.start(SETTINGS, "")
+    failed = RuntimeError("Engine core initialization failed. See root cause above.")
+    ray.results = {(node, "answer"): Ref(failed) for node in ("one", "two")} | {
+        (node, "tail"): Ref([f"(EngineCore pid={pid}) KeyError: 'x'"])
+        for node, pid in (("one", 7), ("two", 8))
+    }
+    one.give(0, None, [])
+    one.give(1, None, [])
+
+    with pytest.raises(Failed, match=r"rank 0 on 10.0.0.1 failed: KeyError: 'x'") as raised:
+        one.finished()
+    assert raised.value.evidence == "rank 1 on 10.0.0.2 failed with the same error"
 
 
 def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress) -> None:
