@@ -83,7 +83,9 @@ def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
             continue
         if _NEXT.search(line):
             remote = None
-        if ("Error" not in line and "Exception" not in line) or _TALK.search(line):
+        if "Error" not in line and "Exception" not in line:
+            continue
+        if line.startswith("(raylet) ") or _TALK.search(line):
             continue
         if match := _RAISED.search(line):
             before = line[: match.start(1)]

@@ -1,0 +1,80 @@
+"""The cause of recorded failures, as the agent, the driver of batches and the launcher find it. The
+logs are those of `fixtures/causes/README.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.payload.agent import cause
+from launcher.payload.batch import failures
+from launcher.tools import symptoms
+
+LOGS = Path(__file__).parent / "fixtures" / "causes"
+ROOT = {
+    "memory": ("ValueError: Available memory on node 0 (", "cpu-memory-held"),
+    "compiler": ("torch._inductor.exc.InductorError: InvalidCxxCompiler: ", "no-compiler"),
+    "context": (
+        "Value error, User-specified max_model_len (999999) is greater than",
+        "context-too-long",
+    ),
+    "argument": (
+        "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'no_such_argument'",
+        "unknown-argument",
+    ),
+}
+# Whose words they are, where a log says it; argparse says them of itself.
+PROCESS = {
+    "serve_ray_memory": ("RayWorkerProc", "10.61.0.11"),
+    "serve_ray_compiler": ("Worker_PP1", "10.61.0.12"),
+    "serve_mp_memory": ("VllmWorker-0", ""),
+    "serve_mp_compiler": ("Worker_PP0", ""),
+    "serve_ray_context": ("", ""),
+    "serve_mp_context": ("", ""),
+    "batch_replicas_memory": ("VllmWorker-0", ""),
+    "batch_replicas_compiler": ("Worker", ""),
+    "batch_ranks_memory": ("VllmWorker-0", ""),
+    "batch_ranks_compiler": ("Worker", ""),
+    "batch_replicas_context_driver": ("MapWorker", "10.61.0.12"),
+}
+
+
+def lines(name: str) -> list[str]:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_the_root_of_a_recorded_failure(name: str) -> None:
+    """Its words, and whose they are; the agent, which keeps only telling lines, finds the same."""
+    text, _ = ROOT[name.removesuffix("_driver").rpartition("_")[2]]
+    log = lines(name)
+    raised = cause.find(log)
+
+    assert raised is not None
+    assert raised.text.startswith(text)
+    assert (raised.process.partition(" ")[0], raised.address) == PROCESS[name]
+    told = [
+        line.strip()[:400]
+        for before, line in zip(["", *log], log, strict=False)
+        if cause.telling(line.strip()[:400], before)
+    ]
+    assert cause.root(told).startswith(text[:100])
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_a_recorded_failure_is_known(path: Path) -> None:
+    """By the table, to which all of the log is shown, and by the driver of batches."""
+    kind = path.stem.removesuffix("_driver").rpartition("_")[2]
+    found = symptoms.first(path.read_text(encoding="utf-8"))
+
+    assert found is not None
+    assert found.id == ROOT[kind][1]
+    if path.stem.startswith("batch") and "driver" not in path.stem:
+        text = "\n".join(failures.root(lines(path.stem), "10.0.0.1"))
+        known = failures.recognised(text, "engine")
+
+        assert known is not None
+        assert ROOT[kind][0] in known.evidence.splitlines()[0]
+        assert "ip=10.0.0.1) " in known.evidence
