@@ -390,11 +390,9 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
 
 
 def raised(log: str) -> cause.Raised | None:
-    """Return the exception that a failed start is about; where all only report another, the first
-    of them.
-    """
+    """Return the exception that a failed start is about."""
     lines = untrusted.cut(log[-_MOST:], last=True).splitlines()
-    return cause.find([untrusted.plain(line) for line in lines], reports=True)
+    return cause.find([untrusted.plain(line) for line in lines])
 
 
 def _number(text: str | None) -> float | None:

@@ -270,7 +270,8 @@ def root(lines: Sequence[str], address: str = "") -> list[str]:
             if not any(line.startswith(RAISED_FROM) for line in bare[end:index]):
                 break
             end = index + 1
-    words = next(index for index in range(raised.last, -1, -1) if RAISED.match(bare[index]))
+    raising = (index for index in range(raised.last, -1, -1) if RAISED.match(bare[index]))
+    words = next(raising, raised.last)
     if raised.process and (raised.address or address):
         bare[words] = f"({raised.process}, ip={raised.address or address}) {bare[words]}"
     return [line for line in bare[:end] if not NOISE.search(line)][1 - LINES :]

@@ -216,6 +216,9 @@ def test_what_was_raised_from_the_first_exception_says_more() -> None:
         "(EngineCore pid=5) ERROR 11-22 03:10:12 [y.py:2] ConnectionResetError: a worker is gone",
     ]
 
+    assert failures.root(["(Worker pid=7) [rank0]: KeyError: 1"], "10.0.0.1") == [
+        "(Worker pid=7, ip=10.0.0.1) [rank0]: KeyError: 1"
+    ]
     assert failures.root(log) == [
         "requests.HTTPError: 500 Server Error",
         "OSError: We could not connect to huggingface.co",
