@@ -5,7 +5,7 @@
 # Arguments: the only server that is wanted ("" = all, and batch jobs), lines, `-F` to go on or `-q`
 # not to.
 #
-# shellcheck disable=SC2012 # Ray names these files
+# shellcheck disable=SC2011,SC2012 # Ray names these files
 
 lines=$2 how=$3
 show() { tail -n "$lines" "$how" "$2" | sed -u "s|^|$1 |" & }

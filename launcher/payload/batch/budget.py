@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from . import cause
 from .job import Failed
 from .ray_internals import Actor, actors
 
@@ -237,7 +238,7 @@ class Watch:
         self.tell(found)
         ended = self.budget.look(time.monotonic(), self.rows, found)
         if ended and self.verdict is None:
-            ended.evidence = "\n".join([*found.causes[:1], *self.last_lines()])
+            ended.evidence = "\n".join([*self.last_lines(), *found.causes[:1]])
             self.verdict = ended
 
     def tell(self, found: ReplicaCounts) -> None:
@@ -265,16 +266,16 @@ class Watch:
         return self.missing
 
     def last_lines(self) -> list[str]:
-        """Return the end of the log of the replica that died last."""
+        """Return what the log of the replica that died last says of its end."""
         for node, pid in reversed(self.gone):
             lines = guarded(lambda node=node, pid=pid: tail(node, pid), [])
             if lines:
-                return [f"the log of process {pid} ended with:", *lines]
+                return [f"the log of process {pid} has:", *lines]
         return []
 
 
 def tail(node: str, pid: int) -> list[str]:
-    """Return the last lines that a worker process wrote."""
+    """Return the exception that a worker process wrote down, else its last lines."""
     from ray.util.state import get_log
 
     lines: list[str] = []
@@ -282,6 +283,8 @@ def tail(node: str, pid: int) -> list[str]:
         text = "".join(get_log(node_id=node, pid=pid, suffix=suffix, tail=10 * LINES, timeout=LOOK))
         # `:` begins Ray's own marks
         said = [line for line in text.splitlines() if line and not line.startswith(":")]
+        if raised := cause.find(said):
+            return [f"{raised.process}: {raised.text}".removeprefix(": ")]
         lines += said[-LINES:]
     return lines
 

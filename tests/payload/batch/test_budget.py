@@ -4,8 +4,10 @@ counts.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -266,3 +268,23 @@ def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.Watch) -> N
     assert verdict.evidence == "the worker crashed"
     watch.look(ReplicaCounts(waiting=1, restarts=9))
     assert watch.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("INFO x\n(EngineCore pid=5) ERROR x\n(EngineCore pid=5) KeyError: 1\nINFO y\n", 1),
+        (":job_id:01\nINFO x\nINFO y\n", 0),
+    ],
+)
+def test_the_log_of_a_dead_replica(monkeypatch: pytest.MonkeyPatch, out: str, told: int) -> None:
+    """Its exception, else its last lines."""
+    state = ModuleType("ray.util.state")
+    state.get_log = lambda suffix, **_: [out if suffix == "out" else ""]  # type: ignore[attr-defined]
+    for name in ("ray", "ray.util"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "ray.util.state", state)
+
+    assert budget.tail("node", 7) == (
+        ["EngineCore pid=5: KeyError: 1"] if told else ["INFO x", "INFO y"]
+    )
