@@ -453,7 +453,7 @@ check_image() {
   [[ $said == *"no Ray"* ]] || return 0
   fail 1 "$image has no Ray" "stock vLLM images carry none since v0.18. \`vlaunch up\` builds an image that does.
 Or build one on every node:
-  printf 'FROM %s\\nRUN uv pip install --system \"ray[default,data]==2.60.0\"\\n' $image | docker build -t vllm-ray -
+  printf 'FROM %s\\nRUN uv pip install --system \"ray[default,data,serve]==2.60.0\"\\n' $image | docker build -t vllm-ray -
 and name that image instead$(known_images)"
 }
 

@@ -80,8 +80,8 @@ def resolve(
 
 
 def key(image: ImagePython, version: str) -> str:
-    """Return the hash of all that decides a resolution: Ray's version, the image's Python and its
-    distributions.
+    """Return the hash of all that decides a resolution: Ray's version and extras, the image's
+    Python and its distributions.
     """
     python = [
         image.python,
@@ -91,7 +91,9 @@ def key(image: ImagePython, version: str) -> str:
         image.libc,
         image.libc_version,
     ]
-    content = json.dumps([_SCHEME, version, python, sorted(image.distributions.items())])
+    content = json.dumps(
+        [_SCHEME, RAY_EXTRAS, version, python, sorted(image.distributions.items())]
+    )
     return hashlib.sha256(content.encode()).hexdigest()
 
 

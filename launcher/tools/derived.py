@@ -126,7 +126,7 @@ def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin
     tagged.
     """
     proof = (
-        f'import ray, pyarrow; assert ray.__version__ == "{ray}", ray.__version__'
+        f'import ray.serve, pyarrow; assert ray.__version__ == "{ray}", ray.__version__'
         if ray
         else f"import {cpu_plugin.PACKAGE}"
     )

@@ -13,9 +13,10 @@ from launcher.model import Argv
 from launcher.tools import decode
 from launcher.tools.docker import throw_away
 
-# The parts of Ray we need: its dashboard, state API and job submission, and Ray Data for batches.
-RAY_EXTRAS = "default,data"
-# What `ray[default,data]` adds to `ray`: distribution names.
+# The parts of Ray we need: its dashboard, state API and job submission, Ray Data for batches, and
+# Ray Serve, which the engine stage of `ray.data.llm` imports.
+RAY_EXTRAS = "default,data,serve"
+# What these add to `ray` in every version: distribution names.
 RAY_PARTS = (
     "aiohttp",
     "aiohttp-cors",
@@ -34,6 +35,11 @@ RAY_PARTS = (
     "numpy",
     "pandas",
     "pyarrow",
+    "fastapi",
+    "grpcio-reflection",
+    "starlette",
+    "uvicorn",
+    "watchfiles",
 )
 
 # The first vLLM with a Ray executor that works without cupy (vllm pull request 36836), which an
@@ -121,7 +127,7 @@ class ImagePython:
     @property
     def ray_complete(self) -> bool:
         """True when Ray is there with its dashboard, which status and job submission need, and with
-        what Ray Data needs.
+        what Ray Data and Ray Serve need.
         """
         return self.ray is not None and all(name in self.distributions for name in RAY_PARTS)
 

@@ -45,7 +45,7 @@ class Shelf:
         version: str = "2.60.0",
         tags: str = "cp399-cp399-manylinux2014_x86_64",
     ) -> None:
-        self.add("ray", version, *requires, tags=tags, extras=("default", "data"))
+        self.add("ray", version, *requires, tags=tags, extras=("default", "data", "serve", "llm"))
 
     def clear(self) -> None:
         for path in self.folder.iterdir():
@@ -234,13 +234,28 @@ def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
     ) == ["colorful"]
 
 
+def test_other_parts_of_ray_are_resolved_anew(
+    shelf: Shelf, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found for fewer parts lacks the others."""
+    shelf.ray('colorful; extra == "default"', 'reflection; extra == "serve"')
+    shelf.add("colorful", "0.5.8")
+    shelf.add("reflection", "1.0")
+    with monkeypatch.context() as fewer:
+        fewer.setattr(wheels, "RAY_EXTRAS", "default,data")
+        before = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert names(before) == ["colorful", "ray"]
+    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["colorful", "ray", "reflection"]
+
+
 def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     shelf: Shelf, cache: Path
 ) -> None:
     """`ray[data]` of the Ray that is there, which may ask for another pyarrow than a newer Ray
     does.
     """
-    shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "serve"', version="2.56.1")
+    shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "llm"', version="2.56.1")
     shelf.ray('pyarrow>=20; extra == "data"')
     for version in ("19.0", "24.0"):
         shelf.add("pyarrow", version)

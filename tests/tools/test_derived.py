@@ -236,4 +236,4 @@ def test_what_batches_import_is_proven_when_the_image_is_built(
     python: ImagePython, wheels: WheelSet
 ) -> None:
     """An image in which pyarrow cannot be loaded is never tagged."""
-    assert "import ray, pyarrow" in made(python, wheels).dockerfile
+    assert "import ray.serve, pyarrow" in made(python, wheels).dockerfile

