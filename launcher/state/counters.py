@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.payload.agent.observed import Load
+from launcher.state.endpoints import Heard
 from launcher.state.liveness import STILL
 from launcher.state.servers import Server
 
 
-def load(server: Server, about: Mapping[str, Any], completion: Mapping[str, Any]) -> Load | None:
-    """Return a server's load: as it was while the completion was on its way, else as its keeper
-    saw it, else as its API said before.
+def load(server: Server, heard: Iterable[Heard]) -> Load | None:
+    """Return a server's load as all its APIs have just counted it, else as its keeper saw it last;
+    tokens per second are the keeper's where the APIs give none.
     """
     seen = server.observed
-    counted = seen.load if seen and server.age < STILL else None
-    return _read(completion.get("load")) or counted or _read(about.get("load"))
+    kept = seen.load if seen and server.age < STILL else None
+    counts = [_read(api.completion.get("load")) or _read(api.about.get("load")) for api in heard]
+    live = [count for count in counts if count is not None]
+    if not live or len(live) < len(counts):
+        return kept
+    rate = sum(count.tokens_per_s for count in live)
+    return Load(
+        running=sum(count.running for count in live),
+        waiting=sum(count.waiting for count in live),
+        tokens_per_s=rate or (kept.tokens_per_s if kept else 0.0),
+    )
 
 
 def _read(said: Any) -> Load | None:

@@ -296,7 +296,6 @@ def _server(
     found = endpoints.status(site, server, seen, agent, heard)
     state, detail = endpoints.together(found) if found else judge(server, seen, agent, {})
     first = heard.get(found[0].node, Heard()) if found else Heard()
-    counted = first if len(found) == 1 else Heard()  # what one of several counts is not all
     answer = first.completion if state == "answering" else {}
     capacity = endpoints.holds(each.about for each in heard.values())
     return ServerStatus(
@@ -314,7 +313,7 @@ def _server(
         seconds=max((each.seconds for each in found), default=0.0),
         kv_tokens=capacity.tokens,
         concurrency=capacity.concurrency,
-        load=counters.load(server, counted.about, counted.completion),
+        load=counters.load(server, [heard.get(each.node, Heard()) for each in found]),
         observed=seen,
         age=server.age if seen else None,
     )

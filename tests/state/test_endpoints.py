@@ -105,9 +105,18 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     both = {"gpu01": ANSWER, "gpu02": ANSWER}
     found = serve(world, kept.seen(load=kept.load()), wanted=PAIR, **both)
 
-    assert (found.kv_tokens, found.concurrency, found.load) == (2000, 5.0, kept.load())
+    assert (found.kv_tokens, found.concurrency) == (2000, 5.0)
+    assert found.load == kept.load(running=2, waiting=4)
     assert endpoints.holds([world.said["server"], {}]).tokens is None
-    assert serve(world, kept.seen(), wanted=PAIR, age=99.0, **both).load is None
+
+
+def test_what_one_endpoint_does_not_count_is_its_keepers(world: World) -> None:
+    """The load of all, as it was counted last; nothing where that is long ago."""
+    one = {"gpu01": {**ANSWER, "load": {"running": 1, "waiting": 2}}, "gpu02": ANSWER}
+    keeper = kept.seen(load=kept.load())
+
+    assert serve(world, keeper, wanted=PAIR, **one).load == kept.load()
+    assert serve(world, keeper, wanted=PAIR, age=99.0, **one).load is None
 
 
 def test_every_state_has_its_place() -> None:

@@ -38,7 +38,7 @@ def complete(args: Where) -> dict[str, Any]:
     Of several replicas, each is asked.
 
     Where none comes back in time, it is said whether anything moved meanwhile: a server that is
-    busy is not silent.
+    busy is not silent. The load beside an answer is counted after it, without our own request.
     """
     first, began = api.counters(args, 2.0), time.monotonic()
     status, text = api.api(args, "/v1/models", timeout=min(10.0, args.timeout))
@@ -71,6 +71,8 @@ def complete(args: Where) -> dict[str, Any]:
     }
     if args.engines > 1:
         said["replicas"] = replicas(args, asked.task, model, before)
+    if (counted := api.counters(args, 2.0)) is not None:
+        said["load"] = {"running": counted.running, "waiting": counted.waiting}
     return said
 
 

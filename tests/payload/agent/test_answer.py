@@ -33,8 +33,11 @@ def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         1,
         "vllm-0.32.0-pp2-x",
     )
-    assert server.asked[-1][:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
-    assert server.asked[-1][3]["messages"] == [{"role": "user", "content": "Say hello."}]
+    post, counters = server.asked[-2:]
+    assert post[:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
+    assert post[3]["messages"] == [{"role": "user", "content": "Say hello."}]
+    assert counters[1] == "/metrics"
+    assert said["load"] == {"running": 8, "waiting": 892}
 
 
 def test_every_replica_is_asked(server: Server) -> None:
@@ -223,7 +226,7 @@ def test_speech_is_asked_for_in_a_form(server: Server) -> None:
     said = complete(server)
 
     assert (said["task"], said["came"]) == ("transcription", "a transcription")
-    assert b"silence.wav" in server.asked[-1][3]
+    assert b"silence.wav" in server.asked[-2][3]
 
 
 def test_a_server_without_any_route_we_know(server: Server) -> None:
