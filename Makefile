@@ -22,8 +22,14 @@ demo: .venv/installed
 	$(VLAUNCH) exec --head -- ray status
 	$(VLAUNCH) chat --max-tokens 24 "What is a pipeline stage?"
 	$(VLAUNCH) status
+	$(VLAUNCH) stop
+	rm -rf out/demo
+	$(VLAUNCH) batch --model /data/huggingface/tiny-llama --input examples/data/prompts.txt --max-tokens 24 \
+		--output out/demo --output-format jsonl
+	cat out/demo/rows/*.jsonl
 	@echo
-	@echo "The cluster stays up: try \`$(VLAUNCH) chat\`. Remove it with \`$(strip $(SUDO) $(VLAUNCH) lab down)\`."
+	@echo "The cluster stays up: try \`$(VLAUNCH) serve\` and \`$(VLAUNCH) chat\`, or a job in examples/."
+	@echo "Remove it with \`$(strip $(SUDO) $(VLAUNCH) lab down)\`."
 
 test: machine lint unit processes lab-tests
 
