@@ -306,6 +306,10 @@ class ClusterSettings:
     """Where secrets lie on the nodes; in memory, a rebooted node needs `vlaunch up`."""
     ports: FromMapping[Ports] = field(default_factory=Ports)
     """TCP ports, free on every node."""
+    engine_args: Mapping[values.EngineArg, values.Plain] = field(default_factory=dict)
+    """vLLM's engine arguments by name, for servers and batch jobs, such as {max_model_len: 8192};
+    `serve: args` and a job's own go over them.
+    """
     serve: FromMapping[ServeDefaults] = field(default_factory=ServeDefaults)
     """Defaults of `vlaunch serve`."""
     models: FromMapping[ModelSettings] = field(default_factory=ModelSettings)

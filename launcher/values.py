@@ -280,6 +280,24 @@ def _argument(value: object) -> object:
 Argument = Annotated[NonEmpty, Read(_argument, str | int | float)]
 
 
+def plain(value: object) -> object:
+    """Return `value` as JSON has it: a decimal number no longer remembers how it was written."""
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+EngineArg = Annotated[
+    str,
+    Like(r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len"),
+]
+Plain = Annotated[Any, Read(plain, Any)]
+
+
 LogDriver = Annotated[
     str,
     Like(

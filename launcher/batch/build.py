@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.batch import formats, rules, values
+from launcher.batch import formats, rules
 from launcher.batch.draft import Draft
 from launcher.batch.places import Bounds
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job
+from launcher.inventory.engine_args import python_name
 from launcher.inventory.schema import Section
+from launcher.model import Inventory
 from launcher.payload.batch.job import (
     DataParallel,
     Engine,
@@ -24,6 +26,7 @@ from launcher.payload.batch.job import (
     Read,
     Write,
 )
+from launcher.values import plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -61,10 +64,22 @@ def job(draft: Draft, *, name: str, within: Bounds) -> Job:
     )
 
 
+def with_defaults(made: Job, inventory: Inventory) -> Job:
+    """Return the job with the inventory's engine arguments where it gives none; one it gives
+    without a value is left to vLLM.
+    """
+    if made.mode == "predict":
+        return made
+    defaults = {python_name(key): value for key, value in inventory.engine_args.items()}
+    merged = {**defaults, **made.engine.args}
+    args = {key: value for key, value in merged.items() if value is not None}
+    return replace(made, engine=replace(made.engine, args=args))
+
+
 def _filled(shape: type[_Shape], section: Section, **other: Any) -> _Shape:
     """Return a `shape` with what the section has under the same names, and `other`."""
     names = {each.name for each in fields(shape)} & type(section).model_fields.keys() - other.keys()
-    return shape(**{name: values.plain(getattr(section, name)) for name in names}, **other)
+    return shape(**{name: plain(getattr(section, name)) for name in names}, **other)
 
 
 def _if_written(shape: type[_Shape], section: Section | None, **other: Any) -> _Shape | None:
@@ -72,7 +87,7 @@ def _if_written(shape: type[_Shape], section: Section | None, **other: Any) -> _
 
 
 def _engine(file: JobFile) -> Engine:
-    args = {rules.argument(key): value for key, value in file.engine.args.items()}
+    args = {python_name(key): value for key, value in file.engine.args.items()}
     placement = file.engine.placement.upper().replace("-", "_")
     return _filled(Engine, file.engine, args=args, placement=placement)
 

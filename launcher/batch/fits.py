@@ -77,11 +77,6 @@ def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
 
 def _class_misfits(predict: Predict, inventory: Inventory) -> Iterator[tuple[str, str]]:
     largest = _largest(inventory)
-    if predict.num_gpus > 0 and inventory.accelerator == "cpu":
-        yield (
-            "its class asks for GPUs, and the nodes have none",
-            "write `num_gpus: 0` under `predict`",
-        )
     if predict.num_gpus > largest:
         yield (
             f"its class asks for {predict.num_gpus:g} GPUs, and no node has more than {largest}",

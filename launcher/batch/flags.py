@@ -17,9 +17,9 @@ from launcher.batch import formats, inputs, load, places
 from launcher.batch.job_spec import digest, identity
 from launcher.batch.places import Bounds, Misplaced
 from launcher.batch.refused import JobError, count, refused
-from launcher.batch.rules import argument
 from launcher.batch.shape import Job
 from launcher.inventory.document import Document
+from launcher.inventory.engine_args import python_name
 from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.inventory.mistakes import name as label
 
@@ -276,7 +276,7 @@ def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
     for place, value in where.items():
         section, key = _section(data, place[:-1]), str(place[-1])
         if place[:2] == ("engine", "args"):
-            for other in [name for name in section if argument(name) == argument(key)]:
+            for other in [name for name in section if python_name(name) == python_name(key)]:
                 del section[other]
         section[key] = value
         for length in range(1, len(place)):

@@ -10,38 +10,13 @@ from launcher.batch import formats, templates
 from launcher.batch.draft import Draft
 from launcher.batch.schema import PromptSection
 from launcher.batch.shape import Source
+from launcher.inventory.engine_args import OWNED, SHORT, python_name
 from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.payload.batch.job import RESULTS
 
 ROW = "row"
 # What an error row has besides the row's id (launcher/payload/batch/encode.py).
 ERROR = (ROW, "reason", "stage", "input")
-# vLLM's arguments that follow from the job, and what to write instead.
-_OWNED = {
-    "model": "write `model` at the top level",
-    "tensor_parallel_size": "write `engine.tp`",
-    "pipeline_parallel_size": "write `engine.pp`",
-    "distributed_executor_backend": "it follows from `mode` and `engine.placement`",
-    "enable_return_routed_experts": "answers have no column for it",
-    "headless": "vlaunch starts the ranks",
-    "hf_token": "give the token to the containers with `secrets` in the inventory",
-    "api_key": "a batch job has no endpoint",
-    "nnodes": "vlaunch places the replicas",
-    "node_rank": "vlaunch places the replicas",
-    "master_addr": "vlaunch chooses where ranks meet",
-    "master_port": "vlaunch chooses where ranks meet",
-    "device_ids": "Ray gives each replica its GPUs",
-    "skip_tokenizer_init": "answers are text",
-    "stream_interval": "a batch job does not stream",
-    "runner": "it follows from `task`, which is written at the top level",
-    "convert": "it follows from the model and from `task`, which is written at the top level",
-    "task": "write `task` at the top level",
-}
-_SHORT = {
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "tensor_parallel": "tensor_parallel_size",
-}
 _FORMS = ("column", "template", "chat", "pair")
 _MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")
 
@@ -210,9 +185,9 @@ def arguments(draft: Draft) -> Iterator[Mistake]:
     """vLLM's arguments are written once, and none is one that the job sets."""
     seen: dict[str, str] = {}
     for written in draft.file.engine.args:
-        name = argument(written)
+        name = python_name(written)
         where: Where = ("engine", "args", written)
-        owned = _OWNED.get(_SHORT.get(name, name))
+        owned = OWNED.get(SHORT.get(name, name))
         if name in seen:
             yield Mistake(where=where, text=f"is `{seen[name]}` in another spelling")
         elif owned is not None:
@@ -289,11 +264,6 @@ def _reads(source: Source, to: Source) -> bool:
 
 DEFAULT_TOKENS = 512
 ALL = (modes, prompts, tasks, sampling, kept, arguments, secrets, stages, places)
-
-
-def argument(written: str) -> str:
-    """Return the Python name of an engine argument: `--max-model-len` → `max_model_len`."""
-    return written.removeprefix("--").replace("-", "_")
 
 
 def _templates(prompt: PromptSection) -> Iterator[tuple[Where, str]]:

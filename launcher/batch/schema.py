@@ -26,7 +26,7 @@ from launcher.payload.batch.job import (
     Task,
     Write,
 )
-from launcher.values import Model, Size, shorthand
+from launcher.values import EngineArg, Model, Size, shorthand
 
 # What a key is when it is left out is said by the driver's own classes.
 _READ, _WRITE = Read(sources=(), format="text"), Write()
@@ -202,7 +202,7 @@ class SamplingSection(Section):
 class EngineSection(Section):
     """vLLM, as one replica of it runs."""
 
-    args: Annotated[dict[values.Argument, Any], values.Plain] = Field(
+    args: Annotated[dict[EngineArg, Any], values.Plain] = Field(
         default_factory=dict,
         description=(
             "vLLM's engine arguments by name, such as {max_model_len: 8192, dtype: bfloat16}."

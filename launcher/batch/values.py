@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from launcher.payload.batch.job import ColumnType
-from launcher.values import Like, plainly, should
+from launcher.values import Like, plain, plainly, should
 
 MOST = 4096
 _LONGEST_TEMPLATE = 256 * 1024
@@ -43,10 +43,6 @@ Target = Annotated[
         r"|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*",
         "FILE.py:NAME or MODULE:NAME",
     ),
-]
-Argument = Annotated[
-    str,
-    Like(r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len"),
 ]
 
 
@@ -135,17 +131,6 @@ def _kept(value: object) -> object:
 
 
 Kept = BeforeValidator(_kept, json_schema_input_type=list[str] | dict[str, ColumnType | None])
-
-
-def plain(value: object) -> object:
-    """Return `value` as JSON has it: a decimal number no longer remembers how it was written."""
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return value
 
 
 Plain = BeforeValidator(plain)

@@ -128,10 +128,11 @@ def _check_options(call: Call, how: Options, *, detach: bool) -> None:
 
 def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
-    from launcher.batch import fits, inputs
+    from launcher.batch import build, fits, inputs
     from launcher.batch.job_spec import job_spec
     from launcher.plan.batch import Request
 
+    job = build.with_defaults(job, inventory)
     fits.check(job, inventory)
     began = told = time.monotonic()
     read = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from typing import Any
 
 from launcher.discovery import described, gpus, ports, rdma, software, storage, subnets
 from launcher.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
@@ -70,8 +71,8 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         object_store=_object_store(hosts, kind),
         rights=_rights(hosts, kind),
         env=_cpu_environment(hosts, counts) if kind == "cpu" else _gids(nodes, fabric.fabric),
-        serve_args=args,
-        serve_why=why,
+        engine_args=args,
+        engine_why=why,
         gid_why=_gid_why(nodes) if fabric.fabric == "roce" else (),
         warnings=(
             *described.health(hosts, order),
@@ -224,21 +225,21 @@ def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str
 
 def _arguments(
     hosts: Sequence[Probed], kind: Accelerator
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return vLLM's arguments that these hosts need, and why."""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return vLLM's engine arguments that these hosts need, and why."""
     if kind == "cpu":
         return _cpu_arguments(len(hosts))
     if not _unified(hosts):
-        return (), ()
+        return {}, ()
     why = "the GPU shares the host's memory: vLLM's own share, 0.92, would make the host freeze"
-    return ("--gpu-memory-utilization", "0.7"), (why,)
+    return {"gpu_memory_utilization": 0.7}, (why,)
 
 
-def _cpu_arguments(hosts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    dtype = ("--dtype", "float32")
+def _cpu_arguments(hosts: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    dtype = {"dtype": "float32"}
     if hosts == 1:
         return dtype, ("every processor can compute in float32",)
-    return (*dtype, "-cc.mode=2", "-cc.backend=eager"), (
+    return {**dtype, "compilation_config": {"mode": 2, "backend": "eager"}}, (
         (
             "every processor can compute in float32; pipeline stages on processors need this"
             " compilation mode"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher.discovery.local_assets import LocalAssets
 from launcher.model import Accelerator, Argv, Fabric, Inventory, Ports, Ssh
@@ -107,7 +108,7 @@ class Discovery:
     object_store: Choice | None = None
     rights: Mapping[str, Choice] = field(default_factory=dict)  # `devices` and `cap_add`
     env: Mapping[str, Choice] = field(default_factory=dict)
-    serve_args: tuple[str, ...] = ()
-    serve_why: tuple[str, ...] = ()
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    engine_why: tuple[str, ...] = ()
     gid_why: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

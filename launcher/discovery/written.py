@@ -54,7 +54,7 @@ def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
         _network(found, interface, hca),
         _ports(found),
         _environment(found),
-        _serve(found),
+        _engine_args(found),
         _nodes(found, interface, hca, docker),
     )
 
@@ -132,11 +132,12 @@ def _environment(found: Discovery) -> Iterator[str]:
         yield f'  {name}: "{choice.value}"'
 
 
-def _serve(found: Discovery) -> Iterator[str]:
-    if found.serve_args:
-        yield "serve:"
-        yield from _said(found.serve_why, "  ")
-        yield f"  args: {_list(found.serve_args)}"
+def _engine_args(found: Discovery) -> Iterator[str]:
+    if found.engine_args:
+        yield "engine_args:"
+        yield from _said(found.engine_why, "  ")
+    for name, value in found.engine_args.items():
+        yield f"  {name}: {json.dumps(value) if isinstance(value, dict) else value}"
 
 
 def _nodes(

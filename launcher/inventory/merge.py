@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from launcher import model
+from launcher.inventory import engine_args
 from launcher.inventory.schema import InventoryFile, NodeSection
 
 
@@ -43,7 +44,8 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.In
     head = head_name(file, placed)
     backend: model.Backend = "mp" if file.ray.off else file.serve.backend
     settings = {each.name: getattr(file, each.name) for each in fields(model.ClusterSettings)}
-    settings["serve"] = replace(file.serve, backend=backend)
+    args = (*engine_args.flags(file.engine_args), *file.serve.args)
+    settings["serve"] = replace(file.serve, backend=backend, args=args)
     settings["secrets"] = {name: _secret(name, source) for name, source in file.secrets.items()}
     return model.Inventory(
         **settings,

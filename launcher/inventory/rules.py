@@ -12,6 +12,7 @@ from math import prod
 
 from launcher import secret_patterns
 from launcher.inventory.draft import Draft
+from launcher.inventory.engine_args import OWNED, SHORT, python_name
 from launcher.inventory.mistakes import Mistake, Where
 from launcher.model import Argv
 
@@ -20,6 +21,9 @@ _SMALLEST_STORE = 75 * 2**20
 # launcher/tools/audit.py, launcher/tools/lock.py and launcher/site.py: beside the clusters' folders
 # in `state_dir`.
 _OWN_FOLDERS = ("audit", "cache", "locks")
+_SHOWN_BY_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"
+# Ranks and how experts are shared among them.
+_OF_EACH = ("data_parallel", "enable_expert_parallel")
 _OWNED_ENV = {
     "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
     "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
@@ -202,7 +206,7 @@ def environment(draft: Draft) -> Iterator[Mistake]:
         elif secret_patterns.VALUE.search(argument):
             yield Mistake(
                 where=("serve", "args", at),
-                text="a secret should not be an argument, which `ps` shows; use `secrets`",
+                text=_SHOWN_BY_PS,
             )
 
 
@@ -246,6 +250,23 @@ def arguments(draft: Draft) -> Iterator[Mistake]:
             )
 
 
+def engine_arguments(draft: Draft) -> Iterator[Mistake]:
+    """Engine arguments are written once, none is one that each server or job sets, and none holds
+    a secret.
+    """
+    seen: dict[str, str] = {}
+    for written, value in draft.file.engine_args.items():
+        name = python_name(written)
+        where: Where = ("engine_args", written)
+        if name in seen:
+            yield Mistake(where=where, text=f"is `{seen[name]}` in another spelling")
+        elif SHORT.get(name, name) in OWNED or name.startswith(_OF_EACH):
+            yield Mistake(where=where, text="should be left out: each server and each job sets it")
+        elif secret_patterns.VALUE.search(str(value)):
+            yield Mistake(where=where, text=_SHOWN_BY_PS)
+        seen.setdefault(name, written)
+
+
 def docker(draft: Draft) -> Iterator[Mistake]:
     """There is no terminal for sudo to ask a password on."""
     calls: list[tuple[Where, Argv]] = [(("docker",), draft.file.docker)]
@@ -283,6 +304,7 @@ ALL = (
     environment,
     secrets,
     arguments,
+    engine_arguments,
     docker,
 )
 

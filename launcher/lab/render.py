@@ -128,12 +128,16 @@ env:
   OMP_NUM_THREADS: "1"
   VLLM_CPU_OMP_THREADS_BIND: nobind
   RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: "0"
+engine_args:
+  dtype: float32
+  max_model_len: 512
+  max_num_seqs: 8
+  kv_cache_memory_bytes: 67108864
+  # Pipeline stages on a CPU need this compilation mode, which needs no compiler in the image;
+  # `enforce_eager` fails at the first request.
+  compilation_config: {{mode: 2, backend: eager}}
 serve:
   model: {model}
-  # Pipeline stages on a CPU need this compilation mode; `--enforce-eager` fails at the first
-  # request.
-  args: [--dtype, float32, --max-model-len, "512", --max-num-seqs, "8",
-         --kv-cache-memory-bytes, "67108864", -cc.mode=2, -cc.backend=eager]
 nodes:
 {nodes}
 """

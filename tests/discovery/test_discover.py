@@ -92,7 +92,10 @@ def test_processors_get_what_a_server_on_them_needs() -> None:
 
     assert found.head.env == {"VLLM_CPU_KVCACHE_SPACE": "5", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     assert found.ray.object_store == 2**30
-    assert found.serve.args == ("--dtype", "float32", "-cc.mode=2", "-cc.backend=eager")
+    assert found.engine_args == {
+        "dtype": "float32",
+        "compilation_config": {"mode": 2, "backend": "eager"},
+    }
 
 
 def test_numa_nodes_of_processors_are_slots() -> None:
@@ -117,7 +120,7 @@ def test_docker_behind_sudo_is_written() -> None:
 
 def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
     """vLLM's own share leaves such a host too little; other hosts keep it."""
-    assert inventory(sparks()).serve.args == ("--gpu-memory-utilization", "0.7")
+    assert inventory(sparks()).engine_args == {"gpu_memory_utilization": 0.7}
     assert inventory(h100_pair()).serve.args == ()
 
 

@@ -23,6 +23,7 @@ from tests.integration.conftest import Practice, Ran
 
 MODEL = f"{HF_HOME}/tiny-llama"
 MIXTURE = f"{HF_HOME}/tiny-moe"
+EMBEDS = f"{HF_HOME}/tiny-embed"
 # vLLM on the CPUs of a small machine, quick to start.
 ARGS = {
     "dtype": "float32",

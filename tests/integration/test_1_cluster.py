@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from tests.integration.batches import kill_one
+from tests.integration.batches import MODEL, kill_one, rows_of
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.servers import asking, recovers, serve
 
@@ -223,6 +223,19 @@ def test_stop_frees_the_cluster(practice: Practice) -> None:
     status = practice.docker("node1", "exec", "vlaunch-lab-node1", "ray", "status")
     assert "0.0/2.0 GPU" in status
     assert "vllm serve" not in practice.command_lines()
+
+
+def test_a_batch_needs_no_engine_arguments(practice: Practice) -> None:
+    """The common case of README.md: what a CPU needs stands in the inventory."""
+    rows, out = practice.folder / "prompts.jsonl", practice.folder / "out-common"
+    rows.write_text("".join(json.dumps({"prompt": f"Count to {at}:"}) + "\n" for at in range(8)))
+    ran = practice.vlaunch(
+        *("batch", "--model", MODEL, "--input", str(rows), "--output", str(out)),
+        *("--max-tokens", "16", "--strict"),
+    )
+
+    assert ran.code == 0, ran.said
+    assert [row["row"] for row in rows_of(out)] == list(range(8))
 
 
 def test_up_after_a_change_of_one_node(practice: Practice) -> None:

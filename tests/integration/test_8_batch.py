@@ -27,6 +27,7 @@ from benchmarks.faults import host_faults
 from launcher.lab import hosts
 from tests.integration.batches import (
     ARGS,
+    EMBEDS,
     MIXTURE,
     MODEL,
     Batch,
@@ -508,18 +509,17 @@ def test_a_rank_of_a_mixture_of_experts_is_killed(up: Practice) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["chat", "data-parallel", "preprocess", "text-generation", "torch-module"]
+    "name",
+    ["chat", "data-parallel", "embeddings", "preprocess", "text-generation", "torch-module"],
 )
 def test_an_example_runs(up: Practice, name: str) -> None:
-    """As it is, but for the model and what vLLM needs on CPUs."""
+    """As it is, but for the model."""
     folder = up.folder / "examples"
     shutil.copytree(EXAMPLES, folder, dirs_exist_ok=True)
     job = Batch(up, name, folder)
     document = yaml.safe_load(job.path.read_text())
     if "model" in document:
-        document |= {"model": MODEL, "engine": {**document["engine"], "args": ARGS}}
-    else:
-        document["predict"]["num_gpus"] = 0
+        document["model"] = EMBEDS if name == "embeddings" else MODEL
     if name == "text-generation":
         document["predict"]["args"] = {"model": MODEL}
     job.path.write_text(yaml.safe_dump(document))

@@ -143,11 +143,8 @@ def test_replicas_of_a_mixture_of_experts(practice: Practice) -> None:
     """
 
     def eager(document: dict[str, Any]) -> None:
-        args = document["serve"]["args"]
-        document["serve"]["args"] = [
-            *(each for each in args if not str(each).startswith("-cc")),
-            "--enforce-eager",
-        ]
+        del document["engine_args"]["compilation_config"]
+        document["engine_args"]["enforce_eager"] = True
 
     practice.write(eager)
     assert practice.vlaunch("up").code == 0

@@ -42,7 +42,7 @@ def _compiling(document: dict[str, Any], *, turn: int) -> None:
     ]
     # vLLM 0.32's CPU build cannot load what its compilation ahead of time saved.
     document["env"] |= {"CXX": f"{_TOOLS}/g++", "VLLM_USE_AOT_COMPILE": "0", "TURN": str(turn)}
-    document["serve"]["args"][-1] = "-cc.backend=inductor"
+    document["engine_args"]["compilation_config"]["backend"] = "inductor"
 
 
 @pytest.fixture(scope="module")

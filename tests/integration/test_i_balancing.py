@@ -30,9 +30,8 @@ def cluster(practice: Practice) -> Iterator[Practice]:
     """Two nodes, no server. A model of one stage needs no compiled one."""
 
     def eager(document: dict[str, Any]) -> None:
-        args = document["serve"]["args"]
-        kept = [each for each in args if not str(each).startswith("-cc")]
-        document["serve"]["args"] = [*kept, "--enforce-eager"]
+        del document["engine_args"]["compilation_config"]
+        document["engine_args"]["enforce_eager"] = True
 
     practice.bring_up_anew(eager)
     yield practice

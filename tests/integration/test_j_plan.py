@@ -51,7 +51,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def cluster(practice: Practice) -> Iterator[Practice]:
     """Two nodes with a model of 2 GB besides, and no arguments in the inventory."""
-    practice.bring_up_anew(lambda document: document["serve"].pop("args"))
+    practice.bring_up_anew(lambda document: document.pop("engine_args"))
     program = Path(__file__).with_name("large_llama.py").read_text()
     made = shlex.join(["python3", "-c", program, MODEL, f"{HF_HOME}/{LARGE}"])
     script = f"[ -e {HF_HOME}/{LARGE} ] || {made}"

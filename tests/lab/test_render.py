@@ -29,7 +29,6 @@ def test_the_inventory_names_every_host_and_survives_odd_paths() -> None:
     ]
     assert inventory["accelerator"] == "cpu"
     assert all(isinstance(value, str) for value in inventory["env"].values())
-    assert all(isinstance(value, str) for value in inventory["serve"]["args"])
 
 
 def test_the_inventory_of_stand_ins_says_what_answers(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""vLLM's engine arguments by name, as an inventory gives them to servers and batch jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Arguments that follow from a job, with what to write instead. Servers have them as keys of
+# `serve:`.
+OWNED = {
+    "model": "write `model` at the top level",
+    "tensor_parallel_size": "write `engine.tp`",
+    "pipeline_parallel_size": "write `engine.pp`",
+    "distributed_executor_backend": "it follows from `mode` and `engine.placement`",
+    "enable_return_routed_experts": "answers have no column for it",
+    "headless": "vlaunch starts the ranks",
+    "hf_token": "give the token to the containers with `secrets` in the inventory",
+    "api_key": "a batch job has no endpoint",
+    "nnodes": "vlaunch places the replicas",
+    "node_rank": "vlaunch places the replicas",
+    "master_addr": "vlaunch chooses where ranks meet",
+    "master_port": "vlaunch chooses where ranks meet",
+    "device_ids": "Ray gives each replica its GPUs",
+    "skip_tokenizer_init": "answers are text",
+    "stream_interval": "a batch job does not stream",
+    "runner": "it follows from `task`, which is written at the top level",
+    "convert": "it follows from the model and from `task`, which is written at the top level",
+    "task": "write `task` at the top level",
+}
+SHORT = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "tensor_parallel": "tensor_parallel_size",
+}
+
+
+def python_name(written: str) -> str:
+    """Return the Python name of an engine argument: `--max-model-len` → `max_model_len`."""
+    return written.removeprefix("--").replace("-", "_")
+
+
+def flags(args: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of `vllm serve` that say the same, as vLLM reads a configuration file."""
+    for written, value in args.items():
+        name = python_name(written).replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        elif isinstance(value, list):
+            yield from (f"--{name}", *(_text(item) for item in value))
+        elif value is not None:
+            yield from (f"--{name}", _text(value))
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,0 +1,61 @@
+"""Engine arguments by name: for servers as words, and what may not be among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inventory.conftest import Load, Mistakes
+
+
+def test_servers_take_them_as_words_before_their_own(load_text: Load) -> None:
+    """As vLLM reads a configuration file; what stands later wins there."""
+    inventory = load_text(
+        """
+        engine_args:
+          dtype: float32
+          max-model-len: 512
+          gpu_memory_utilization: 0.90
+          enforce_eager: true
+          enable_prefix_caching: false
+          quantization:
+          allowed_media_domains: [a.example, b.example]
+          compilation_config: {mode: 2, backend: eager}
+        serve: {args: [--dtype, half]}
+        """
+    )
+
+    assert inventory.serve.args == (
+        *("--dtype", "float32", "--max-model-len", "512", "--gpu-memory-utilization", "0.9"),
+        *("--enforce-eager", "--no-enable-prefix-caching"),
+        *("--allowed-media-domains", "a.example", "b.example"),
+        *("--compilation-config", '{"mode": 2, "backend": "eager"}'),
+        *("--dtype", "half"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{tp: 2}", "engine_args.tp: should be left out: each server and each job sets it"),
+        (
+            "{data-parallel-size: 2}",
+            "engine_args.data-parallel-size: should be left out: each server and each job sets it",
+        ),
+        (
+            "{max_model_len: 1, --max-model-len: 2}",
+            "engine_args.--max-model-len: is `max_model_len` in another spelling",
+        ),
+        (
+            "{override: {key: hf_0123456789abcdefghij}}",
+            "engine_args.override: a secret should not be an argument, which `ps` shows; use"
+            " `secrets`",
+        ),
+        (
+            '{"a b": 1}',
+            'engine_args.a b: should be the name of an argument, such as max_model_len, not "a b"',
+        ),
+    ],
+)
+def test_what_may_not_be_among_them(mistakes: Mistakes, written: str, expected: str) -> None:
+    """What follows from a server or a job, the same twice, and secrets."""
+    assert [f"3: {expected}"] == mistakes(f"engine_args: {written}")
