@@ -44,7 +44,7 @@ def run(cluster: Practice, *words: str) -> Ran:
 @pytest.mark.parametrize(
     ("program", "answers"),
     [
-        ("ray_predictors", ("'output': 'Complete this", "'output': array([0.")),
+        ("ray_predictors", ("'data': 'Complete this', 'output': ", "'output': array([0.")),
         ("offline_distributed", ("Prompt: 'The best way to learn a language is', Generated",)),
         ("ray_llm", ("'answer': ",)),
     ],
