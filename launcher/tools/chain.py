@@ -58,6 +58,8 @@ for name, text in sent["modules"]:
 sys.exit(sys.modules[package.__name__ + ".main"].main(sent["request"]))
 """
 HERE: Final = take.HERE
+# What a folder can be called; empty for a model without revisions.
+_ONE_NAME: Final = r"(?!\.\.?$)[^/\x00]*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Revision:
     pairs of a name in a snapshot and the file it stands for.
     """
 
-    revision: Text
+    revision: Annotated[str, decode.matches(_ONE_NAME)]
     size: Whole
     count: Whole
     used: Whole

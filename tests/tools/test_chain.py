@@ -113,6 +113,21 @@ def test_an_answer_is_the_last_line() -> None:
     assert caught.value.evidence == "sh: python3: not found"
 
 
+@pytest.mark.parametrize("revision", ["../../../../outside/evil", "..", ".", "a/b", "a\0"])
+def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
+    """What a node calls one becomes a path on the others."""
+    found = {"revision": "v1.0", "size": 1, "count": 1, "used": 0, "why": ""}
+    model = {"name": "a/b", "root": "/hf/hub/models--a--b", "kind": "hub", "refs": {}}
+    model |= {"copied": False, "unfinished": 0, "downloading": 0, "left_over": 0}
+    seen = {"event": "seen", "free": 1, "python": [3, 11]}
+    good = chain.parse_look(answer({**seen, "models": [{**model, "revisions": [found]}]}))
+    assert good.models[0].revisions[0].revision == "v1.0"
+
+    model["revisions"] = [{**found, "revision": revision}]
+    with pytest.raises(UnreadableAnswer, match="revision"):
+        chain.parse_look(answer({**seen, "models": [model]}))
+
+
 @pytest.mark.processes
 def test_the_program_runs_from_what_is_sent(tmp_path: Path) -> None:
     """Without a file of its own, with any name of a package."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import node as nodes
 from .node import Node, Order
-from .wire import Lost, Peer, listen, proof, proven, say, secret
+from .wire import LINE, Lost, Peer, listen, proof, proven, say, secret
 
 EVERY = 1.0  # seconds between two messages
 _FRESH = 5.0  # seconds for which a report holds
@@ -204,9 +204,11 @@ class Lead:
 
     def _hear_pending(self, pending: PendingPeer) -> None:
         try:
-            for said in pending.peer.read():
-                if pending in self._pending:
-                    self._judge(pending, said)
+            messages = pending.peer.read()
+            if messages[1:]:
+                raise Lost("it says more than its proof")
+            for said in messages:
+                self._judge(pending, said)
         except Lost:
             if pending in self._pending:
                 self._turn_away(pending)
@@ -224,6 +226,7 @@ class Lead:
             return self._turn_away(pending, f"{name} is this node itself")
         if name in self.members:
             self._lose(name, "it has connected anew")
+        pending.peer.most = LINE
         member = Member(pending.peer, boot[:40])
         self._pending.remove(pending)
         self.selector.modify(pending.peer, selectors.EVENT_READ, lambda: self._hear(name, member))
@@ -327,6 +330,7 @@ class Follower:
             if not proven(said.get("proof"), secret(), "lead", *self._words):
                 raise Lost("it does not know this cluster's secret")
             self._known, self._trouble, self._report = True, "", None
+            peer.most = LINE
             say("the head's agent is here")
             return
         try:

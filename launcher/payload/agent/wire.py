@@ -18,7 +18,8 @@ import time
 from typing import Any
 
 _SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
-_LINE = 1 << 18  # bytes of a message; orders or reports of several servers have a tenth of it
+LINE = 1 << 18  # bytes of a message; orders or reports of several servers have a tenth of it
+_FIRST_LINE = 1 << 12  # bytes of a message from a peer that has not proven yet who it is
 _UNREAD = 1 << 20  # bytes that may wait for somebody who does not read
 
 
@@ -29,14 +30,15 @@ class Lost(Exception):
 class Peer:
     """The other end of a connection.
 
-    `heard` is when it last said something, on the monotonic clock.
+    `heard` is when it last said something, on the monotonic clock, and `most` the bytes that a
+    message of it may have: `LINE` from when it has proven who it is.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock, self.heard = sock, time.monotonic()
+        self.sock, self.heard, self.most = sock, time.monotonic(), _FIRST_LINE
         self._half, self._unsent = b"", b""
 
     def fileno(self) -> int:
@@ -46,7 +48,7 @@ class Peer:
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come whole; raises Lost."""
         try:
-            data = self.sock.recv(_LINE)
+            data = self.sock.recv(self.most)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
@@ -55,7 +57,7 @@ class Peer:
             raise Lost("its connection was closed")
         self.heard = time.monotonic()
         *lines, self._half = (self._half + data).split(b"\n")
-        if max(map(len, [*lines, self._half])) > _LINE:
+        if max(map(len, [*lines, self._half])) > self.most:
             raise Lost("it says more than an agent would")
         return [_message(line) for line in lines]
 

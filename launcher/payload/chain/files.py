@@ -6,9 +6,13 @@ Names come from another machine, and none may lead out of the folder.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,6 +57,42 @@ def below(root: str, name: str) -> str:
     if parent != real and not parent.startswith(real.rstrip("/") + "/"):
         raise Unsafe(f"{path} lies outside {root}: a folder on the way is a link")
     return path
+
+
+def state_folder(root: str, *names: str) -> str:
+    """Make `.vlaunch` below `root`, or a folder in it, and return its path; raises OSError, and
+    Unsafe where a link or another user's folder lies there.
+    """
+    path = root
+    for name in (STATE, *names):
+        path = os.path.join(path, name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        there = os.lstat(path)
+        if not stat.S_ISDIR(there.st_mode):
+            raise Unsafe(f"{path} is not a folder but a link or a file: remove it")
+        if there.st_uid not in (0, os.geteuid()) and there.st_uid not in _owners(root):
+            raise Unsafe(f"{path} belongs to another user (UID {there.st_uid}): remove it")
+    return path
+
+
+def _owners(root: str) -> set[int]:
+    """Return the users who may own `.vlaunch` besides root: the owners of the model, and the user
+    that a network file system takes this process for.
+    """
+    with tempfile.TemporaryFile(dir=root) as probe:
+        parent = os.path.dirname(root.rstrip("/"))
+        return {os.fstat(probe.fileno()).st_uid, *(os.stat(one).st_uid for one in (root, parent))}
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open a file, or make it, and return its descriptor; raises OSError, and Unsafe for a link."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Unsafe(f"{path} is a link: remove it") from None
+        raise
 
 
 class Manifest:

@@ -24,7 +24,7 @@ PATIENCE = 4.0  # seconds of silence, until somebody is taken for dead
 _ALIVE = 1.0  # seconds between two signs of life
 _SEND = 60.0  # seconds in which a receiver whose disk is busy must take something
 _PROOF = 5.0  # seconds to prove oneself
-_STRANGERS = 64  # who may be proving at the same time
+_MOST_PENDING = 64  # connections that have not proven yet that they know the key
 _TOGETHER = 256  # heads that are sent at once
 _BLOCK = 2**18  # bytes that are encrypted at once: few enough to stay in a core's cache
 
@@ -48,7 +48,8 @@ class Listener:
         self._store, self._key, self._given, self._rate = store, key, given, rate
         self._cipher = cipher or Cipher(None)
         self._door = socket.create_server(where, backlog=256)
-        self._room = threading.BoundedSemaphore(_STRANGERS)
+        self._pending: list[socket.socket] = []
+        self._lock = threading.Lock()
         self.strangers = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -64,9 +65,12 @@ class Listener:
             except OSError:
                 time.sleep(0.05)  # too many open files, or a guest that has gone
                 continue
-            if not self._room.acquire(blocking=False):
-                wire.close(guest)
-                continue
+            with self._lock:
+                self._pending.append(guest)
+                if len(self._pending) > _MOST_PENDING:
+                    # The oldest one's thread sees the end, and closes it.
+                    with contextlib.suppress(OSError):
+                        self._pending.pop(0).shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
 
     def _welcome(self, sock: socket.socket) -> None:
@@ -78,7 +82,8 @@ class Listener:
                 wire.patient(guest, _PROOF, _PROOF, self._rate)
                 want = wire.greet(guest, self._key)
         finally:
-            self._room.release()
+            with self._lock, contextlib.suppress(ValueError):
+                self._pending.remove(sock)
             self.strangers += not want
         with contextlib.suppress(OSError):
             if want == wire.PULL:

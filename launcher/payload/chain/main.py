@@ -21,7 +21,7 @@ from . import images, place, wire
 from .cache import Cache
 from .claim import Claim, Taken
 from .fetch import NotFetched, download, resolve
-from .files import STATE, Manifest, Unsafe
+from .files import Manifest, Unsafe, state_folder
 from .give import PATIENCE, Listener, serve
 from .look import look
 from .record import Known
@@ -91,7 +91,8 @@ def _copy(request: dict[str, Any]) -> None:
     if "load" in request:
         images.own(request["root"], request["top"])
     if not request["source"]:
-        os.makedirs(os.path.join(request["root"], STATE), exist_ok=True)
+        os.makedirs(request["root"], exist_ok=True)
+        state_folder(request["root"], "parts")
         copy = hashlib.sha256(request["key"].encode()).hexdigest()[:16]
         try:
             claim = Claim(request["root"], copy, request["node"])
@@ -280,7 +281,7 @@ class _Copy:
         if self._request.get("label"):
             from .record import keep
 
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, Unsafe):
                 about, digests = self._request.get("about", {}), bytes(self._store.digests)
                 keep(self._root, self._request["label"], self._store.manifest, digests, about)
 

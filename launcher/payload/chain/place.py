@@ -10,7 +10,7 @@ import shutil
 from typing import Any
 
 from . import record
-from .files import STATE, below, safe
+from .files import STATE, below, open_plain, safe, state_folder
 from .store import Store, discard
 
 _LAST = "config.json"  # without it no model is taken for one
@@ -23,6 +23,8 @@ def check(request: dict[str, Any]) -> None:
         safe(link[1])
     for ref in request.get("refs", ()):
         safe(ref[0])
+    if request.get("label"):
+        safe(f"{request['label']}.json")
 
 
 def finish(store: Store, request: dict[str, Any]) -> None:
@@ -32,6 +34,7 @@ def finish(store: Store, request: dict[str, Any]) -> None:
     text of its file; `label` and `about` are for the record.
     """
     root = store.root
+    state_folder(root, "parts")
     files = range(len(store.manifest.files))
     for at in sorted(files, key=lambda at: store.manifest.files[at].name == _LAST):
         if not store.whole[at]:
@@ -50,8 +53,7 @@ def finish(store: Store, request: dict[str, Any]) -> None:
 def _land(store: Store, at: int) -> None:
     file, part = store.manifest.files[at], store.path(at)
     final = below(store.root, file.name)
-    os.makedirs(os.path.dirname(part), exist_ok=True)
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_plain(part, os.O_RDWR | os.O_CREAT)
     try:
         os.ftruncate(descriptor, file.size)
         os.fsync(descriptor)
@@ -83,7 +85,8 @@ def _safe_parent(root: str, name: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(open_plain(f"{path}.new", flags), "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(f"{path}.new", path)
 

@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from .files import STATE, File, Manifest
+from .files import STATE, File, Manifest, open_plain, safe, state_folder
 
 _RECORDS = "records"
 
@@ -88,17 +88,19 @@ def _marks(now: os.stat_result) -> list[int]:
 
 
 def keep(root: str, label: str, manifest: Manifest, digests: bytes, about: dict[str, Any]) -> None:
-    """Write a record over any earlier one of its label; the digests first."""
-    folder = os.path.join(root, STATE, _RECORDS)
-    os.makedirs(folder, exist_ok=True)
+    """Write a record over any earlier one of its label; the digests first. Raises OSError, and
+    Unsafe where the label, or a link in its place, leads out of the folder.
+    """
+    folder = state_folder(root, _RECORDS)
     rows = []
     for each in manifest.files:
         now = os.stat(os.path.join(root, each.name))
         rows.append([each.name, each.size, each.mtime, each.sum, *_marks(now)])
     said = {**about, "chunk": manifest.chunk, "files": rows}
     for name, data in ((f"{label}.digests", digests), (f"{label}.json", json.dumps(said).encode())):
-        path = os.path.join(folder, name)
-        with open(f"{path}.new", "wb") as file:
+        path = os.path.join(folder, safe(name))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_plain(f"{path}.new", flags), "wb") as file:
             file.write(data)
         os.replace(f"{path}.new", path)
 

@@ -14,7 +14,7 @@ import stat
 import threading
 from collections.abc import Iterator
 
-from .files import STATE, Manifest, below
+from .files import STATE, Manifest, below, open_plain, state_folder
 from .record import Known
 from .wire import HAVE, PROVE, WANT
 
@@ -195,7 +195,10 @@ class Store:
         """Have what an interrupted copy of the same files wrote compared, and drop any other's."""
         journal = os.path.join(self.root, STATE, "journal")
         written: list[bytes] = []
-        with contextlib.suppress(FileNotFoundError), open(journal, "rb") as file:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(open_plain(journal, os.O_RDONLY), "rb") as file,
+        ):
             written = file.read().split(b"\n")
         if not written or written[0] != self.manifest.identity.encode():
             discard(self.root)
@@ -213,8 +216,7 @@ class Store:
             if self._journal >= 0:
                 return
             path = os.path.join(self.root, STATE, "journal")
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            descriptor = os.open(path, flags, 0o644)
+            descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             if os.fstat(descriptor).st_size == 0:
                 os.write(descriptor, self.manifest.identity.encode() + b"\n")
             else:
@@ -237,8 +239,8 @@ class Hand:
             self.close()
             path = self._store.path(at)
             if write:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                state_folder(self._store.root, "parts")
+                self._descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
                 os.ftruncate(self._descriptor, self._store.manifest.files[at].size)
             else:
                 self._descriptor = os.open(path, os.O_RDONLY)

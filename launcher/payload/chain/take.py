@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import wire
+from .files import Unsafe
 from .give import PATIENCE
 from .secure import Cipher
 from .store import Hand, Store
@@ -235,5 +236,5 @@ class _DiskError(Exception):
 def _disk() -> Any:
     try:
         yield
-    except OSError as error:
+    except (OSError, Unsafe) as error:
         raise _DiskError(error) from None

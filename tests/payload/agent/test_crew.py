@@ -298,6 +298,20 @@ def test_strangers_who_say_nothing_keep_nobody_out(head: Head) -> None:
     assert [each.over for each in silent] == [True] * 37 + [False] * 63
 
 
+@pytest.mark.parametrize("said", [["x" * 5000], [{}, {}]], ids=["much", "often"])
+def test_a_stranger_may_say_one_short_message(head: Head, said: list[object]) -> None:
+    """More is not even read; a member may say as much as its reports need."""
+    stranger, member = head.pending_peer(), head.member("gpu2")
+    stranger.say(*said)
+    member.say({**REPORT, "more": "x" * 100_000})
+    for _ in range(3):
+        head.turn()
+        stranger.heard()
+
+    assert stranger.over
+    assert head.lead.report("gpu2", "chat") == REPORT["servers"]["chat"]
+
+
 @mutate.examples(60)
 @given(chance=mutate.chances)
 def test_whatever_is_said_to_the_head(clock: Clock, chance: mutate.Chance) -> None:

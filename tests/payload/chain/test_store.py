@@ -11,7 +11,7 @@ import pytest
 
 from launcher.payload.chain import place, record
 from launcher.payload.chain.claim import Claim, Taken
-from launcher.payload.chain.files import File, Manifest
+from launcher.payload.chain.files import File, Manifest, Unsafe, state_folder
 from launcher.payload.chain.record import Known
 from launcher.payload.chain.store import Hand, Store, discard
 from launcher.payload.chain.wire import HAVE, PROVE, WANT
@@ -147,6 +147,70 @@ def test_links_and_names_come_last(tmp_path: Path) -> None:
     assert str((tmp_path / "snapshots/c/sub/x").readlink()) == "../../../a"
     assert (tmp_path / "snapshots/c/y").read_bytes() == DATA
     assert (tmp_path / "refs/main").read_text() == "c"
+
+
+@pytest.mark.parametrize("link", ["parts/0", "parts/1", "parts", "journal", "records"])
+def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -> None:
+    """Whoever may write to a model's folder must not choose which file its bytes go to."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    root = tmp_path / "m"
+    made = store(root)
+    (root / ".vlaunch" / "parts").mkdir()
+    path = root / ".vlaunch" / link
+    if path.is_dir():
+        path.rmdir()
+        victim = tmp_path / "folder"
+        victim.mkdir()
+    path.symlink_to(victim)
+
+    with pytest.raises(Unsafe, match=f"{link} is "):
+        fill(made, 0, 1, 2, 3)
+        finish(made)
+    assert list(victim.iterdir()) == [] if victim.is_dir() else victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["records/files.json.new", "records/files.digests.new"])
+def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str) -> None:
+    """Nor in that of a name of a revision, `refs/main.new`."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    made = store(tmp_path / "m")
+    fill(made, 0, 1, 2, 3)
+    for path in (tmp_path / "m" / ".vlaunch" / name, tmp_path / "m" / "refs" / "main.new"):
+        path.parent.mkdir()
+        path.symlink_to(victim)
+        with pytest.raises(Unsafe, match="is a link"):
+            place.finish(made, {"label": "files", "refs": [["refs/main", "c"]]})
+        path.unlink()
+
+    assert victim.read_text() == "mine"
+
+
+def test_a_state_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not one of the model's owner, or of the user that a file system takes this process for,
+    such as NFS that takes root for nobody.
+    """
+    folder, owner = state_folder(str(tmp_path), "parts"), os.getuid() or 12345
+    for path in (tmp_path, tmp_path / ".vlaunch", tmp_path / ".vlaunch" / "parts"):
+        os.chown(path, owner, -1)
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    assert state_folder(str(tmp_path), "parts") == folder
+    monkeypatch.setattr("launcher.payload.chain.files._owners", lambda root: {owner + 1})
+    with pytest.raises(Unsafe, match=rf"\.vlaunch belongs to another user \(UID {owner}\)"):
+        state_folder(str(tmp_path), "parts")
+
+
+def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
+    """Before anything is written, and where the record would be."""
+    label = "../../../../outside/evil"
+    with pytest.raises(Unsafe, match="leads out"):
+        place.check({"label": label})
+    made = store(tmp_path / "m")
+    with pytest.raises(Unsafe, match="leads out"):
+        record.keep(made.root, label, Manifest([], CHUNK), b"", {})
 
 
 def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
