@@ -45,11 +45,25 @@ _FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
 # and the folder of what engines compile are made by the login, so that it may remove them: Docker
 # would make them as root's. What runs in the container is root, or the login itself, where Docker
 # is rootless.
+# What another user could change is refused before anything is written: a folder of somebody else,
+# one that every user may write in, or a link. The folder around the cluster's may be a link of the
+# login's, or one like /tmp. A network file system may take the login for another user, such as root
+# for nobody: whose a new file is tells.
+_OWNED = (
+    'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$;'
+    ' me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new");'
+    ' own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )";'
+    ' bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")"'
+    ' ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "("'
+    ' $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad:'
+    " another user could change what is kept there: correct it, or set another state_dir or"
+    ' cache_dir" >&2; exit 1; };'
+)
 _UNPACK = (
-    'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" &&'
+    f'{_OWNED} mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" &&'
     ' tar -xf - -C "$d/payload"'
 )
-_FOLDERS = 'd=$1; shift; umask 022 && mkdir -p "$d/server" "$@" && chmod 711 "$d"'
+_FOLDERS = f'{_OWNED} mkdir -p "$d/server" "$@" && chmod 711 "$d"'
 # A directory in /dev/shm may be somebody else's, who was there first.
 _OWN = (
     'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'
@@ -111,7 +125,8 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
     is about to start.
     """
     directory, facts = site.state_dir(node), site.facts_of(node)
-    compiled = (containers.compiled_by(site, node, site.inventory.image),) if fresh else ()
+    compiled = containers.compiled_by(site, node, site.inventory.image)
+    caches = (compiled.rpartition("/")[0], compiled) if fresh else ()
     found = facts.files if facts else {}
     steps = []
     if any(found.get(path) != digest for path, digest in payload_digests().items()):
@@ -120,7 +135,7 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
                 title="writing the helper files that containers mount",
                 command=Command(
                     node=node.name,
-                    argv=("sh", "-c", _UNPACK, "unpack", directory, *compiled),
+                    argv=("sh", "-c", _UNPACK, "unpack", directory, *caches),
                     timeout=30,
                     stdin=payload_tar,
                     shown_stdin="vlaunch payload",
@@ -128,7 +143,7 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
             )
         )
     elif fresh:
-        argv = ("sh", "-c", _FOLDERS, "folders", directory, *compiled)
+        argv = ("sh", "-c", _FOLDERS, "folders", directory, *caches)
         steps.append(
             Step(
                 title="making the folders that containers write to",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -211,6 +212,107 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
     assert stat.S_IMODE(there["secrets/HF_TOKEN"].stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "secrets").stat().st_mode) & 0o077 == 0
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+
+
+def run_first(load: Load, state_dir: Path, inventory: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the step that comes before any other: with the helper files, and without."""
+    site = seen_as(load(f"state_dir: {state_dir}\n{inventory}"), WRITTEN)
+    folders = files.steps(site, site.head, SECRETS, fresh=True)[0].command.argv
+    unpack = files.steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
+    assert unpack.stdin is not None
+    done = subprocess.run(folders, capture_output=True, text=True, timeout=10, check=False)
+    also = subprocess.run(
+        unpack.argv, input=unpack.stdin(), capture_output=True, timeout=10, check=False
+    )
+    assert (also.returncode, also.stderr.decode()) == (done.returncode, done.stderr)
+    return done
+
+
+FOLDERS = ("c", "c/secrets", "c/payload", "c/server", "cache/c")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("how", ["open", "link", "dangling", "file"])
+def test_a_folder_that_others_could_change_is_refused(
+    load: Load, tmp_path: Path, name: str, how: str
+) -> None:
+    """Somebody may have made it first, where every user may write; nothing is written then."""
+    state = tmp_path / "state"
+    path = state / name
+    path.parent.mkdir(parents=True)
+    if how == "open":
+        path.mkdir()
+        path.chmod(0o777)
+    elif how == "file":
+        path.touch()
+    else:
+        (tmp_path / "link").mkdir()
+        path.symlink_to(tmp_path / ("link" if how == "link" else "nothing"))
+    before = sorted(state.rglob("*"))
+    done = run_first(load, state)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(path) in done.stderr
+    assert done.stderr.endswith(
+        ": another user could change what is kept there: correct it, or set another state_dir or"
+        " cache_dir\n"
+    )
+    assert sorted(state.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("name", [".", *FOLDERS])
+def test_a_folder_of_another_user_is_refused(load: Load, tmp_path: Path, name: str) -> None:
+    """Also one that only its owner may write to."""
+    state = tmp_path / "state"
+    (state / name).mkdir(parents=True)
+    os.chown(state / name, 65534, 65534)
+    done = run_first(load, state)
+
+    assert done.returncode == 1
+    assert str(state / name) in done.stderr
+    assert not [path for path in state.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_healthy_folders_are_not_refused(load: Load, tmp_path: Path, mask: int) -> None:
+    """Of any usual umask, below one like /tmp or behind a link of the login's own, on shared
+    storage for what is compiled, with a group that an image's user has; and again.
+    """
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = tmp_path / "state"
+    link.symlink_to(shared)
+    before = os.umask(mask)
+    try:
+        for _ in range(2):
+            for state in (shared, link, shared / "deeper" / "still"):
+                done = run_first(load, state, f"cache_dir: {shared}")
+                assert (done.returncode, done.stderr) == (0, "")
+                (state / "c" / "server").chmod(0o2775)
+                (state / "c" / "secrets").mkdir(exist_ok=True)
+                (state / "c" / "secrets").chmod(0o750)
+    finally:
+        os.umask(before)
+
+    assert not list(shared.rglob(".owner*"))
+
+
+def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_path: Path) -> None:
+    """As NFS takes root for nobody: what the login has made there is its own."""
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "stat"
+    real = shutil.which("stat")
+    fake.write_text(
+        f'#!/bin/sh\n[ "$*" = "${{*#*%u}}" ] || {{ echo 65534; exit; }}\nexec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    site = seen_as(load(f"state_dir: {tmp_path}/state"), WRITTEN)
+    command = files.steps(site, site.head, SECRETS, fresh=True)[0].command
+    for _ in range(2):
+        path = f"{tmp_path}/bin:{os.environ['PATH']}"
+        subprocess.run(command.argv, env={"PATH": path}, check=True, timeout=10)
 
 
 def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) -> None:
