@@ -596,6 +596,7 @@ class World:
             "system": (
                 "system=Ubuntu"
                 " 24.04\nkernel=6.8.0-50-generic\nuid=1000\nmemory=2113400000\npython=Python 3.12.3"
+                "\nport_range=32768-60999"
             ),
             "shm": (
                 "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 1056700000 0"

@@ -10,7 +10,8 @@ import pytest
 
 from launcher import containers
 from launcher.batch import job_spec
-from launcher.export.firewall import DYNAMIC, MP_PORTS
+from launcher.checks.ports import DYNAMIC_PORTS
+from launcher.export.firewall import MP_PORTS
 from launcher.inventory.load import loads
 from launcher.inventory.schema import InventoryFile, known
 from launcher.model import Ports, SecretSource
@@ -83,7 +84,7 @@ def test_the_dashboard_is_bound_to_loopback() -> None:
     words = ray.start_head(inventory.head, inventory)
 
     assert words[words.index("--dashboard-host") + 1] == PORTS["dashboard"][3]
-    assert f"{DYNAMIC[0]} to {DYNAMIC[1]}" in TEXT
+    assert f"{DYNAMIC_PORTS[0]} to {DYNAMIC_PORTS[1]}" in TEXT
     assert inventory.serve.bind == "0.0.0.0"
     assert "by default all addresses" in PORTS["api"][3]
 

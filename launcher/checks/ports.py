@@ -5,12 +5,26 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped
+from launcher.checks.shape import (
+    UNSURVEYED,
+    Check,
+    Finding,
+    Host,
+    each,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.payload.agent import metrics
 
 # A throw-away container holds no port for the others; `rank` are those of an earlier vlaunch.
 _LASTING = ("head", "worker", "rank")
+# What Linux hands out to who asks for any port (net.ipv4.ip_local_port_range) unless it is told
+# otherwise. Ray's metrics of the autoscaler (44217) and the dashboard (44227), which cannot be set
+# on its command line, lie in it as well.
+DYNAMIC_PORTS = (32768, 60999)
 _PORT = re.compile("[0-9]{1,5}")
 
 
@@ -92,5 +106,31 @@ PORTS = Check(
     what="the cluster's ports are free",
     why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
     judge=each(_ports),
+    group="ports",
+)
+
+
+def _port_range(host: Host) -> Finding:
+    node, found = host.node, host.survey.port_range if host.survey else None
+    if found is None:
+        return skipped(node, "the range is not known" if host.survey else UNSURVEYED)
+    text, usual = "{} to {}".format(*found), "{} {}".format(*DYNAMIC_PORTS)
+    if DYNAMIC_PORTS[0] <= found[0] and found[1] <= DYNAMIC_PORTS[1]:
+        return passed(node, text)
+    return warned(
+        node,
+        f"{text}; without `--scan`, `vlaunch export firewall` closes {usual} alone",
+        fix=(
+            "close the nodes' own ranges: `vlaunch export firewall --scan`; or set the usual one on"
+            f' {node.name}: `sudo sysctl -w net.ipv4.ip_local_port_range="{usual}"`'
+        ),
+    )
+
+
+PORT_RANGE = Check(
+    id="port-range",
+    what="the kernel hands out ports that the firewall closes",
+    why="ranks listen on such ports without a password, and some of them run what they are sent",
+    judge=each(_port_range),
     group="ports",
 )

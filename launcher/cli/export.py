@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
 from launcher.cli.export_compose import compose
 from launcher.cli.export_kubernetes import kubernetes
 from launcher.cli.export_prometheus import prometheus
@@ -23,8 +26,12 @@ export.add_command(prometheus)
 export.add_command(systemd)
 
 
-@export.command(
-    short_help="the packet filter for the nodes", params=[options.PATH, options.INVENTORY]
+@command(
+    "firewall",
+    under=export,
+    path=True,
+    shows="none",
+    short_help="the packet filter for the nodes",
 )
 @click.option(
     "--format",
@@ -34,19 +41,30 @@ export.add_command(systemd)
     show_default=True,
     help="Whose language.",
 )
-def firewall(path: str | None, named: str | None, form: str) -> None:
+@click.option(
+    "--scan",
+    is_flag=True,
+    help="Ask the nodes which ports their kernels hand out, and close those, too.",
+)
+def firewall(call: Call, form: str, scan: bool) -> None:
     """Print the packet filter for the nodes: open between them, closed to others but for SSH and
     the endpoint.
 
     The text is the same for every node, and the same each time. Read it, then load it on each node
     as root.
     """
-    from launcher.cli import session
     from launcher.remote import ssh_config
+    from launcher.state.observe import observe
 
-    wanted, config = session.read(path, named), ssh_config.load()
+    wanted, config = call.inventory, ssh_config.load()
     logins = [ssh_config.port_of(config, node) for node in wanted.nodes if node.connection == "ssh"]
-    click.echo(made.FORMATS[form](made.rules(wanted, logins)), nl=False)
+    ranges = []
+    if scan:
+        with call.session() as session:
+            facts = observe(wanted, session.transport, [], survey=True, clock=time.time)
+        surveys = (node.survey for node in facts.values())
+        ranges = [survey.port_range for survey in surveys if survey and survey.port_range]
+    click.echo(made.FORMATS[form](made.rules(wanted, logins, ranges)), nl=False)
 
 
 @export.command(

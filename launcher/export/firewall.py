@@ -16,12 +16,9 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
+from launcher.checks.ports import DYNAMIC_PORTS
 from launcher.model import Inventory, Ports
 
-# What the kernel hands out to who asks for any port (net.ipv4.ip_local_port_range). Ray's metrics
-# of the autoscaler (44217) and the dashboard (44227), which cannot be set on its command line, lie
-# in it as well.
-DYNAMIC = (32768, 60999)
 # From `mp_master` on: so many are used at most by the ranks of a data-parallel batch
 # (payload/batch/rank_pool.py).
 MP_PORTS = 8
@@ -59,13 +56,6 @@ class PortRule:
     address: str = ""
 
 
-_HANDED_OUT = PortRule(
-    low=DYNAMIC[0],
-    high=DYNAMIC[1],
-    what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """What the rules of every node follow from."""
@@ -76,8 +66,18 @@ class Filter:
     closed: tuple[PortRule, ...]
 
 
-def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
-    """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at."""
+def rules(
+    inventory: Inventory, logins: Iterable[int], ranges: Iterable[tuple[int, int]] = ()
+) -> Filter:
+    """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at,
+    `ranges` those that the nodes' kernels hand out, where they are known.
+    """
+    lows, highs = zip(DYNAMIC_PORTS, *ranges, strict=True)
+    handed_out = PortRule(
+        low=min(lows),
+        high=max(highs),
+        what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
+    )
     ssh = [
         PortRule(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))
     ]
@@ -85,7 +85,7 @@ def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
         cluster=inventory.cluster,
         nodes=tuple(dict.fromkeys(node.ip for node in inventory.nodes)),
         open=(*ssh, *_endpoint(inventory)),
-        closed=(*_closed(inventory), _HANDED_OUT),
+        closed=(*_closed(inventory), handed_out),
     )
 
 

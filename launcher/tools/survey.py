@@ -154,7 +154,8 @@ class Survey:
     `skew` is the node's clock minus the launcher's in seconds (positive: the node is ahead),
     `synced` whether a time daemon says so; `own_names` are the addresses that the node's own host
     name resolves to; `lookups` are of the cluster's addresses, `asks` whom the node asks for names,
-    as its configuration says it; `memory`, `shm` and `shm_free` are bytes.
+    as its configuration says it; `memory`, `shm` and `shm_free` are bytes; `port_range` has the
+    first and the last port that the kernel gives to programs that ask for any.
     """
 
     system: str = ""
@@ -189,3 +190,4 @@ class Survey:
     next_kernel: str = ""
     next_kernel_has_driver: bool | None = None
     python: str = ""
+    port_range: tuple[int, int] | None = None

@@ -69,6 +69,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         next_kernel=boot.get("next", ""),
         next_kernel_has_driver={"yes": True, "no": False}.get(boot.get("driver", "")),
         python=system.get("python", "").removeprefix("Python "),
+        port_range=_port_range(system.get("port_range", "")),
     )
 
 
@@ -103,6 +104,12 @@ def _pairs(text: str) -> dict[str, str]:
 
 def _int(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _port_range(text: str) -> tuple[int, int] | None:
+    low, _, high = text.partition("-")
+    first, last = _int(low) or 0, _int(high) or 0
+    return (first, last) if 0 < first <= last < 2**16 else None
 
 
 def _kib(text: str | None) -> int | None:

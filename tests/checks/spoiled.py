@@ -143,6 +143,7 @@ def inside(**changed: Any) -> Inside:
         libibverbs="/usr/lib/libibverbs.so.1",
         shm=1 << 39,
         python="3.12.3",
+        port_range=(32768, 60999),
         ray="2.60.0",
     )
     return replace(good, **changed)

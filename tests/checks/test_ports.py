@@ -10,6 +10,7 @@ from launcher.checks.ports import ports_of
 from launcher.model import Inventory
 from launcher.tools import payload, ray
 from launcher.tools.docker import Container
+from launcher.tools.survey import Survey
 from tests.checks.conftest import Good, Load, first, judge
 from tests.containers import container
 
@@ -175,3 +176,26 @@ def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
     found = first("ports", load, facts)
 
     assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (None, "skip"),
+        ((32768, 60999), "pass"),
+        ((40000, 50000), "pass"),
+        ((1024, 65535), "warn"),
+        ((32767, 60999), "warn"),
+        ((32768, 61000), "warn"),
+    ],
+)
+def test_ports_that_the_firewall_leaves_open_are_a_warning(
+    load: Load, good: Good, found: tuple[int, int] | None, status: str
+) -> None:
+    """Sockets that ask nobody for a password listen there."""
+    finding = first("port-range", load, good(survey=Survey(port_range=found)))
+
+    assert finding.status == status
+    if status == "warn":
+        assert f"{found[0]} to {found[1]}" in finding.text if found else False
+        assert "export firewall --scan" in finding.fix

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.ports import DYNAMIC_PORTS
 from launcher.cli.main import run
-from launcher.export.firewall import DYNAMIC, FORMATS, MP_PORTS, WHAT, PortRule, rules
+from launcher.export.firewall import FORMATS, MP_PORTS, WHAT, PortRule, rules
 from launcher.inventory.load import loads
 from launcher.model import Ports
 from launcher.payload.batch import rank_pool
@@ -73,7 +74,25 @@ def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
 
     assert ports - closed == ({inventory.ports.api} if inventory.serve.bind == "0.0.0.0" else set())
     assert set(range(inventory.ports.worker_min, inventory.ports.worker_max + 1)) <= closed
-    assert set(range(DYNAMIC[0], DYNAMIC[1] + 1)) <= closed
+    assert set(range(DYNAMIC_PORTS[0], DYNAMIC_PORTS[1] + 1)) <= closed
+
+
+@pytest.mark.parametrize(
+    ("ranges", "closed"),
+    [
+        ([], (32768, 60999)),
+        ([(40000, 50000)], (32768, 60999)),
+        ([(1024, 65535)], (1024, 65535)),
+        ([(15000, 61000), (32768, 65000)], (15000, 65000)),
+    ],
+)
+def test_what_the_nodes_kernels_hand_out_is_closed(
+    ranges: list[tuple[int, int]], closed: tuple[int, int]
+) -> None:
+    """Of all nodes, and with the usual range, in which ports of Ray lie that cannot be moved."""
+    rule = rules(loads(NODES, Path("inventory.yaml")), LOGINS, ranges).closed[-1]
+
+    assert (rule.low, rule.high) == closed
 
 
 @pytest.mark.parametrize(("first", "last"), [(29501, 29508), (30000, 30007), (65530, 65535)])

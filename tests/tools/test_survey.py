@@ -189,6 +189,9 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
                 Lookup(kind="own", what="n1", seconds=5.125, answered=False),
             ),
         ),
+        ("system", "port_range=1024-65535\n", "port_range", (1024, 65535)),
+        ("system", "port_range=60999-32768\n", "port_range", None),
+        ("system", "port_range=-\n", "port_range", None),
         ("names", "own n1 7.5 8.5 0 127.0.1.1 ::1 \n", "own_names", ("127.0.1.1", "::1")),
         ("names", "own n1 7.5 8.5 2 \n", "own_names", ()),
         ("names", "own n1 7.5 12.5 124 \n", "own_names", None),
@@ -259,6 +262,7 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
     assert found.kernel == os.uname().release
     if not bare:
         assert found.memory
+        assert found.port_range
         assert found.nics
 
 
