@@ -69,6 +69,7 @@ def inventory(more: str = ROCE, own: Mapping[str, str] | None = None, count: int
 def survey(**changed: Any) -> Survey:
     """Return what a healthy node says of itself, with changes."""
     good = Survey(
+        port_range=(32768, 60999),
         kernel="6.8.0-50-generic",
         uid=1000,
         memory=1 << 40,
@@ -143,7 +144,6 @@ def inside(**changed: Any) -> Inside:
         libibverbs="/usr/lib/libibverbs.so.1",
         shm=1 << 39,
         python="3.12.3",
-        port_range=(32768, 60999),
         ray="2.60.0",
     )
     return replace(good, **changed)
