@@ -27,6 +27,7 @@ from launcher.checks import (
     names,
     nic,
     pairs,
+    ports,
     rdma,
     reach,
 )
@@ -92,6 +93,7 @@ CATALOGUE: tuple[Check, ...] = tuple(
             *nic.CHECKS,
             *names.CHECKS,
             *pairs.CHECKS,
+            ports.PORT_RANGE,
             *rdma.CHECKS,
             *gid.CHECKS,
             IMAGE,

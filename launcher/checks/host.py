@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from launcher.checks import sudo
 from launcher.checks.disk import DISK, STATE
-from launcher.checks.ports import PORT_RANGE, PORTS
+from launcher.checks.ports import PORTS
 from launcher.checks.shape import (
     Check,
     Finding,
@@ -406,7 +406,6 @@ CHECKS = (
         group="rdma",
     ),
     PORTS,
-    PORT_RANGE,
     DISK,
     STATE,
 )

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.checks.ports import ports_of
+from launcher.checks.ports import PORT_RANGE, ports_of
+from launcher.checks.shape import Evidence
 from launcher.model import Inventory
 from launcher.tools import payload, ray
 from launcher.tools.docker import Container
@@ -193,7 +194,8 @@ def test_ports_that_the_firewall_leaves_open_are_a_warning(
     load: Load, good: Good, found: tuple[int, int] | None, status: str
 ) -> None:
     """Sockets that ask nobody for a password listen there."""
-    finding = first("port-range", load, good(survey=Survey(port_range=found)))
+    facts = {"gpu01": good(survey=Survey(port_range=found))}
+    finding = PORT_RANGE.judge(Evidence(inventory=load(), facts=facts))[0]
 
     assert finding.status == status
     if status == "warn":
