@@ -147,6 +147,12 @@ class Desired:
         """The nodes whose agents a start needs: those of the processes, then of the ranks."""
         return tuple(dict.fromkeys((*(each.node for each in self.processes), *self.places)))
 
+    @property
+    def reach(self) -> tuple[str, ...]:
+        """The nodes where something of it may run: Ray places ranks on whichever it likes."""
+        more = self.addresses if self.backend == "ray" else ()
+        return tuple(dict.fromkeys((*self.nodes, *more)))
+
 
 def read(said: Any) -> Desired:
     """Read plain data; raises ValueError when it is no server of this version."""
@@ -175,8 +181,7 @@ def read(said: Any) -> Desired:
             ray=None if ray is None else _ray(ray),
             policy=_policy(said["policy"]),
             asked_for=dict(said["asked_for"]),
-            # a launcher of before does not say
-            read_ahead=said.get("read_ahead", False) is True,
+            read_ahead=said["read_ahead"] is True,
         )
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no server: {type(error).__name__}: {error}") from None

@@ -1,12 +1,16 @@
-"""What `nvidia-smi` says of this container's GPUs: whether enough memory is free to start, who
-holds it, and whether they work.
+"""What `nvidia-smi`, or the kernel of AMD's GPUs, says of this container's GPUs: whether enough
+memory is free to start, who holds it, and whether they work.
 
-Standard library only. Query fields: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`.
+Standard library only. Query fields: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`;
+AMD's files: the kernel's Documentation/gpu/amdgpu/driver-misc.rst.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from . import children
@@ -29,16 +33,19 @@ _LOST = (
     "Unable to determine the device handle",
     "No devices were found",
 )
+# The driver was upgraded, and the kernel still runs the old one: no container can mend that.
+OUTDATED = "version mismatch"
+_ROOT = "/"  # of the kernel's files
 
 
 class Lost(Exception):
-    """The driver cannot be asked from this container any more."""
+    """The driver cannot be queried from this container any more."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; memory is in MiB, None where the driver gives none (unified memory), `busy` in
-    percent.
+    """One GPU; memory is in MiB, None where unknown, `busy` in percent; with `unified` memory it
+    is the host's.
     """
 
     index: int
@@ -46,73 +53,121 @@ class Gpu:
     total: float | None
     used: float | None
     busy: float | None
+    unified: bool = False
 
 
-def look() -> list[Gpu] | None:
-    """Return this container's GPUs; None where nobody can say (no `nvidia-smi`). Raises Lost."""
+def look(chosen: Sequence[int] | None = None) -> list[Gpu]:
+    """Return this container's GPUs, or the chosen ones; none where nobody can say. Raises Lost."""
     code, out = children.run(_GPUS, _TIMEOUT)
-    if any(words in out for words in _LOST):
+    if OUTDATED in out or any(words in out for words in _LOST):
         raise Lost(out.strip().splitlines()[0][:200])
-    if code != 0:
-        return None
-    rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
-    return [
-        Gpu(int(row[0]), row[1], _number(row[2]), _number(row[3]), _number(row[4]))
-        for row in rows
-        if len(row) == 5 and row[0].isdigit()
-    ]
+    rows = [row for row in map(_words, out.splitlines()) if len(row) == 5 and row[0].isdigit()]
+    gpus = list(_amd()) if code == 127 else [_gpu(row) for row in rows if code == 0]
+    return [gpu for gpu in gpus if chosen is None or gpu.index in chosen]
 
 
-def held(share: float, chosen: Sequence[int] | None) -> str:
-    """Say which GPU has less free memory than vLLM will claim, and who holds it; empty when all
-    have enough. Raises Lost.
+def _gpu(row: Sequence[str]) -> Gpu:
+    total, used, busy = map(_number, row[2:])
+    if unified := row[2] in ("[N/A]", "[Not Supported]"):  # not `[Insufficient Permissions]`
+        found = dict(re.findall(r"(\w+): +(\d+) kB", _text("proc/meminfo")))
+        total, free = (float(found[name]) / 1024 for name in ("MemTotal", "MemAvailable"))
+        used = total - free
+    return Gpu(int(row[0]), row[1], total, used, busy, unified)
+
+
+def _amd() -> Iterator[Gpu]:
+    """Yield AMD's GPUs whose render nodes the container has, in the order of the KFD's topology."""
+    nodes, index = glob.glob(f"{_ROOT}sys/class/kfd/kfd/topology/nodes/*/properties"), 0
+    for node in sorted(nodes, key=lambda path: int(path.split("/")[-2])):
+        says = dict(re.findall(r"(\w+) (\d+)", _text(node)))
+        name = f"renderD{says.get('drm_render_minor', '0')}"
+        if os.path.exists(f"{_ROOT}dev/dri/{name}"):
+            device = f"sys/class/drm/{name}/device"
+            # What an APU counts as its own is a small part of what programs get.
+            memory = "mem_info_vram" if says.get("cpu_cores_count", "0") == "0" else "-"
+            total, used = (_number(_text(f"{device}/{memory}_{at}")) for at in ("total", "used"))
+            total, used = (size and size / (1 << 20) for size in (total, used))
+            yield Gpu(index, "", total, used, _number(_text(f"{device}/gpu_busy_percent")))
+            index += 1
+
+
+def room(share: float, chosen: Sequence[int] | None, count: int) -> tuple[int | None, str]:
+    """Return how many GPUs have the memory free that vLLM will claim, None where nobody can say,
+    and, where these are fewer than `count`, which one has not, and who holds it. Raises Lost.
 
     vLLM claims `share` of a GPU's whole memory (`--gpu-memory-utilization`) and ends when that much
-    is not free.
+    is not free. A GPU whose memory is unknown counts as free.
     """
-    for gpu in look() or ():
-        if (chosen is not None and gpu.index not in chosen) or not gpu.total or gpu.used is None:
-            continue
-        if gpu.total - gpu.used < share * gpu.total:
-            who = _holder(gpu.uuid)
-            by = f", by {who}" if who else ""
-            return (
-                f"GPU {gpu.index} has {gpu.used / 1024:.1f} of {gpu.total / 1024:.1f} GiB in"
-                f" use{by}"
-            )
-    return ""
+    gpus = look(chosen)
+    full = [gpu for gpu in gpus if _full(gpu, share)]
+    free = len(gpus) - len(full)
+    if not full or free >= count:
+        return free if gpus else None, ""
+    others = f" (and {len(full) - 1} more)" if len(full) > 1 else ""
+    return free, (
+        f"{free} of {len(gpus)} GPUs have {share:.0%} of their memory free, {count} needed:"
+        f" {_held(full[0])}{others}"
+    )
 
 
-def busy(chosen: Sequence[int] | None) -> float | None:
-    """Return the highest utilisation of the GPUs in percent; None where nobody can say."""
+def _full(gpu: Gpu, share: float) -> bool:
+    total, used = gpu.total, gpu.used
+    return total is not None and used is not None and total - used < share * total
+
+
+def _held(gpu: Gpu) -> str:
+    """Describe a GPU whose memory is in use."""
+    used = f"{(gpu.used or 0) / 1024:.1f} of {(gpu.total or 0) / 1024:.1f} GiB in use"
+    if gpu.unified:
+        return f"GPU {gpu.index} shares the host's memory, {used}"
+    apps = [app for app in _apps() if app[0] == gpu.uuid]
+    if not apps:
+        return f"GPU {gpu.index} has {used}"
+    _, pid, name, size = max(apps, key=lambda app: app[3])
+    who = f"{name or 'a process'} (pid {pid}, {size / 1024:.1f} GiB)"
+    return f"GPU {gpu.index} has {used}, by {who}"
+
+
+def busy(pids: Collection[int], chosen: Sequence[int] | None, count: int) -> float | None:
+    """Return the highest utilisation in percent of the GPUs that a server's processes use; None
+    where nobody can say.
+
+    Which GPUs these are, the driver tells where it knows the processes by the numbers that they
+    have here. Else a server that has all of them has these; of one that has some, only that nothing
+    is busy can be said.
+    """
     try:
-        found = [
-            gpu.busy
-            for gpu in look() or ()
-            if gpu.busy is not None and (chosen is None or gpu.index in chosen)
-        ]
+        gpus = look(chosen)
     except Lost:
         return None
-    return max(found, default=None)
+    mine = {uuid for uuid, pid, _, _ in _apps() if pid.isdigit() and int(pid) in pids}
+    own = [gpu for gpu in gpus if gpu.uuid in mine] or (gpus if count >= len(gpus) else [])
+    known = [gpu.busy for gpu in own or gpus if gpu.busy is not None]
+    if len(known) < len(own or gpus) or (not own and any(known)):
+        return None
+    return max(known, default=None)
 
 
-def _holder(uuid: str) -> str:
-    """Name the process that holds most of a GPU's memory; processes of other containers have no
-    name here.
+def _apps() -> list[tuple[str, str, str, float]]:
+    """Return the processes that hold GPU memory: the GPU's UUID, number, name, MiB; those of other
+    containers have no name here.
     """
     code, out = children.run(_APPS, _TIMEOUT)
-    rows = (
-        [[word.strip() for word in line.split(",")] for line in out.splitlines()]
-        if code == 0
-        else []
-    )
-    mine = [
-        (row[1], row[2], _number(row[3]) or 0.0) for row in rows if len(row) == 4 and row[0] == uuid
-    ]
-    if not mine:
+    rows = [row for row in map(_words, out.splitlines()) if len(row) == 4] if code == 0 else []
+    return [(uuid, pid, name, _number(size) or 0.0) for uuid, pid, name, size in rows]
+
+
+def _words(line: str) -> list[str]:
+    return [word.strip() for word in line.split(",")]
+
+
+def _text(path: str) -> str:
+    """Return what a small file says; empty where it cannot be read."""
+    try:
+        with open(os.path.join(_ROOT, path), encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
         return ""
-    pid, name, used = max(mine, key=lambda each: each[2])
-    return f"{name or 'a process'} (pid {pid}, {used / 1024:.1f} GiB)"
 
 
 def _number(text: str) -> float | None:

@@ -360,8 +360,10 @@ class Keeper:
         rests, warning = monitor.apis.rests(seen), monitor.apis.warning(seen)
         if seen.still and rests:
             monitor.movement.moved(self.clock.monotonic(), *monitor.parts)
-        elif still >= want.policy.stuck and want.policy.restarts != 0:
-            nothing = "no answer, no counter, no line, no CPU or GPU time"
+        # GPUs that may compute unseen get twice the time
+        elif still >= want.policy.stuck * (1 + monitor.unsure) and want.policy.restarts != 0:
+            gpus = " time, GPU time unknown" if monitor.unsure else " or GPU time"
+            nothing = f"no answer, no counter, no line, no CPU{gpus}"
             self._fail(Trouble(1, f"nothing{whose} has moved for {still:.0f} s: {nothing}"))
             return
         note = self._note(whose, rests)
@@ -445,7 +447,7 @@ class Keeper:
         later ends it then.
         """
         want, _ = self._both()
-        here = [node for node in want.nodes if self.lead.here(node)]
+        here = [node for node in want.reach if self.lead.here(node)]
         reports = [self.lead.report(node, self.name) or {} for node in here]
         return all(map(self.lead.settled, here)) and all(
             each.get("state", IDLE) == IDLE for each in reports

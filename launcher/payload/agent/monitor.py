@@ -43,6 +43,7 @@ class Monitor:
         self.name, self.want, self.lead, self.view, self.clock = name, want, lead, view, clock
         self.launched: dict[str, str] = {}
         self.busy = False  # ask for the GPUs' utilisation
+        self.unsure = False  # some node cannot tell it
         self.movement = Movement(clock.monotonic(), self.parts)
         self.apis = Apis(name, want, lead, self.launched, clock)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
@@ -62,6 +63,7 @@ class Monitor:
     def hear(self, seen: Observed) -> bool:
         """Note what has moved; True when each of its APIs has answered."""
         now, moved = self.clock.monotonic(), self.movement
+        self.unsure = False
         for number, process in enumerate(self.want.processes):
             said = self.lead.report(process.node, self.name)
             if said is None and len(self.want.apis) > 1:  # the others may well serve without it
@@ -85,6 +87,14 @@ class Monitor:
                 replica = re.match(r"DP(\d+)", rank.name)
                 parts = (None, *([int(replica[1])] if replica else []))
                 self.movement.worked((rank.actor, "work"), worked, now, *parts)
+                if self.lead.fresh(rank.node):
+                    self._note_load(self.lead.report(rank.node, self.name) or {}, now, *parts)
+
+    def _note_load(self, said: Mapping[str, Any], now: float, *parts: int | None) -> None:
+        """Note whether the GPUs of a node's ranks compute; that nobody can say is neither."""
+        if _positive(said.get("busy")):
+            self.movement.moved(now, *parts)
+        self.unsure |= said.get("busy", 0) is None
 
     def _processes(self, node: str) -> Mapping[str, Any]:
         """Return at how many looks each rank of Ray's on a node had worked, by its process."""
@@ -105,8 +115,8 @@ class Monitor:
             self.movement.worked((number, "work", key), count, now, *parts)
         for key, printed in (said.get("lines") or {}).items():
             self.movement.changed((number, "lines", key), printed, now, part(key))
-        if _positive(said.get("busy")):
-            self.movement.moved(now, None, *here)
+        if not self.ranks:
+            self._note_load(said, now, None, *here)
 
     def _replicas(self, process: Process) -> range:
         """Return the numbers of the replicas that a process runs; none where there is only one."""

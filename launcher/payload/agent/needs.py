@@ -41,13 +41,36 @@ class Needs:
         missing = [node for node in want.nodes if not self.lead.here(node)]
         if missing:
             return f"waiting for the agent of {', '.join(missing)}"
-        reports = {node: self.lead.report(node, self.name) or {} for node in want.nodes}
+        reports = {node: self.lead.report(node, self.name) or {} for node in want.reach}
         return (
             _busy(reports)
             or (self._in_ray(view, seen) if view is not None else "")
-            or _unprepared(reports, seen.generation + 1)
+            or self._unprepared(want, reports, seen.generation + 1)
             or _unreserved(want, reserved)
         )
+
+    def _unprepared(
+        self, want: Desired, reports: Mapping[str, Mapping[str, Any]], generation: int
+    ) -> str:
+        """Describe what nodes wait for that are not prepared to start this generation; where Ray
+        places the ranks, it may do so on any nodes that have enough free GPUs together.
+        """
+        waiting = [
+            node
+            for node in want.nodes
+            if reports[node].get("prepared") != generation or not self.lead.settled(node)
+        ]
+        free = {node: _free(said, generation) for node, said in reports.items()}
+        enough = sum(count or 0 for count in free.values()) >= sum(want.places.values())
+        known = all(free[node] is not None for node in waiting)
+        if not waiting or (want.backend == "ray" and enough and known):
+            return ""
+        told = [
+            f"{node}: {said['waits']}"
+            for node, said in reports.items()
+            if isinstance(said.get("waits"), str)
+        ]
+        return "; ".join(told) or "looking at the nodes"
 
     def latest(self, want: Desired) -> int:
         """Return the highest generation that a node has started: a head that has lost its record
@@ -88,17 +111,12 @@ def _busy(reports: Mapping[str, Mapping[str, Any]]) -> str:
     return f"waiting until the engine of {', '.join(busy)} has ended" if busy else ""
 
 
-def _unprepared(reports: Mapping[str, Mapping[str, Any]], generation: int) -> str:
-    """Say what nodes wait for that are not prepared to start this generation."""
-    waiting = {node: said for node, said in reports.items() if said.get("prepared") != generation}
-    if not waiting:
-        return ""
-    told = [
-        f"{node}: {said['waits']}"
-        for node, said in waiting.items()
-        if isinstance(said.get("waits"), str)
-    ]
-    return "; ".join(told) or "looking at the nodes"
+def _free(said: Mapping[str, Any], generation: int) -> int | None:
+    """Return how many GPUs of a node have enough free memory for a start; None where unknown."""
+    match said.get("room"):
+        case [at, int(free)] if at == generation:
+            return free
+    return None
 
 
 def _unreserved(want: Desired, reserved: Reservation | None) -> str:

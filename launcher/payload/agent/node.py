@@ -23,6 +23,7 @@ from .read_ahead import ReadAhead
 # start; run: start it.
 KEEP, PREPARE, RUN = "keep", "prepare", "run"
 LOST = "the GPUs are lost to this container"
+OUTDATED = "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node"
 _ONCE = "free once"
 _LOOK = 2.0  # seconds between two looks at the processes' CPU time, or at a GPU's memory
 
@@ -33,10 +34,11 @@ class Order:
 
     `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
 
-    `share` is the part of a GPU's memory that must be free (None: nobody looks), `gpus` which GPUs
-    (None: all); with `busy` the GPUs' utilisation is asked. `replicas` are so many behind the API,
-    of which the `first` has this number (None: the server has only one). `model` is read ahead of a
-    start, as far as the pipeline `stages` of this node need it (`read_ahead.py`); empty: it is not.
+    `share` is the part of a GPU's memory that must be free (None: nobody looks), on `count` GPUs of
+    those that `gpus` names (None: all); with `busy` their utilisation is asked. `replicas` are so
+    many behind the API, of which the `first` has this number (None: the server has only one).
+    `model` is read ahead of a start, as far as the pipeline `stages` of this node need it
+    (`read_ahead.py`); empty: it is not.
     """
 
     generation: int
@@ -50,6 +52,7 @@ class Order:
     canary: float = 5.0
     pids: tuple[int, ...] = ()
     share: float | None = None
+    count: int = 0
     gpus: tuple[int, ...] | None = None
     busy: bool = False
     model: str = ""
@@ -77,27 +80,21 @@ def read(said: Any) -> dict[str, Order]:
                 grace=float(each["grace"]),
                 api=None if each["api"] is None else (str(each["api"][0]), int(each["api"][1])),
                 replicas=int(each["replicas"]),
-                first=_first(each),
+                first=None if each["first"] is None else int(each["first"]),
                 canary=float(each["canary"]),
                 pids=tuple(map(int, each["pids"])),
                 share=None if each["share"] is None else float(each["share"]),
+                count=int(each["count"]),
                 gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
                 busy=each["busy"] is True,
-                # a head's agent of before does not say
-                model=str(each.get("model", "")),
-                stages=_stages(each.get("stages", (0, 1, 1))),
+                model=str(each["model"]),
+                stages=_stages(each["stages"]),
             )
             for name, each in said.items()
             if state.NAME.fullmatch(str(name))
         }
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no order: {error!r}") from None
-
-
-def _first(said: Any) -> int | None:
-    """Return the number of the first replica; a head's agent of before has all behind one API."""
-    first = said.get("first", 0 if int(said["replicas"]) > 1 else None)
-    return None if first is None else int(first)
 
 
 def _stages(said: Any) -> tuple[int, int, int]:
@@ -115,7 +112,9 @@ class Server:
         self.engine = Engine(name, state.path(name, state.LOG, folder), aloud=aloud)
         self.probe: Probe | None = None
         self.prepared, self.waits = 0, ""  # the generation that may start, or what it waits for
-        self.busy: float | None = None
+        self.room: tuple[int, int] | None = None  # of a generation, how many GPUs are free for it
+        # the utilisation of its GPUs, None where unknown; empty: nobody has asked
+        self.busy: tuple[float | None, ...] = ()
         self.ranks: dict[int, Work] = {}  # what Ray runs here, by the process
         self._pids: tuple[int, ...] = ()
         self._ending: float | None = None
@@ -129,13 +128,17 @@ class Server:
         self.engine.poll()
         self._obey(order)
         self._end_ranks(order)
+        if order is not None and order.gpus != self.order.gpus:
+            self.prepared = 0  # others were looked at
         self.order = order or self.order
         if self.probe is not None:
             self._hear(self.probe)
         if order is None:
             return
         self._read_ahead(order)
-        if order.phase == PREPARE and order.share is None:
+        if order.phase != PREPARE:
+            self.waits = ""
+        elif order.share is None:
             self.prepared = order.generation
         now = time.monotonic()
         if now - self._looked >= _LOOK:
@@ -201,14 +204,19 @@ class Server:
         elif order.busy:
             self._thread = threading.Thread(target=self._use, args=(order,), daemon=True)
         else:
+            self.busy = ()
             return
         self._thread.start()
 
     def _prepare(self, order: Order) -> None:
+        self.room = None
         try:
-            waits = gpu.held(order.share or 0.0, order.gpus)
+            free, waits = gpu.room(order.share or 0.0, order.gpus, order.count)
+            self.room = None if free is None else (order.generation, free)
         except gpu.Lost as why:
-            waits = f"{LOST}: {why}"
+            waits = f"{OUTDATED if gpu.OUTDATED in str(why) else LOST}: {why}"
+        if order.gpus != self.order.gpus:
+            return
         if waits:
             self.waits = waits
         elif self.waits and self.waits != _ONCE:
@@ -217,7 +225,8 @@ class Server:
             self.prepared, self.waits = order.generation, ""
 
     def _use(self, order: Order) -> None:
-        self.busy = gpu.busy(order.gpus)
+        own = process.marked(f"{self.engine.name}.{self.engine.last}")
+        self.busy = (gpu.busy({*order.pids, *own}, order.gpus, order.count),)
 
     def report(self) -> dict[str, Any]:
         """Return how it is, for the keeper; what was never asked is absent."""
@@ -229,8 +238,10 @@ class Server:
         said |= _said_of(engine)
         if self.order.pids:
             said["ranks"] = {str(pid): work.counts.get("", 0) for pid, work in self.ranks.items()}
-        if self.busy is not None and self.order.busy:
-            said["busy"] = self.busy
+        if self.room is not None:
+            said["room"] = list(self.room)
+        if self.busy and self.order.busy:
+            said["busy"] = self.busy[0]
         if self.probe is not None:
             said["probe"] = self.probe.report()
         return said
@@ -274,7 +285,8 @@ class Node:
         server.turn(order)
         if was == STOPPING and server.idle and self.private_shm:
             leftovers.sweep()
-        if server.waits.startswith(LOST) and not self.runs:
+        ranks = any(each.ranks for each in self.servers.values())
+        if server.waits.startswith(LOST) and not self.runs and not ranks:
             # nothing that works is hurt by a new start of the container
             self._lost(server.waits)
 

@@ -20,18 +20,21 @@ def for_nodes(
 ) -> dict[str, Order]:
     """Return what each node is to do in a phase: start processes, or only look after ranks."""
     busy = monitor is not None and monitor.busy
+    counts = dict.fromkeys(want.reach, 1) if want.backend == "ray" else {}
+    counts |= {node: count for node, count in want.places.items() if count}
     stages = _stages(want) if want.read_ahead else {}
     found = {
         node: Order(
             generation=generation,
             phase=PREPARE if phase == PREPARE else KEEP,
             pids=_pids(monitor, node),
-            share=want.memory_share if want.places.get(node) else None,
-            busy=busy,
+            share=want.memory_share if node in counts else None,
+            count=counts.get(node, 0),
+            busy=busy and want.memory_share is not None,
             model=want.model if node in stages else "",
             stages=stages.get(node, (0, 1, 1)),
         )
-        for node in want.nodes
+        for node in want.reach
     }
     # A process that has run once is only kept: an agent whose container started anew must not start
     # it alone.

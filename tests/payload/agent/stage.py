@@ -54,6 +54,7 @@ class Node:
     until: float = 0.0
     more: dict[str, Any] = field(default_factory=dict)  # while it runs
     ranks: dict[str, int] = field(default_factory=dict)  # that Ray runs here
+    idle: dict[str, Any] = field(default_factory=dict)  # reported in any case
 
     def obey(self, order: Order | None, now: float) -> None:
         """Do what an agent does."""
@@ -81,6 +82,7 @@ class Node:
             "last": self.last,
             "prepared": self.prepared,
             **self.ended,
+            **self.idle,
         }
         if self.waits:
             said["waits"] = self.waits

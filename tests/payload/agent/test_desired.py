@@ -61,15 +61,7 @@ def test_the_replicas_behind_an_api() -> None:
     assert not wanted.TWO.behind(wanted.TWO.processes[0])
 
 
-def test_a_server_that_a_launcher_of_before_wrote() -> None:
-    """It did not say whether the model is read ahead."""
-    said = plain(FULL)
-    del said["read_ahead"]
-
-    assert desired.read(said) == FULL
-
-
-@pytest.mark.parametrize("name", sorted({*plain(FULL)} - {"read_ahead"}))
+@pytest.mark.parametrize("name", sorted(plain(FULL)))
 def test_a_server_without_a_field_is_none(name: str) -> None:
     """A half of one must not be started."""
     said = plain(FULL)

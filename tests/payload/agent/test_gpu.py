@@ -39,7 +39,7 @@ def test_gpus_are_read(smi: Smi) -> None:
     """One a line; what is no line of it is left out."""
     smi(GPUS + "some warning of the driver\n")
 
-    assert [(each.index, each.used, each.busy) for each in gpu.look() or ()] == [
+    assert [(each.index, each.used, each.busy) for each in gpu.look()] == [
         (0, 2.0, 0.0),
         (1, 70000.0, 97.0),
     ]
@@ -49,9 +49,21 @@ def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
     """The process with most of it: somebody has to end it."""
     smi()
 
-    assert (
-        gpu.held(0.9, None)
-        == "GPU 1 has 68.4 of 79.6 GiB in use, by /usr/bin/python3 (pid 4711, 58.6 GiB)"
+    assert gpu.room(0.9, None, 2) == (
+        1,
+        "1 of 2 GPUs have 90% of their memory free, 2 needed: GPU 1 has 68.4 of 79.6 GiB in use,"
+        " by /usr/bin/python3 (pid 4711, 58.6 GiB)",
+    )
+
+
+def test_several_gpus_that_are_held(smi: Smi) -> None:
+    """One is named, and how many more there are."""
+    smi("0, GPU-aa, 81559, 70000, 0\n1, GPU-bb, 81559, 70000, 97\n", apps="")
+
+    assert gpu.room(0.9, None, 1) == (
+        0,
+        "0 of 2 GPUs have 90% of their memory free, 1 needed: GPU 0 has 68.4 of 79.6 GiB in use"
+        " (and 1 more)",
     )
 
 
@@ -59,23 +71,119 @@ def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
     """Processes of other containers have no name here."""
     smi(apps="")
 
-    assert gpu.held(0.9, None) == "GPU 1 has 68.4 of 79.6 GiB in use"
+    assert gpu.room(0.9, (1,), 1)[1].endswith(": GPU 1 has 68.4 of 79.6 GiB in use")
 
 
-@pytest.mark.parametrize(("share", "chosen"), [(0.9, (0,)), (0.1, None), (0.0, (1,))])
-def test_memory_that_is_enough(smi: Smi, share: float, chosen: tuple[int, ...] | None) -> None:
-    """Only the GPUs of the server count, and only as much as it claims."""
+@pytest.mark.parametrize(
+    ("share", "chosen", "count", "free"),
+    [(0.9, (0,), 1, 1), (0.1, None, 2, 2), (0.0, (1,), 1, 1), (0.9, None, 1, 1)],
+)
+def test_memory_that_is_enough(
+    smi: Smi, share: float, chosen: tuple[int, ...] | None, count: int, free: int
+) -> None:
+    """Only the GPUs that the server may use count, only as many as it needs, and only as much as it
+    claims.
+    """
     smi()
 
-    assert gpu.held(share, chosen) == ""
+    assert gpu.room(share, chosen, count) == (free, "")
 
 
-def test_unified_memory_is_not_judged(smi: Smi) -> None:
-    """A GB10 gives no figures."""
-    smi("0, GPU-aa, [N/A], [N/A], 3\n")
+def test_fewer_gpus_than_are_needed_are_not_waited_for(smi: Smi) -> None:
+    """All that are there are free: a wait would never end."""
+    smi()
 
-    assert gpu.held(0.9, None) == ""
-    assert gpu.busy(None) == 3.0
+    assert gpu.room(0.1, None, 4) == (2, "")
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the kernel's files be these, and nothing else."""
+    root = tmp_path / "root"
+    root.mkdir()
+    monkeypatch.setattr(gpu, "_ROOT", f"{root}/")
+
+    def write(**texts: str) -> None:
+        for name, text in texts.items():
+            file = root / name.replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize("none", ["[N/A]", "[Not Supported]"])
+def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none: str) -> None:
+    """A GB10 gives no figures: what the host has available decides, as in vLLM."""
+    smi(f"0, GPU-aa, {none}, {none}, 3\n")
+    files(proc__meminfo="MemTotal:       125829120 kB\nMemAvailable:   52428800 kB\n")
+
+    assert gpu.room(0.4, None, 1) == (1, "")
+    assert gpu.room(0.7, None, 1) == (
+        0,
+        "0 of 1 GPUs have 70% of their memory free, 1 needed: GPU 0 shares the host's memory, 70.0"
+        " of 120.0 GiB in use",
+    )
+    assert gpu.busy((), None, 1) == 3.0
+
+
+def test_memory_that_nobody_may_see_counts_as_free(smi: Smi) -> None:
+    """A MIG instance in a container: that is not unified memory."""
+    hidden = "[Insufficient Permissions]"
+    smi(f"0, GPU-aa, {hidden}, {hidden}, [N/A]\n")
+
+    assert gpu.room(0.9, None, 1) == (1, "")
+    assert gpu.busy((), None, 1) is None
+
+
+def amd(files: Callable[..., None], *used: int, cores: int = 0) -> None:
+    """Let the container have AMD GPUs with so many GiB in use, of 192."""
+    for at, gib in enumerate(used):
+        device = f"sys__class__drm__renderD{128 + at}__device"
+        node = f"sys__class__kfd__kfd__topology__nodes__{9 + at}__properties"
+        files(
+            **{
+                node: f"cpu_cores_count {cores}\nsimd_count 1216\ndrm_render_minor {128 + at}\n",
+                f"dev__dri__renderD{128 + at}": "",
+                f"{device}__mem_info_vram_total": f"{192 << 30}\n",
+                f"{device}__mem_info_vram_used": f"{gib << 30}\n",
+                f"{device}__gpu_busy_percent": f"{gib}\n",
+            }
+        )
+
+
+@pytest.fixture
+def no_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be no `nvidia-smi`."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_smi")
+def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
+    """Of the render nodes that the container has, in the order of the topology (9 before 10)."""
+    amd(files, 1, 150)
+    files(sys__class__kfd__kfd__topology__nodes__0__properties="cpu_cores_count 96\n")
+    hidden = "cpu_cores_count 0\ndrm_render_minor 135\n"
+    files(sys__class__kfd__kfd__topology__nodes__8__properties=hidden)
+
+    assert [(each.index, each.total, each.used) for each in gpu.look()] == [
+        (0, 192 * 1024.0, 1024.0),
+        (1, 192 * 1024.0, 150 * 1024.0),
+    ]
+    assert gpu.room(0.9, None, 1) == (1, "")
+    assert gpu.room(0.9, None, 2) == (
+        1,
+        "1 of 2 GPUs have 90% of their memory free, 2 needed: GPU 1 has 150.0 of 192.0 GiB in use",
+    )
+    assert (gpu.busy((), None, 2), gpu.busy((), None, 1)) == (150.0, None)
+
+
+@pytest.mark.usefixtures("no_smi")
+def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
+    """What it counts as its own may be full of a desktop, while programs get the host's memory."""
+    amd(files, 191, cores=16)
+
+    assert gpu.room(0.9, None, 1) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -87,13 +195,13 @@ def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> 
     smi(f"{words}\n", code=code)
 
     with pytest.raises(gpu.Lost, match=words.partition(":")[0]):
-        gpu.held(0.9, None)
-    assert gpu.busy(None) is None
+        gpu.room(0.9, None, 1)
+    assert gpu.busy((), None, 1) is None
 
 
 @pytest.mark.parametrize("why", ["absent", "failing"])
 def test_a_machine_where_nobody_can_say(
-    smi: Smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+    smi: Smi, files: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """A node without `nvidia-smi`, or where it fails: nothing keeps the engine from trying."""
     if why == "absent":
@@ -101,11 +209,35 @@ def test_a_machine_where_nobody_can_say(
     else:
         smi("NVIDIA-SMI has failed because it could not communicate with the driver\n", code=9)
 
-    assert (gpu.look(), gpu.held(0.9, None), gpu.busy(None)) == (None, "", None)
+    assert (gpu.look(), gpu.room(0.9, None, 1), gpu.busy((), None, 1)) == ([], (None, ""), None)
 
 
-def test_how_busy_they_are(smi: Smi) -> None:
-    """The busiest of the chosen ones."""
-    smi()
+IDLE = "0, GPU-aa, 81559, 70000, 0\n1, GPU-bb, 81559, 70000, 0\n"
 
-    assert (gpu.busy(None), gpu.busy((0,)), gpu.busy((7,))) == (97.0, 0.0, None)
+
+@pytest.mark.parametrize(
+    ("gpus", "pids", "chosen", "count", "busy"),
+    [
+        (GPUS, {4711}, None, 1, 97.0),  # its own
+        (GPUS, {1}, None, 1, 0.0),  # another's load
+        (GPUS, {9}, None, 1, None),  # whose load is it?
+        (GPUS, {9}, None, 2, 97.0),  # it has all
+        (GPUS, {9}, (1,), 1, 97.0),
+        (GPUS, {9}, (0,), 1, 0.0),
+        (IDLE, {9}, None, 1, 0.0),  # whichever they are
+        (GPUS, {9}, (7,), 1, None),
+        (GPUS.replace("97", "[N/A]"), {4711}, None, 1, None),
+    ],
+)
+def test_how_busy_its_gpus_are(
+    smi: Smi,
+    gpus: str,
+    pids: set[int],
+    chosen: tuple[int, ...] | None,
+    count: int,
+    busy: float | None,
+) -> None:
+    """Those of its own processes; where they cannot be told, unknown is neither busy nor idle."""
+    smi(gpus)
+
+    assert gpu.busy(pids, chosen, count) == busy

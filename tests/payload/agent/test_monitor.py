@@ -124,12 +124,50 @@ def test_anything_that_moves_is_life(ready: Make, sign: str) -> None:
 
 
 def test_gpus_are_asked_only_of_a_server_that_seems_to_stand_still(ready: Make) -> None:
-    """It costs a program each time."""
-    stage = ready()
+    """It costs a program each time; of CPUs nobody asks it."""
+    stage = ready(wanted.mp("gpu1", "gpu2", memory_share=0.9))
     assert not any(each.busy for each in stage.orders.values())
     stage.engine.answers = stage.engine.works = False
     stage.run(15)
     assert all(each.busy for each in stage.orders.values())
+
+    stage = ready()
+    stage.engine.answers = stage.engine.works = False
+    stage.run(15)
+    assert not any(each.busy for each in stage.orders.values())
+
+
+def test_gpus_of_which_nobody_can_say_whether_they_compute(ready: Make) -> None:
+    """That is no sign of life, and none of death: the server gets twice the time."""
+    stage = ready()
+    stage.engine.answers = stage.engine.works = False
+    stage.lead.nodes["gpu2"].more = {"busy": None}
+    stage.run(580, step=2)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert stage.seen.still > 500
+
+    stage.run(60, step=2)
+    (fault,) = stage.seen.faults
+    assert "no answer, no counter, no line, no CPU time, GPU time unknown" in fault.what
+
+
+@pytest.mark.parametrize(("busy", "alive"), [(90.0, True), (0.0, False)])
+def test_the_gpus_of_a_rank_that_ray_runs_are_its_nodes(
+    ready: Make, view: type[View], busy: float, alive: bool
+) -> None:
+    """A server of Ray's has its process on the head: the load of GPUs there, where it has no rank,
+    says nothing of it.
+    """
+    view.found = [Rank("a2", "PP0", "gpu2", 42)]
+    stage = ready(wanted.ray("gpu1", "gpu2", places={"gpu2": 1}))
+    stage.lead.nodes["gpu2"].ranks = {"42": 7}
+    stage.run(20)
+    stage.engine.answers = stage.engine.works = False
+    stage.lead.nodes["gpu1"].more = {"busy": 99.0}
+    stage.lead.nodes["gpu2"].idle = {"busy": busy}
+    stage.run(400, step=2)
+
+    assert (not stage.seen.faults) is alive
 
 
 def test_what_nobody_can_look_at_does_not_stand_still(ready: Make) -> None:

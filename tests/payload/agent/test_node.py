@@ -27,6 +27,7 @@ ORDERS = {
         env={"A": "b"},
         api=("127.0.0.1", 8000),
         share=0.9,
+        count=1,
         gpus=(1,),
     ),
     "embed": Order(generation=1, phase=KEEP, pids=(7, 8), busy=True),
@@ -112,10 +113,17 @@ def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -
     """
     monkeypatch.setattr(node, "_LOOK", 0.0)
     says = ["held by x", "", "held by x", "", ""]
-    monkeypatch.setattr(gpu, "held", lambda share, gpus: says.pop(0) if says else "")
-    order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)
+    looked: list[tuple[object, ...]] = []
+
+    def room(*words: object) -> tuple[int, str]:
+        looked.append(words)
+        return 3, says.pop(0) if says else ""
+
+    monkeypatch.setattr(gpu, "room", room)
+    order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=2, gpus=(0, 1, 2))
     said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
-    assert (said["waits"], said["prepared"]) == ("held by x", 0)
+    assert (said["waits"], said["prepared"], said["room"]) == ("held by x", 0, [4, 3])
+    assert looked[0] == (0.9, (0, 1, 2), 2)
 
     turn(here, "chat", lambda said: said.get("prepared") == 4, chat=order)
     assert says == []
@@ -125,7 +133,7 @@ def test_a_start_that_needs_no_memory_waits_for_none(
     here: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks a driver that may hang."""
-    monkeypatch.setattr(gpu, "held", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(gpu, "room", lambda *_: pytest.fail("asked"))
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
     here.turn()
 
@@ -137,7 +145,9 @@ def test_a_driver_that_hangs_stops_nothing(here: Node, monkeypatch: pytest.Monke
     monkeypatch.setattr(node, "_LOOK", 0.0)
     asked: list[int] = []
     over = threading.Event()
-    monkeypatch.setattr(gpu, "held", lambda *_: asked.append(1) or (over.wait(20) and "") or "")
+    monkeypatch.setattr(
+        gpu, "room", lambda *_: asked.append(1) or (over.wait(20) and None) or (8, "")
+    )
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
     for _ in range(20):
         here.turn()
@@ -155,7 +165,7 @@ def test_gpus_that_are_lost_start_the_container_anew(
     def gone(*_: object) -> str:
         raise gpu.Lost("Failed to initialize NVML")
 
-    monkeypatch.setattr(gpu, "held", gone)
+    monkeypatch.setattr(gpu, "room", gone)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9)
     said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
     until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
@@ -165,6 +175,89 @@ def test_gpus_that_are_lost_start_the_container_anew(
         == here.why[0]
         == "the GPUs are lost to this container: Failed to initialize NVML"
     )  # type: ignore[attr-defined]
+
+
+def test_a_driver_that_was_upgraded_stops_no_container(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker could not start it again: the start waits for a reboot, and says so."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+    told = (
+        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95"
+    )
+    monkeypatch.setattr(gpu.children, "run", lambda *_: (18, told))
+    order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
+    said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    for _ in range(20):
+        here.turn()
+
+    assert said["waits"] == (
+        "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node:"
+        " Failed to initialize NVML: Driver/library version mismatch"
+    )
+    assert (said["prepared"], here.why) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_lost_gpus_do_not_end_the_ranks_of_another_server(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's ranks are no engines of this agent, and may well go on computing."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+
+    def gone(*_: object) -> str:
+        raise gpu.Lost("Failed to initialize NVML")
+
+    monkeypatch.setattr(gpu, "room", gone)
+    neighbour = Order(generation=1, phase=PREPARE)
+    turn(here, "embed", lambda said: said.get("prepared") == 1, embed=neighbour)
+    neighbour = Order(generation=1, phase=KEEP, pids=(os.getpid(),))
+    turn(here, "embed", lambda said: said.get("ranks"), embed=neighbour)
+    order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
+    turn(here, "chat", lambda said: said.get("waits"), chat=order, embed=neighbour)
+    for _ in range(20):
+        here.turn()
+
+    assert here.why == []  # type: ignore[attr-defined]
+    here.servers["embed"].order = Order(generation=1, phase=KEEP)
+    here.servers["embed"]._pids = ()
+
+
+def test_other_gpus_are_looked_at_before_a_start_on_them(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that Ray has set aside meanwhile need not be the ones that were free."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+    full = {(2,): "GPU 2 is held"}
+    monkeypatch.setattr(gpu, "room", lambda _, gpus, __: (1, full.get(gpus, "")))
+    order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
+    turn(here, "chat", lambda said: said.get("prepared") == 4, chat=order)
+    here.orders = {"chat": Order(**{**order.as_json(), "gpus": (2,)})}
+    here.turn()
+    assert here.report()["chat"]["prepared"] == 0
+    said = turn(here, "chat", lambda said: said.get("waits"), **here.orders)
+
+    assert (said["waits"], said["prepared"]) == ("GPU 2 is held", 0)
+
+
+def test_the_load_of_its_own_gpus_is_told_while_it_is_asked(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody can say is told as well; what was asked before is no answer."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+    says = [97.0, None]
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(gpu, "busy", lambda *words: asked.append(words) or says[0])
+    turn(here, "chat", dict, chat=Order(generation=1, phase=PREPARE))
+    order = Order(generation=1, phase=KEEP, pids=(os.getpid(),), count=1)
+    busy = Order(**{**order.as_json(), "busy": True})
+    said = turn(here, "chat", lambda said: "busy" in said, chat=busy)
+    assert (said["busy"], asked[0]) == (97.0, ({os.getpid()}, None, 1))
+
+    says.pop(0)
+    turn(here, "chat", lambda said: not here.servers["chat"].busy, chat=order)
+    said = turn(here, "chat", lambda said: "busy" in said, chat=busy)
+    assert said["busy"] is None
+    here.servers["chat"].order, here.servers["chat"]._pids = order, ()
 
 
 # ---- engines -------------------------------------------------------------------------------------

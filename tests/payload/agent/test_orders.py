@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from launcher.payload.agent.desired import Desired
 from tests.payload.agent import wanted
-from tests.payload.agent.stage import Make
+from tests.payload.agent.stage import Make, View
 
 
 def test_what_a_process_is_given(make: Make) -> None:
@@ -30,6 +31,26 @@ def test_what_a_process_is_given(make: Make) -> None:
     )
     assert (two.env, two.gpus) == ({}, None)
     assert (one.api, two.api, one.share) == (("127.0.0.1", 8000), None, 0.9)
+
+
+def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
+    """Of `mp`, as many as its ranks there; Ray may place ranks on any node, so one more than
+    expected is looked at too, and watched.
+    """
+
+    def ordered(want: Desired) -> dict[str, tuple[float | None, int]]:
+        stage = make(want, "gpu2")
+        stage.lead.nodes["gpu1"].waits = "x"
+        stage.run(5)
+        return {node: (each.share, each.count) for node, each in stage.orders.items()}
+
+    places = {"gpu1": 2, "gpu2": 0}
+    mp = wanted.mp("gpu1", "gpu2", places=places, memory_share=0.9)
+    ray = wanted.ray("gpu1", "gpu2", places={"gpu1": 2}, memory_share=0.9)
+    on_cpus = wanted.ray("gpu1", "gpu2", places={"gpu1": 2})
+    assert ordered(mp) == {"gpu1": (0.9, 2), "gpu2": (None, 0)}
+    assert ordered(ray) == {"gpu1": (0.9, 2), "gpu2": (0.9, 1)}
+    assert {share for share, _ in ordered(on_cpus).values()} == {None}
 
 
 def test_each_api_is_asked_on_its_node(make: Make) -> None:
