@@ -44,14 +44,29 @@ def left_for_server(
     return [_room(hosts[name], count, share) for name, count in places.items() if name in hosts]
 
 
-def _room(host: Host, count: int, share: float) -> Finding:
-    gpus, strangers = host.facts.used(host.node), _strangers(host)
-    full = [
+def without_room(evidence: Evidence, node: str, share: float) -> set[int]:
+    """Return the numbers, as a node's container counts, of the GPUs on which others leave less
+    memory than a server claims.
+    """
+    hosts = [host for host in evidence.reached if host.name == node]
+    full = [gpu for host in hosts for gpu, _ in _full(host, share)]
+    return {
+        at for host in hosts for at, gpu in enumerate(host.facts.used(host.node)) if gpu in full
+    }
+
+
+def _full(host: Host, share: float) -> list[tuple[Gpu, list[GpuProcess]]]:
+    strangers = _strangers(host)
+    return [
         (gpu, here)
-        for gpu in gpus
+        for gpu in host.facts.used(host.node)
         if (here := [one for one in strangers if one.gpu == gpu.uuid])
         and gpu.memory_total - _held(here) < share * gpu.memory_total
     ]
+
+
+def _room(host: Host, count: int, share: float) -> Finding:
+    gpus, full = host.facts.used(host.node), _full(host, share)
     if len(gpus) - len(full) >= min(count, len(gpus)):
         return passed(host)
     gpu, here = full[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from launcher.checks import batch, gpu_use, serving
-from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server
+from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server, noticed
 from launcher.checks.gpu_use import Holder
 from launcher.checks.host import ACCELERATOR
 from launcher.checks.shape import Evidence, Finding
@@ -67,17 +67,18 @@ def _gpus_there(seen: ClusterSnapshot, nodes: Sequence[Node]) -> Gate:
 
 
 def _gpu_memory(seen: ClusterSnapshot, request: Request) -> Gate:
-    """Others leave the memory that vLLM claims; where Ray may choose among GPUs, nobody knows
-    beforehand of which.
+    """Others leave the memory that vLLM claims; where Ray may choose among GPUs, it may choose one
+    that others hold, which is only warned of.
     """
     inventory, split = seen.site.inventory, request.placement
     known = request.backend == "mp" or split.world == inventory.gpus
     evidence = Evidence(inventory=inventory, facts=seen.site.facts)
-    places, share = dict(split.nodes) if known else {}, vllm.memory_share(request.args)
+    share = vllm.memory_share(request.args)
+    left = partial(left_for_server, evidence, dict(split.nodes), share)
     return observed(
         "gpu-memory",
         "others leave the memory of its GPUs that it claims",
-        partial(left_for_server, evidence, places, share),
+        left if known else partial(noticed, evidence),
     )
 
 

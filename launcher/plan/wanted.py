@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from launcher.checks import gpu_memory
+from launcher.checks.shape import Evidence
 from launcher.model import Node
 from launcher.payload.agent import state
 from launcher.payload.agent.desired import Desired, Policy, Process, Ray
@@ -175,7 +177,10 @@ def _gpus(seen: ClusterSnapshot, request: Request, node: Node) -> tuple[int, ...
         if process.node == node.name
         for index in _gpus_of(process, node)
     }
-    return tuple([index for index in range(node.gpus) if index not in held][:count])
+    evidence = Evidence(inventory=inventory, facts=seen.site.facts)
+    full = gpu_memory.without_room(evidence, node.name, vllm.memory_share(request.args))
+    free = [index for index in range(node.gpus) if index not in held]
+    return tuple(sorted(sorted(free, key=lambda index: index in full)[:count]))
 
 
 def _gpus_of(process: Process, node: Node) -> Sequence[int]:

@@ -60,7 +60,8 @@ MEMORY = (
         cause="less GPU memory is free than the engine's share of it",
         fix=(
             "lower the share: `-- --gpu-memory-utilization 0.8`, or see what holds memory:"
-            " `vlaunch exec --host -- nvidia-smi`"
+            " `vlaunch exec --host -- nvidia-smi`; Ray does not see processes outside of it: leave"
+            " such a GPU out of `gpus: [...]` of its node, then run `vlaunch up`"
         ),
         source="vLLM 0.32, v1/worker/utils.py; vllm 20305, 42017, 20860",
         batch=(

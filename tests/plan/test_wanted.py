@@ -10,6 +10,8 @@ from launcher.model import Backend
 from launcher.payload.agent.desired import Policy
 from launcher.site import Site
 from launcher.tools import vllm
+from launcher.tools.host import Gpu
+from launcher.tools.survey import GpuProcess
 from tests.plan.served import (
     BARE,
     INVENTORY,
@@ -216,6 +218,35 @@ def test_where_ray_hands_out_gpus_nobody_else_numbers_them() -> None:
     ] == [True, False, False]
     assert [process.gpus for process in desired(chat(tp=8), BARE).processes] == [None]
     assert [process.gpus for process in desired(chat(), BARE).processes] == [(0, 1, 2, 3)]
+
+
+def test_gpus_that_others_hold_are_not_taken() -> None:
+    """Where there are enough others; numbered as in the container, which has only the node's."""
+    gpus = tuple(
+        Gpu(
+            index=index,
+            name="H100",
+            memory_total=80000,
+            memory_used=0,
+            driver="580",
+            uuid=f"GPU-{index}",
+        )
+        for index in range(8)
+    )
+    ada = GpuProcess(gpu="GPU-2", pid=7, name="python3", memory=70000, user="ada")
+    nodes = (replace(NODES[0], gpus=6, gpu_ids=tuple("234567")), NODES[1])
+    inventory = replace(BARE, nodes=nodes)
+    there = seen()
+    facts = replace(there.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
+    there = replace(there, site=Site(inventory, {**there.site.facts, "n1": facts}))
+
+    def taken(tp: int) -> tuple[int, ...] | None:
+        asked = chat(tp=tp, inventory=inventory)
+        return desired(asked, inventory, there=there).processes[0].gpus
+
+    assert (taken(4), taken(5)) == ((1, 2, 3, 4), (1, 2, 3, 4, 5))
+    asked = chat(tp=4, inventory=inventory, args=("--gpu-memory-utilization=0.1",))
+    assert desired(asked, inventory, there=there).processes[0].gpus == (0, 1, 2, 3)
 
 
 def test_a_port_where_somebody_listens_is_no_meeting_place() -> None:
