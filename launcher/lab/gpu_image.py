@@ -17,10 +17,16 @@ from typing import Any
 
 from launcher.lab import image
 from launcher.lab.gpu_models import PLAINLY
+from launcher.payload import gpu_claim
 from launcher.tools import cpu_plugin
 
 NAME = f"vllm-practice-gpus:{image.VLLM}"
 LABEL = "vlaunch.practice"
+_CLAIM = "vlaunch_gpu_claim"
+_CLAIM_INFO = {
+    "METADATA": f"Metadata-Version: 2.1\nName: {_CLAIM}\nVersion: 1.0\n",
+    "entry_points.txt": f"[vllm.general_plugins]\n{_CLAIM} = {_CLAIM}:register\n",
+}
 # What vLLM needs on a CPU; an inventory that `vlaunch init` has written says nothing of it.
 _ENV = (
     "HF_HUB_OFFLINE=1",
@@ -84,8 +90,8 @@ def _read(base: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _layer() -> bytes:
-    """Return the layer, the same bytes every time: the plugin as pip would install it, and a word
-    about what this is.
+    """Return the layer, the same bytes every time: both plugins as pip would install them, and a
+    word about what this is.
     """
     buffer = io.BytesIO()
     with (
@@ -95,6 +101,9 @@ def _layer() -> bytes:
         _add(tar, "etc/vlaunch-practice", f"{PLAINLY}\n".encode())
         for name in sorted(wheel.namelist()):
             _add(tar, f"{image.SITE}/{name}", wheel.read(name))
+        _add(tar, f"{image.SITE}/{_CLAIM}.py", Path(gpu_claim.__file__).read_bytes())
+        for name, text in _CLAIM_INFO.items():
+            _add(tar, f"{image.SITE}/{_CLAIM}-1.0.dist-info/{name}", text.encode())
     return buffer.getvalue()
 
 

@@ -3,8 +3,9 @@
 Standard library only. It answers what vlaunch asks of the real one, in the same forms: queries of
 GPUs and of processes as CSV, `-L`, `topo -m`, `--version`; it says of anything else that it does
 not know it. What it tells lies in FOLDER: `gpus.json`, and `held-N` for GPU N, which is locked by
-the process that holds the GPU's memory for as long as that lives. In a container VISIBLE names the
-GPUs that Docker has handed out, one UUID a line, and they are numbered from 0.
+the process that holds the GPU's memory for as long as that lives. Ranks of vLLM claim memory by a
+name of a file that they keep open (`gpu_claim.py`). In a container VISIBLE names the GPUs that
+Docker has handed out, one UUID a line, and they are numbered from 0.
 
 Forms: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`; a lost GPU as drivers from 545 on
 report it, on standard error, the others being listed with their own numbers; processes of other
@@ -15,10 +16,14 @@ is what it ends with on other unknown errors.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +33,7 @@ HOLDER = "/usr/bin/sleep"  # what locks `held-N`
 
 Gpu = dict[str, Any]
 _NA = "[N/A]"
-# Of all that the real one can be asked for; vlaunch asks for some of them.
+# Some of all that the real one can be asked for.
 _GPU_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "index": lambda gpu: str(gpu["index"]),
     "name": lambda gpu: str(gpu["name"]),
@@ -36,43 +41,28 @@ _GPU_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "serial": lambda gpu: _NA,
     "pci.bus_id": lambda gpu: str(gpu["pci"]),
     "driver_version": lambda gpu: str(gpu["driver"]),
-    "count": lambda gpu: str(gpu["count"]),
     "compute_cap": lambda gpu: str(gpu["capability"]),
-    "compute_mode": lambda gpu: "Default",
-    "persistence_mode": lambda gpu: "Enabled",
-    "pstate": lambda gpu: "P0",
     "display_active": lambda gpu: _switch(gpu["display"]),
     "display_attached": lambda gpu: "Yes" if gpu["display"] else "No",
-    "display_mode": lambda gpu: _switch(gpu["display"]),
     "memory.total": lambda gpu: _mib(gpu["memory"]),
-    "memory.reserved": lambda gpu: _mib(gpu["memory"] and 0),
     "memory.used": lambda gpu: _mib(gpu["memory"] and _used(gpu)),
     "memory.free": lambda gpu: _mib(gpu["memory"] and gpu["memory"] - _used(gpu)),
     "utilization.gpu": lambda gpu: "97 %" if gpu["holder"] else "0 %",
-    "utilization.memory": lambda gpu: "0 %",
-    "temperature.gpu": lambda gpu: "31",
-    "power.draw": lambda gpu: "71.00 W",
-    "power.limit": lambda gpu: "700.00 W",
     "fabric.state": lambda gpu: _NA,
     "mig.mode.current": lambda gpu: "Disabled",
-    "mig.mode.pending": lambda gpu: "Disabled",
-    "ecc.mode.current": lambda gpu: "Enabled",
-    "ecc.errors.corrected.volatile.total": lambda gpu: "0",
-    "ecc.errors.corrected.aggregate.total": lambda gpu: "0",
     "ecc.errors.uncorrected.volatile.total": lambda gpu: str(gpu["ecc"]),
-    "ecc.errors.uncorrected.aggregate.total": lambda gpu: str(gpu["ecc"]),
 }
 _GPU_ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id"}
 _APP_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "gpu_name": lambda gpu: str(gpu["name"]),
     "gpu_uuid": lambda gpu: str(gpu["uuid"]),
     "gpu_bus_id": lambda gpu: str(gpu["pci"]),
-    "pid": lambda gpu: str(gpu["holder"]),
-    "process_name": lambda gpu: "[Not Found]" if VISIBLE.exists() else HOLDER,
-    "used_gpu_memory": lambda gpu: _mib(_held(gpu)),
+    "pid": lambda gpu: str(gpu["pid"]),
+    "process_name": lambda gpu: str(gpu["process"]),
+    "used_gpu_memory": lambda gpu: _mib(gpu["held"]),
 }
 _APP_ALIASES = {"used_memory": "used_gpu_memory", "name": "process_name"}
-_UNITS = {" MiB": "MiB", " %": "%", " W": "W"}
+_UNITS = {" MiB": "MiB", " %": "%"}
 
 
 class Unanswered(Exception):
@@ -139,8 +129,7 @@ def _visible(document: dict[str, Any]) -> Iterator[Gpu]:
         handed_out = VISIBLE.read_text().split()
         gpus = [gpu for gpu in gpus if gpu["uuid"] in handed_out]
     for index, gpu in enumerate(gpus):
-        held = {"holder": holder(FOLDER / f"held-{gpu['index']}")}
-        more = {"driver": document["driver"], "count": len(gpus), **held}
+        more = {"driver": document["driver"], "holder": holder(FOLDER / f"held-{gpu['index']}")}
         yield {**gpu, **more, "index": index}
 
 
@@ -190,8 +179,8 @@ def _answer(wanted: dict[str, str], document: dict[str, Any], gpus: list[Gpu]) -
     if "--query-gpu" in wanted:
         return _table(wanted["--query-gpu"], form, gpus, _GPU_FIELDS, _GPU_ALIASES)
     if "--query-compute-apps" in wanted:
-        held = [gpu for gpu in gpus if gpu["holder"]]
-        return _table(wanted["--query-compute-apps"], form, held, _APP_FIELDS, _APP_ALIASES)
+        apps = [{**gpu, **app} for gpu in gpus for app in _apps(gpu)]
+        return _table(wanted["--query-compute-apps"], form, apps, _APP_FIELDS, _APP_ALIASES)
     return _summary(document, gpus)
 
 
@@ -264,11 +253,28 @@ def _summary(document: dict[str, Any], gpus: list[Gpu]) -> str:
 
 def _used(gpu: Gpu) -> int:
     """Return the memory in use in MiB: a little is the driver's own."""
-    return 4 + (_held(gpu) if gpu["holder"] else 0)
+    return 4 + sum(int(app["held"]) for app in _apps(gpu))
 
 
-def _held(gpu: Gpu) -> int:
-    return int((gpu["memory"] or 0) * 3 / 4)
+def _apps(gpu: Gpu) -> Iterator[dict[str, Any]]:
+    """Yield the processes that hold a GPU's memory, those of vLLM's ranks by what they claim."""
+    if gpu["holder"]:
+        name = "[Not Found]" if VISIBLE.exists() else HOLDER
+        yield {"pid": gpu["holder"], "process": name, "held": int((gpu["memory"] or 0) * 3 / 4)}
+    for pid, size in _claims().get(gpu["uuid"], ()):
+        title = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        yield {"pid": pid, "process": title.partition("\0")[0], "held": size}
+
+
+@cache
+def _claims() -> dict[str, list[tuple[str, int]]]:
+    """Return the number of each process that claims memory, and the MiB, by the GPU's UUID."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for file in glob.iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 - pathlib's fails when one ends
+        with suppress(OSError):
+            if claim := re.match(r"/memfd:gpu-memory:(\S+):(\d+) ", str(Path(file).readlink())):
+                found.setdefault(claim[1], []).append((file.split("/")[2], int(claim[2])))
+    return found
 
 
 def _mib(size: int | None) -> str:

@@ -4,20 +4,27 @@ real one's, vLLM's CPU build is what answers.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from launcher.inventory.load import load
 from launcher.lab import gpu_image, machine
 from launcher.lab.render import MODEL
-from tests.integration.conftest import VLAUNCH, Practice, ended
+from tests import golden
+from tests.integration.batches import until
+from tests.integration.conftest import VLAUNCH, Practice, Ran, ended
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
+GOLDEN = Path(__file__).with_name("golden")
 # Pipeline stages and ranks on a CPU; `--enforce-eager` would ask for a C++ compiler.
 ON_A_CPU = ("--dtype=float32", "--max-model-len=512", "-cc.mode=2", "-cc.backend=eager")
 
@@ -124,7 +131,9 @@ def test_docker_hands_out_what_it_is_asked_for(hosts: Practice) -> None:
 
 
 def test_the_whole_way(hosts: Practice) -> None:
-    """`check`, `up`, `serve` with a GPU in use meanwhile, `chat`, `down`."""
+    """`check`, `up`, `serve` beside a GPU that somebody else uses, which does not delay it, `chat`,
+    `down`.
+    """
     check = hosts.vlaunch("check")
     assert (check.code, "FAIL" in check.out) == (0, False), check.out
     up = hosts.vlaunch("up", timeout=600)
@@ -133,20 +142,156 @@ def test_the_whole_way(hosts: Practice) -> None:
     assert "cluster gpus is up: 2 nodes, 16 GPUs" in up.err
 
     trouble(hosts, "node1:busy:3")
-    serving = hosts.start("serve", "--model", MODEL, "--tp", "2", "--pp", "1", "--", *ON_A_CPU)
-    machine.await_true(
-        lambda: "GPU 3 has 59.7 of 79.6 GiB in use" in hosts.vlaunch("status").out,
-        what="the server's wait for GPU memory",
-        timeout=120,
-    )
-    hosts.on("node1", "sh", "-c", "kill $(cat /etc/practice-gpus/held-3)")
-    out, err = ended(serving, timeout=600)
-    assert serving.returncode == 0, out + err
-    assert "GPU 3 has 59.7 of 79.6 GiB in use" in err
-    assert "vllm-0.32.0-tp2" in out
+    serving = serve(hosts, "--tp", "2")
+    assert "node1: 61169 MiB of GPU memory held by ops" in serving.err
+    assert "in use" not in serving.err
+    assert "vllm-0.32.0-tp2" in serving.out
+    assert {index: used for index, used in memory(hosts, "node1").items() if used > 4} == {
+        0: 4 + CLAIM,
+        1: 4 + CLAIM,
+        3: 4 + 61169,
+    }
 
     chat = hosts.vlaunch("chat", "--max-tokens", "4", "Hi")
     assert chat.code == 0, chat.said
     down = hosts.vlaunch("down", timeout=300)
     assert down.code == 0, down.said
     assert hosts.containers() == {}
+    trouble(hosts)
+    assert set(memory(hosts, "node1").values()) == {4}
+
+
+CLAIM = 75035  # MiB: 0.92 of a GPU
+
+
+def serve(practice: Practice, *words: str) -> Ran:
+    """Start a server that must answer."""
+    more = ("--model", MODEL, "--pp", "1", "--skip-network-check", *words)
+    ran = practice.vlaunch("serve", *more, "--", *ON_A_CPU, timeout=600)
+    assert ran.code == 0, ran.said
+    return ran
+
+
+def memory(practice: Practice, host: str) -> dict[int, int]:
+    """Return the MiB in use of each GPU of a host."""
+    query = ("--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
+    lines = practice.on(host, "nvidia-smi", *query).splitlines()
+    return {int(index): int(used) for index, used in (line.split(", ") for line in lines)}
+
+
+def ranks(practice: Practice) -> dict[int, int]:
+    """Return the number, in the container of node1, of the rank that holds each GPU's memory."""
+    container = next(name for name in practice.containers() if name.endswith("node1"))
+    smi = ("exec", container, "nvidia-smi")
+    form = "--format=csv,noheader,nounits"
+    gpus = practice.docker("node1", *smi, "--query-gpu=index,uuid", form).splitlines()
+    apps = practice.docker("node1", *smi, "--query-compute-apps=gpu_uuid,pid,process_name", form)
+    numbers = {uuid: int(index) for index, uuid in (line.split(", ") for line in gpus)}
+    rows = [line.split(", ") for line in apps.splitlines()]
+    return {numbers[uuid]: int(pid) for uuid, pid, name in rows if name != "[Not Found]"}
+
+
+def observed(practice: Practice, name: str) -> dict[str, Any]:
+    """Return what the keeper says of a server."""
+    said = json.loads(practice.vlaunch("status", "--json").out)["servers"]
+    return next(server["observed"] for server in said if server["name"] == name)
+
+
+def recovers(practice: Practice, name: str, gpu: int) -> None:
+    """Kill the rank of a server, which must come back on the same GPU; no other server notices."""
+    before = {other: observed(practice, other) for other in servers(practice)}
+    container = next(name for name in practice.containers() if name.endswith("node1"))
+    rank = str(ranks(practice)[gpu])
+    practice.docker("node1", "exec", container, "python3", "-c", f"import os; os.kill({rank}, 9)")
+    faults = before[name]["fault_count"]
+    until(lambda: observed(practice, name)["fault_count"] > faults, "a fault is written down", 60)
+    until(lambda: observed(practice, name)["state"] == "ready", f"`{name}` is ready again", 400)
+    for other, was in before.items():
+        now = observed(practice, other)
+        more = other == name
+        assert (now["state"], now["generation"]) == ("ready", was["generation"] + more), now
+        assert now["fault_count"] == was["fault_count"] + more, now
+    assert str(ranks(practice)[gpu]) != rank
+
+
+def servers(practice: Practice) -> list[str]:
+    """Return the names of all servers."""
+    return [
+        each["name"] for each in json.loads(practice.vlaunch("status", "--json").out)["servers"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def up(hosts: Practice) -> Iterator[Practice]:
+    """A cluster of one of the hosts, which is up."""
+    before = hosts.inventory.read_text()
+    document = yaml.safe_load(before)
+    document["nodes"] = document["nodes"][:1]
+    hosts.inventory.write_text(yaml.safe_dump(document))
+    ran = hosts.vlaunch("up", timeout=600)
+    assert ran.code == 0, ran.said
+    yield hosts
+    down = hosts.vlaunch("down", timeout=300)
+    hosts.inventory.write_text(before)
+    assert down.code == 0, down.said
+
+
+@pytest.fixture
+def one(up: Practice) -> Iterator[Practice]:
+    """The same, without servers and trouble, before and after."""
+    yield up
+    trouble(up)
+    stop = up.vlaunch("stop", "--all")
+    assert stop.code == 0, stop.said
+
+
+def test_servers_share_a_node(one: Practice) -> None:
+    """Two of Ray's and one of `mp`, one GPU each, beside a GPU that somebody else keeps busy; each
+    comes back while the others run.
+    """
+    trouble(one, "node1:busy:3")
+    serve(one, "--tp", "1", "--name", "a")
+    serve(one, "--tp", "1", "--name", "b", "--port", "8001")
+    assert sorted(ranks(one)) == [0, 1]
+    recovers(one, "a", 0)
+
+    serve(one, "--tp", "1", "--name", "c", "--port", "8002", "--backend", "mp")
+    assert sorted(ranks(one)) == [0, 1, 2]
+    recovers(one, "b", 1)
+    recovers(one, "c", 2)
+    assert memory(one, "node1")[3] == 4 + 61169
+
+
+def test_a_server_waits_while_all_gpus_are_in_use(one: Practice) -> None:
+    """It says which GPU is held, and starts as soon as there are as many free as it needs."""
+    trouble(one, *(f"node1:busy:{index}" for index in range(8)))
+    words = ("--model", MODEL, "--tp", "1", "--pp", "1", "--skip-network-check", "--", *ON_A_CPU)
+    serving = one.start("serve", *words)
+    machine.await_true(
+        lambda: "0 of 8 GPUs have 92% of their memory free" in one.vlaunch("status").out,
+        what="the server's wait for GPU memory",
+        timeout=120,
+    )
+    one.on("node1", "sh", "-c", "kill $(cat /etc/practice-gpus/held-0)")
+    out, err = ended(serving, timeout=600)
+    assert serving.returncode == 0, out + err
+    golden.check(GOLDEN / "serve_waits.txt", waits(err))
+
+
+def test_ray_gives_a_server_a_gpu_that_others_use(one: Practice) -> None:
+    """Ray knows nothing of it: vLLM ends, and what to do is said; nothing waits for ever."""
+    trouble(one, "node1:busy:0")
+    words = ("--model", MODEL, "--tp", "1", "--pp", "1", "--skip-network-check", "--", *ON_A_CPU)
+    ran = one.vlaunch("serve", *words, timeout=600)
+
+    assert ran.code == 1, ran.said
+    assert "node1: 61169 MiB of GPU memory held by ops" in ran.err
+    assert "Free memory on device cuda:0 (19.9/79.65 GiB)" in ran.err
+    doctor = one.vlaunch("doctor")
+    assert "leave such a GPU out of `gpus: [...]` of its node" in doctor.out, doctor.said
+
+
+def waits(err: str) -> str:
+    """Return what `serve` says from the wait on, without times and numbers of processes."""
+    lines = [line for line in err.splitlines() if "GPU" in line]
+    return re.sub(r"\d+(\.\d+)?s\b", "Ns", re.sub(r"pid \d+", "pid N", "\n".join(lines) + "\n"))

@@ -57,7 +57,13 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
     with tarfile.open(fileobj=io.BytesIO(members[manifest["Layers"][1]])) as layer:
         names = layer.getnames()
 
+        member = layer.extractfile(f"{image.SITE}/vlaunch_gpu_claim-1.0.dist-info/entry_points.txt")
+        assert member is not None
+        entries = member.read().decode()
+
     assert f"{image.SITE}/{cpu_plugin.PACKAGE}/__init__.py" in names
+    assert f"{image.SITE}/vlaunch_gpu_claim.py" in names
+    assert entries == "[vllm.general_plugins]\nvlaunch_gpu_claim = vlaunch_gpu_claim:register\n"
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
     config = json.loads(members[manifest["Config"]])["config"]
     assert "vLLM's CPU build answers" in config["Labels"][gpu_image.LABEL]

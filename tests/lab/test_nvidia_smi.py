@@ -139,6 +139,27 @@ def test_a_holder_is_told_until_it_ends(smi: Smi) -> None:
     assert smi.ask("--query-gpu=memory.used", CSV).stdout.split() == ["4"] * 8
 
 
+def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
+    """Beside another process, and for as long as they live; each by its own number."""
+    uuids = smi.be(gpus_=2)
+    apps = (f"--query-compute-apps={asked('gpu_processes')}", CSV)
+    claim = os.memfd_create(f"gpu-memory:{uuids[0]}:20000")
+    try:
+        with smi.held(0, pid=4711):
+            told = gpu_survey.read_processes(smi.ask(*apps).stdout)
+            used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
+    finally:
+        os.close(claim)
+
+    assert [(each.gpu, each.pid, each.memory) for each in told] == [
+        (uuids[0], 4711, 61169),
+        (uuids[0], os.getpid(), 20000),
+    ]
+    assert "python" in told[1].name
+    assert used == ["81173", "4"]
+    assert smi.ask(*apps).stdout == ""
+
+
 def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
     """The others keep their numbers, and the words about it are on standard error."""
     smi.be("lost:3")
@@ -169,17 +190,20 @@ def test_a_container_sees_what_it_was_given_numbered_anew(smi: Smi) -> None:
 def test_the_agents_gate_names_the_gpu_that_is_held(
     smi: Smi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own commands, run as it runs them."""
+    """Its own commands, run as it runs them; a server that needs fewer does not wait."""
     smi.be()
     smi.on_path(monkeypatch)
 
-    assert agent.held(0.92, None) == ""
-    with smi.held(2, pid=4711):
-        assert agent.held(0.92, None) == (
-            "GPU 2 has 59.7 of 79.6 GiB in use, by /usr/bin/sleep (pid 4711, 59.7 GiB)"
+    assert agent.room(0.92, None, 8) == (8, "")
+    with smi.held(3, pid=4711):
+        assert agent.room(0.92, None, 7) == (7, "")
+        assert agent.room(0.92, None, 8) == (
+            7,
+            "7 of 8 GPUs have 92% of their memory free, 8 needed: GPU 3 has 59.7 of 79.6 GiB in"
+            f" use, by {nvidia_smi.HOLDER} (pid 4711, 59.7 GiB)",
         )
-        assert agent.held(0.92, [0, 1]) == ""
-        assert agent.busy(None) == 97.0
+        assert agent.busy({4711}, None, 1) == 97.0
+        assert agent.busy({1}, None, 1) is None
 
 
 def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:

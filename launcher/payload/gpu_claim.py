@@ -1,0 +1,52 @@
+"""A plugin of vLLM for images with simulated GPUs: each rank claims its share of a GPU's memory.
+
+It does so with vLLM's own check that so much is free, and for as long as it lives: the claim is an
+open file that has no content, whose name the simulated `nvidia-smi` reads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+QUERY = ("--query-gpu=uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
+
+
+def register() -> None:
+    """Let every rank claim its memory before it prepares its device."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    init_device = WorkerWrapperBase.init_device
+
+    def claim_first(self: Any) -> None:
+        claim(self.vllm_config, self.worker.local_rank)
+        init_device(self)
+
+    WorkerWrapperBase.init_device = claim_first
+
+
+def claim(config: Any, local_rank: int) -> None:
+    """Claim the memory share of a server's configuration on the GPU of a rank."""
+    from vllm.v1.worker.utils import request_memory
+
+    gpu = str(_gpu(config.parallel_config, local_rank))
+    done = subprocess.run(
+        ("nvidia-smi", "--id", gpu, *QUERY), capture_output=True, text=True, check=True
+    )
+    uuid, total, used = done.stdout.strip().split(", ")
+    if total.isdigit():  # a GPU that shares the host's memory tells none
+        memory = {"total_memory": int(total) << 20, "free_memory": int(total) - int(used) << 20}
+        snapshot = SimpleNamespace(device_=f"cuda:{gpu}", **memory)
+        size = request_memory(snapshot, config.cache_config) >> 20
+        os.memfd_create(f"gpu-memory:{uuid}:{size}")
+
+
+def _gpu(parallel: Any, local_rank: int) -> int:
+    """Return which of the container's GPUs a rank has: as Ray says, else by its local rank."""
+    if assigned := parallel.assigned_physical_gpu_ids:
+        return int(assigned[local_rank])
+    number = local_rank + (parallel.data_parallel_rank_local or 0) * parallel.world_size
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return int(visible.split(",")[number]) if visible else number
