@@ -379,6 +379,29 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
     assert raised.value.world.now < 10  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("name", "message", "evidence"),
+    [
+        ("serve_ray_memory", "host memory", "10.61.0.11, RayWorkerProc pid=711: ValueError: Avail"),
+        ("serve_mp_memory", "host memory", "n1, VllmWorker-0 pid=1943: ValueError: Available"),
+        ("serve_ray_compiler", "no compiler", "10.61.0.12, Worker_PP1 pid=284: torch._inductor"),
+        ("serve_mp_compiler", "no compiler", "n1, Worker_PP0 pid=2302: torch._inductor.exc.Ind"),
+        ("serve_ray_argument", "engine arguments", "vllm: error: unrecognized arguments: --no"),
+        ("serve_mp_context", "context is longer", "n1: Value error, User-specified max_model_len"),
+    ],
+)
+def test_a_wrong_argument_is_told_once_and_first(name: str, message: str, evidence: str) -> None:
+    """With the node and the process, and without what follows from it."""
+    text = (LOGS.parent / "causes" / f"{name}.log").read_text()
+    with pytest.raises(ServerError) as raised:
+        follow(*in_pieces(text, 5), failed())
+
+    assert message in raised.value.message
+    assert raised.value.evidence.startswith(evidence)
+    assert len(raised.value.evidence.splitlines()) == 2
+    assert raised.value.evidence.endswith("vLLM ended with exit code 1")
+
+
 def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
     """Its exception is told, and what looks at all nodes is named."""
     text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")

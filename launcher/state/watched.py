@@ -250,19 +250,22 @@ def failure(
     if raised and raised.text[:_LINE] != exception[:_LINE]:
         raised = None  # the keeper knows better
     how = untrusted.plain(seen.ended) or f"{watched.what} still runs"
-    vague = known is None or (known.id in VAGUE and bool(exception))
-    cause = _first_line((exception if vague else known and known.cause) or how)
+    telling = None if known is None or (known.id in VAGUE and exception) else known
+    cause = _first_line(telling.cause if telling else exception or how)
     where = _where(seen, raised)
     shown = f"{where}: {exception}" if cause != exception else f"raised on {where}"
-    line = known.line if known and not vague and exception[:_LINE] not in known.line else ""
-    tail = [] if raised else (kept or list(lines))[-8:]
-    told = dict.fromkeys((shown if exception and where else exception, line, how, *tail))
+    told = [shown if exception and where else exception]
+    if telling and (not exception or exception[:_LINE] not in telling.line):
+        told.append(telling.line)
+    told.append(how)
+    if telling is None and raised is None:
+        told += (kept or list(lines))[-8:]
     hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
     if hung:
         hints.append(f"end it: `vlaunch stop {watched.name}`")
     return ServerError(
         f"the server {'cannot go on' if hung else 'did not start'}: {cause}",
-        evidence=[text for text in told if text and text != cause],
+        evidence=[text for text in dict.fromkeys(told) if text and text != cause],
         hint="\n".join(hints),
     )
 
