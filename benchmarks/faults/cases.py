@@ -64,9 +64,7 @@ FAULTS = (
     Fault(id="gcs", what="SIGKILL of Ray's GCS", hosts=(HEAD,), harmless=("serve-mp", "serve-dp")),
     Fault(id="container", what="SIGKILL of a container's main process"),
     Fault(id="docker-kill", what="`docker kill` of a container", by_hand=True),
-    # Docker 20.10 ends the containers that it finds alive when it comes back, and does not start
-    # them again.
-    Fault(id="dockerd", what="SIGKILL of dockerd; back after 2 s", by_hand=True),
+    Fault(id="dockerd", what="SIGKILL of dockerd; back after 2 s"),
     Fault(id="sshd", what="SIGKILL of sshd and its sessions; back after 2 s", early=True),
     Fault(id="cut-5s", what="a host's network is cut for 5 s", silent=True),
     Fault(id="cut", what="a host's network is cut for good", lasts=True, silent=True),

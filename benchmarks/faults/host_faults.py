@@ -4,6 +4,7 @@ for tests.
 
 from __future__ import annotations
 
+import json
 import mmap
 import signal
 import subprocess
@@ -275,6 +276,41 @@ def kill_sshd(host: Host) -> None:
 def kill_dockerd(host: Host) -> None:
     """Kill a host's Docker daemon and its containerd; containers go on without them."""
     _kill(host, "dockerd", "containerd")
+
+
+def stop_dockerd(host: Host) -> None:
+    """Stop a host's Docker daemon as `systemctl stop docker` does, and with it, unless it has
+    live-restore, the host's containers.
+    """
+    daemons = [p for p in processes.on_host(host) if p.name == "dockerd"]
+    for daemon in daemons:
+        processes.kill(daemon.pid, signal.SIGTERM)
+    machine.await_true(
+        lambda: not any(p.name == "dockerd" for p in processes.on_host(host)),
+        what=f"the end of dockerd on `{host.name}`",
+        timeout=60,
+    )
+
+
+def start_dockerd(host: Host) -> None:
+    """Start a host's Docker daemon and wait until it answers."""
+    hosts.start_service(host, "dockerd")
+    hosts.await_services(host)
+
+
+def set_live_restore(host: Host, on: bool) -> None:
+    """Tell a host's running Docker daemon whether its containers outlive it."""
+    path = host.root / "etc/docker/daemon.json"
+    settings = {**json.loads(path.read_text()), "live-restore": on}
+    path.write_text(json.dumps(settings, indent=2) + "\n")
+    for daemon in (p for p in processes.on_host(host) if p.name == "dockerd"):
+        processes.kill(daemon.pid, signal.SIGHUP)
+    shown = hosts.docker_argv(host, "info", "--format", "{{.LiveRestoreEnabled}}")
+    machine.await_true(
+        lambda: machine.run(*shown).strip() == str(on).lower(),
+        what=f"live-restore of dockerd on `{host.name}`",
+        timeout=10,
+    )
 
 
 def kill_container(host: Host, name: str) -> None:

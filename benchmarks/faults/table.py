@@ -77,9 +77,9 @@ def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
         if verb == "batch"
         else "–"
     )
-    by_hand = " (by hand)" if any(run.alone is False for run in runs) else ""
+    after_up = " (after `up`)" if any(run.alone is False for run in runs) else ""
     good = f"{sum(run.ok for run in runs)}"
-    times = (_times([run.detected for run in runs]), _times([run.ready for run in runs]) + by_hand)
+    times = (_times([run.detected for run in runs]), _times([run.ready for run in runs]) + after_up)
     return [
         what,
         str(len(runs)),

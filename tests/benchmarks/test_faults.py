@@ -452,7 +452,7 @@ def test_a_line_of_the_table() -> None:
 
     assert line.split(" | ")[1:3] == ["2", "1"]
     assert "a \\| b" in line
-    assert "5.0 s (4–6) | 25.0 s (20–30) (by hand) | 12 of 100" in line
+    assert "5.0 s (4–6) | 25.0 s (20–30) (after `up`) | 12 of 100" in line
 
 
 def test_the_report_names_what_is_bad_and_what_was_not_run() -> None:

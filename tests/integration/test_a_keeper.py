@@ -16,16 +16,20 @@ import pytest
 from benchmarks import engines
 from benchmarks.faults import host_faults
 from benchmarks.faults.traffic import Traffic
+from launcher.lab import processes
+from launcher.lab.layout import Host
 from tests.integration.batches import kill_one, until
 from tests.integration.conftest import Practice
 from tests.integration.servers import (
     AGAIN,
     LOG,
     REBOOT,
+    answered_since,
     asking,
     await_state,
     comes_back,
     crash,
+    lost,
     record,
     recovers,
     serve,
@@ -33,6 +37,9 @@ from tests.integration.servers import (
 )
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
+
+_PAUSE = 5  # seconds until dockerd is started again, as systemd pauses
+_KEPT = ("generation", "fault_count")
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,17 @@ def _rank(served: Served) -> None:
     )
 
 
+def _in_containers(host: Host) -> set[int]:
+    """Return this machine's process ids of all that a host's containers run."""
+    return {process.pid for process in processes.on_host(host) if len(process.pids) > 2}
+
+
+def _started(practice: Practice, host: Host) -> str:
+    """Return which main process a host's container has, and since when."""
+    shown = "{{.State.Pid}} {{.State.StartedAt}}"
+    return practice.docker(host.name, "inspect", "--format", shown, f"vlaunch-lab-{host.name}")
+
+
 def _container(served: Served) -> None:
     host_faults.kill_container(served.practice.lab.hosts[1], "vlaunch-lab-node2")
 
@@ -124,6 +142,57 @@ def test_the_heads_agent_dies(served: Served) -> None:
     comes_back(served.practice, served.traffic, before, AGAIN * served.cold + REBOOT + 60)
 
     assert record(served.practice)["faults"][-1]["what"] == "the head's container was restarted"
+
+
+def test_live_restore(served: Served) -> None:
+    """With live-restore a dockerd that is killed and comes back disturbs nothing."""
+    lab_hosts = served.practice.lab.hosts
+    before, began = record(served.practice), time.time()
+    old = [_started(served.practice, host) for host in lab_hosts]
+    for host in lab_hosts:
+        host_faults.set_live_restore(host, True)
+        host_faults.kill_dockerd(host)
+    time.sleep(_PAUSE)
+    for host in lab_hosts:
+        host_faults.start_dockerd(host)
+    back = time.time()
+    until(lambda: answered_since(served.traffic, back + 10), "a request is answered", 60)
+    for host in lab_hosts:
+        host_faults.set_live_restore(host, False)
+    after = record(served.practice)
+
+    assert [sample for sample in lost(served.traffic) if sample.ended > began] == []
+    assert [after[key] for key in _KEPT] == [before[key] for key in _KEPT]
+    assert [_started(served.practice, host) for host in lab_hosts] == old
+    assert status(served.practice)[1]["state"] == "answering"
+
+
+@pytest.mark.parametrize(
+    ("end", "index"),
+    [
+        pytest.param(host_faults.kill_dockerd, 0, id="killed on the head"),
+        pytest.param(host_faults.kill_dockerd, 1, id="killed on the worker"),
+        pytest.param(host_faults.stop_dockerd, 0, id="restarted on the head"),
+    ],
+)
+def test_dockerd_ends_and_comes_back(
+    served: Served, end: Callable[[Host], None], index: int
+) -> None:
+    """Docker starts its containers again, no process of the old ones is left, and the server
+    answers within two minutes.
+    """
+    host = served.practice.lab.hosts[index]
+    # A server that is asked for again pauses as after its first fault.
+    assert served.practice.vlaunch("stop").code == 0
+    serve(served.practice, "--backend", served.backend)
+    old = _in_containers(host)
+    before = time.time()
+    end(host)
+    time.sleep(_PAUSE)
+    host_faults.start_dockerd(host)
+    comes_back(served.practice, served.traffic, before, max(120, AGAIN * served.cold))
+
+    assert not old & _in_containers(host)
 
 
 def test_what_was_stopped_stays_stopped(served: Served) -> None:
@@ -166,6 +235,17 @@ def test_it_gives_up_loudly(plain: Practice) -> None:
     assert "GIVES UP" in plain.vlaunch("logs", "--tail", "2000").out
     assert "this server runs already" not in again.err
     assert plain.vlaunch("stop").code == 0
+
+
+def test_docker_stop_holds(plain: Practice) -> None:
+    """A container that an operator stops stays down until `up`."""
+    plain.docker("node2", "stop", "vlaunch-lab-node2")
+    time.sleep(10)  # in which Docker would start a crashed one again
+    stopped = plain.docker("node2", "inspect", "--format", "{{.State.Status}}", "vlaunch-lab-node2")
+    up = plain.vlaunch("up")
+
+    assert stopped.strip() == "exited"
+    assert up.code == 0, up.said
 
 
 def test_unsupervised(plain: Practice) -> None:
