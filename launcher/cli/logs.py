@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Merged = queue.Queue[tuple[str, str] | None]
 
-# of a server, or of a batch job
-_NAME = re.compile(rf"{state.NAME.pattern}|batch:[a-z0-9._-]{{1,40}}")
+# of a server, or of a batch job, with the process of an engine
+_NAME = re.compile(rf"{state.NAME.pattern}|batch:[a-z0-9._-]{{1,40}}(?::\d{{1,10}})?")
 _MOST = 50  # containers of a cluster on a node that are read
 _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Print, in a container, the end of each server's log that is there, with the server's name before
-# each line; and of the newest logs of batch jobs, the drivers' and the engines', with `batch:NAME`.
+# each line; and of the newest logs of batch jobs, the drivers' with `batch:NAME` and the engines'
+# with `batch:NAME:PID`.
 #
 # Arguments: the only server that is wanted ("" = all, and batch jobs), lines, `-F` to go on or `-q`
 # not to.
@@ -20,7 +21,8 @@ if [ -z "$1" ] && cd "${VLAUNCH_RAY_LOGS:-/tmp/ray/session_latest/logs}" 2>/dev/
   done
   mark='vlaunch: an engine of batch job '
   for log in $(ls -t worker-*.out 2>/dev/null | xargs -r grep -l "^$mark" | head -n 8); do
-    show "batch:$(sed -n "s|^$mark||p" "$log" | tail -n 1)" "$log"
+    pid=${log##*-}
+    show "batch:$(sed -n "s|^$mark||p" "$log" | tail -n 1):${pid%.out}" "$log"
   done
 fi
 wait

@@ -105,9 +105,20 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
 
     assert [line for line in read("", "1", "-q") if line.startswith("batch:")] == [
         "batch:my-job driver",
-        "batch:my.job KeyError: 1",
+        "batch:my.job:7 KeyError: 1",
     ]
     assert read("chat", "1", "-q") == ["chat two"]
+
+
+def test_each_engine_of_a_batch_job_has_its_own_lines(talking: Cluster) -> None:
+    """So that none takes those of another one, of which as many were asked for."""
+    talking.logs, talking.server_log = {}, ["batch:job driver", "batch:job:7 a", "batch:job:8 b"]
+
+    assert talking.run("logs", "gpu01", "--tail", "1").out.splitlines() == [
+        "gpu01/batch:job: driver",
+        "gpu01/batch:job:7: a",
+        "gpu01/batch:job:8: b",
+    ]
 
 
 def test_a_character_that_comes_in_two_pieces_is_whole(talking: Cluster) -> None:
