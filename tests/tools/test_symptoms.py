@@ -298,6 +298,13 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
             "vLLM does not know one of its engine arguments",
         ),
         ("OSError: [Errno 98] Address already in use", "a port is taken"),
+        ("/bin/sh: 1: nvcc: not found", None),
+        ("WARNING 11-24 11:15:42 [x.py:1] eager: RuntimeError: Could not find nvcc", None),
+        (
+            "(Worker pid=7) ERROR 11-24 11:15:42 [x.py:1] RuntimeError: Could not find nvcc and"
+            " default cuda_home='/usr/local/cuda' doesn't exist",
+            "this image has no compiler for what vLLM compiles while it starts",
+        ),
         ("Port 8000 is already in use, trying port 8001", None),
         ("bash: ray: command not found", "the image has no Ray"),
         (

@@ -104,7 +104,7 @@ KNOWN = (
         modes=VLLM,
     ),
     Known(
-        pattern=rf"(?i){patterns.NO_COMPILER}",
+        pattern=rf"(?im){patterns.NO_COMPILER}",
         message="this image has no compiler for what vLLM compiles while it starts",
         hint=(
             "use an image with g++ (and nvcc, on GPUs), or compile nothing:"

@@ -29,11 +29,12 @@ GPU_MEMORY_HELD = (
     r"Free memory on device .* is less than (?:desired GPU memory utilization|the engine's budget)"
 )
 CPU_MEMORY_HELD = r"Available memory on node .* is less than desired CPU memory utilization"
-# torch 2.13, _inductor/exc.py; triton, runtime/build.py; flashinfer, jit
+# torch 2.13, _inductor/exc.py; triton, runtime/build.py; flashinfer, jit. Only where it was raised:
+# some look for a compiler, and do without.
 NO_COMPILER = (
-    r"InvalidCxxCompiler: |RuntimeError: Failed to find C compiler|RuntimeError: Could not find"
-    r" nvcc|Ninja is required to load|nvcc: not found|nvcc not found at|"
-    r"No such file or directory: '(?:[^'\n]*/)?(?:nvcc|ninja|gcc|g\+\+|clang|cc)'"
+    r"(?:^|[\])] )(?:[\w.]*InductorError: InvalidCxxCompiler|RuntimeError: (?:Failed to find C"
+    r" compiler|Could not find nvcc|Ninja is required|Worker failed with error"
+    r" 'InvalidCxxCompiler)|FileNotFoundError: .*'(?:[^'\n]*/)?(?:nvcc|ninja|gcc|g\+\+|clang|cc)'$)"
 )
 CONTEXT_TOO_LONG = r"max_model_len \(\d+\) is greater than the derived max_model_len"
 UNKNOWN_ARGUMENT = r"EngineArgs\.__init__\(\) got an unexpected keyword argument '(\w+)'"
