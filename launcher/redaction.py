@@ -26,6 +26,7 @@ MASK = "***"
 # Shorter values would blank out ordinary words.
 SHORTEST = 6
 _SHORTEST_ENCODED = 8
+_NESTED = 4  # JSON that is text in JSON, so many times
 
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
@@ -66,22 +67,23 @@ def matching(values: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def forms(value: str) -> set[str]:
-    """Return a value as it looks when it is written plainly, in JSON, for a shell, in an address,
-    in HTML, and in base64.
+    """Return a value as it looks when it is written plainly, in JSON (also nested), for a shell, in
+    an address, in HTML, and in base64.
     """
     if len(value) < SHORTEST:
         return set()
     quoted = {
-        json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1],
         repr(value)[1:-1],
-    }
-    quoted |= {
         shlex.quote(value).strip("'"),
         quote(value),
         quote(value, safe=""),
         quote_plus(value),
     }
+    for ascii_only in (True, False):
+        text = value
+        for _ in range(_NESTED):
+            text = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+            quoted.add(text)
     escaped = html.escape(value)
     quoted |= {escaped, escaped.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")}
     return {value, *(form for form in {*quoted, *_base64(value)} if len(form) >= _SHORTEST_ENCODED)}
