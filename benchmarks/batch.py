@@ -152,7 +152,7 @@ def batch(bench: Bench, rows: int, replicas: int = 1, program: str = VLAUNCH) ->
     engine = {"args": bench.args, "replicas": replicas}
     path = bench.job(name, rows, engine=engine, **prompt(bench))
     began = time.time()
-    bench.vlaunch("batch", str(path), "--restart", program=program)
+    bench.vlaunch("batch", str(path), "--discard-results", "--yes", program=program)
     ended = time.time()
     summary = bench.summary(name)
     assert (summary["done"], summary["errors"]) == (rows, 0)
@@ -190,7 +190,7 @@ def idle(bench: Bench, rows: int) -> Idle:
         bench.command("exec", *watch), stdout=subprocess.PIPE, text=True
     ) as watching:
         began = time.monotonic()
-        bench.vlaunch("batch", str(path), "--restart")
+        bench.vlaunch("batch", str(path), "--discard-results", "--yes")
         seconds = time.monotonic() - began
         said = watching.communicate(timeout=60)[0]
     if watching.returncode != 0:

@@ -92,9 +92,7 @@ def _announced(output: _OnHead, folder: OutputFolder) -> list[Output]:
         raise NodeError(
             output.head,
             f"has no output of `{folder.job}` any more, not even a summary",
-            hint=(
-                "somebody removed it from the job's folder on the head; begin anew with `--restart`"
-            ),
+            hint="it was removed from the job's folder there; start over with `--discard-results`",
         )
     return sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
 
@@ -112,8 +110,8 @@ def _outdated(output: _OnHead, folder: OutputFolder, files: Sequence[Output]) ->
             f"does not know answers that {folder.shown} holds",
             evidence=some(unknown),
             hint=(
-                "somebody changed the job's folder on the head; begin anew with `--restart`, or"
-                " name another folder"
+                "somebody changed the job's folder on the head; start over with"
+                " `--discard-results`, or name another folder"
             ),
         )
     return gone

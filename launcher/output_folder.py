@@ -190,7 +190,7 @@ class OutputFolder:
 
     def _check_same_run(self, mark: Mapping[str, str], parts: list[str], *, begun: bool) -> None:
         """Raise RequestError where older output of the job is not what this run goes on with."""
-        again = "begin anew with `--restart`, which removes it; or name another folder"
+        again = "start over with `--discard-results`, which deletes it; or name another folder"
         if mark.get("digest") != self.digest:
             raise RequestError(
                 f"{self.shown} holds output that `{self.job}` made of another input, or with other"

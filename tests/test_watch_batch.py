@@ -251,9 +251,13 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
             "mend it",
         ),
         (
-            look("refused", "FAILED", error={"message": "the input changed", "hint": "--restart"}),
+            look(
+                "refused",
+                "FAILED",
+                error={"message": "the input changed", "hint": "--discard-results"},
+            ),
             "was refused: the input",
-            "--restart",
+            "--discard-results",
         ),
         (
             look("stopped", "STOPPED", done=7),

@@ -4,6 +4,7 @@ answers.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -47,9 +48,8 @@ _STRICT = click.Option(
     ]
 )
 @batch_flags.job
-@click.option(
-    "--restart", is_flag=True, help="Begin anew: remove what an earlier run of this job did."
-)
+@click.option("--discard-results", is_flag=True, help="Delete this job's results and start over.")
+@click.option("--yes", is_flag=True, help="With --discard-results: do not ask.")
 @click.option("--retry-errors", is_flag=True, help="Try the rows again that ended as errors.")
 @click.option(
     "--queue",
@@ -65,7 +65,8 @@ _STRICT = click.Option(
 @partial(export_pods.flags, where="With --export: ")
 def batch(
     call: Call,
-    restart: bool,
+    discard_results: bool,
+    yes: bool,
     retry_errors: bool,
     queue: bool,
     detach: bool,
@@ -83,10 +84,10 @@ def batch(
     from launcher.site import Site
     from launcher.state.snapshot import ClusterSnapshot
 
-    how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
+    how = Options(restart=discard_results, retry_errors=retry_errors, queue=queue)
     _check_options(call, how, detach=detach)
     pods = export_pods.taken(asked)
-    about_nodes = (restart, retry_errors, queue, detach, call.dry_run, call.fetch)
+    about_nodes = (discard_results, retry_errors, queue, detach, call.dry_run, call.fetch)
     batch_export.check(export, pods, about_nodes=any(about_nodes))
     job = batch_flags.read(asked)
     if call.inventory.ray.off:
@@ -105,7 +106,7 @@ def batch(
             call.print_script([start.plan])
             return 0
         with call.session(to=to) as session:
-            code, rows = _run(call, session, request, how, detach=detach)
+            code, rows = _run(call, session, request, how, detach=detach, yes=yes)
     if not call.as_json:
         for row in rows:
             field(row)
@@ -119,7 +120,7 @@ def _check_options(call: Call, how: Options, *, detach: bool) -> None:
             "--offline goes with --dry-run: no row is answered without the nodes"
         )
     if how.restart and how.retry_errors:
-        raise click.UsageError("--restart begins anew, --retry-errors goes on: choose one")
+        raise click.UsageError("--discard-results starts over, --retry-errors goes on: choose one")
     if detach and call.strict:
         raise click.UsageError(
             "--strict judges how the job ends, and --detach does not wait for that: choose one"
@@ -162,7 +163,7 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
 
 
 def _run(
-    call: Call, session: Session, request: Request, how: Options, *, detach: bool
+    call: Call, session: Session, request: Request, how: Options, *, detach: bool, yes: bool
 ) -> tuple[int, list[str]]:
     """Look, decide, begin and watch; returns the exit code, and what to print when the display has
     been put away.
@@ -175,9 +176,9 @@ def _run(
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
         start = plan_batch(seen, request, how)
-        folder = _output_folder(session.inventory, request)
-        if folder is not None:
-            folder.check(begun=not seen.entry.absent, restart=how.restart)
+        folder = _output_folder(session.inventory, request, seen.entry, restart=how.restart)
+        if how.restart and not (yes or call.dry_run):
+            _confirm(session, request.job.name, seen.entry, folder)
         if model_fetch.for_batch(call, ours, seen.cluster, request.job, start):
             _, seen = _look(ours, request, dry_run=False)
             start = plan_batch(seen, request, how)
@@ -214,6 +215,22 @@ def _run(
     return _watch(session, request, start, folder, strict=call.strict)
 
 
+def _confirm(
+    session: Session, name: str, entry: job_store.Entry, folder: OutputFolder | None
+) -> None:
+    """Ask before results are deleted; raises RequestError where there is no terminal."""
+    if entry.absent and not (folder and folder.parts()):
+        return
+    done = progress_text.rows(entry.progress)
+    if not sys.stdin.isatty():
+        raise RequestError(
+            f"no terminal to confirm that the results of `{name}` are deleted ({done})",
+            hint="add `--yes` to delete them; without `--discard-results`, the job goes on",
+        )
+    with session.to.paused():
+        click.confirm(f"Delete the results of `{name}` ({done})?", abort=True, err=True)
+
+
 def _detach(session: Session, start: Start, folder: OutputFolder | None) -> tuple[int, list[str]]:
     """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
     fetches = " and gathers its answers" if folder is not None else ""
@@ -235,8 +252,8 @@ def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:
     # read.
     if unread := [source.shown for source in request.job.sources if source.where != "control"]:
         said.append(
-            f"not looked at again: {', '.join(unread)}; if it has changed, begin anew with"
-            " --restart"
+            f"not looked at again: {', '.join(unread)}; if it has changed, start over with"
+            " --discard-results"
         )
     return said
 
@@ -268,18 +285,22 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     return [files], BatchSnapshot(cluster=found, entry=entry)
 
 
-def _output_folder(inventory: Inventory, request: Request) -> OutputFolder | None:
-    """Return the folder of this machine that takes the output, if it is one of this machine."""
+def _output_folder(
+    inventory: Inventory, request: Request, entry: job_store.Entry, *, restart: bool
+) -> OutputFolder | None:
+    """Return the folder of this machine that takes the output, if any; raises RequestError."""
     to = request.job.to
     if to.where != "control":
         return None
-    return OutputFolder(
+    folder = OutputFolder(
         path=Path(to.text),
         shown=to.shown,
         cluster=inventory.cluster,
         job=request.job.name,
         digest=request.digest,
     )
+    folder.check(begun=not entry.absent, restart=restart)
+    return folder
 
 
 def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear: bool) -> None:

@@ -23,8 +23,8 @@ def check(export: str | None, pods: Mapping[str, Any], *, about_nodes: bool) -> 
         raise click.UsageError(f"{named[0]} goes with --export: it is about pods")
     if export is not None and about_nodes:
         raise click.UsageError(
-            "--export only prints: --restart, --retry-errors, --queue, --detach, --dry-run and"
-            " --fetch are about a job on the nodes"
+            "--export only prints: --discard-results, --retry-errors, --queue, --detach, --dry-run"
+            " and --fetch are about a job on the nodes"
         )
 
 

@@ -268,7 +268,7 @@ def _tuning(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> RequestError:
     name = request.job.name
     done = progress_text.rows(entry.progress)
-    begin = f"begin anew with `--restart`, which removes what is done ({done})"
+    begin = f"start over with `--discard-results`, which deletes what is done ({done})"
     named = "`job:` in its file" if request.job.path else "`--name`"
     hints = [
         f"stop it first: `vlaunch stop {name}`; then {begin}" if live else begin,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from launcher import gather, watch_batch
@@ -249,7 +251,7 @@ def test_another_input_is_another_job(batch: Batch) -> None:
     assert "is not the job that was begun under this name" in ran.err
     assert "input prompts.jsonl: changed" in ran.err
     assert "sampling.max_tokens: 512 → 9" in ran.err
-    assert "--restart" in ran.err
+    assert "--discard-results" in ran.err
 
 
 def test_begin_anew(batch: Batch) -> None:
@@ -258,11 +260,55 @@ def test_begin_anew(batch: Batch) -> None:
     batch.run()
     batch.verbs()
     (batch.folder / "prompts.jsonl").write_text('{"id": 0, "prompt": "only one"}\n')
-    ran = batch.run("--restart")
+    ran = batch.run("--discard-results", "--yes")
 
     assert (ran.code, batch.verbs()) == (0, ["remove", "prepare", "put", "submit"]), ran.err
     assert [row["prompt"] for row in batch.answers()] == ["only one"]
     assert "what was done (10 of 10 rows) is removed" in ran.err
+
+
+def test_results_are_deleted_only_when_that_is_confirmed(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused without a terminal, and when the answer is no; a dry run does not ask."""
+    batch.run()
+    batch.verbs()
+    before = batch.gathered()
+    without = batch.run("--discard-results")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    answers = [False, True]
+    confirm = Confirm(answers)
+    monkeypatch.setattr(click, "confirm", confirm)
+    dry, declined = batch.run("--discard-results", "--dry-run"), batch.run("--discard-results")
+
+    assert (without.code, dry.code, declined.code) == (2, 0, 130)
+    assert (batch.gathered(), batch.verbs()) == (before, [])
+    assert "no terminal to confirm that the results of `job` are deleted (10 of 10" in without.err
+    assert "hint: add `--yes` to delete them" in without.err
+    assert batch.run("--discard-results").code == 0
+    assert batch.verbs() == ["remove", "prepare", "put", "submit"]
+    assert confirm.questions == ["Delete the results of `job` (10 of 10 rows)?"] * 2
+
+
+def test_nothing_is_asked_where_there_are_no_results(batch: Batch) -> None:
+    """The first run of a job may be given the flag."""
+    assert batch.run("--discard-results").code == 0
+
+
+class Confirm:
+    """Answers `click.confirm`, and keeps the questions."""
+
+    def __init__(self, answers: list[bool]) -> None:
+        self._answers = answers
+        self.questions: list[str] = []
+
+    def __call__(self, question: str, *, abort: bool, err: bool) -> None:
+        """Raise Abort where the answer is no."""
+        assert abort
+        assert err
+        self.questions.append(question)
+        if not self._answers.pop(0):
+            raise click.Abort
 
 
 def test_what_was_never_begun_may_change(batch: Batch) -> None:
@@ -426,7 +472,7 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--restart",), "batch job `job` runs"),
+        (("--discard-results",), "batch job `job` runs"),
         (("--retry-errors",), "its error rows can be tried again when it is over"),
     ],
 )
@@ -637,7 +683,9 @@ def test_output_of_which_the_head_knows_nothing_any_more(batch: Batch) -> None:
 
     assert (ran.code, batch.verbs(), batch.gathered()) == (2, [], before)
     assert "of which the head knows nothing any more" in ran.err
-    assert batch.run("--restart").code == 0
+    refused = batch.run("--discard-results")
+    assert (refused.code, batch.gathered()) == (2, before)
+    assert batch.run("--discard-results", "--yes").code == 0
 
 
 @pytest.mark.parametrize(
@@ -724,7 +772,8 @@ def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
 
     assert (first.code, second.code) == (0, 0), first.err
     assert (
-        f"not looked at again: {path}; if it has changed, begin anew with --restart" in second.err
+        f"not looked at again: {path}; if it has changed, start over with --discard-results"
+        in second.err
     )
 
 
@@ -758,7 +807,7 @@ def test_json_events(batch: Batch) -> None:
     [
         ((), "name a job file, or say what to answer"),
         (("job.yaml", "--offline"), "--offline goes with --dry-run"),
-        (("job.yaml", "--restart", "--retry-errors"), "choose one"),
+        (("job.yaml", "--discard-results", "--retry-errors"), "choose one"),
         (("job.yaml", "--model", "x"), "--model"),
         (("missing.yaml",), "missing.yaml"),
         (("job.yaml", "--detach", "--strict"), "--detach does not wait"),

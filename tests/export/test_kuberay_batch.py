@@ -143,7 +143,7 @@ def test_only_the_dashboard_is_open(folder: Path, capsys: pytest.CaptureFixture[
         (JOB + "data_parallel: {size: 2}\n", EXPORT, "data-parallel ranks are placed by addresses"),
         (JOB, ("--export", "kuberay", "--pp", "2"), "--rdma-resource NAME"),
         (JOB, ("--memory", "1GiB"), "--memory goes with --export"),
-        (JOB, (*EXPORT, "--restart"), "--export only prints"),
+        (JOB, (*EXPORT, "--discard-results"), "--export only prints"),
         (JOB.replace("model:", "job: 9.lives\nmodel:"), EXPORT, "`9.lives` is no name"),
     ],
 )

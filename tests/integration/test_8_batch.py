@@ -287,8 +287,8 @@ def test_another_job_or_another_input_is_refused(chat: Batch) -> None:
         chat.path.write_text(text)
         chat.input.write_bytes(rows)
 
-    refused(job, "sampling.max_tokens", "192", "193", "--restart")
-    refused(data, chat.input.name, "--restart")
+    refused(job, "sampling.max_tokens", "192", "193", "--discard-results")
+    refused(data, chat.input.name, "--discard-results")
     chat.each_once(1000)
 
 

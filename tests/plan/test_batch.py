@@ -191,7 +191,7 @@ def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path)
         decide(load, ask(load(), request_.job), there(request_, "failed", done=1))
 
     assert raised.value.evidence == "input in.txt: changed (4 → 2 bytes)"
-    assert "`--restart`, which removes what is done (1 of 2 rows)" in raised.value.hint
+    assert "`--discard-results`, which deletes what is done (1 of 2 rows)" in raised.value.hint
 
 
 @pytest.mark.parametrize("state", ["refused", "failed", "running", "done"])

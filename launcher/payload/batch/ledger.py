@@ -24,7 +24,7 @@ from .places import Place, brief, masked, opened
 KINDS = ("rows", "errors")
 PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")
 AT_ONCE = 32  # ledger entries that are read at once: each is a request to an object store
-RESTART = "start over with `--restart`, which deletes what this job wrote there"
+RESTART = "start over with `--discard-results`, which deletes what this job wrote there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

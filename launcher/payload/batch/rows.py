@@ -85,7 +85,7 @@ def guarded(job: Job, file: File, split: Split) -> Iterator[Row]:
 
 
 def changed(file: File, how: str) -> Failed:
-    hint = "put the file back as it was, or start over with `--restart`"
+    hint = "put the file back as it was, or start over with `--discard-results`"
     return Failed(f"{masked(file.path)} is not what it was when the job began", how, hint)
 
 

@@ -67,17 +67,17 @@ def confirmed(job: Job, place: Place, listed: list[StoredFile]) -> Manifest:
         manifest, identity = loaded(place.read())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(
-            f"{place.where} cannot be read", brief(error), "start over with `--restart`"
+            f"{place.where} cannot be read", brief(error), "start over with `--discard-results`"
         ) from error
     if manifest.digest != job.digest:
         different = "\n".join(changes(identity, job.identity))
         raise Refused(
             "the job is not the one that was begun",
             different,
-            "undo the change, or start over with `--restart`",
+            "undo the change, or start over with `--discard-results`",
         )
     if said := differences(manifest.files, listed):
-        hint = "put the files back as they were, or start over with `--restart`"
+        hint = "put the files back as they were, or start over with `--discard-results`"
         raise Refused("the input is not what it was when the job began", "\n".join(said[:20]), hint)
     return manifest
 

@@ -249,7 +249,7 @@ def test_a_job_of_another_meaning_is_refused_with_the_difference(tmp_path: Path)
     with pytest.raises(Refused, match="with other settings") as raised:
         ledger.recover(changed, manifest)
     assert raised.value.evidence == 'model: "tiny" → "huge"'
-    assert "--restart" in raised.value.hint
+    assert "--discard-results" in raised.value.hint
 
 
 def test_another_input_is_refused_even_when_the_work_folder_is_lost(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_remote_folder_keeps_the_same_books(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through pyarrow's filesystems: whole files only, refused for others, erased by
-    `--restart`.
+    `--discard-results`.
     """
     store = tmp_path / "store"
     store.mkdir()
