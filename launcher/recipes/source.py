@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import io
 import re
-import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from launcher.errors import RequestError
 from launcher.recipes.library import Library, Origin, digest, listed
+from launcher.tools import archive as archives
 
 MOST_OF_A_FILE = 1 << 20
 MOST = 64 << 20
 _MOST_FILES = 5000
-_MOST_UNPACKED = 1 << 30
+_MOST_UNPACKED = 256 << 20
 _OWN = re.compile(r"taxonomy\.yaml|LICENSE|strategies/[\w.-]+\.ya?ml|models/[\w.-]+/[\w.-]+\.ya?ml")
+_KEPT = re.compile(rf"(?:.*/)?(?:{_OWN.pattern}|[\w.-]+\.json)")
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
@@ -72,7 +73,7 @@ def archive(content: bytes, name: str) -> Taken:
         if zipfile.is_zipfile(io.BytesIO(content)):
             return _zip(content, name)
         return _tar(content, name)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+    except (*archives.ERRORS, zipfile.BadZipFile) as error:
         raise RequestError(
             f"{name} is no archive that can be read",
             evidence=str(error) or type(error).__name__,
@@ -168,25 +169,18 @@ def _checked_out(git: Path) -> str:
 
 
 def _tar(content: bytes, name: str) -> Taken:
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as tar:
-        members = {each.name: each for each in _bounded(tar) if each.isreg()}
-        root = _root(members)
-
-        def get(path: str) -> bytes | None:
-            member = members.get(root + path)
-            file = tar.extractfile(member) if member else None
-            return file.read(MOST_OF_A_FILE + 1) if file else None
-
-        commit = str(tar.pax_headers.get("comment", ""))  # as `git archive` writes it
-        return Taken(_collected(members, root, get, name), _commit(commit))
-
-
-def _bounded(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield what an archive has, unless it is one that grows without end when it is unpacked."""
-    for each in tar:
-        if tar.offset > _MOST_UNPACKED:
-            raise ValueError(f"it unpacks to more than {_MOST_UNPACKED >> 20} MiB")
-        yield each
+    # Read once, from its beginning to its end: to go back is to unpack all of it again.
+    files, total, commit = dict[str, bytes](), 0, ""
+    for member, file in archives.members(io.BytesIO(content), _MOST_UNPACKED):
+        commit = str(member.pax_headers.get("comment", ""))  # as `git archive` writes it
+        if _KEPT.fullmatch(member.name):
+            files[member.name] = file.read(MOST_OF_A_FILE + 1)
+            total += len(files[member.name])
+        if total > MOST:
+            raise ValueError(f"its recipes are larger than {MOST >> 20} MiB")
+    root = _root(files)
+    taken = _collected(files, root, lambda path: files.get(root + path), name)
+    return Taken(taken, _commit(commit))
 
 
 def _zip(content: bytes, name: str) -> Taken:

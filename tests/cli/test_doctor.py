@@ -6,10 +6,12 @@ import io
 import json
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from launcher.cli import log_files
 from launcher.errors import ConnectError
 from launcher.model import Answer
 from tests import kept
@@ -280,3 +282,97 @@ def test_a_text_that_is_none(cluster: Cluster, words: tuple[str, ...], said: str
     ran = cluster.run("doctor", *words)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
+
+
+def packed(path: Path, *members: tuple[str, int, bytes], mode: str = "w:xz") -> Path:
+    """Write an archive: each member's name, its zero bytes, and what follows them."""
+    with tarfile.open(path, mode) as archive:
+        for name, zeros, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = zeros + len(data)
+            archive.addfile(entry, io.BytesIO(bytes(zeros) + data))
+    return path
+
+
+def test_of_a_large_log_the_end_is_read(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first whole line on, and said so: of a file, a pipe, an archive's member."""
+    monkeypatch.setattr(log_files, "_MOST", 1000)
+    data = b"x" * 5000 + b"\npassword: " + b"y" * 950 + b"\n" + GLOO.encode() + b"\n"
+    (tmp_path / "a.log").write_bytes(data)
+    packed(tmp_path / "b.tar.xz", ("b/gpu02/a.log", 0, data))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    for name, said in (
+        ("a.log", "a.log"),
+        ("b.tar.xz", "b.tar.xz: b/gpu02/a.log"),
+        ("-", "standard input"),
+    ):
+        ran = cluster.run("doctor", "--from", name)
+        left_out = len(data) - len(GLOO) - 1
+        assert ran.code == 1
+        assert f"{said}: only its end was read; its first {left_out:,} bytes" in ran.err, name
+        assert "Gloo took the wrong network interface" in ran.out
+
+
+def test_lines_of_a_log_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of short lines takes many times its size in memory."""
+    monkeypatch.setattr(log_files, "_LINES", 10)
+    (tmp_path / "a.log").write_text("".join(f"{number}\n" for number in range(100)))
+    (told,) = log_files.read((str(tmp_path / "a.log"),)).values()
+
+    assert told.logs[0].lines[-1] == "99"
+    assert len(told.logs[0].lines) < 11
+    assert "only its end was read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("one", [("b/gpu01/a.log", 40 << 20, b"")]),
+        ("many", [(f"b/gpu01/{number}.log", 1 << 20, b"") for number in range(20)]),
+        ("between", [("b/gpu01/a.bin", 30 << 20, b""), ("b/gpu01/a.log", 9, b"")]),
+    ],
+)
+def test_an_archive_that_unpacks_without_end(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    members: list[tuple[str, int, bytes]],
+) -> None:
+    """What was read is judged, and what was not is said; memory stays small."""
+    monkeypatch.setattr(log_files, "_ALL", 4 << 20)
+    path = packed(
+        tmp_path / f"{name}.tar.gz", ("b/gpu02/a.log", 0, GLOO.encode()), *members, mode="w:gz"
+    )
+    tracemalloc.start()
+    ran = cluster.run("doctor", "--from", str(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert ran.code == 1
+    assert "gpu02: Gloo took the wrong network interface" in ran.out
+    assert f"{name}.tar.gz: read the first 4 MiB, 4,000,000 lines or 5,000 files, and" in ran.err
+    assert peak < 40 << 20
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("first", [True, False])
+def test_headers_without_end(cluster: Cluster, tmp_path: Path, kind: bytes, first: bool) -> None:
+    """`tarfile` reads a header in one piece, and headers of headers by calling itself."""
+    entry = tarfile.TarInfo("x")
+    entry.type, entry.size = kind, 1 << 30
+    small = tarfile.TarInfo("x")
+    small.type, small.size = kind, 512
+    for name, blocks in (
+        ("large", entry.tobuf() + bytes(4096)),
+        ("chained", (small.tobuf() + b"9 a=bcde\n".ljust(512, b"\0")) * 3000),
+    ):
+        before = b"" if first else tarfile.TarInfo("b/a.log").tobuf()
+        (tmp_path / f"{name}.tar").write_bytes(before + blocks)
+        ran = cluster.run("doctor", "--from", f"{name}.tar")
+        assert "Traceback" not in ran.err
+        assert ran.code in (0, 2)
