@@ -36,7 +36,7 @@ def _disk(host: Host) -> Finding:
     pulled, need = _is_pulled(facts), _docker_need(host)
     if facts.docker_disk_free is not None and facts.docker_disk_free < need:
         fix = (
-            "free some space (`docker system prune -a` removes images that no container uses), "
+            "free some space (`docker image prune -a` removes images that no container uses), "
             "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
         )
         why = "" if pulled else "to pull the image"

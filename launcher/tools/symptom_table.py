@@ -116,7 +116,7 @@ _IMAGE = (
         id="disk-full",
         pattern=patterns.DISK_FULL,
         cause="the disk is full",
-        fix="free some space: `docker system prune`, `df -h`",
+        fix="free some space: `vlaunch image prune`, `df -h`",
         source="errno(3), ENOSPC",
         batch=(
             "free some space on the head, or remove jobs that are over: `vlaunch jobs --remove"

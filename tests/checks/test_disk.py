@@ -25,7 +25,7 @@ CASES = (
         id="disk",
         red={"gpu02": "fail"},
         text="29.0 GiB free under Docker's own directory, 30 GiB needed to pull the image",
-        fix="`docker system prune -a`",
+        fix="`docker image prune -a`",
         facts={"gpu02": {"docker_disk_free": 29 * GIB, "images": {}}},
     ),
     Case(
