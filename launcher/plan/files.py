@@ -59,11 +59,13 @@ _OWNED = (
     " another user could change what is kept there: correct it, or set another state_dir or"
     ' cache_dir" >&2; exit 1; };'
 )
+# The logs of engines hold prompts. A folder with the set-group-ID bit was handed over to a group.
+_PRIVATE = '{ [ -g "$d/server" ] || chmod 700 "$d/server" || :; }'
 _UNPACK = (
-    f'{_OWNED} mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" &&'
+    f'{_OWNED} mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE} &&'
     ' tar -xf - -C "$d/payload"'
 )
-_FOLDERS = f'{_OWNED} mkdir -p "$d/server" "$@" && chmod 711 "$d"'
+_FOLDERS = f'{_OWNED} mkdir -p "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE}'
 # A directory in /dev/shm may be somebody else's, who was there first.
 _OWN = (
     'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'

@@ -10,6 +10,7 @@ from launcher.model import Inventory, Node
 from launcher.plan.shape import Plan, Stage, in_waves
 from launcher.site import Site
 from launcher.tools import ray
+from launcher.tools.untrusted import brief
 from launcher.transport import Command
 
 
@@ -22,7 +23,7 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "#!/usr/bin/env bash",
         (
             f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes,"
-            f" from {inventory.path.name}"
+            f" from {brief(inventory.path.name)}"
         ),
         (
             "# Each `on NODE …` is one command that the run sends, word for word; the run adds a"
@@ -30,6 +31,9 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         ),
         "set -euo pipefail",
         "{  # read whole before it begins, so that it may be piped into bash",
+        "",
+        "# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.",
+        """quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\\\$q$q}"; done; }""",
         "",
         "on() {",
         "  local node=$1; shift",
@@ -99,4 +103,4 @@ def _reach(node: Node) -> str:
         *(("-o", f"UserKnownHostsFile={node.ssh.known_hosts}") if node.ssh.known_hosts else ()),
     ]
     login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
-    return f'ssh {shlex.join((*options, login))} "$(printf \'%q \' "$@")"'
+    return f'ssh {shlex.join((*options, login))} "$(quoted "$@")"'

@@ -400,3 +400,17 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
 
     assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
     assert (tmp_path / "c/secrets/A").read_text() == "value"
+
+
+def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
+    """They hold prompts; a folder that was handed over to an image's user stays that user's."""
+    inventory = load()
+    steps = files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+    (argv,) = [each.command.argv for each in steps if "folders" in each.title]
+    here = [str(tmp_path / "c") if each.endswith("/.vlaunch/c") else each for each in argv[:5]]
+    subprocess.run(here, check=True)
+    made = tmp_path / "c" / "server"
+    assert made.stat().st_mode & 0o7777 == 0o700
+    made.chmod(0o2770)
+    subprocess.run(here, check=True)
+    assert made.stat().st_mode & 0o7777 == 0o2770

@@ -5,8 +5,9 @@ with the run's own.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,30 @@ def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
         waves.append(sorted(rest[:size], key=repr))
         rest = rest[size:]
     return [*waves, rest]
+
+
+def test_words_reach_a_posix_shell_whatever_is_in_them(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a locale that does not know their letters, quotes and line breaks among them."""
+    found = _open("nothing-changed", tmp_path, monkeypatch)
+    node = found.inventory.head.name
+    words = ("é'; touch pwned; '", "a\nb\t\x01", "$(touch pwned)", "\\'&\\", "", "'")
+    text = script(found.inventory, found.plans()).replace(
+        "\nexit\n", f"\n{shlex.join(('on', node, 'echo', *words))}\nexit\n"
+    )
+    code, sent = shell.run(text)
+
+    assert (code, sent[-1].argv) == (0, ("echo", *words))
+    assert not (shell.folder / "pwned").exists()
+
+
+def test_the_name_of_the_inventory_stays_in_its_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line break in it begins no command."""
+    found = _open("nothing-changed", tmp_path, monkeypatch)
+    named = replace(found.inventory, path=tmp_path / "a\ntouch pwned\r\x1b[2J.yaml")
+
+    assert "\ntouch" not in script(named, found.plans())
+    assert "from a touch pwned.yaml\n" in script(named, found.plans())

@@ -4,12 +4,15 @@
 set -euo pipefail
 {  # read whole before it begins, so that it may be piped into bash
 
+# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
+quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
+
 on() {
   local node=$1; shift
   case $node in
-    node1) ssh 192.0.2.11 "$(printf '%q ' "$@")" ;;
-    node2) ssh 192.0.2.12 "$(printf '%q ' "$@")" ;;
-    node3) ssh 192.0.2.13 "$(printf '%q ' "$@")" ;;
+    node1) ssh 192.0.2.11 "$(quoted "$@")" ;;
+    node2) ssh 192.0.2.12 "$(quoted "$@")" ;;
+    node3) ssh 192.0.2.13 "$(quoted "$@")" ;;
   esac
 }
 

@@ -4,11 +4,14 @@
 set -euo pipefail
 {  # read whole before it begins, so that it may be piped into bash
 
+# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
+quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
+
 on() {
   local node=$1; shift
   case $node in
-    gpu01) ssh -p 2222 -i /etc/vlaunch/key -J bastion.example ops@gpu01 "$(printf '%q ' "$@")" ;;
-    gpu02) ssh -p 2222 -i /etc/vlaunch/key -J bastion.example ops@gpu02 "$(printf '%q ' "$@")" ;;
+    gpu01) ssh -p 2222 -i /etc/vlaunch/key -J bastion.example ops@gpu01 "$(quoted "$@")" ;;
+    gpu02) ssh -p 2222 -i /etc/vlaunch/key -J bastion.example ops@gpu02 "$(quoted "$@")" ;;
   esac
 }
 
@@ -46,8 +49,8 @@ on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
 # gate gpus-in-docker: Docker hands out the declared GPUs, and CUDA starts
 
 # == Write helper files and secrets
-vlaunch payload | on gpu01 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/h100-pair /home/ops/.vlaunch/cache/h100-pair /home/ops/.vlaunch/cache/h100-pair/3e994d563b51 &
-vlaunch payload | on gpu02 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/h100-pair /home/ops/.vlaunch/cache/h100-pair /home/ops/.vlaunch/cache/h100-pair/3e994d563b51 &
+vlaunch payload | on gpu01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/h100-pair /home/ops/.vlaunch/cache/h100-pair/3e994d563b51 &
+vlaunch payload | on gpu02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/h100-pair /home/ops/.vlaunch/cache/h100-pair/3e994d563b51 &
 all
 printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
 printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
