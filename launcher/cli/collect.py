@@ -18,10 +18,10 @@ from launcher.cli.command import Call, command
 from launcher.cli.doctor import examine
 from launcher.cli.session import Session
 from launcher.cli.status import look
-from launcher.errors import RequestError, VlaunchError
+from launcher.errors import VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory
-from launcher.remote.secrets import resolve
+from launcher.remote.secrets import recall
 from launcher.state import collect as plan
 from launcher.transport import by_node
 from launcher.ui.progress import Printer, Silent
@@ -75,11 +75,13 @@ def collect(call: Call, output: str | None) -> None:
     """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs
     of all nodes.
 
-    Secrets are taken out by their values, and so is what looks like one. Look at it before you
-    share it. Nothing is changed on any node; nodes that cannot be reached are told of in it.
+    Secrets are taken out by their values, and so is what looks like one; no command is run and
+    nobody asked to learn a value. Look at it before you share it. Nothing is changed on any node;
+    nodes that cannot be reached are told of in it.
     """
     path = target(output, call.inventory.cluster)
-    unknown = _learn(call.inventory)
+    # The inventory may be somebody else's: no command of its secrets is run for a bug report.
+    unknown = recall(call.inventory.secrets, call.inventory.path.parent)
     with call.printer() as shown, writing(path) as bundle:
         kept = _Kept(shown)
         with call.session(to=kept, partial=True) as session:
@@ -91,21 +93,6 @@ def collect(call: Call, output: str | None) -> None:
     if unknown:
         say(f"not known here, and so only recognised by their form: {', '.join(unknown)}")
     say(f"look at it before you share it: `tar -xzOf {path} | less`")
-
-
-def _learn(wanted: Inventory) -> list[str]:
-    """Hide the value of every secret that can be had without asking a person; return the names of
-    the others.
-    """
-    unknown = []
-    for name, source in wanted.secrets.items():
-        try:
-            if source.prompt is not None:
-                raise RequestError(name)
-            resolve({name: source}, wanted.path.parent)
-        except RequestError:
-            unknown.append(name)
-    return unknown
 
 
 def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:

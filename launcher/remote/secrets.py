@@ -22,9 +22,11 @@ import click
 from launcher import redaction
 from launcher.errors import RequestError
 from launcher.model import Secret, SecretSource
+from launcher.tools import ray
 
 COMMAND_SECONDS = 30.0
 _MAX_BYTES = 64 * 1024
+_TOKEN_LENGTH = 32
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -55,6 +57,11 @@ def resolve(
             continue
         try:
             value = _checked(_fetch(name, source, base, seconds, ask or from_terminal))
+            if name == ray.TOKEN and len(value) < _TOKEN_LENGTH:
+                raise _Unavailable(
+                    f"should have at least {_TOKEN_LENGTH} characters, for whoever guesses it runs"
+                    " code on the nodes; `openssl rand -hex 32` makes one"
+                )
         except _Unavailable as error:
             failures.append(f"{name}: {error}")
         else:
@@ -85,25 +92,23 @@ def ask_first(sources: Mapping[str, SecretSource]) -> None:
             from_terminal(name, source.prompt)
 
 
-def recall(sources: Mapping[str, SecretSource], base: Path) -> None:
+def recall(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
     """Hide the values that can be had without asking anybody or running anything, for commands that
-    do not need them.
+    do not need them; return the names of the others.
 
     They turn up in logs all the same. What cannot be had is no failure here.
     """
-    for source in sources.values():
-        if source.env is None and source.file is None:
-            continue
-        try:
-            redaction.learn(
-                _checked(
-                    _from_env(source.env)
-                    if source.env is not None
-                    else _from_file(str(source.file), base)
-                )
-            )
-        except _Unavailable:
-            continue
+    unknown = []
+    for name, source in sources.items():
+        value = ""
+        with contextlib.suppress(_Unavailable):
+            if source.env is not None:
+                value = _checked(_from_env(source.env))
+            elif source.file is not None:
+                value = _checked(_from_file(source.file, base))
+        redaction.learn(value)
+        unknown += [] if value else [name]
+    return unknown
 
 
 def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:

@@ -23,11 +23,10 @@ from tests.cli.told import Telling, state, tell
 
 TOKEN = "5f1d8e6a7b0c4d3e9f2a1b0c8d7e6f5a4b3c2d1e0f9a8b7c6d5e4f3a2b1c0d9e"
 PASSWORD = 'pa"ss\\wörd/+'
-CALLED = "called-forth-by-a-program"
 STRANGE = "sk-proj-nobodyToldUsOfThisOne"
-ALL = f"{SECRET} {TOKEN} {PASSWORD} {CALLED} {STRANGE}"
+ALL = f"{SECRET} {TOKEN} {PASSWORD} {STRANGE}"
 SECRETS = {
-    "plain": [SECRET, TOKEN, PASSWORD, CALLED, STRANGE, "AKIAIOSFODNN7EXAMPLE"],
+    "plain": [SECRET, TOKEN, PASSWORD, STRANGE, "AKIAIOSFODNN7EXAMPLE"],
     "by what stands before it": ["pa55word", "letmein-letmein"],
     "json": [json.dumps(PASSWORD)[1:-1], json.dumps(PASSWORD, ensure_ascii=False)[1:-1]],
     "address": [quote(PASSWORD), quote(PASSWORD, safe="")],
@@ -42,8 +41,8 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     password = tmp_path / "password"
     password.write_text(PASSWORD)
     password.chmod(0o600)
-    (tmp_path / "tell.sh").write_text(f"echo {CALLED}")
-    more = "REGISTRY: {file: password}, CALLED: {command: sh tell.sh}, ASKED: {prompt: Which}"
+    command = f"touch {tmp_path / 'ran'}"
+    more = f"REGISTRY: {{file: password}}, CALLED: {{command: {command}}}, ASKED: {{prompt: Which}}"
     cluster.write(
         INVENTORY.replace("HF_TOKEN}}", f"HF_TOKEN}}, {more}}}")
         + f"# {STRANGE}, and the api_key: letmein-letmein\n"
@@ -128,6 +127,15 @@ def test_no_secret_is_in_the_bundle_whatever_form_it_has(leaky: Cluster, tmp_pat
         # The last characters of base64 also hold bits of what stands behind it.
         assert [value for value in SECRETS["base64"] if value[:-4] in text] == [], name
     assert "***" in files["nodes/01-gpu01/container-1.log"]
+
+
+def test_no_command_of_the_inventory_is_run(leaky: Cluster, tmp_path: Path) -> None:
+    """A bundle is made where somebody else's inventory lies, too; what is not known is named."""
+    ran = leaky.run("collect", "-o", "b.tar.gz")
+
+    assert not (tmp_path / "ran").exists()
+    assert "not known here, and so only recognised by their form: CALLED, ASKED" in ran.err
+    assert "CALLED, ASKED" in unpacked(tmp_path / "b.tar.gz")["README.txt"]
 
 
 def test_the_secrets_would_be_in_it_without_redaction(
@@ -216,7 +224,7 @@ def test_the_user_is_told_what_is_in_it_and_to_look(leaky: Cluster, tmp_path: Pa
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
     assert "nodes/02-gpu02/container-1.log" in ran.err
     assert "look at it before you share it" in ran.err
-    assert "only recognised by their form: ASKED" in ran.err
+    assert "only recognised by their form: CALLED, ASKED" in ran.err
     assert leaky.world.changes == []
 
 

@@ -298,7 +298,7 @@ def test_values_are_hidden_as_soon_as_they_are_known(
         "D": SecretSource(prompt="x"),
         "E": SecretSource(file="no"),
     }
-    recall(sources, tmp_path)
+    assert recall(sources, tmp_path) == ["A", "C", "D", "E"]
     assert redaction.redact(f"x{VALUE}") == "x***"
     assert not ran.exists()
 
@@ -313,3 +313,14 @@ def test_redaction_replaces_every_value_the_longest_first() -> None:
 def test_redaction_leaves_short_values_alone() -> None:
     """They would blank out ordinary words."""
     assert redact("12345 123456", [Secret("12345"), Secret("123456")]) == "12345 ***"
+
+
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    """Ray and the agents take orders from whoever knows it."""
+    _file(tmp_path / "key", "x")
+    with pytest.raises(RequestError) as caught:
+        resolve({"RAY_AUTH_TOKEN": SecretSource(file="key")}, tmp_path)
+    assert "RAY_AUTH_TOKEN: should have at least 32 characters" in caught.value.evidence
+    assert "`openssl rand -hex 32` makes one" in caught.value.evidence
+    _file(tmp_path / "key", "0123456789abcdef" * 2)
+    assert resolve({"RAY_AUTH_TOKEN": SecretSource(file="key")}, tmp_path)
