@@ -180,7 +180,7 @@ class _Watching:
             self._refusals.clear()
         # Thousands of them are kept: none may be as long as a node likes.
         seen = replace(
-            seen, lines=tuple(untrusted.plain(line[: untrusted.LONGEST]) for line in seen.lines)
+            seen, lines=tuple(untrusted.plain(line)[: untrusted.LONGEST] for line in seen.lines)
         )
         self._lines.extend(seen.lines)
         return seen

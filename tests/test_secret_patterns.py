@@ -162,7 +162,7 @@ def _ratio(read: Callable[[str], object], text: str) -> float:
         (lambda text: list(log_text.told(text, "log")), 60),
         (symptoms.first, 200),
         (lambda text: diagnose(told(text), {}, rdma=True, now=0.0), 200),
-        (vllm.root_cause, 60),
+        (vllm.raised, 60),
     ],
     ids=["secrets", "log", "symptoms", "doctor", "cause"],
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from launcher.checks.consistency import alike
 from launcher.checks.host import no_rdma
 from launcher.checks.shape import Check, Evidence, Finding, Host, Judge, failed, passed, skipped
+from launcher.tools import untrusted
 from launcher.tools.inside import Inside
 
 
@@ -21,7 +22,7 @@ def _looked(evidence: Evidence) -> tuple[dict[str, Inside], list[Finding]]:
             why = evidence.inside_missing.get(host.name) or _why_not(host)
             gaps.append(skipped(host, why))
         elif inside.error:
-            said = inside.error.strip().splitlines()[-1][:160]
+            said = untrusted.shown(inside.error.strip().splitlines()[-1])
             gaps.append(skipped(host, f"a container could not be looked into: {said}"))
         else:
             found[host.name] = inside

@@ -21,7 +21,7 @@ from launcher.cli.up import bring_up
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.model import Inventory, Secret, SecretSource, fold
 from launcher.remote.secrets import resolve
-from launcher.tools import ray, secret_files
+from launcher.tools import ray, secret_files, untrusted
 from launcher.transport import Command
 from launcher.ui import json_line
 from launcher.ui.terminal import show
@@ -240,7 +240,7 @@ def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
             found[answer.node] = secret_files.parse(answer.out)
         except UnreadableAnswer as error:
             raise NodeError(
-                answer.node, error.message, evidence=answer.err.strip()[-300:]
+                answer.node, error.message, evidence=untrusted.shown(answer.err.strip(), last=True)
             ) from None
     return {node.name: found[node.name] for node in inventory.nodes if node.name in found}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.discovery.shape import Probed
 from launcher.model import Accelerator, fold
+from launcher.tools import untrusted
 from launcher.tools.host import DEADLINE
 
 
@@ -50,7 +51,7 @@ def _silence(host: Probed) -> str:
     if "docker" in facts.late:
         return f"`{command} version` did not answer within {DEADLINE} s"
     words = (facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1]
-    return f"Docker does not answer: {words[:160]}"
+    return f"Docker does not answer: {untrusted.shown(words)}"
 
 
 def on_some(names: Sequence[str], order: Sequence[str]) -> str:

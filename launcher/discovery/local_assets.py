@@ -63,7 +63,8 @@ def parse(text: str) -> LocalAssets:
     images, end, _ = images.partition(f"{_MARK} end")
     if not mark or not end:
         raise UnreadableAnswer(
-            "the answer about images and models is incomplete", evidence=text[-300:]
+            "the answer about images and models is incomplete",
+            evidence=untrusted.shown(text, last=True),
         )
     amd = re.search(rf"^{_MARK} amd[ \t]+([0-9]{{1,6}})[ \t]*$", head, re.MULTILINE)
     return LocalAssets(
@@ -104,7 +105,7 @@ def _images(text: str) -> dict[str, str]:
         listed = untrusted.loads(text or "[]")
     except ValueError:
         raise UnreadableAnswer(
-            "`docker image inspect` did not answer in JSON", evidence=text[:300]
+            "`docker image inspect` did not answer in JSON", evidence=untrusted.shown(text)
         ) from None
     found: dict[str, str] = {}
     for item in listed if isinstance(listed, list) else []:

@@ -13,6 +13,7 @@ from launcher.discovery.local_assets import Home
 from launcher.discovery.shape import HF_HOME, Choice, Probed
 from launcher.errors import RequestError
 from launcher.model import Accelerator, fold, natural
+from launcher.tools import untrusted
 
 VLLM = "v0.32.0"
 # https://docs.vllm.ai/en/stable/deployment/docker/: one repository per platform.
@@ -81,7 +82,7 @@ def _lacking(
 
 
 def _first_line(said: str) -> str:
-    return said.strip().partition("\n")[0][:200]
+    return untrusted.shown(said.strip().partition("\n")[0])
 
 
 def image(

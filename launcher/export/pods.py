@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -287,10 +288,10 @@ def _container(
 
 
 def _escaped(text: str, ours: Sequence[str]) -> str:
-    """Keep the kubelet from replacing what is meant as it stands: all but variables of ours."""
+    """Keep the kubelet from replacing anything but variables of ours; of `$$` it makes `$`."""
     if text in ours:
         return text
-    escaped = text.replace("$(", "$$(")
+    escaped = re.sub(r"\${2,}|\$(?=\()", lambda match: 2 * match[0], text)
     for each in (word for word in ours if word.startswith("$(")):
         escaped = escaped.replace(f"${each}", each)
     return escaped

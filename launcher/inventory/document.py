@@ -89,8 +89,8 @@ def parse(
         return _unreadable(_line_of(error), _syntax(error))
     except _TooBig as error:
         return _unreadable(error.line, str(error))
-    # a bad \x escape, or a chain of tokens too deep for Python's stack
-    except (ValueError, RecursionError) as error:
+    # a bad \x or \U escape, or a chain of tokens too deep for Python's stack
+    except (ValueError, OverflowError, RecursionError) as error:
         return _unreadable(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
         return _unreadable(1, f"the file is empty; `{example}` shows what to write")

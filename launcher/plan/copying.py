@@ -80,13 +80,18 @@ def plan_copy(
     order = tuple(sorted(in_order(lacking, source), key=lambda name: missing[name]))
     _check_room(seen, {name: missing[name] for name in order})
     total = sum(each.size for each in rows)
+    try:
+        manifest = Manifest(list(rows), chunk(total))
+    except ValueError as error:
+        text, hint = f"{source} names a file of {model} that cannot be copied", "try `--from NODE`"
+        raise RequestError(text, evidence=str(error), hint=hint) from None
     return Copying(
         model=model,
         revision=found.revision,
         source=source,
         targets=order,
         complete=tuple(name for name in seen if name == source or name in {*wanted} - {*order}),
-        manifest=Manifest(list(rows), chunk(total)),
+        manifest=manifest,
         links=found.links,
         refs=tuple(
             sorted({(f"refs/{name}", found.revision) for name in _refs(kind, found, revision)})

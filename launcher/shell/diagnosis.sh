@@ -14,10 +14,11 @@ mark=$1 cluster=$2 state=$3 hf=$4 lines=$5 bytes=$6 since=$7 parts=$8 inside=$9;
 part() {
   name=$1 cut=$2; shift 2
   printf '\n%s %s\n' "$mark" "$name"
-  { timeout -k 2 30 "$@" 2>&1 </dev/null; printf '\n%s rc %s\n' "$mark" "$?"; } | "$cut"
+  { echo; timeout -k 2 30 "$@" 2>&1 </dev/null; printf '\n%s rc %s\n' "$mark" "$?"; } | "$cut"
 }
-last() { tail -n "$((lines + 2))" | tail -c "$((bytes + 100))"; }
-all() { cat; }
+# The first line goes: it is empty, or what is left of one may be a part of a secret.
+last() { tail -n "$((lines + 3))" | tail -c "$((bytes + 100))" | sed 1d; }
+all() { sed 1d; }
 wanted() { case " $parts " in *" $1 "*) return 0 ;; esac; return 1; }
 kept() { part "$1" all head -c "$bytes" "$state/$cluster/server/$2"; }
 part clock all date +%s

@@ -7,9 +7,11 @@
 # shellcheck disable=SC2012 # Ray names these files
 
 mark=$1 lines=$2 bytes=$3
+# As in diagnosis.sh.
+last() { tail -c "$1" | sed 1d; }
 show() {
   printf '\n%s %s\n' "$mark" "$1"
-  tail -n "$3" "$2" 2>&1 | tail -c "$4"
+  { echo; tail -n "$3" "$2" 2>&1; } | last "$4"
   printf '\n%s rc 0\n' "$mark"
 }
 printf '\n%s zone\n' "$mark"; date +%z; printf '\n%s rc 0\n' "$mark"
@@ -31,6 +33,6 @@ for file in /tmp/ray/session_latest/logs/raylet.err /tmp/ray/session_latest/logs
   n=$((n + 1)); [ ! -s "$file" ] || show "ray-$n" "$file" 300 60000
 done
 printf '\n%s nccl\n' "$mark"
-cat /tmp/vlaunch-nccl.*.log 2>/dev/null |
-  grep -aE 'WARN|No device found|, retrying|undefined symbol' | tail -n 200 | tail -c 60000
+{ echo; cat /tmp/vlaunch-nccl.*.log 2>/dev/null |
+  grep -aE 'WARN|No device found|, retrying|undefined symbol' | tail -n 200; } | last 60000
 printf '\n%s rc 0\n' "$mark"

@@ -96,7 +96,7 @@ def _servers(told: Told) -> Any:
 def _not_seen(told: Told, answers: Sequence[Answer]) -> list[str]:
     """Say what could not be had, each thing once."""
     gaps = [f"{what}: {why}" for what, why in told.gaps.items()]
-    gaps += [answer.tail[-300:] for answer in answers if not answer.ok]
+    gaps += [untrusted.shown(answer.tail, last=True) for answer in answers if not answer.ok]
     return list(dict.fromkeys(gaps))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from launcher.model import Answer, Node
-from launcher.tools import diagnosis
+from launcher.tools import diagnosis, untrusted
 from launcher.tools.diagnosis_read import Told, read
 from launcher.transport import Command
 
@@ -49,7 +49,7 @@ def parse(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[s
                 if answer.timed_out
                 else "it answered something else"
             )
-            silent[answer.node] = f"{late}: {answer.tail[-200:]}".strip(": ")
+            silent[answer.node] = f"{late}: {untrusted.shown(answer.tail, last=True)}".strip(": ")
         else:
             told[answer.node] = said
     return told, silent

@@ -47,7 +47,7 @@ def _readable(what: str, text: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UnreadableAnswer(
-            f"`{what}` said something that cannot be read", evidence=text[:300]
+            f"`{what}` said something that cannot be read", evidence=untrusted.shown(text)
         ) from None
 
 

@@ -100,7 +100,7 @@ def _told(text: str | None, read: Callable[[str], _T]) -> _T | None:
 def shown(text: str) -> str:
     """Return the end of an answer as evidence, without the part that holds the Ray token."""
     head, _, rest = text.partition(f"{_MARK} token\n")
-    return (head + rest[rest.find(_MARK) :] if _MARK in rest else head)[-400:]
+    return untrusted.shown(head + rest[rest.find(_MARK) :] if _MARK in rest else head, last=True)
 
 
 def read_parts(text: str) -> Parts:
@@ -153,7 +153,8 @@ def _json(text: str, what: str) -> Any:
     try:
         return untrusted.loads(text)
     except ValueError:
-        raise UnreadableAnswer(f"`{what}` did not answer in JSON", evidence=text[:300]) from None
+        evidence = untrusted.shown(text)
+        raise UnreadableAnswer(f"`{what}` did not answer in JSON", evidence=evidence) from None
 
 
 def _token(text: str) -> str:
@@ -246,7 +247,7 @@ def free(text: str) -> int:
     """Return the free bytes that `df -Pk` tells; raises UnreadableAnswer."""
     words = text.splitlines()[-1].split()
     if len(words) < 4 or not re.fullmatch("[0-9]{1,18}", words[3]):
-        raise UnreadableAnswer("`df -Pk` did not answer with a table", evidence=text[:300])
+        raise UnreadableAnswer("`df` did not answer with a table", evidence=untrusted.shown(text))
     return int(words[3]) * 1024
 
 
@@ -299,7 +300,8 @@ def _gpus(text: str) -> tuple[Gpu, ...] | None:
         fields = [each.strip() for each in line.split(",")]
         if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             raise UnreadableAnswer(
-                "`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300]
+                "`nvidia-smi` answered with a line that is not a GPU",
+                evidence=untrusted.shown(line),
             )
         # GB10 shares the host's memory and reports `[N/A]` for its own.
         memory = [int(each) if re.fullmatch("[0-9]{1,12}", each) else 0 for each in fields[2:4]]

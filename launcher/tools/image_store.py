@@ -92,13 +92,15 @@ def parse(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -> Stor
     parts = host_read.read_parts(text)
     if "end" not in parts:
         raise UnreadableAnswer(
-            f"what {node} says of its images is incomplete", evidence=text[-400:]
+            f"what {node} says of its images is incomplete",
+            evidence=untrusted.shown(text, last=True),
         )
     try:
         return _store(parts, f"{scratch}/vlaunch-{_number(said(parts, 'user'))}", cluster, node)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UnreadableAnswer(
-            f"what {node} says of its images cannot be read ({error!r:.200})", evidence=text[-400:]
+            f"what {node} says of its images cannot be read ({error!r:.200})",
+            evidence=untrusted.shown(text, last=True),
         ) from None
 
 

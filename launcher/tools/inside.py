@@ -116,6 +116,7 @@ def parse_look(answer: Answer, *, running: bool = True) -> Inside:
         }
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableAnswer(
-            f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]
+            f"the container's answer has another form ({error!r})",
+            evidence=untrusted.shown(answer.out, last=True),
         ) from None
     return decode.fit(Inside, found, "the container's answer")

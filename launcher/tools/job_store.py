@@ -273,7 +273,7 @@ def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
             )
     if len({each.path for each in page.files}) < len(page.files):
         raise UnreadableAnswer(
-            f"{answer.node}: names an output file twice", evidence=answer.tail[:300]
+            f"{answer.node}: names an output file twice", evidence=untrusted.shown(answer.tail)
         )
     return page.files, page.next
 

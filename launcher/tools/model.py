@@ -119,7 +119,7 @@ def parse_listing(answer: Answer) -> ModelFiles | None:
             files[path] = -1 if kind in "lLN" else int(size)
         else:
             raise UnreadableAnswer(
-                "`find` answered with a line that is not a file", evidence=line[:300]
+                "`find` answered with a line that is not a file", evidence=untrusted.shown(line)
             )
     return ModelFiles(files=files, revision=revision, incomplete=tuple(incomplete))
 

@@ -264,7 +264,7 @@ def parse_report(answer: Answer) -> Report:
     try:
         return decode.fit(Report, said, "the report", closed=True)
     except UnreadableAnswer as error:
-        raise _unreadable(answer, f"{error}: {line[:300]}") from None
+        raise _unreadable(answer, f"{error}: {untrusted.shown(line)}") from None
 
 
 def _unreadable(answer: Answer, evidence: str) -> UnreadableAnswer:

@@ -136,7 +136,9 @@ def parse_status(text: str) -> RayStatus:
     """Read `ray status`; raises UnreadableAnswer when its sections are not there."""
     sections = _sections(untrusted.cut(text))
     if "Active" not in sections:
-        raise UnreadableAnswer("`ray status` printed no `Active:` section", evidence=text[-400:])
+        raise UnreadableAnswer(
+            "`ray status` printed no `Active:` section", evidence=untrusted.shown(text, last=True)
+        )
     usage = sections.get("Total Usage", sections.get("Usage", []))
     gpu = next((m for line in usage if (m := re.match(rf"{_AMOUNT}/{_AMOUNT} GPU\b", line))), None)
     lines = [*sections["Active"], *sections.get("Idle", [])]

@@ -12,8 +12,6 @@ from launcher.tools import untrusted
 from launcher.tools.symptom import Symptom
 from launcher.tools.symptom_table import TABLE
 
-_MOST = 2 * 2**20  # characters of a log
-
 __all__ = ["TABLE", "Match", "Symptom", "first"]
 
 
@@ -37,7 +35,7 @@ def first(text: str) -> Match | None:
     # not keep us busy for hours.
     lines = [
         line
-        for each in untrusted.cut(text[-_MOST:], last=True).splitlines()
+        for each in untrusted.cut(text, last=True).splitlines()
         if (line := untrusted.plain(each))
     ]
     text = "\n".join(lines)

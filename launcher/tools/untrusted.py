@@ -17,17 +17,18 @@ from launcher.redaction import redact
 # characters of a line that are looked at: patterns take a square of a line's length at their worst
 LONGEST: Final = 4000
 _LINES: Final = 100_000
+_ENDING: Final = 2 * 2**20  # characters of a log
 _DEEPEST: Final = 50  # levels of nesting; what we ask for has less than ten
 _DIGITS: Final = 40  # of a whole number: more than any count, size or time has
 _SHOWN: Final = 300
 _BRIEF: Final = 2000  # characters of a line in a message
-_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # Control characters, but not tabs and line breaks; what turns the direction of the text around it
 # (Unicode, UAX 9) or is not seen; halves of UTF-16 pairs, which cannot be printed.
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f"
     r"\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e007f]"
+    r"\U000e0000-\U000e007f]+"
 )
 
 
@@ -51,11 +52,12 @@ def loads(text: str) -> Any:
 
 def cut(text: str, *, last: bool = False) -> str:
     """Return text without the ends of lines that are too long; of too many lines the first are
-    there, or the `last`.
+    there, or the `last`, of 2 MiB at most. Known secrets are replaced before one is cut in two.
     """
     if len(text) <= LONGEST:
         return text
-    lines = text.split("\n")
+    text = redact(text)
+    lines = (text[-_ENDING:] if last else text).split("\n")
     return "\n".join(line[:LONGEST] for line in (lines[-_LINES:] if last else lines[:_LINES]))
 
 
@@ -70,14 +72,15 @@ def brief(text: str) -> str:
     """Return text as one line of bounded length, and plain: what a node says must not pass for
     another line of ours.
     """
-    line = " ".join(plain(text[: 4 * _BRIEF]).splitlines())
+    line = " ".join(plain(redact(text)[: 4 * _BRIEF]).splitlines())
     return line if len(line) <= _BRIEF else line[:_BRIEF] + "…"
 
 
-def shown(value: object) -> str:
-    """Return the beginning of a value as evidence, whatever it is."""
+def shown(value: object, *, last: bool = False) -> str:
+    """Return the beginning of a value, or its end, as evidence, whatever it is."""
     try:
-        return (value if isinstance(value, str) else json.dumps(value))[:_SHOWN]
+        text = plain(value if isinstance(value, str) else json.dumps(value))
+        return text[-_SHOWN:] if last else text[:_SHOWN]
     except (TypeError, ValueError, RecursionError):
         return type(value).__name__
 

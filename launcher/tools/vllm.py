@@ -95,7 +95,6 @@ PHASES = (
 
 _MEMORY_SHARE = 0.92  # `gpu_memory_utilization` in vllm/config/cache.py
 _GLOO_TIMEOUT = 1800.0  # seconds; torch's default (torch/csrc/distributed/c10d/Backend.hpp)
-_MOST = 2 * 2**20  # characters of a log
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
@@ -391,7 +390,7 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
 
 def raised(log: str) -> cause.Raised | None:
     """Return the exception that a failed start is about."""
-    lines = untrusted.cut(log[-_MOST:], last=True).splitlines()
+    lines = untrusted.cut(log, last=True).splitlines()
     return cause.find([untrusted.plain(line) for line in lines])
 
 

@@ -135,10 +135,12 @@ def test_the_kubelet_replaces_nothing_of_the_users(
     pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What looks like a variable of Kubernetes' in the inventory stays as it is written."""
-    found = Export(capsys, pair, *RDMA, "--", "--chat-template", "$(NAME)")
+    found = Export(capsys, pair, *RDMA, "--", "--chat-template", "$(NAME)", "--seed", "a$$b$$(c$d")
 
     assert env(found.container())["NCCL_DEBUG_SUBSYS"] == "$$(ALL)"
     assert found.container()["args"][6] == "$$(NAME)"
+    # Two become one, also before a bracket; one that stands alone stays.
+    assert found.container()["args"][8] == "a$$$$b$$$$(c$d"
 
 
 def test_replicas_are_counted_by_a_shell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,6 +162,7 @@ def test_a_key_that_is_a_list_is_a_mistake() -> None:
         ("a: 1\nb: \x00\n", "2: the character U+0000 is not allowed in YAML"),
         ("a: b: c\n", "1: not valid YAML: mapping values are not allowed here"),
         ('a: "\\q"\n', "1: not valid YAML: found unknown escape character 'q'"),
+        ('"\\UFFFFFFFF": 1\n', "1: not valid YAML: OverflowError"),
         ("a: " + "[" * 5000, "1: nested more than 24 levels deep"),
         ("&a [*a]", "1: nested more than 24 levels deep once its aliases are filled in"),
         ("&a {<<: *a}", "1: nested more than 24 levels deep once its aliases are filled in"),

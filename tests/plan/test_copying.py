@@ -161,3 +161,12 @@ def test_only_those_that_are_meant() -> None:
 def test_chunks_are_larger_where_there_are_many() -> None:
     """A bound on how many there are."""
     assert (chunk(10 * GB), chunk(700 * GB)) == (2**20, 2**22)
+
+
+def test_a_file_that_leads_out_of_its_folder() -> None:
+    """As a hostile node names it: said as a mistake of that node's."""
+    files = (("../../etc/cron.d/evil", 100, 7, SMALL),)
+    there = hub(revision(files=files, links=()))
+    with pytest.raises(RequestError, match="a names a file of org/model that cannot be") as caught:
+        plan_copy(NAME, {"a": seen(there), "b": seen()})
+    assert "leads out of its folder" in caught.value.evidence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -177,3 +178,27 @@ def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
 
     assert told.gaps["containers"].startswith("permission denied while trying to connect")
     assert told.states == ()
+
+
+def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
+    """A part of a secret would not be recognised; whole lines stay."""
+    lines = [f"2026-11-21T20:14:00.1Z {number:04} {'x' * 60}" for number in range(49)]
+    (docker.parent / "docker.log").write_text("\n".join(lines) + "\n")
+    whole = [log.lines for log in ask(docker).logs if log.part == "log-1"]
+    cut = [log.lines for log in read(say(docker, ("logs",), size=2000), MARK).logs]
+
+    assert len(whole[0]) == 49
+    assert 0 < len(cut[0]) < 30
+    assert all(re.fullmatch(r"\d{4} x{60}", line) for line in cut[0])
+
+
+def test_a_first_line_of_a_worker_that_was_cut_is_dropped(docker: Path) -> None:
+    """As for containers; of a short log every line is there."""
+    logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "worker-1.err").write_text("one\ntwo\n")
+    (logs / "worker-2.out").write_text("".join(f"{'x' * 999}\n" for _ in range(99)))
+    found = {log.part: log.lines for log in ask(docker).logs if log.part.startswith("worker")}
+
+    assert ("one", "two") in found.values()
+    assert {len(line) for lines in found.values() for line in lines} == {3, 999}

@@ -103,7 +103,7 @@ def split(stream: IO[bytes], folder: str = "", name: str = "") -> Image:
 
     try:
         image = _image(at, there.values(), name)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, NotAnImage):
             raise
         raise NotAnImage(f"this is not what `docker save` writes ({error!r:.200})") from None

@@ -87,6 +87,7 @@ def _all(image: Image, folder: Path) -> Any:
         (classic(wrong=True), "layer 2 is not what its digest"),
         (modern(wrong=True), "layer 2 is not what its digest"),
         (modern(packed=True, wrong=True), "layer 2 is not what its digest"),
+        (tar_of({"manifest.json": b"[" * 100_000}), "what `docker save` writes"),
         (classic(twice=True), "several images; say which one: b:1, other:1"),
     ],
 )
