@@ -4,11 +4,14 @@
 set -euo pipefail
 {  # read whole before it begins, so that it may be piped into bash
 
+# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
+quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
+
 on() {
   local node=$1; shift
   case $node in
-    tray01) ssh ops@tray01 "$(printf '%q ' "$@")" ;;
-    tray02) ssh ops@tray02 "$(printf '%q ' "$@")" ;;
+    tray01) ssh ops@tray01 "$(quoted "$@")" ;;
+    tray02) ssh ops@tray02 "$(quoted "$@")" ;;
   esac
 }
 
@@ -27,8 +30,8 @@ all
 # gate ray-version: every node's image runs the same Ray and the same Python
 
 # == Write helper files and secrets
-vlaunch payload | on tray01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/gb200 /home/ops/.vlaunch/cache/gb200/made-for-the-image &
-vlaunch payload | on tray02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/gb200 /home/ops/.vlaunch/cache/gb200/made-for-the-image &
+vlaunch payload | on tray01 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/gb200 /home/ops/.vlaunch/cache/gb200/made-for-the-image &
+vlaunch payload | on tray02 sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/gb200 /home/ops/.vlaunch/cache/gb200/made-for-the-image &
 all
 printf %s "${RAY_AUTH_TOKEN:?}" | on tray01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/gb200 RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on tray02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/gb200 RAY_AUTH_TOKEN &
