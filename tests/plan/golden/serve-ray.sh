@@ -4,11 +4,14 @@
 set -euo pipefail
 {  # read whole before it begins, so that it may be piped into bash
 
+# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
+quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
+
 on() {
   local node=$1; shift
   case $node in
-    n1) ssh n1 "$(printf '%q ' "$@")" ;;
-    n2) ssh n2 "$(printf '%q ' "$@")" ;;
+    n1) ssh n1 "$(quoted "$@")" ;;
+    n2) ssh n2 "$(quoted "$@")" ;;
   esac
 }
 
