@@ -81,7 +81,7 @@ def choose(
     common = {
         network: places
         for network, places in seen.items()
-        if len(places) == len(hosts) or _twice(places.values()) is None
+        if len(places) == len(hosts) and _twice(places.values()) is None
     }
     if not common:
         lone = _lone(hosts, order)
