@@ -41,7 +41,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate gpus-in-docker: Docker hands out the declared GPUs, and CUDA starts
 
 # == Write helper files and secrets
-vlaunch payload | on workstation sh -c 'd=$1; shift; umask 022 && mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/workstation /root/.vlaunch/cache/workstation/3e994d563b51
+vlaunch payload | on workstation sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/workstation /root/.vlaunch/cache/workstation /root/.vlaunch/cache/workstation/3e994d563b51
 printf %s "${RAY_AUTH_TOKEN:?}" | on workstation sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/workstation RAY_AUTH_TOKEN
 
 # == Start the Ray head
