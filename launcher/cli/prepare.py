@@ -214,6 +214,6 @@ def _shown(recipe: derived.Recipe | None) -> str:
             if isinstance(content, bytes):
                 target.write_bytes(content)
             else:
-                target.symlink_to(content)
+                target.symlink_to(content.path)
         (folder / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
     return f"tar -chf - -C {folder} Dockerfile wheels"

@@ -94,7 +94,7 @@ def ensure(cache: Path, say: Say) -> Path:
 
 def key() -> str:
     """Name the image by what decides its content."""
-    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _setup(), wheels.lock()])
+    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _setup(), wheels.pins()])
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 

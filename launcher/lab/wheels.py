@@ -23,8 +23,13 @@ _TIMEOUT = 1800.0
 
 
 def lock() -> str:
-    """Return the pinned wheels, one `name==version` a line."""
+    """Return the pinned wheels, one `name==version` a line, with the hashes that each may have."""
     return resources.files("launcher.lab").joinpath("wheels.lock").read_text()
+
+
+def pins() -> str:
+    """Return the pinned wheels without their hashes."""
+    return re.sub(r" --hash=\S+", "", lock())
 
 
 def ensure(cache: Path, say: Say) -> Path:
@@ -32,8 +37,7 @@ def ensure(cache: Path, say: Say) -> Path:
 
     Raises VlaunchError with pip's last lines when a wheel cannot be had.
     """
-    pins = lock()
-    wheels = cache / f"wheels-{hashlib.sha256(pins.encode()).hexdigest()[:12]}"
+    wheels = cache / f"wheels-{hashlib.sha256(pins().encode()).hexdigest()[:12]}"
     if wheels.exists():
         return wheels
     say(
@@ -42,11 +46,11 @@ def ensure(cache: Path, say: Say) -> Path:
     )
     partial = cache / f"building-{os.getpid()}-wheels"
     partial.mkdir()
-    (partial / "wheels.lock").write_text(pins)
+    (partial / "wheels.lock").write_text(lock())
     try:
-        _torch(partial, pins, say)
+        _torch(partial, say)
         machine.run(
-            *_download(partial, "--requirement", str(partial / "wheels.lock")),
+            *_download(partial, "--require-hashes", "--requirement", str(partial / "wheels.lock")),
             timeout=_TIMEOUT,
             what="downloading the wheels",
         )
@@ -63,12 +67,12 @@ def ensure(cache: Path, say: Say) -> Path:
     return wheels
 
 
-def _torch(directory: Path, pins: str, say: Say) -> None:
+def _torch(directory: Path, say: Say) -> None:
     """Download torch for CPUs from where pip is told to look, or else from PyTorch's index.
 
     Raises VlaunchError when neither has it.
     """
-    pin = next(line for line in pins.splitlines() if line.startswith("torch=="))
+    pin = next(line for line in pins().splitlines() if line.startswith("torch=="))
     usual = _download(directory, pin)
     done = machine.attempt(*usual, timeout=_TIMEOUT)
     if done.returncode == 0:

@@ -14,12 +14,13 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, VlaunchError
 from launcher.remote import pip
 from launcher.tools import purewheel
 from launcher.tools.derived import WheelFile, WheelSet
@@ -115,12 +116,10 @@ def _recall(entry: Path, cache: Path) -> tuple[WheelFile, ...] | None:
             WheelFile(name=name, sha256=digest, path=_home(cache, name, digest))
             for name, digest in rows
         )
-        damaged = [file for file in files if _digest(file.path) != file.sha256]
+        whole = all(_digest(file.path) == file.sha256 for file in files)
     except (OSError, ValueError, TypeError):
         return None
-    for file in damaged:
-        file.path.unlink()
-    return None if damaged else files
+    return files if whole else None
 
 
 def _remember(entry: Path, files: tuple[WheelFile, ...]) -> None:
@@ -165,8 +164,20 @@ def _is_new(path: Path, image: ImagePython) -> bool:
 
 
 def _keep(path: Path, cache: Path) -> WheelFile:
-    """Move a downloaded wheel to its place in the cache, which its own hash names."""
+    """Move a downloaded wheel to its place in the cache, which its own hash names.
+
+    Raises:
+        VlaunchError: an earlier wheel of this name had another hash: an index never does that.
+    """
     digest = _digest(path)
+    earlier = {wheel.parent for wheel in (cache / "wheels").glob(f"*/{path.name}")}
+    if known := sorted(folder for folder in earlier if folder.name != digest):
+        raise VlaunchError(
+            f"{path.name} is another file than before: whoever offers it has changed it",
+            evidence=[f"sha256 now: {digest}", f"sha256 before: {known[0].name}"],
+            hint="find out why; if you have built it anew yourself, forget the earlier one:"
+            f" `rm -r {shlex.quote(str(known[0]))}`",
+        )
     home = _home(cache, path.name, digest)
     home.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(path, home)

