@@ -141,7 +141,7 @@ class ImagePython:
         """Major and minor version of vLLM; None where they are not known, as with a build from
         sources without tags, which calls itself 0.1.dev.
         """
-        match = re.match(r"(\d+)\.(\d+)(?!\.dev)", self.vllm or "")
+        match = re.match(r"(\d+)\.(\d+)(?!\d|\.dev)", self.vllm or "")
         return (int(match[1]), int(match[2])) if match else None
 
     @property

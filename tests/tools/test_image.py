@@ -138,7 +138,8 @@ def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "version", ["0.20.0", "0.33.1rc1.dev5+g1a2b3c4", "1.0.0", "0.1.dev12453+g1a2b3c4", "dev", ""]
+    "version",
+    ["0.20.0", "0.33.1rc1.dev5+g1a2b3c4", "1.0.0", "0.1.dev12453+g1a2b3c4", "0.21.dev3", "dev", ""],
 )
 def test_a_version_that_is_new_enough_or_unknown_is_taken(version: str) -> None:
     """A build from sources without tags calls itself 0.1.dev."""
