@@ -166,7 +166,8 @@ def _rights(hosts: Sequence[Probed], kind: Accelerator) -> dict[str, Choice]:
     if kind == "amd":
         why = "as in vLLM's and AMD's own commands for ROCm"
         return {"cap_add": Choice(value="SYS_PTRACE", why=(why,))}
-    if len(hosts) > 1 and all(_IMEX_CHANNEL in (host.survey.imex or ()) for host in hosts):
+    joined = all(_IMEX_CHANNEL in (host.survey.imex or ()) for host in hosts)
+    if kind == "nvidia" and joined and len(hosts) > 1:
         why = "NVLink between the hosts (IMEX); Docker 29.2 does not read NVIDIA_IMEX_CHANNELS"
         device = f"/dev/nvidia-caps-imex-channels/{_IMEX_CHANNEL}"
         return {"devices": Choice(value=device, why=(why,))}

@@ -143,6 +143,8 @@ def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
     assert inventory(trays(("channel0",), ())).devices == ()
     assert inventory(trays(("channel0",), None)).devices == ()
     assert inventory(trays(("channel0",))).devices == ()
+    cpus = Wishes(accelerator="cpu")
+    assert inventory(trays(("channel0",), ("channel0",)), cpus).devices == ()
 
 
 def test_containers_on_amd_gpus_get_what_rocm_needs() -> None:
