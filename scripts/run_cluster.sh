@@ -351,9 +351,11 @@ plan_container() {
     "FLASHINFER_WORKSPACE_BASE=$COMPILED/flashinfer" "DG_JIT_CACHE_DIR=$COMPILED/deep_gemm"
     "TILELANG_CACHE_DIR=$COMPILED/tilelang" "CUDA_CACHE_PATH=$COMPILED/cuda"
     AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
-    RAY_ROTATION_BACKUP_COUNT=1 RAY_ROTATION_MAX_BYTES=67108864 RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_memory_monitor_refresh_ms=0 RAY_worker_niceness=0
+    RAY_ROTATION_BACKUP_COUNT=1 RAY_ROTATION_MAX_BYTES=67108864 RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_memory_monitor_refresh_ms=0 RAY_process_group_cleanup_enabled=1 RAY_worker_niceness=0
     RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
+  [ "$accelerator" != nvidia ] || words+=(CUDA_DEVICE_ORDER=PCI_BUS_ID "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME==$interface")
+  [ "$accelerator" = cpu ] || [ -n "$rdma" ] || words+=("UCX_NET_DEVICES=$interface")
   if [ -n "$token_auth" ]; then
     words+=(RAY_AUTH_MODE=token "RAY_AUTH_TOKEN_PATH=$SECRETS/$TOKEN")
   else
@@ -413,7 +415,7 @@ plan_container() {
 assemble() {
   local label labelled=()
   for label; do labelled+=(--label "$label"); done
-  command=(run --detach --name "$container" --network host "${shm[@]}" --restart unless-stopped "${options[@]}" "${labelled[@]}"
+  command=(run --detach --name "$container" --network host "${shm[@]}" --restart always "${options[@]}" "${labelled[@]}"
     "${extra[@]}" --entrypoint /bin/sh "$image" "$PAYLOAD/entry.sh" "${agent[@]}" -- "${ray[@]}")
 }
 

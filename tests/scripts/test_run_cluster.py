@@ -199,7 +199,11 @@ _CASES = {
             _BASE, fabric="infiniband", nodes=(replace(_HEAD, hca=_HCA), replace(_WORKER, hca=_HCA))
         ),
         before=("--rdma",),
-        after=("-e", "NCCL_IB_HCA==mlx5_0,mlx5_1"),
+        after=(
+            *("-e", "NCCL_IB_HCA==mlx5_0,mlx5_1"),
+            *("-e", "NVSHMEM_HCA_LIST=mlx5_0,mlx5_1"),
+            *("-e", "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,eth1"),
+        ),
         secrets=_WITH_TOKEN,
     ),
     "worker, nvidia, rdma, Hugging Face token": Case(

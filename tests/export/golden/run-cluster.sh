@@ -6,11 +6,11 @@
 # Before: export HF_TOKEN=…
 
 # gpu01 (10.0.0.1)
-scripts/run_cluster.sh --cluster pair --name gpu01 --node-ip 10.0.0.1 --interface bond0 --gpus 8 --rdma --secret VLLM_API_KEY --port gcs=7001 vllm/vllm-openai:v0.32.0 10.0.0.1 --head /data/huggingface --env NCCL_DEBUG=INFO --env NCCL_IB_HCA==mlx5_0
+scripts/run_cluster.sh --cluster pair --name gpu01 --node-ip 10.0.0.1 --interface bond0 --gpus 8 --rdma --secret VLLM_API_KEY --port gcs=7001 vllm/vllm-openai:v0.32.0 10.0.0.1 --head /data/huggingface --env NCCL_DEBUG=INFO --env NCCL_IB_HCA==mlx5_0 --env NVSHMEM_HCA_LIST=mlx5_0 --env UCX_NET_DEVICES=mlx5_0:1,bond0
 
 # The head's token, to each worker: scp -p ~/.vlaunch/pair/secrets/RAY_AUTH_TOKEN WORKER:ray-token
 # gpu02 (10.0.0.2)
-scripts/run_cluster.sh --cluster pair --name gpu02 --node-ip 10.0.0.2 --interface bond0 --gpus 8 --rdma --token-file ~/ray-token --secret VLLM_API_KEY --port gcs=7001 vllm/vllm-openai:v0.32.0 10.0.0.1 --worker /data/huggingface --env NCCL_DEBUG=INFO --env NCCL_IB_HCA==mlx5_0
+scripts/run_cluster.sh --cluster pair --name gpu02 --node-ip 10.0.0.2 --interface bond0 --gpus 8 --rdma --token-file ~/ray-token --secret VLLM_API_KEY --port gcs=7001 vllm/vllm-openai:v0.32.0 10.0.0.1 --worker /data/huggingface --env NCCL_DEBUG=INFO --env NCCL_IB_HCA==mlx5_0 --env NVSHMEM_HCA_LIST=mlx5_0 --env UCX_NET_DEVICES=mlx5_0:1,bond0
 
 # All of them have joined when this says so, on gpu01:
 docker exec vlaunch-pair-gpu01 ray status
