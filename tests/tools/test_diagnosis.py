@@ -197,8 +197,8 @@ def test_a_first_line_of_a_worker_that_was_cut_is_dropped(docker: Path) -> None:
     logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
     logs.mkdir(parents=True)
     (logs / "worker-1.err").write_text("one\ntwo\n")
-    (logs / "worker-2.out").write_text("".join(f"{'x' * 999}\n" for _ in range(99)))
+    (logs / "worker-2.out").write_text("".join(f"{'x' * 990}\n" for _ in range(99)))
     found = {log.part: log.lines for log in ask(docker).logs if log.part.startswith("worker")}
 
     assert ("one", "two") in found.values()
-    assert {len(line) for lines in found.values() for line in lines} == {3, 999}
+    assert {len(line) for lines in found.values() for line in lines} == {3, 990}
