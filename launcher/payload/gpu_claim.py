@@ -11,8 +11,6 @@ import subprocess
 from types import SimpleNamespace
 from typing import Any
 
-QUERY = ("--query-gpu=uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
-
 
 def register() -> None:
     """Let every rank claim its memory before it prepares its device."""
@@ -32,10 +30,9 @@ def claim(config: Any, local_rank: int) -> None:
     from vllm.v1.worker.utils import request_memory
 
     gpu = str(_gpu(config.parallel_config, local_rank))
-    done = subprocess.run(
-        ("nvidia-smi", "--id", gpu, *QUERY), capture_output=True, text=True, check=True
-    )
-    uuid, total, used = done.stdout.strip().split(", ")
+    query = ("--query-gpu=uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
+    answer = subprocess.check_output(("nvidia-smi", "--id", gpu, *query), text=True)
+    uuid, total, used = answer.strip().split(", ")
     if total.isdigit():  # a GPU that shares the host's memory tells none
         memory = {"total_memory": int(total) << 20, "free_memory": int(total) - int(used) << 20}
         snapshot = SimpleNamespace(device_=f"cuda:{gpu}", **memory)

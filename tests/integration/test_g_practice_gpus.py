@@ -227,7 +227,7 @@ def up(hosts: Practice) -> Iterator[Practice]:
     assert hosts.vlaunch("down", timeout=300).code == 0
     before = hosts.inventory.read_text()
     document = yaml.safe_load(before)
-    document["nodes"] = document["nodes"][:1]
+    document["nodes"] = [{"host": "node1", "ip": hosts.lab.host("node1").ip, "gpus": 8}]
     hosts.inventory.write_text(yaml.safe_dump(document))
     ran = hosts.vlaunch("up", timeout=600)
     assert ran.code == 0, ran.said

@@ -54,11 +54,11 @@ def smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
     """Let `nvidia-smi` say this; return the GPUs that it is asked about."""
     asked: list[str] = []
 
-    def run(argv: tuple[str, ...], **_: Any) -> Any:
+    def check_output(argv: tuple[str, ...], **_: Any) -> str:
         asked.append(argv[2])
-        return SimpleNamespace(stdout=answer)
+        return answer
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "check_output", check_output)
     return asked
 
 

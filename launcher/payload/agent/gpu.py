@@ -118,14 +118,10 @@ def _full(gpu: Gpu, share: float) -> bool:
 def _held(gpu: Gpu) -> str:
     """Describe a GPU whose memory is in use."""
     used = f"{(gpu.used or 0) / 1024:.1f} of {(gpu.total or 0) / 1024:.1f} GiB in use"
-    if gpu.unified:
-        return f"GPU {gpu.index} shares the host's memory, {used}"
-    apps = [app for app in _apps() if app[0] == gpu.uuid]
-    if not apps:
-        return f"GPU {gpu.index} has {used}"
-    _, pid, name, size = max(apps, key=lambda app: app[3])
-    who = f"{name or 'a process'} (pid {pid}, {size / 1024:.1f} GiB)"
-    return f"GPU {gpu.index} has {used}, by {who}"
+    has = "shares the host's memory," if gpu.unified else "has"
+    apps = sorted((app for app in _apps() if app[0] == gpu.uuid), key=lambda app: app[3])
+    who = [f", by {app[2] or 'a process'} (pid {app[1]}, {app[3] / 1024:.1f} GiB)" for app in apps]
+    return f"GPU {gpu.index} {has} {used}{''.join(who[-1:])}"
 
 
 def busy(pids: Collection[int], chosen: Sequence[int] | None, count: int) -> float | None:

@@ -115,7 +115,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 @pytest.mark.parametrize("none", ["[N/A]", "[Not Supported]"])
 def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none: str) -> None:
     """A GB10 gives no figures: what the host has available decides, as in vLLM."""
-    smi(f"0, GPU-aa, {none}, {none}, 3\n")
+    smi(f"0, GPU-aa, {none}, {none}, 3\n", apps="")
     files(proc__meminfo="MemTotal:       125829120 kB\nMemAvailable:   52428800 kB\n")
 
     assert gpu.room(0.4, None, 1) == (1, "")
