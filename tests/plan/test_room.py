@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from launcher.model import Inventory
+from launcher.plan.request import Request
 from launcher.plan.serve import Start
 from launcher.site import Site
+from launcher.tools.host import Gpu
+from launcher.tools.survey import GpuProcess
 from tests.plan.served import (
     BARE,
     INVENTORY,
@@ -228,3 +231,26 @@ def test_a_port_that_makes_room_is_free() -> None:
     assert judged(planned(there, request(), replace_other=True), "room") == []
     (found,) = judged(planned(there, request(port=8001), replace_other=True), "room")
     assert "port 8001 (vLLM API) is taken" in found.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [(request(tp=1, pp=1), "warn"), (request(), "fail"), (request("mp"), "fail")],
+)
+def test_gpu_memory_that_others_hold(asked: Request, status: str) -> None:
+    """Ray may choose such a GPU or another one: that is warned of. Where the server takes all, it
+    cannot start.
+    """
+    gpus = tuple(
+        Gpu(index=at, name="", memory_total=80000, memory_used=0, driver="1", uuid=f"GPU-{at}")
+        for at in range(8)
+    )
+    ada = GpuProcess(gpu="GPU-2", pid=7, name="python3", memory=70000, user="ada")
+    there = seen()
+    facts = replace(there.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
+    held = replace(there, site=Site(INVENTORY, {**there.site.facts, "n1": facts}))
+
+    found = [each for each in judged(planned(held, asked), "gpu-memory") if each.node == "n1"]
+    assert [(each.status, "held by ada (1 process)" in each.text) for each in found] == [
+        (status, True)
+    ]

@@ -227,6 +227,7 @@ IDLE = "0, GPU-aa, 81559, 70000, 0\n1, GPU-bb, 81559, 70000, 0\n"
         (IDLE, {9}, None, 1, 0.0),  # whichever they are
         (GPUS, {9}, (7,), 1, None),
         (GPUS.replace("97", "[N/A]"), {4711}, None, 1, None),
+        (IDLE.replace("70000, 0\n1", "70000, [N/A]\n1"), {9}, None, 2, None),
     ],
 )
 def test_how_busy_its_gpus_are(

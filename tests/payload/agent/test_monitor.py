@@ -151,12 +151,14 @@ def test_gpus_of_which_nobody_can_say_whether_they_compute(ready: Make) -> None:
     assert "no answer, no counter, no line, no CPU time, GPU time unknown" in fault.what
 
 
-@pytest.mark.parametrize(("busy", "alive"), [(90.0, True), (0.0, False)])
+@pytest.mark.parametrize(
+    ("busy", "stale", "alive"), [(90.0, False, True), (0.0, False, False), (90.0, True, False)]
+)
 def test_the_gpus_of_a_rank_that_ray_runs_are_its_nodes(
-    ready: Make, view: type[View], busy: float, alive: bool
+    ready: Make, view: type[View], busy: float, stale: bool, alive: bool
 ) -> None:
     """A server of Ray's has its process on the head: the load of GPUs there, where it has no rank,
-    says nothing of it.
+    says nothing of it; nor does what a silent node said last.
     """
     view.found = [Rank("a2", "PP0", "gpu2", 42)]
     stage = ready(wanted.ray("gpu1", "gpu2", places={"gpu2": 1}))
@@ -165,6 +167,8 @@ def test_the_gpus_of_a_rank_that_ray_runs_are_its_nodes(
     stage.engine.answers = stage.engine.works = False
     stage.lead.nodes["gpu1"].more = {"busy": 99.0}
     stage.lead.nodes["gpu2"].idle = {"busy": busy}
+    stage.step()
+    stage.lead.stale |= {"gpu2"} if stale else set()
     stage.run(400, step=2)
 
     assert (not stage.seen.faults) is alive

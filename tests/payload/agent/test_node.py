@@ -128,6 +128,13 @@ def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -
     turn(here, "chat", lambda said: said.get("prepared") == 4, chat=order)
     assert says == []
 
+    says[:] = ["held by y"] * 9
+    order = Order(generation=5, phase=PREPARE, share=0.9, count=2)
+    turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    here.orders = {"chat": Order(generation=5, phase=KEEP)}
+    here.turn()
+    assert "waits" not in here.report()["chat"]
+
 
 def test_a_start_that_needs_no_memory_waits_for_none(
     here: Node, monkeypatch: pytest.MonkeyPatch
