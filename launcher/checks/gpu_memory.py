@@ -45,9 +45,7 @@ def left_for_server(
 
 
 def without_room(evidence: Evidence, node: str, share: float) -> set[int]:
-    """Return the numbers, as a node's container counts, of the GPUs on which others leave less
-    memory than a server claims.
-    """
+    """Return which GPUs of a node, as its container numbers them, lack memory for a server."""
     hosts = [host for host in evidence.reached if host.name == node]
     full = [gpu for host in hosts for gpu, _ in _full(host, share)]
     return {

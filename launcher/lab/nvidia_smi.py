@@ -38,7 +38,6 @@ _GPU_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "index": lambda gpu: str(gpu["index"]),
     "name": lambda gpu: str(gpu["name"]),
     "uuid": lambda gpu: str(gpu["uuid"]),
-    "serial": lambda gpu: _NA,
     "pci.bus_id": lambda gpu: str(gpu["pci"]),
     "driver_version": lambda gpu: str(gpu["driver"]),
     "compute_cap": lambda gpu: str(gpu["capability"]),
@@ -52,7 +51,6 @@ _GPU_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "mig.mode.current": lambda gpu: "Disabled",
     "ecc.errors.uncorrected.volatile.total": lambda gpu: str(gpu["ecc"]),
 }
-_GPU_ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id"}
 _APP_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "gpu_name": lambda gpu: str(gpu["name"]),
     "gpu_uuid": lambda gpu: str(gpu["uuid"]),
@@ -177,7 +175,7 @@ def _answer(wanted: dict[str, str], document: dict[str, Any], gpus: list[Gpu]) -
         return "".join(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})\n" for gpu in gpus)
     form = wanted.get("--format", "")
     if "--query-gpu" in wanted:
-        return _table(wanted["--query-gpu"], form, gpus, _GPU_FIELDS, _GPU_ALIASES)
+        return _table(wanted["--query-gpu"], form, gpus, _GPU_FIELDS, {})
     if "--query-compute-apps" in wanted:
         apps = [{**gpu, **app} for gpu in gpus for app in _apps(gpu)]
         return _table(wanted["--query-compute-apps"], form, apps, _APP_FIELDS, _APP_ALIASES)

@@ -360,7 +360,6 @@ class Keeper:
         rests, warning = monitor.apis.rests(seen), monitor.apis.warning(seen)
         if seen.still and rests:
             monitor.movement.moved(self.clock.monotonic(), *monitor.parts)
-        # GPUs that may compute unseen get twice the time
         elif still >= want.policy.stuck * (1 + monitor.unsure) and want.policy.restarts != 0:
             gpus = " time, GPU time unknown" if monitor.unsure else " or GPU time"
             nothing = f"no answer, no counter, no line, no CPU{gpus}"

@@ -43,7 +43,7 @@ class Monitor:
         self.name, self.want, self.lead, self.view, self.clock = name, want, lead, view, clock
         self.launched: dict[str, str] = {}
         self.busy = False  # ask for the GPUs' utilisation
-        self.unsure = False  # some node cannot tell it
+        self.unsure = False  # some node cannot tell it, so `stuck` is doubled
         self.movement = Movement(clock.monotonic(), self.parts)
         self.apis = Apis(name, want, lead, self.launched, clock)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last

@@ -52,9 +52,7 @@ class Needs:
     def _unprepared(
         self, want: Desired, reports: Mapping[str, Mapping[str, Any]], generation: int
     ) -> str:
-        """Describe what nodes wait for that are not prepared to start this generation; where Ray
-        places the ranks, it may do so on any nodes that have enough free GPUs together.
-        """
+        """Describe what a start waits for on its nodes; Ray may use the free GPUs of any."""
         waiting = [
             node
             for node in want.nodes
