@@ -32,7 +32,7 @@ _CONSEQUENCE = re.compile(
     r"|UserCodeException|See stack trace|isn't serializable"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# `(RayWorkerProc pid=284, ip=10.0.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `
+# `(RayWorkerProc pid=284, ip=192.168.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `
 _PREFIX = re.compile(r"(?:\([^()]*\bpid=[^()]*\) ?)*(?:[A-Z]+ \d\d-\d\d \S+ \[[^\]]*\] ?)?")
 _PROCESS = re.compile(r"\(([\w-]+) pid=(\d+)(?:, ip=([\w.:-]+))?")
 # Ray writes whose traceback follows: `ray::RayWorkerProc.initialize_worker() (pid=7, ip=…, …)`
