@@ -15,7 +15,7 @@ def arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
     vlaunch sets, and for what looks like a secret.
     """
     for where, words in (
-        ("serve: args: in the inventory", inventory.serve.args),
+        ("`engine_args` or `serve: args` in the inventory", inventory.serve.args),
         ("the arguments after `--`", args),
     ):
         if said := vllm.collisions(words):
