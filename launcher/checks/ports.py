@@ -114,15 +114,15 @@ def _port_range(host: Host) -> Finding:
     node, found = host.node, host.survey.port_range if host.survey else None
     if found is None:
         return skipped(node, "the range is not known" if host.survey else UNSURVEYED)
-    text, usual = "{} to {}".format(*found), "{} {}".format(*DYNAMIC_PORTS)
-    if DYNAMIC_PORTS[0] <= found[0] and found[1] <= DYNAMIC_PORTS[1]:
+    (low, high), text = DYNAMIC_PORTS, "{} to {}".format(*found)
+    if low <= found[0] and found[1] <= high:
         return passed(node, text)
     return warned(
         node,
-        f"{text}; without `--scan`, `vlaunch export firewall` closes {usual} alone",
+        f"{text}; without `--scan`, `vlaunch export firewall` closes only {low} to {high}",
         fix=(
             "close the nodes' own ranges: `vlaunch export firewall --scan`; or set the usual one on"
-            f' {node.name}: `sudo sysctl -w net.ipv4.ip_local_port_range="{usual}"`'
+            f' {node.name}: `sudo sysctl -w net.ipv4.ip_local_port_range="{low} {high}"`'
         ),
     )
 

@@ -17,7 +17,9 @@ from launcher.export import firewall as made
 
 @click.group()
 def export() -> None:
-    """Write down what the inventory means for other programs; no node is reached."""
+    """Write down what the inventory means for other programs; no node is reached, but by `firewall
+    --scan`.
+    """
 
 
 export.add_command(compose)

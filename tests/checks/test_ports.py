@@ -200,4 +200,6 @@ def test_ports_that_the_firewall_leaves_open_are_a_warning(
     assert finding.status == status
     if status == "warn":
         assert f"{found[0]} to {found[1]}" in finding.text if found else False
+        assert finding.text.endswith("`vlaunch export firewall` closes only 32768 to 60999")
         assert "export firewall --scan" in finding.fix
+        assert 'ip_local_port_range="32768 60999"' in finding.fix
