@@ -43,13 +43,6 @@ def role(node: Node) -> docker.Role:
     return "head" if node.head else "worker"
 
 
-def renewed(there: docker.Container) -> bool:
-    """True when a container's first process is the agent; one of an earlier vlaunch has another,
-    and `up` renews it.
-    """
-    return there.argv[:2] == (f"{PAYLOAD}/entry.sh", "agent")
-
-
 def secrets_base(site: Site, node: Node) -> str:
     """Return the directory on a node that holds `secrets/`; a place in memory is assumed when
     nobody was asked.

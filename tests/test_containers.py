@@ -362,23 +362,6 @@ def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Lo
     assert spec(load(f"env: {{{name}: '250'}}")).env[name] == "250"
 
 
-@pytest.mark.parametrize(
-    ("command", "renewed"),
-    [
-        (("/opt/vlaunch/entry.sh", "agent", "--node", "gpu01"), True),
-        (("/opt/vlaunch/entry.sh", "ray", "start", "--head"), False),
-        (("vllm", "serve"), False),
-    ],
-)
-def test_a_container_of_an_earlier_vlaunch_is_known(
-    command: tuple[str, ...], renewed: bool, load: Load
-) -> None:
-    """By its first process."""
-    there = container(argv=command)
-
-    assert containers.renewed(there) is renewed
-
-
 def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
     """A container that holds an old value must start anew."""
     base = containers.fingerprint(SECRETS)

@@ -19,8 +19,8 @@ from launcher.checks.shape import (
 from launcher.model import Inventory, Node
 from launcher.payload.agent import metrics
 
-# A throw-away container holds no port for the others; `rank` are those of an earlier vlaunch.
-_LASTING = ("head", "worker", "rank")
+# A throw-away container holds no port for the others.
+_LASTING = ("head", "worker")
 # What Linux hands out to who asks for any port (net.ipv4.ip_local_port_range) unless it is told
 # otherwise. Ray's metrics of the autoscaler (44217) and the dashboard (44227), which cannot be set
 # on its command line, lie in it as well.

@@ -266,10 +266,8 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.cli import server
     from launcher.plan.batch import BatchSnapshot, query_entry
     from launcher.plan.serve import plan_files
-    from launcher.state import running
 
     found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
-    running.refuse_older(found.site, found.said)
     files = plan_files(found.site, verb="batch")
     if not dry_run:
         session.apply(files)

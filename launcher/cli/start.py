@@ -241,11 +241,9 @@ def _prepare(session: Session, asked: Asked, *, dry_run: bool) -> tuple[list[Pla
     """
     from launcher.cli import model_fetch, serve_plan, server
     from launcher.plan.serve import plan_files
-    from launcher.state import running
 
     inventory = session.inventory
     seen = server.look(session, model=asked.model, planning=True)
-    running.refuse_older(seen.site, seen.said)
     first = plan_files(seen.site)
     if first.steps and not dry_run:
         session.apply(first)

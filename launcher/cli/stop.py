@@ -60,10 +60,8 @@ def _look(call: Call, session: Session) -> ClusterSnapshot:
 
     from launcher.cli import server
     from launcher.plan.serve import plan_files
-    from launcher.state import running
 
     seen = server.look(session, head_only=True)
-    running.refuse_older(seen.site, seen.said)
     files = plan_files(seen.site, verb="stop")
     if files.steps and not call.dry_run:
         session.apply(files)

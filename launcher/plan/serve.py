@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher import containers
 from launcher.errors import RequestError
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.plan import files, room, wanted
@@ -44,14 +43,11 @@ def ask_model(site: Site, name: str) -> list[Command]:
 def plan_files(site: Site, *, verb: str = "serve") -> Plan:
     """Bring the helper programs of running containers up to date: what is asked next must
     understand the question.
-
-    Those of a container that an older vlaunch started stay as they are: what it runs is made of
-    them.
     """
     steps = tuple(
         step
         for node in site.nodes
-        if (own := site.running(node)) is not None and containers.renewed(own)
+        if site.running(node) is not None
         for step in files.steps(site, node, {}, fresh=False)
     )
     return Plan(

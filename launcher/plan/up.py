@@ -103,8 +103,7 @@ def plan_up(
     """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
 
     A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head
-    takes the workers with it, because their Ray session ends with the head's. Rank containers,
-    which an earlier vlaunch started beside it, are removed.
+    takes the workers with it, because their Ray session ends with the head's.
     """
     specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
     reasons = _reasons_by_node(site, specs, secrets)
@@ -117,11 +116,6 @@ def plan_up(
             id="files",
             title="Write helper files and secrets",
             steps=_writes(site, secrets, changed),
-        ),
-        Stage(
-            id="ranks",
-            title="Remove what an earlier vlaunch started",
-            steps=_old_ranks(site),
         ),
         *_start_stages(site, changed, specs),
         *_verify_stages(site, changed, there, join_timeout),
@@ -215,14 +209,9 @@ def _ending(containers_: Sequence[docker.Container]) -> list[str]:
     """Say what becomes of what runs in containers that are replaced."""
     if not containers_:
         return []
-    if all(containers.renewed(each) for each in containers_):
-        return [
-            "a server that runs in these containers starts again in the new ones; a batch job ends"
-            " with them"
-        ]
     return [
-        "they are of an earlier vlaunch: a server or job that runs in them ends; start it again"
-        " with `vlaunch serve`"
+        "a server that runs in these containers starts again in the new ones; a batch job ends"
+        " with them"
     ]
 
 
@@ -238,18 +227,6 @@ def _ray_image(site: Site, image: RayImage) -> Stage:
 def _ray_stage(site: Site, restarts: Mapping[str, int], deadline: float, *, changed: bool) -> Stage:
     gate = gates.cluster(site, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
     return Stage(id="ray", title="Verify the Ray cluster", gates=(gate,))
-
-
-def _old_ranks(site: Site) -> tuple[Step, ...]:
-    return tuple(
-        Step(
-            title=f"removing container {each.name}, which runs outside the node's own",
-            command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
-        )
-        for node in site.seen
-        for each in site.facts[node.name].containers
-        if each.role == "rank"
-    )
 
 
 def _without(site: Site, image: str) -> list[Node]:

@@ -11,26 +11,16 @@ from launcher.tools import docker, ray
 
 
 def drift(site: Site, node: Node) -> tuple[str, ...]:
-    """Say how a node's container differs from the inventory, and which are left from an earlier
-    vlaunch.
+    """Say how a node's container differs from the inventory.
 
     `status` fetches no secrets, so that a new value of one goes unseen: the container's own
     fingerprint stands in for it.
     """
     there = site.container(node)
-    left = [each.name for each in site.facts[node.name].containers if each.role == "rank"]
-    return (
-        *(_differences(site, node, there) if there is not None else ()),
-        *(
-            f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
-            for name in left
-        ),
-    )
+    return tuple(_differences(site, node, there)) if there is not None else ()
 
 
 def _differences(site: Site, node: Node, there: docker.Container) -> list[str]:
-    if not containers.renewed(there):
-        return ["its container is of an earlier vlaunch: `vlaunch up` renews it"]
     inventory = site.inventory
     base, image = site.image(node, inventory.image), site.image(node, there.image)
     made_from = image.labels.get("vlaunch.base") if image else None

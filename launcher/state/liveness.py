@@ -8,11 +8,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from launcher import containers
 from launcher.payload.agent.observed import Observed
 from launcher.payload.agent.task import COMPLETION, named
 from launcher.site import Site
-from launcher.state import running, servers
+from launcher.state import servers
 from launcher.state.servers import Server
 
 ServerState = Literal[
@@ -123,12 +122,6 @@ def unknown(site: Site, said: Mapping[str, Any]) -> str:
         return ""
     if not there.running:
         return f"the head's container is {there.status}: `vlaunch up` starts it"
-    if not containers.renewed(there):
-        what = running.older(site, said)
-        return (
-            f"{f'{what} runs in ' if what else ''}containers of an earlier vlaunch: `vlaunch up`"
-            " renews them"
-        )
     if "servers" in said:
         return ""
     return str(said.get("error") or "the head does not tell of servers")[:200]

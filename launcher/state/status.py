@@ -261,7 +261,7 @@ def _gpus(row: ray.RayNode | None) -> str:
 
 def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
     """Return whether the head's agent hears a node's; empty where nobody says it."""
-    if own is None or not own.running or not containers.renewed(own) or kept.agent > servers.SILENT:
+    if own is None or not own.running or kept.agent > servers.SILENT:
         return ""
     heard = kept.agent if node.head else kept.members.get(node.name, math.inf)
     return "connected" if heard <= servers.SILENT else "lost"

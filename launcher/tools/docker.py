@@ -20,7 +20,7 @@ ROLE = "vlaunch.role"
 NODE = "vlaunch.node"
 SPEC = "vlaunch.spec"
 
-Role = Literal["head", "worker", "rank", "probe"]
+Role = Literal["head", "worker", "probe"]
 
 # A tmpfs without a size holds half of the memory (tmpfs(5)); Docker's own /dev/shm would have 64
 # MB.

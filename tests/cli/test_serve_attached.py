@@ -92,18 +92,6 @@ def test_a_cluster_that_is_not_up(cluster: Cluster) -> None:
         assert "hint: run `vlaunch up` first" in ran.err
 
 
-def test_a_cluster_of_an_older_vlaunch(served: Cluster) -> None:
-    """No keeper is in its containers."""
-    for name in ("gpu01", "gpu02"):
-        config = served.world.container(name)["Config"]
-        config["Cmd"] = [config["Cmd"][0], *config["Cmd"][config["Cmd"].index("--") + 1 :]]
-    ran = served.run(*SERVE[:-1], "org/other", "--name", "chat", "--port", "8001")
-
-    assert ran.code == 2
-    assert "an older vlaunch started the containers of this cluster" in ran.err
-    assert "hint: `vlaunch up` renews them" in ran.err
-
-
 def test_what_ray_cannot_do_is_refused(served: Cluster) -> None:
     """Before anything is touched: it puts ranks where GPUs are free, and is not everywhere."""
     some = served.run(*SERVE, "--nodes", "gpu02")

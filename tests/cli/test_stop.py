@@ -142,31 +142,6 @@ def test_a_file_that_cannot_be_removed_is_no_success(served: Cluster) -> None:
     assert "Permission denied" in ran.err
 
 
-def test_a_cluster_of_an_older_vlaunch(cluster: Cluster) -> None:
-    """No keeper could end its server; what does is said, and its programs stay as they are."""
-    assert cluster.run("up").code == 0
-    for machine in cluster.world.machines.values():
-        for each in machine.containers.values():
-            each["Config"]["Cmd"] = ["/opt/vlaunch/entry.sh", "ray", "start"]
-        machine.files = {
-            path: b"older" if "/payload/" in path else data for path, data in machine.files.items()
-        }
-    cluster.world.jobs.append(
-        {"submission_id": "serve-1-1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m"}}
-    )
-    before = cluster.world.verbs()
-    for verb in (("stop",), ("serve", "--model", "org/m"), ("stop", "chat")):
-        ran = cluster.run(*verb)
-
-        assert ran.code == 2, ran.err
-        assert (
-            "an older vlaunch started the containers of this cluster, and org/m (Ray job serve-1-1)"
-            " in them" in ran.err
-        )
-        assert "`vlaunch up` renews them" in ran.err
-    assert cluster.world.verbs() == before
-
-
 def test_a_batch_job_beside_it_goes_on(served: Cluster) -> None:
     """It is told, with how to end it."""
     batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b"}}

@@ -54,12 +54,6 @@ def test_preflight() -> None:
 @pytest.mark.parametrize(
     ("own", "members", "text", "fix"),
     [
-        (
-            container("n2", argv=("entry.sh", "ray", "start")),
-            {"n2": 1.0},
-            "was started by an older vlaunch",
-            "`vlaunch up`",
-        ),
         (container("n2", status="exited"), {"n2": 1.0}, "its container is exited", "`vlaunch up`"),
         (None, {"n2": 1.0}, "has no container of this cluster", "run `vlaunch up` first"),
         (container("n2"), {}, "its agent was never heard", "`vlaunch logs n2`"),

@@ -124,26 +124,6 @@ def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> No
     assert f"allow TCP {world.inventory.ports.group} from n2 to n1" in caught.value.hint
 
 
-def test_what_an_earlier_vlaunch_ran_beside_a_nodes_container_is_removed(
-    load: Load, world: World
-) -> None:
-    """By its label; the node's own container is left alone."""
-    labels = {"vlaunch.cluster": "c", "vlaunch.role": "rank"}
-    old = {
-        **world.container("n2"),
-        "Id": "odd1",
-        "Name": "/vlaunch-c-n2-rank",
-        "Config": {"Labels": labels},
-    }
-    world.machines["n2"].containers["vlaunch-c-n2-rank"] = old
-    found = plan(world.inventory, world)
-
-    assert started(found) == []
-    assert [(step.command.node, step.command.argv) for step in found.steps] == [
-        ("n2", ("docker", "rm", "--force", "--volumes", "odd1"))
-    ]
-
-
 def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
     load: Load, world: World
 ) -> None:
@@ -270,19 +250,6 @@ def test_what_runs_in_the_containers_is_said_to_end_with_them(load: Load, world:
     assert any(word in note for note in plan(world.inventory, world).notes)
     world.machines["n2"].containers.clear()
     assert not any(word in note for note in plan(world.inventory, world).notes)
-
-
-def test_what_an_earlier_vlaunch_started_does_not_come_back(load: Load, world: World) -> None:
-    """Its containers have another first process, which no agent can take over from."""
-    for each in world.machines["n2"].containers.values():
-        each["Config"]["Cmd"] = ["/opt/vlaunch/entry.sh", "ray", "start"]
-        each["Config"]["Labels"]["vlaunch.spec"] = "older"
-    notes = plan(world.inventory, world).notes
-
-    assert any(
-        "of an earlier vlaunch: a server or job that runs in them ends" in note for note in notes
-    )
-    assert not any("starts again in the new ones" in note for note in notes)
 
 
 def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(load: Load) -> None:

@@ -314,35 +314,6 @@ def test_a_record_may_be_anything(world: World, row: Any) -> None:
     assert look(world).servers == ()
 
 
-def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> None:
-    """Their servers were kept another way; what is left of its `mp` backend is told as well."""
-    for node in ("gpu01", "gpu02"):
-        world.container(node)["Config"]["Cmd"] = ["/opt/vlaunch/entry.sh", "ray", "start"]
-    name, rank = "vlaunch-c-gpu02-rank", json.loads(json.dumps(world.container("gpu02")))
-    rank["Config"]["Labels"] |= {"vlaunch.role": "rank", "vlaunch.model": "mp-model"}
-    world.machines["gpu02"].containers[name] = {**rank, "Name": f"/{name}", "Id": "rank1"}
-    world.said["jobs"] = {"jobs": [], "nodes": {"data": {"result": {"result": []}}}}
-    seen = look(world)
-
-    assert seen.nodes[0].drift == (
-        "its container is of an earlier vlaunch: `vlaunch up` renews it",
-    )
-    assert (
-        seen.nodes[1].drift[1]
-        == f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
-    )
-    assert [(each.state, each.detail) for each in seen.servers] == [
-        (
-            "unknown",
-            (
-                f"mp-model (container {name} on gpu02) runs in containers of an earlier vlaunch:"
-                " `vlaunch up` renews them"
-            ),
-        )
-    ]
-    assert not seen.whole
-
-
 def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     """From the names of the actors."""
     world.said["jobs"]["actors"] = {
