@@ -146,11 +146,9 @@ def test_the_whole_way(hosts: Practice) -> None:
     assert "node1: 61169 MiB of GPU memory held by ops" in serving.err
     assert "in use" not in serving.err
     assert "vllm-0.32.0-tp2" in serving.out
-    assert {index: used for index, used in memory(hosts, "node1").items() if used > 4} == {
-        0: 4 + CLAIM,
-        1: 4 + CLAIM,
-        3: 4 + 61169,
-    }
+    used = [*memory(hosts, "node1").values(), *memory(hosts, "node2").values()]
+    assert used.pop(3) == 4 + 61169
+    assert sorted(used)[-3:] == [4, 4 + CLAIM, 4 + CLAIM]  # on whichever node
 
     chat = hosts.vlaunch("chat", "--max-tokens", "4", "Hi")
     assert chat.code == 0, chat.said
@@ -161,7 +159,7 @@ def test_the_whole_way(hosts: Practice) -> None:
     assert set(memory(hosts, "node1").values()) == {4}
 
 
-CLAIM = 75035  # MiB: 0.92 of a GPU
+CLAIM = 75034  # MiB: 0.92 of a GPU
 
 
 def serve(practice: Practice, *words: str) -> Ran:
@@ -293,6 +291,6 @@ def test_ray_gives_a_server_a_gpu_that_others_use(one: Practice) -> None:
 
 
 def waits(err: str) -> str:
-    """Return what `serve` says from the wait on, without times and numbers of processes."""
-    lines = [line for line in err.splitlines() if "GPU" in line]
-    return re.sub(r"\d+(\.\d+)?s\b", "Ns", re.sub(r"pid \d+", "pid N", "\n".join(lines) + "\n"))
+    """Return what `serve` says of GPU memory, without numbers of processes."""
+    lines = [f"{line}\n" for line in err.splitlines() if "memory" in line and "GPU" in line]
+    return re.sub(r"pid \d+", "pid N", "".join(lines))

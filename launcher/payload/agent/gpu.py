@@ -150,7 +150,8 @@ def _apps() -> list[tuple[str, str, str, float]]:
     """
     code, out = children.run(_APPS, _TIMEOUT)
     rows = [row for row in map(_words, out.splitlines()) if len(row) == 4] if code == 0 else []
-    return [(uuid, pid, name, _number(size) or 0.0) for uuid, pid, name, size in rows]
+    named = [(row[0], row[1], row[2].replace("[Not Found]", "a process"), row[3]) for row in rows]
+    return [(uuid, pid, name, _number(size) or 0.0) for uuid, pid, name, size in named]
 
 
 def _words(line: str) -> list[str]:

@@ -68,10 +68,12 @@ def test_several_gpus_that_are_held(smi: Smi) -> None:
 
 
 def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
-    """Processes of other containers have no name here."""
+    """Processes of other containers have no name here, or are not told."""
     smi(apps="")
-
     assert gpu.room(0.9, (1,), 1)[1].endswith(": GPU 1 has 68.4 of 79.6 GiB in use")
+
+    smi(apps="GPU-bb, 4712, [Not Found], 69000\n")
+    assert gpu.room(0.9, (1,), 1)[1].endswith("GiB in use, by a process (pid 4712, 67.4 GiB)")
 
 
 @pytest.mark.parametrize(
