@@ -34,7 +34,7 @@ class Smi:
     def be(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
         """Let the host have GPUs; return their UUIDs."""
         lab = layout.make(
-            name="lab",
+            name=f"lab{os.getpid()}",  # claims of other tests that run now are none of it
             directory=self.folder,
             subnet="10.77.0.0/24",
             nodes=1,
