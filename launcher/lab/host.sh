@@ -1,7 +1,7 @@
 #!/bin/sh
 # The first process of a practice host, already in namespaces of its own: give it a file system like
-# a fresh server's. The machine lends /usr and its like; everything a server writes to (/etc, /var,
-# /run, /root, ...) lies below $1/fs.
+# a fresh server's. The machine lends /usr and its like, to be read only; everything a server writes
+# to (/etc, /var, /run, /root, ...) lies below $1/fs.
 # What lies in $1/programs, where there is such a folder, comes before the machine's own programs,
 # and $1/class before its /sys/class; $1/devices has lines `NAME MAJOR MINOR`, nodes of a /dev of
 # its own.
@@ -27,6 +27,9 @@ for path in /usr /opt /nix; do
         mkdir "$new$path" && mount --rbind "$path" "$new$path"
     fi
 done
+findmnt --raw --noheadings --output TARGET --submounts "$new" | while read -r path; do
+    [ "$path" = "$new" ] || mount -o remount,bind,ro "$path"
+done
 mkdir "$new/dev"
 if [ -s "$1/devices" ]; then
     mount -t tmpfs -o mode=755,size=1m tmpfs "$new/dev"
@@ -46,6 +49,7 @@ if [ -s "$1/devices" ]; then
     done <"$1/devices"
 else
     mount --rbind /dev "$new/dev"
+    mount -o remount,bind,ro "$new/dev" # devices can be opened all the same
 fi
 if [ -d "$1/programs" ]; then
     cd "$1" # a colon or comma in its name would mean something among the options

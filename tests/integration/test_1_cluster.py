@@ -14,6 +14,7 @@ import pytest
 from tests.integration.batches import MODEL, kill_one, rows_of
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.servers import asking, recovers, serve
+from tests.test_docs_security import PORTS
 
 pytestmark = pytest.mark.lab
 
@@ -36,6 +37,40 @@ def test_up_from_nothing(practice: Practice) -> None:
     assert "`ray status`: 2 nodes, 0.0/2.0 GPU" in texts
     assert ran.events[-1]["kind"] == "done"
     assert ran.events[-1]["data"]["changed"] > 0
+
+
+def test_the_machines_folders_are_lent_read_only(practice: Practice) -> None:
+    """Root on a lab host may not change the machine's programs; devices work."""
+    script = (
+        "for folder in /usr /usr/bin /usr/local/bin /bin /lib /opt /dev; do"
+        ' ! touch "$folder/vlaunch-was-here" 2>/dev/null || echo "$folder"; done;'
+        " echo x >/dev/null && touch /tmp/x /dev/shm/x && echo done"
+    )
+
+    assert practice.on("node1", "sh", "-c", script) == "done\n"
+
+
+def test_ray_admits_holders_of_its_token_alone(practice: Practice) -> None:
+    """On its store's port over RPC, and on its job API and the agents' over HTTP."""
+    head, worker = practice.lab.hosts
+
+    def ray_status(*env: str) -> str:
+        words = ("ray", "status", "--address", f"{head.ip}:6379")
+        script = 'timeout 60 "$@" 2>&1; echo "exit $?"'
+        run = ("vlaunch-lab-node2", "sh", "-c", script, "sh", *words)
+        return practice.docker(worker.name, "exec", *env, *run)
+
+    def http(host: str, url: str) -> str:
+        return practice.on(host, "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", url)
+
+    assert "exit 0" in ray_status()
+    for env in ("RAY_AUTH_TOKEN=" + "0" * 64, "RAY_AUTH_MODE=disabled"):
+        refused = ray_status("--env", env)
+        assert "exit 0" not in refused, env
+        assert "Active:" not in refused, env
+    assert http(head.name, "http://127.0.0.1:8265/api/jobs/") == "401"
+    for host in practice.lab.hosts:
+        assert http(head.name, f"http://{host.ip}:52365/api/job_agent/jobs/") == "401", host.name
 
 
 def test_second_up_changes_nothing(practice: Practice) -> None:
@@ -126,6 +161,46 @@ def test_the_api_demands_its_key(practice: Practice) -> None:
         urllib.request.urlopen(url, timeout=10)
     assert refused.value.code == 401
     refused.value.close()
+
+
+def listening(practice: Practice) -> dict[str, dict[int, set[str]]]:
+    """Return where each host listens, in the words of docs/security.md: the port's addresses."""
+    found: dict[str, dict[int, set[str]]] = {}
+    for host in practice.lab.hosts:
+        words = {host.ip: "the node's `ip`", "127.0.0.1": "127.0.0.1", "[::1]": "127.0.0.1"}
+        ports = found[host.name] = {}
+        for line in practice.on(host.name, "ss", "-ltnH").splitlines():
+            address, _, port = line.split()[3].rpartition(":")
+            address = (
+                address.removeprefix("[::ffff:").removesuffix("]") if "ffff" in address else address
+            )
+            said = "all addresses" if address in ("*", "0.0.0.0", "[::]") else words[address]
+            ports.setdefault(int(port), set()).add(said)
+    return found
+
+
+def as_documented(practice: Practice, *names: str) -> None:
+    """Compare where hosts listen with the table of docs/security.md; `names` must be there."""
+    found = listening(practice)
+    rows = {int(row[1]): row for name, row in PORTS.items() if not name.startswith("worker_")}
+    for host, ports in found.items():
+        for port, addresses in ports.items():
+            if port in rows:
+                assert addresses == set(
+                    re.findall("all addresses|the node's `ip`|127.0.0.1", rows[port][3])
+                ), (host, rows[port])
+            else:  # SSH, Ray's workers, and what the kernel hands out
+                assert port == 22 or 10002 <= port <= 19999 or port >= 32768, (host, port)
+    for name in names:
+        where = ("node1", "node2") if PORTS[name][2] == "every node" else ("node1",)
+        assert all(int(PORTS[name][1]) in found[host] for host in where), name
+
+
+def test_ports_listen_where_the_page_says(practice: Practice) -> None:
+    """With Ray and a server on both nodes; nobody listens whom the page does not name."""
+    ray = ("gcs", "dashboard", "client", "node_manager", "object_manager", "runtime_env_agent")
+    agents = ("dashboard_agent_grpc", "dashboard_agent_http", "metrics_export", "group", "metrics")
+    as_documented(practice, *ray, *agents, "api")
 
 
 def test_serve_again_attaches(practice: Practice) -> None:
