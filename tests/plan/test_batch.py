@@ -19,6 +19,7 @@ from launcher.model import Inventory
 from launcher.plan.batch import BatchSnapshot, Options, Request, Start, plan_batch
 from launcher.site import Site
 from launcher.state.snapshot import ClusterSnapshot
+from launcher.tools.host import HostFacts
 from launcher.tools.job_store import Entry, Progress
 
 Load = Callable[..., Inventory]
@@ -92,6 +93,23 @@ def test_a_new_job(load: Load, request_: Request) -> None:
     start = decide(load, request_)
 
     assert (stages(start), start.job) == (["prepare", "ship", "submit"], "batch-j-1")
+
+
+def test_gates_of_a_job(load: Load, request_: Request, tmp_path: Path) -> None:
+    """Its model must be on the nodes, unless a class of the user's loads what it likes."""
+
+    def gates(request: Request) -> list[str]:
+        site = Site(load(), {node.name: HostFacts() for node in load().nodes})
+        seen = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=Entry(absent=True))
+        stages = plan_batch(seen, request, Options()).plan.stages
+        return [gate.id for stage in stages for gate in stage.gates]
+
+    assert gates(request_) == ["cluster", "model", "room", "disk"]
+    (tmp_path / "own.py").write_text("class Own: ...\n")
+    text = "read: in.txt\nwrite: out\npredict: {class: own.py:Own}\n"
+    (tmp_path / "j.yaml").write_text(text)
+    own = ask(load(), over(tmp_path / "j.yaml", Flags()))
+    assert gates(own) == ["cluster", "disk"]
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "refused", "stopped", "starting"])

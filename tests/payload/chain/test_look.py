@@ -83,6 +83,20 @@ def test_a_link_without_content(hub: Path) -> None:
     assert one(hub)["revisions"][0]["why"] == "m-2.safetensors has no content"
 
 
+def test_a_link_that_leaves_the_blobs_is_a_file(hub: Path, tmp_path: Path) -> None:
+    """It has its own name, and no digest."""
+    (tmp_path / "notes.txt").write_bytes(b"notes")
+    link = hub / "models--org--m" / "snapshots" / COMMIT / "notes.txt"
+    link.symlink_to(tmp_path / "notes.txt")
+    (revision,) = one(hub, files=True)["revisions"]
+
+    name = f"snapshots/{COMMIT}/notes.txt"
+    assert [[row[0], row[1], row[3]] for row in revision["files"] if row[0] == name] == [
+        [name, 5, ""]
+    ]
+    assert name not in [source for source, _ in revision["links"]]
+
+
 def test_downloads_that_run_or_were_interrupted(hub: Path) -> None:
     """They are counted, and are no blobs."""
     (hub / "models--org--m" / "blobs" / f"{'c' * 64}.incomplete").write_bytes(bytes(50))
