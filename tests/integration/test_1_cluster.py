@@ -15,6 +15,7 @@ from tests.integration.batches import MODEL, kill_one, rows_of
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.servers import asking, recovers, serve
 from tests.test_docs_security import PORTS
+from tests.test_docs_security import TEXT as SECURITY
 
 pytestmark = pytest.mark.lab
 
@@ -203,6 +204,37 @@ def test_ports_listen_where_the_page_says(practice: Practice) -> None:
     as_documented(practice, *ray, *agents, "api")
 
 
+def test_the_key_guards_what_the_page_says(practice: Practice) -> None:
+    """Every other path that vLLM has is named there. PATCH does nothing anywhere: it is refused
+    for want of a key, or because no path takes it.
+    """
+    url = f"http://{practice.lab.hosts[0].ip}:8000"
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=10) as answer:
+        paths = {*json.load(answer)["paths"], "/openapi.json"}
+    guarded = set()
+    for path in paths - {"/metrics"}:  # which answers whatever the method
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(url + path, method="PATCH"), timeout=10)
+        if refused.value.code == 401:
+            guarded.add(path)
+        refused.value.close()
+
+    assert guarded == {
+        path for path in paths if path.startswith(("/v1", "/v2", "/inference", "/cohere"))
+    }
+    assert "/v1/chat/completions" in guarded
+    assert sorted(path for path in paths - guarded if f"`{path}`" not in SECURITY) == []
+    prompt = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    open_ = urllib.request.Request(
+        f"{url}/invocations", prompt, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(open_, timeout=60) as answer:
+        assert json.load(answer)["choices"]
+    for path in ("/health", "/metrics", "/version"):
+        with urllib.request.urlopen(url + path, timeout=10) as answer:
+            assert answer.status == 200
+
+
 def test_serve_again_attaches(practice: Practice) -> None:
     """The same request again starts and measures nothing: it finds the server and asks it for an
     answer.
@@ -361,6 +393,11 @@ def test_mp_backend(practice: Practice) -> None:
     assert chat.out.strip()
     assert practice.containers() == before
     assert (status["whole"], status["network"].partition(" ")[0]) == (True, "proven")
+
+
+def test_ports_of_ranks_without_ray_listen_where_the_page_says(practice: Practice) -> None:
+    """Where the ranks meet."""
+    as_documented(practice, "mp_master", "api", "group", "metrics")
 
 
 def test_a_killed_rank_comes_back(practice: Practice) -> None:
