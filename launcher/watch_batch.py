@@ -139,7 +139,7 @@ class _Watching:
                 ) from None
             return None
         self._lost_since, self._offset = None, seen.offset
-        self._lines.extend(untrusted.plain(each)[: untrusted.LONGEST] for each in seen.lines)
+        self._lines.extend(untrusted.plain(line)[: untrusted.LONGEST] for line in seen.lines)
         # What an earlier run of the job left there says nothing of this one.
         if seen.progress.submission != self._watched.job:
             seen = replace(

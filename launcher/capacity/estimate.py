@@ -210,7 +210,7 @@ def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheR
     """Return what decides about an engine's KV cache."""
     flags, on_cpu = engine.flags, engine.gpus[0].cpu
     graphs = flags.full_graphs and not flags.eager and not on_cpu
-    each = graphs and versions.needs_a_block_each(engine.version)
+    block_each = graphs and versions.needs_a_block_each(engine.version)
     batches = engine.pp if on_cpu else versions.batches(engine.version, engine.pp)
     return CacheRequest(
         tp=engine.tp,
@@ -221,7 +221,7 @@ def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheR
         dtype=flags.cache_dtype,
         prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
         hybrid=flags.hybrid,
-        states=limits.sequences if each else 0,
+        states=limits.sequences if block_each else 0,
     )
 
 

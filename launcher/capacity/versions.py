@@ -36,10 +36,10 @@ def version_of(text: str | None) -> tuple[int, int]:
     date; today's where it says neither. `0.1` is what YAML makes of 0.10, and `0.1.dev7` what a
     build without tags calls itself, whatever it was built from.
     """
-    found = _VERSION.search(text or "")
-    if found and not (found[2] == ".dev" and found[1] == "1"):
-        minor = int(found[1])
-        return (0, minor * 10 if minor < 4 and not found[2] else minor)
+    match = _VERSION.search(text or "")
+    if match and not (match[2] == ".dev" and match[1] == "1"):
+        minor = int(match[1])
+        return (0, minor * 10 if minor < 4 and not match[2] else minor)
     if month := _MONTH.search(text or ""):
         known = [minor for when, minor in _RELEASES.items() if when <= month[0]]
         return (0, known[-1]) if known else (0, min(_RELEASES.values()))

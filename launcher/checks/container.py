@@ -22,8 +22,8 @@ def _looked(evidence: Evidence) -> tuple[dict[str, Inside], list[Finding]]:
             why = evidence.inside_missing.get(host.name) or _why_not(host)
             gaps.append(skipped(host, why))
         elif inside.error:
-            said = untrusted.shown(inside.error.strip().splitlines()[-1])
-            gaps.append(skipped(host, f"a container could not be looked into: {said}"))
+            error = untrusted.shown(inside.error.strip().splitlines()[-1])
+            gaps.append(skipped(host, f"a container could not be looked into: {error}"))
         else:
             found[host.name] = inside
     return found, gaps

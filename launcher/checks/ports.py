@@ -111,11 +111,11 @@ PORTS = Check(
 
 
 def _port_range(host: Host) -> Finding:
-    node, found = host.node, host.survey.port_range if host.survey else None
-    if found is None:
+    node, ports = host.node, host.survey.port_range if host.survey else None
+    if ports is None:
         return skipped(node, "the range is not known" if host.survey else UNSURVEYED)
-    (low, high), text = DYNAMIC_PORTS, "{} to {}".format(*found)
-    if low <= found[0] and found[1] <= high:
+    (low, high), text = DYNAMIC_PORTS, "{} to {}".format(*ports)
+    if low <= ports[0] and ports[1] <= high:
         return passed(node, text)
     return warned(
         node,

@@ -225,7 +225,7 @@ def _begin(
     facts = observe(inventory, session.transport, [inventory.image])
     name = plans.pick(Site(inventory, facts), name)
     before = _before(session, facts, name, without=without)
-    again = _asked(
+    then = _asked(
         session,
         name,
         before,
@@ -234,7 +234,7 @@ def _begin(
         fetch=fetch,
         no_wait=no_wait,
     )
-    asked = replace(again, pair_timeout=call.pair_timeout)
+    asked = replace(then, pair_timeout=call.pair_timeout)
     told.update(asked.about(inventory))
     return before, asked, begin(call, session, asked)
 

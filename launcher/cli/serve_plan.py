@@ -176,10 +176,12 @@ def _words(tokens: Range) -> str:
 
 
 def _short(plan: ServePlan) -> str:
-    found = plan.planned.estimate
-    stage, length = found.poorest, found.length
-    if states := found.states():
-        return f"{found.sequences:,} sequences at once; with `-- --max-num-seqs {states}` it starts"
+    estimate = plan.planned.estimate
+    stage, length = estimate.poorest, estimate.length
+    if states := estimate.states():
+        return (
+            f"{estimate.sequences:,} sequences at once; with `-- --max-num-seqs {states}` it starts"
+        )
     if stage.kv.likely <= 0:
         return (
             f"weights {stage.weights.likely:.1f} and working memory {stage.working.likely:.1f} GiB"

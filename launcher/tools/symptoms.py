@@ -35,8 +35,8 @@ def first(text: str) -> Match | None:
     # not keep us busy for hours.
     lines = [
         line
-        for each in untrusted.cut(text, last=True).splitlines()
-        if (line := untrusted.plain(each))
+        for raw in untrusted.cut(text, last=True).splitlines()
+        if (line := untrusted.plain(raw))
     ]
     text = "\n".join(lines)
     for symptom in TABLE:

@@ -136,8 +136,8 @@ def _because(question: Question, planned: Planned) -> str:
     if question.model.modelled:
         return f": {question.model.modelled}; only its weights are judged"
     if states := planned.estimate.states("high"):
-        wanted = f"{planned.estimate.sequences:,} sequences"
-        return f": {wanted} at once, with blocks of recurrent state for {states:,}"
+        sequences = f"{planned.estimate.sequences:,} sequences"
+        return f": {sequences} at once, with blocks of recurrent state for {states:,}"
     if planned.verdict == "fits":
         return f": {asked}, even if working memory is as large as it may be"
     if planned.verdict == "tight":

@@ -207,8 +207,8 @@ class Lead:
             messages = pending.peer.read()
             if messages[1:]:
                 raise Lost("it says more than its proof")
-            for said in messages:
-                self._judge(pending, said)
+            for message in messages:
+                self._judge(pending, message)
         except Lost:
             if pending in self._pending:
                 self._turn_away(pending)

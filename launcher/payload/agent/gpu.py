@@ -69,8 +69,8 @@ def look(chosen: Sequence[int] | None = None) -> list[Gpu]:
 def _gpu(row: Sequence[str]) -> Gpu:
     total, used, busy = map(_number, row[2:])
     if unified := row[2] in ("[N/A]", "[Not Supported]"):  # not `[Insufficient Permissions]`
-        found = dict(re.findall(r"(\w+): +(\d+) kB", _text("proc/meminfo")))
-        total, free = (float(found[name]) / 1024 for name in ("MemTotal", "MemAvailable"))
+        sizes = dict(re.findall(r"(\w+): +(\d+) kB", _text("proc/meminfo")))
+        total, free = (float(sizes[name]) / 1024 for name in ("MemTotal", "MemAvailable"))
         used = total - free
     return Gpu(int(row[0]), row[1], total, used, busy, unified)
 

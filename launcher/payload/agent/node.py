@@ -285,7 +285,7 @@ class Node:
         server.turn(order)
         if was == STOPPING and server.idle and self.private_shm:
             leftovers.sweep()
-        ranks = any(each.ranks for each in self.servers.values())
+        ranks = any(other.ranks for other in self.servers.values())
         if server.waits.startswith(LOST) and not self.runs and not ranks:
             # nothing that works is hurt by a new start of the container
             self._lost(server.waits)

@@ -219,7 +219,7 @@ def explain(problem: BaseException, mode: str) -> Failed:
         if isinstance(each, Failed):
             return each
     # Within the text of a remote traceback the innermost exception stands first, as in all logs.
-    texts = [full(each) for each in reversed(chain(problem))]
+    texts = [full(error) for error in reversed(chain(problem))]
     text = "\n".join(
         sorted(texts, key=lambda text: "Traceback" not in text and "ray::" not in text)
     )

@@ -168,9 +168,9 @@ def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
         tails = [postmortem.tail(path, MANY, size) for path, size in before.items()]
     except OSError:  # what it says only explains
         return []
-    said = [line for tail in tails for line in tail if ENDED not in line]
-    wordless = [failures.WORDLESS, *said[-2:]] if said and UNKNOWN in str(problem) else []
-    return failures.root(said, cluster.node_address()) or wordless
+    lines = [line for tail in tails for line in tail if ENDED not in line]
+    wordless = [failures.WORDLESS, *lines[-2:]] if lines and UNKNOWN in str(problem) else []
+    return failures.root(lines, cluster.node_address()) or wordless
 
 
 @contextmanager
