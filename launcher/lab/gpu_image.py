@@ -15,9 +15,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from launcher.lab import image
+from launcher.lab import gpu_claim, image
 from launcher.lab.gpu_models import PLAINLY
-from launcher.payload import gpu_claim
 from launcher.tools import cpu_plugin
 
 NAME = f"vllm-practice-gpus:{image.VLLM}"

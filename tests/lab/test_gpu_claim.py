@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload import gpu_claim
+from launcher.lab import gpu_claim
 
 
 def config(assigned: list[int] | None = None, dp: int | None = None) -> Any:
