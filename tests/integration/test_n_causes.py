@@ -63,7 +63,7 @@ def up(practice: Practice, kind: str) -> None:
 def check(practice: Practice, ran: Ran, kind: str) -> None:
     """Look for the cause in what a command said, and in what `doctor` says then."""
     message, line, symptom = SAID[kind]
-    error = ran.err[ran.err.index("error: ") :]
+    error = ran.err[ran.err.index("\nerror: ") + 1 :]
 
     assert ran.code == 1, ran.said
     assert message in error.splitlines()[0]
