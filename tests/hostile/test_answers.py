@@ -195,7 +195,6 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
             batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )
         holders = running.holders(heard)
-        running.older(Site(inventory, facts), heard)
         gpu_use.free_gpus(inventory, 2, "TP 2", heard, holders)
         batch.room(inventory, 1, 2, heard, holders, queue=False)
         batch.stopped(["batch-rows-1"], heard, [])
