@@ -228,6 +228,9 @@ def test_what_a_start_waits_for_is_told(doing: str, told: str) -> None:
 
     assert waits(events)[0] == told
     assert waits(events)[1] == "starting vLLM"
+    seconds = [event.seconds for event in events if event.kind == "wait"]
+    assert seconds == sorted(seconds)
+    assert 0 <= seconds[0] < seconds[-1] < 60
 
 
 def test_a_server_that_nobody_keeps_yet() -> None:
