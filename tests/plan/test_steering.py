@@ -108,3 +108,12 @@ def test_who_passes_on_wrong_bytes_goes_to_the_end() -> None:
     assert steering.moved == {"a": "it passed on wrong bytes"}
     assert not any(steering.wrong("s", 3.0) for _ in range(5))
     assert not steering.wrong("nobody", 3.0)
+
+
+def test_two_reports_of_one_moment() -> None:
+    """No rate follows from them, and nothing is divided by nothing."""
+    steering = chain("s", "a", "b")
+    for have in (1, 2):
+        steering.progress("a", have, 5.0)
+
+    assert not steering.judge(5.0)

@@ -28,3 +28,4 @@ def test_failing_proxy_command(server: sshd.Sshd, home: Path) -> None:
     """A ProxyCommand that ends at once is named."""
     (home / ".ssh" / "config").write_text("Host 127.0.0.1\n  ProxyCommand exit 1\n")
     assert "ProxyCommand" in refusal(server.node()).message
+    assert "exit status 1" in refusal(server.node()).evidence

@@ -56,3 +56,5 @@ def test_figures_come_from_a_verdict_and_from_its_record() -> None:
     assert tp_cost.kept({}) is None
     assert tp_cost.kept({"figures": {"nonsense": 1}}) is None
     assert tp_cost.figures(dataclasses.replace(verdict, collective=None)) is None
+    late = dataclasses.replace(whole, latency=None)
+    assert tp_cost.figures(dataclasses.replace(verdict, collective=late)) is None
