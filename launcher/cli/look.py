@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launcher.cli.session import Session
@@ -19,13 +19,9 @@ from launcher.transport import Command
 _SUDO: Argv = ("sudo", "-n", "docker")
 
 
-def look(
-    reached: Session, wishes: Wishes, call: Argv | None, known: Collection[str] = ()
-) -> list[Probed]:
+def look(reached: Session, wishes: Wishes, call: Argv | None) -> list[Probed]:
     """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
-    `call` leaves that open.
-
-    `known` are the nodes that have their names already. Raises NodeError, every host's story told.
+    `call` leaves that open. Raises NodeError, every host's story told.
     """
     nodes = reached.inventory.nodes
     reached.begin("look", "Look at the hosts")
@@ -36,14 +32,7 @@ def look(
     seconds = time.monotonic() - began
     who = fold([node.name for node in nodes])
     reached.step("look", "seen", node=who, seconds=seconds)
-    return [
-        replace(
-            answers[node.name],
-            ssh=own_ssh(node.ssh, wishes.ssh),
-            name=node.name if node.name in known else "",
-        )
-        for node in nodes
-    ]
+    return [replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh)) for node in nodes]
 
 
 def _behind_sudo(

@@ -157,9 +157,9 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program and exit.
 
-    0 done, 1 it failed, 2 the request was wrong, 3 something differs (`init --update`), or warns or
-    ended as an error row (`--strict`), 130 interrupted, 141 nobody reads the output any more;
-    `exec` ends with its command's own.
+    0 done, 1 it failed, 2 the request was wrong, 3 something warns or ended as an error row
+    (`--strict`), 130 interrupted, 141 nobody reads the output any more; `exec` ends with its
+    command's own.
     """
     sys.excepthook = uncaught
     threading.excepthook = lambda args: uncaught(

@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 
 from launcher.discovery.shape import Wishes
@@ -22,12 +21,6 @@ _HOST = re.compile(
     r"(?:([^@]+)@)?(\[[0-9A-Fa-f:]*:[0-9A-Fa-f:]*\]|[^:@]+"
     r"|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f]*)(?::(\d{1,5}))?"
 )
-
-
-def unused(cluster: str, names: Collection[str]) -> str:
-    """Return a cluster's name, with a number behind it where there is one of that name."""
-    numbered = (f"{cluster}-{number}" for number in count(2))
-    return next(each for each in chain([cluster], numbered) if each not in names)
 
 
 def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from launcher.discovery import described, gpus, ports, rdma, software, storage, subnets
+from launcher.discovery import described, gpus, rdma, software, storage, subnets
 from launcher.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
 from launcher.model import Accelerator, fold
 
@@ -24,7 +24,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
     """Decide what the inventory of these hosts says; the first is the head.
 
     Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
-    some of them only; or no ports beside the other clusters.
+    some of them only.
     """
     order = names(hosts)
     kind, counts = software.accelerator(hosts, order, wishes.accelerator)
@@ -67,7 +67,6 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         network=(*shared.why, *fabric.why),
         docker=_docker(hosts, order),
         gpus=chosen.why,
-        ports=ports.beside([other.ports for other in wishes.beside]),
         object_store=_object_store(hosts, kind),
         rights=_rights(hosts, kind),
         env=_cpu_environment(hosts, counts) if kind == "cpu" else _gids(nodes, fabric.fabric),
@@ -115,8 +114,7 @@ def names(hosts: Sequence[Probed]) -> list[str]:
 
 
 def _wanted(host: Probed) -> str:
-    own = host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host
-    return host.name or own
+    return host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host
 
 
 def _is_name(text: str) -> bool:

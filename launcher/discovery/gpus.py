@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from launcher.discovery.described import on_some
 from launcher.discovery.shape import Probed, Wishes
-from launcher.errors import RequestError
-from launcher.model import Inventory
-from launcher.tools.docker import Given
 from launcher.tools.host import Gpu
 from launcher.tools.survey import GpuState
 
@@ -32,10 +29,8 @@ def choose(
     """Leave out GPUs that others have, that drive a display, or that are split into instances.
 
     A host on which that would leave none keeps all of them: `vlaunch check` says what is wrong.
-
-    Raises RequestError where the clusters beside this one leave none.
     """
-    out = [_left_out(host, name, wishes) for host, name in zip(hosts, order, strict=True)]
+    out = [_left_out(host, wishes) for host in hosts]
     kept = [_kept(host, each) for host, each in zip(hosts, out, strict=True)]
     reasons: dict[str, list[str]] = {}
     for name, each in zip(order, out, strict=True):
@@ -64,25 +59,17 @@ def _told(out: Mapping[int, str]) -> Iterator[str]:
         yield f"not GPU {', '.join(which)}: {why}"
 
 
-def _left_out(host: Probed, name: str, wishes: Wishes) -> dict[int, str]:
+def _left_out(host: Probed, wishes: Wishes) -> dict[int, str]:
     there = host.facts.gpus or ()
-    found = {gpu.index: why for gpu in there if (why := _why_not(host, gpu, there, wishes))}
-    if len(found) < len(there):
-        return found
-    if wishes.beside:
-        raise RequestError(
-            f"{name}: the clusters beside this one leave no GPU",
-            evidence=list(_told(found)),
-            hint="give the other one fewer, such as `gpus: [0, 1]`, then run `vlaunch up` for it",
-        )
-    return {}
+    found = {gpu.index: why for gpu in there if (why := _why_not(host, gpu, wishes))}
+    return found if len(found) < len(there) else {}
 
 
-def _why_not(host: Probed, gpu: Gpu, there: Sequence[Gpu], wishes: Wishes) -> str:
+def _why_not(host: Probed, gpu: Gpu, wishes: Wishes) -> str:
     """Say why a GPU should be left to others; empty when it need not."""
-    for cluster, ids in _of_others(host, there, wishes):
-        if gpu.index in ids:
-            return f"cluster {cluster} has it"
+    for given in host.facts.given:
+        if given.cluster != wishes.cluster and given.has(gpu.index, gpu.uuid):
+            return f"cluster {given.cluster} has it"
     return _odd(host, gpu) or _busy(host, gpu)
 
 
@@ -100,29 +87,3 @@ def _busy(host: Probed, gpu: Gpu) -> str:
     if sum(each.memory for each in strangers) < _HELD:
         return ""
     return f"in use by {', '.join(sorted({each.user or 'somebody' for each in strangers}))}"
-
-
-def _of_others(
-    host: Probed, there: Sequence[Gpu], wishes: Wishes
-) -> Iterator[tuple[str, set[int]]]:
-    """Yield the GPUs of each cluster beside which this one should live, and of those that run."""
-    for other in wishes.beside:
-        yield other.cluster, _stated(host, there, other)
-    for given in host.facts.given:
-        if given.cluster != wishes.cluster:
-            yield given.cluster, _taken(there, given)
-
-
-def _stated(host: Probed, there: Sequence[Gpu], other: Inventory) -> set[int]:
-    """Return the GPUs that an inventory says of a host, which it may know by another name."""
-    known = {host.host, host.name, *(each.ip for each in host.facts.addresses or ())} - {""}
-    return {
-        gpu.index
-        for node in other.nodes
-        if {node.host, node.ip} & known
-        for gpu in host.facts.used(node)
-    }
-
-
-def _taken(there: Sequence[Gpu], given: Given) -> set[int]:
-    return {gpu.index for gpu in there if given.has(gpu.index, gpu.uuid)}

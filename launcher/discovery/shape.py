@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.discovery.local_assets import LocalAssets
-from launcher.model import Accelerator, Argv, Fabric, Inventory, Ports, Ssh
+from launcher.model import Accelerator, Argv, Fabric, Ssh
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
 
@@ -30,7 +30,6 @@ class Probed:
     assets: LocalAssets = field(default_factory=LocalAssets)
     docker: Argv = DOCKER
     ssh: Ssh = field(default_factory=Ssh)
-    name: str = ""
 
     @property
     def survey(self) -> Survey:
@@ -45,16 +44,13 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user has decided; what is left out is chosen. `ssh` is for all hosts; the cluster
-    may live on the same hosts as those that `beside` names.
-    """
+    """What the user has decided; what is left out is chosen. `ssh` is for all hosts."""
 
     cluster: str = "vllm"
     image: str | None = None
     hf_home: str | None = None
     accelerator: Accelerator | None = None
     ssh: Ssh = field(default_factory=Ssh)
-    beside: tuple[Inventory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +100,6 @@ class Discovery:
     network: tuple[str, ...] = ()
     docker: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
-    ports: Ports = field(default_factory=Ports)
     object_store: Choice | None = None
     rights: Mapping[str, Choice] = field(default_factory=dict)  # `devices` and `cap_add`
     env: Mapping[str, Choice] = field(default_factory=dict)

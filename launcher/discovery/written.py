@@ -9,13 +9,12 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import TypeVar
 
 from launcher.discovery.shape import DOCKER, GID, Choice, DiscoveredNode, Discovery
 from launcher.inventory import ranges
-from launcher.model import Argv, Ports, Ssh, fold
+from launcher.model import Argv, Ssh, fold
 from launcher.tools import untrusted
 
 T = TypeVar("T")
@@ -52,7 +51,6 @@ def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
         _object_store(found),
         _rights(found),
         _network(found, interface, hca),
-        _ports(found),
         _environment(found),
         _engine_args(found),
         _nodes(found, interface, hca, docker),
@@ -110,17 +108,6 @@ def _network(found: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator
     if hca:
         yield f"  hca: {_list(hca)}"
     yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
-
-
-def _ports(found: Discovery) -> Iterator[str]:
-    usual = Ports()
-    differs = {
-        key: port for key, port in asdict(found.ports).items() if port != getattr(usual, key)
-    }
-    if differs:
-        yield from _said(["others than those of the clusters beside this one"])
-        yield "ports:"
-        yield from (f"  {key}: {port}" for key, port in differs.items())
 
 
 def _environment(found: Discovery) -> Iterator[str]:

@@ -175,28 +175,6 @@ def test_a_way_to_call_docker_that_was_given_is_the_only_one(hosts: Hosts) -> No
     }
 
 
-def test_a_cluster_beside_another_one(hosts: Hosts) -> None:
-    """It has another name, and the GPUs and ports that the other leaves; none are left, it says
-    so.
-    """
-    assert hosts.run("gpu01", "gpu02", "-o", "first.yaml").code == 0
-    ran = hosts.run("gpu01", "gpu02", "--beside", "first.yaml")
-    assert ran.code == 2
-    assert "gpu01: the clusters beside this one leave no GPU" in ran.err
-    assert not Path("inventory.yaml").exists()
-
-    first = Path("first.yaml")
-    first.write_text(first.read_text().replace("gpus: 8", "gpus: [0, 1, 2, 3]"))
-    assert hosts.run("gpu01", "gpu02", "--beside", "first.yaml").code == 0
-    second = load(Path("inventory.yaml"))
-    assert (second.cluster, second.ports.api) == ("vllm-2", 8100)
-    assert {node.gpu_ids for node in second.nodes} == {("4", "5", "6", "7")}
-
-    named = hosts.run("gpu01", "--beside", "first.yaml", "--cluster", "vllm", "--force")
-    assert named.code == 2
-    assert "there is a cluster `vllm` already" in named.err
-
-
 def test_a_file_is_not_overwritten(hosts: Hosts) -> None:
     """Nor is any host reached for nothing; --force overwrites it."""
     Path("inventory.yaml").write_text("mine\n")
@@ -305,54 +283,11 @@ def test_json_is_events(hosts: Hosts) -> None:
     assert any(event["kind"] == "warning" for event in ran.events)
 
 
-def test_update_of_what_is_still_so_says_so(hosts: Hosts) -> None:
-    """Exit code 0, nothing on standard output, hosts from the file."""
-    hosts.run("gpu01", "gpu02")
-    before = Path("inventory.yaml").read_text()
-    ran = hosts.run("--update")
-
-    assert (ran.code, ran.out) == (0, "")
-    assert "inventory.yaml states what is there" in ran.err
-    assert Path("inventory.yaml").read_text() == before
-
-
-def test_update_shows_what_differs_and_writes_nothing(hosts: Hosts) -> None:
-    """Exit code 3: lines for people, and the difference of the files as data."""
-    hosts.run("gpu01", "gpu02")
-    before = Path("inventory.yaml").read_text()
-    hosts.hosts["gpu02"] = Host("10.0.0.22", gpus=7)
-    hosts.hosts["gpu03"] = Host("10.0.0.13")
-    ran = hosts.run("--update", "gpu03")
-
-    assert ran.code == 3
-    assert "nodes[1] gpu02: gpus: 8 → 7" in ran.err
-    assert "nodes[1] gpu02: ip: 10.0.0.12 → 10.0.0.22" in ran.err
-    assert "nodes: gpu03 is not in the inventory: ip 10.0.0.13, 8 GPUs" in ran.err
-    assert '-  - {host: "gpu[01-02]", ip: "10.0.0.[11-12]", gpus: 8}' in ran.out
-    assert '+  - {host: gpu02, ip: "10.0.0.22", gpus: 7}' in ran.out
-    assert Path("inventory.yaml").read_text() == before
-
-
-def test_update_still_compares_when_nothing_new_can_be_chosen(hosts: Hosts) -> None:
-    """The reason is a warning."""
-    hosts.run("gpu01", "gpu02")
-    hosts.hosts["gpu02"] = Host("10.9.0.12", gpus=7)
-    ran = hosts.run("--update")
-
-    assert (ran.code, ran.out) == (3, "")
-    assert "nodes[1] gpu02: gpus: 8 → 7" in ran.err
-    assert "nodes[1] gpu02: ip: 10.0.0.12 → on no interface" in ran.err
-    assert "the hosts share no network" in ran.err
-
-
 @pytest.mark.parametrize(
     "words",
     [
         (),
         ("gpu01", "-o", "-", "--json"),
-        ("--update", "-o", "-"),
-        ("--update", "--force"),
-        ("--update",),
         ("gpu01", "gpu01"),
         ("gpu01", "-o", "nowhere/inventory.yaml"),
         ("gpu01", "-o", "."),

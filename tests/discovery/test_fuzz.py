@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.discovery.discover import discover
-from launcher.discovery.drift import drift
 from launcher.discovery.local_assets import Home, LocalAssets
 from launcher.discovery.shape import Probed, Wishes
 from launcher.discovery.written import write
@@ -99,7 +98,7 @@ def clusters(draw: st.DrawFn) -> list[Probed]:
 
 @given(clusters())
 def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[Probed]) -> None:
-    """And what was just written has no drift."""
+    """With the addresses that were chosen."""
     try:
         found = discover(hosts, Wishes())
     except RequestError as error:
@@ -108,11 +107,3 @@ def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[Probed]) -> 
     read = loads(write(found), Path("inventory.yaml"))
 
     assert [node.ip for node in read.nodes] == [node.ip for node in found.nodes]
-    assert (
-        drift(
-            read,
-            [replace(each, name=node.name) for each, node in zip(hosts, read.nodes, strict=True)],
-            found,
-        )
-        == ()
-    )

@@ -12,7 +12,6 @@ from launcher.discovery.discover import discover
 from launcher.discovery.shape import Discovery, Wishes
 from launcher.discovery.written import write
 from launcher.inventory.load import loads
-from launcher.model import Inventory, Node, Ports
 from launcher.tools.docker import Given
 from launcher.tools.survey import GpuProcess, GpuState
 from tests.discovery.hosts import gpus, host, nic
@@ -77,17 +76,3 @@ def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:
 
     assert found({}, given=(given,)).nodes[0].gpu_ids == ("2", "3")
     assert found({}, Wishes(cluster="other"), given=(given,)).nodes[0].gpu_ids == ()
-
-
-def test_a_cluster_beside_another_one() -> None:
-    """It gets what the other inventory leaves of GPUs and ports, though that one does not run."""
-    node = Node(name="n", host="elsewhere", ip="10.0.0.1", gpus=2, head=True)
-    other = Inventory(path=Path("a.yaml"), cluster="a", image="i", nodes=(node,))
-    seen = found({}, Wishes(beside=(other,)))
-    text = write(seen)
-    loaded = loads(text, Path("inventory.yaml"))
-
-    assert loaded.head.gpu_ids == ("2", "3")
-    assert "not GPU 0, 1: cluster a has it" in text
-    assert loaded.ports == seen.ports != Ports()
-    assert (loaded.ports.gcs, loaded.ports.api) == (6479, 8100)

@@ -85,5 +85,5 @@ def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]
 
 
 def test_two_writes_of_the_same_hosts_are_the_same() -> None:
-    """No date, no order of chance: `--update` compares them."""
+    """No date, no order of chance."""
     assert write(discover(h100_pair(), Wishes())) == write(discover(h100_pair(), Wishes()))
