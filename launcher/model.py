@@ -218,9 +218,6 @@ class ServeDefaults:
     """Restarts within an hour, until it is given up; by default as many as it takes."""
     timeout: Annotated[float, values.Bounds(ge=1, le=86400)] = 1800.0
     """Seconds to wait for the first answer."""
-    read_ahead: bool = False
-    """Read the model's files on its nodes while vLLM starts, where half the free memory holds them;
-    for models that do not lie on the disk of the images, which is read at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def group(inventory: Inventory, asked: batch.Request, target: Target) -> Group:
     engine = asked.job.engine
     spans = asked.job.mode == "engine" and engine.tp * engine.pp > min(n.gpus for n in nodes)
     # A job has no endpoint, of which nothing need be said.
-    alone = replace(inventory, serve=replace(inventory.serve, bind="::", read_ahead=False))
+    alone = replace(inventory, serve=replace(inventory.serve, bind="::"))
     made = shape.group(alone, request, Policy(), replace(target, gate=spans))
     return replace(made, programs=programs.batch())
 

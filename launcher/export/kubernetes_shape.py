@@ -376,6 +376,4 @@ def _left_out(inventory: Inventory, request: Request, target: Target) -> list[st
         found.append("`logging:`: the kubelet rotates logs")
     if inventory.serve.bind not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         found.append(f"`bind: {inventory.serve.bind}`: the server listens on its pod's address")
-    if inventory.serve.read_ahead and not _agents(request, target):
-        found.append("`read_ahead:`: nobody reads the model's files ahead")
     return found

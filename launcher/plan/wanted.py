@@ -64,7 +64,6 @@ def desired(seen: ClusterSnapshot, request: Request, *, asked: float, policy: Po
         ray=None if inventory.ray.off else ray,
         policy=policy,
         asked_for=request.asked_for,
-        read_ahead=inventory.serve.read_ahead,
         image=image.identity if image else "",
     )
 

@@ -82,8 +82,7 @@ class Desired:
     requests for it apart. `places` has how many GPUs it takes on each node, `addresses` the address
     of every node of the cluster, `memory_share` which part of a GPU's memory it claims (None:
     nobody looks), `visible` the variable that names the GPUs a process may see. `asked_for` is what
-    the user asked for, by which a later run asks again (`vlaunch rollback`). With `read_ahead`,
-    nodes read the model's files while the engine starts.
+    the user asked for, by which a later run asks again (`vlaunch rollback`).
     """
 
     name: str
@@ -104,7 +103,6 @@ class Desired:
     policy: Policy = field(default_factory=Policy)
     asked_for: Mapping[str, Any] = field(default_factory=dict)
     image: str = ""
-    read_ahead: bool = False
     version: int = VERSION
 
     def as_json(self) -> dict[str, Any]:
@@ -181,7 +179,6 @@ def read(said: Any) -> Desired:
             ray=None if ray is None else _ray(ray),
             policy=_policy(said["policy"]),
             asked_for=dict(said["asked_for"]),
-            read_ahead=said["read_ahead"] is True,
         )
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no server: {type(error).__name__}: {error}") from None

@@ -17,7 +17,6 @@ from typing import Any
 from . import gpu, leftovers, process, state
 from .probe import Probe
 from .process import IDLE, RUNNING, STOPPING, Engine, Work
-from .read_ahead import ReadAhead
 
 # What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
 # start; run: start it.
@@ -37,8 +36,6 @@ class Order:
     `share` is the part of a GPU's memory that must be free (None: nobody looks), on `count` GPUs of
     those that `gpus` names (None: all); with `busy` their utilisation is asked. `replicas` are so
     many behind the API, of which the `first` has this number (None: the server has only one).
-    `model` is read ahead of a start, as far as the pipeline `stages` of this node need it
-    (`read_ahead.py`); empty: it is not.
     """
 
     generation: int
@@ -55,8 +52,6 @@ class Order:
     count: int = 0
     gpus: tuple[int, ...] | None = None
     busy: bool = False
-    model: str = ""
-    stages: tuple[int, int, int] = (0, 1, 1)
 
     @property
     def behind(self) -> range:
@@ -87,21 +82,12 @@ def read(said: Any) -> dict[str, Order]:
                 count=int(each["count"]),
                 gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
                 busy=each["busy"] is True,
-                model=str(each["model"]),
-                stages=_stages(each["stages"]),
             )
             for name, each in said.items()
             if state.NAME.fullmatch(str(name))
         }
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no order: {error!r}") from None
-
-
-def _stages(said: Any) -> tuple[int, int, int]:
-    first, end, count = map(int, said)
-    if not 0 <= first < end <= count:
-        raise ValueError("these are no stages")
-    return first, end, count
 
 
 class Server:
@@ -120,8 +106,6 @@ class Server:
         self._ending: float | None = None
         self._answers, self._looked = 0, 0.0
         self._thread: threading.Thread | None = None
-        self._ahead: ReadAhead | None = None
-        self._read = 0  # the generation for which the model was read
 
     def turn(self, order: Order | None) -> None:
         """Look once, and do what follows."""
@@ -135,7 +119,6 @@ class Server:
             self._hear(self.probe)
         if order is None:
             return
-        self._read_ahead(order)
         if order.phase != PREPARE:
             self.waits = ""
         elif order.share is None:
@@ -154,14 +137,6 @@ class Server:
             engine.start(order.generation, order.argv, order.env)
             if order.api and engine.state == RUNNING:
                 self.probe = Probe(*order.api, order.behind, order.canary)
-
-    def _read_ahead(self, order: Order) -> None:
-        """Read the model's files once for each start, from when one is being prepared."""
-        if order.model and order.phase == PREPARE and order.generation > self._read:
-            if self._ahead is not None:
-                self._ahead.stop()
-            self._read = order.generation
-            self._ahead = ReadAhead(self.engine.name, order.model, order.stages)
 
     def _end_ranks(self, order: Order | None) -> None:
         """End ranks whose driver has gone and that do not go themselves: one that hangs does not

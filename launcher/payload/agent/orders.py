@@ -7,7 +7,6 @@ from dataclasses import replace
 from .desired import Desired, Process
 from .monitor import Monitor
 from .node import KEEP, PREPARE, RUN, Order
-from .read_ahead import stages_of
 from .reservation import Reservation
 
 
@@ -22,7 +21,6 @@ def for_nodes(
     busy = monitor is not None and monitor.busy
     counts = dict.fromkeys(want.reach, 1) if want.backend == "ray" else {}
     counts |= {node: count for node, count in want.places.items() if count}
-    stages = _stages(want) if want.read_ahead else {}
     found = {
         node: Order(
             generation=generation,
@@ -31,8 +29,6 @@ def for_nodes(
             share=want.memory_share if node in counts else None,
             count=counts.get(node, 0),
             busy=busy and want.memory_share is not None,
-            model=want.model if node in stages else "",
-            stages=stages.get(node, (0, 1, 1)),
         )
         for node in want.reach
     }
@@ -55,15 +51,6 @@ def for_nodes(
             gpus=gpus,
         )
     return found
-
-
-def _stages(want: Desired) -> dict[str, tuple[int, int, int]]:
-    """Return the pipeline stages of each node with ranks: where Ray puts them elsewhere, what was
-    read there is read in vain.
-    """
-    each = sum(want.places.values()) // want.replicas
-    count = max(1, each // want.tp)
-    return stages_of([(node, held) for node, held in want.places.items() if held], want.tp, count)
 
 
 def _pids(monitor: Monitor | None, node: str) -> tuple[int, ...]:
