@@ -21,9 +21,9 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.plan_case import Case, read
 from launcher.capacity import working
 from launcher.capacity.architecture import Architecture
-from launcher.capacity.case import Case, read
 from launcher.capacity.choice import Question, Want, choose, verdict_of
 from launcher.capacity.cluster import Cluster, Host, Link
 from launcher.capacity.estimate import Estimate, Gpu
@@ -80,9 +80,9 @@ class Known:
 
 
 def known(path: Path) -> Iterator[Known]:
-    """Yield the modelled cases of a file; raises RequestError for what is none."""
+    """Yield the modelled cases of a file."""
     text = path.read_text(encoding="utf-8")
-    for case, raw in zip(read(text, path.name), yaml.safe_load(text), strict=True):
+    for case, raw in zip(read(text), yaml.safe_load(text), strict=True):
         model, expect = case.model(), raw["expect"]
         url = raw["source"] if "http" in raw["source"] else raw["model"]
         printed = None if raw.get("speculative") or not expect.get("fits") else expect["kv_tokens"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.capacity.advice import Alternative, alternatives
-from launcher.capacity.case import Case
 from launcher.capacity.choice import Planned, Question, Reason, remarks
 from launcher.capacity.estimate import Estimate, Range, Stage
 
@@ -23,13 +22,6 @@ def answer(question: Question, planned: Planned) -> Json:
         "why": [_reason(reason) for reason in why],
         "alternatives": [_alternative(each) for each in alternatives(question, planned)],
     }
-
-
-def answer_case(case: Case) -> Json:
-    """Return what is said of one case, whose split is given; raises RequestError."""
-    tokens = case.tokens_from_kv()
-    measured = {} if tokens is None else {"tokens_from_kv_gib": tokens}
-    return {"id": case.id, **answer(*case.planned()), **measured}
 
 
 def basis(found: Estimate, unknown: str) -> str:

@@ -57,12 +57,6 @@ _CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
     "--link-gbps", type=click.FloatRange(0.01), help="GB/s between nodes for each GPU, measured."
 )
 @click.option("--link-latency-us", type=click.FloatRange(0.1), help="Its latency in µs, measured.")
-@click.option(
-    "--case",
-    "case_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Judge a case from a file: model, GPUs and flags.",
-)
 @click.option("--explain", is_flag=True, help="Show the arithmetic of each stage.")
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def plan(
@@ -84,7 +78,6 @@ def plan(
     rdma: bool | None,
     link_gbps: float | None,
     link_latency_us: float | None,
-    case_file: Path | None,
     explain: bool,
     args: tuple[str, ...],
 ) -> int:
@@ -94,8 +87,6 @@ def plan(
     The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
     Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
     """
-    if case_file:
-        return _case(case_file)
     from launcher.capacity.choice import Question, Want
     from launcher.capacity.cluster import Link
 
@@ -230,13 +221,3 @@ def _show(
         field(row)
     for row in capacity.explained(planned) if explain else ():
         field(row)
-
-
-def _case(path: Path) -> int:
-    from launcher.capacity.answer import answer_case
-    from launcher.capacity.case import read
-    from launcher.ui.json_line import dumps
-
-    answers = [answer_case(case) for case in read(path.read_text(errors="replace"), str(path))]
-    click.echo(dumps(answers[0] if len(answers) == 1 else answers))
-    return _CODES[answers[0]["verdict"]] if len(answers) == 1 else 0

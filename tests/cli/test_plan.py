@@ -1,10 +1,9 @@
-"""`vlaunch plan`: from files and flags, from simulated nodes, and from cases."""
+"""`vlaunch plan`: from files and flags, and from simulated nodes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.capacity import models
 from tests.cli.conftest import Cluster
 
 GOLDEN = Path(__file__).parent / "golden"
-CASES = Path(__file__).parents[1] / "fixtures" / "planner" / "cases.yaml"
 H100 = ["--gpu", "H100", "--nvlink"]
 
 
@@ -152,19 +150,10 @@ def test_a_new_architecture_has_its_weights_judged(cluster: Cluster, tmp_path: P
     """And nothing else is claimed of it."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**models.LLAMA_8B, "architectures": ["NewForCausalLM"]}))
-    ran = cluster.run("plan", "--config", str(path), "--weights-bytes", "16000000000", *H100)
+    words = ("plan", "--config", str(path), "--weights-bytes", "16000000000", *H100)
+    ran = cluster.run(*words)
     assert ran.code == 3
     assert "the architecture NewForCausalLM is not modelled; only its weights are judged" in ran.out
-
-
-def test_cases_are_answered(cluster: Cluster, tmp_path: Path) -> None:
-    """A file with one gives one answer and its exit code, one with many a list."""
-    ran = cluster.run("plan", "--case", str(CASES), "--json")
-    answers: list[dict[str, Any]] = json.loads(ran.out)
-    assert ran.code == 0
-    assert len(answers) == 12
-    one = tmp_path / "one.yaml"
-    one.write_text(CASES.read_text().split("\n- id:")[1].join(["- id:", ""]))
-    ran = cluster.run("plan", "--case", str(one), "--json")
-    assert ran.code == 0
-    assert json.loads(ran.out)["tokens_from_kv_gib"] == pytest.approx(93872, abs=6 * 16)
+    said = json.loads(cluster.run(*words, "--json").out)
+    assert said["basis"] == "weights-only"
+    assert said["kv_tokens"] is None

@@ -1,31 +1,20 @@
-"""One case: a model, its GPUs and flags in a file, as those that the planner is measured by.
+"""A case of the planner's benchmark: a model, its GPUs and the flags of one measured server.
 
-Pure. The form is that of `tests/fixtures/planner/README.md`: one mapping, or a list of them.
+`tests/fixtures/planner/README.md` describes the file format.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from launcher.capacity import versions
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.architecture_read import architecture_of
-from launcher.capacity.choice import (
-    Option,
-    Planned,
-    Question,
-    Reason,
-    Want,
-    place,
-    verdict_of,
-)
-from launcher.capacity.cluster import Cluster, Host
 from launcher.capacity.config_fields import MOST_LAYERS
 from launcher.capacity.estimate import (
     Engine,
@@ -40,7 +29,6 @@ from launcher.capacity.kv_cache import cache_of
 from launcher.capacity.weights import GIB, counted
 from launcher.errors import RequestError
 
-_MOST = 4 << 20
 _Ranks = Annotated[
     int, Field(ge=1, le=4096), BeforeValidator(lambda said: 1 if said is None else said)
 ]
@@ -66,7 +54,7 @@ class _Expect(BaseModel):
 
 
 class Case(BaseModel):
-    """What decides about memory, and what is known of the outcome."""
+    """The inputs that determine the memory, and the measured KV cache."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -99,7 +87,7 @@ class Case(BaseModel):
         return architecture_of(_listed(self.config))
 
     def engine(self, model: Architecture) -> Engine:
-        """Return what is started; raises RequestError for stages that do not fit together."""
+        """Return the engine; raises RequestError for stages that do not fit together."""
         pp = self.pp
         counts = tuple(self.pp_layer_partition or ())
         gpus = self.gpus or [self.gpu] * pp
@@ -131,54 +119,21 @@ class Case(BaseModel):
         )
 
     def weight_bytes(self, model: Architecture) -> int:
-        """Return the bytes of the weights: as the case says, else counted; raises RequestError
-        where neither tells.
+        """Return the bytes of the weights, counted where the case lacks them; raises RequestError
+        where they cannot be counted.
         """
         size = counted(model) if self.weights_gib is None else int(self.weights_gib * GIB)
         if not size:
             raise RequestError(
                 f"{self.id}: no estimate is possible: the size of the weights is not known",
                 evidence=model.modelled or f"quantization: {model.quantization}",
-                hint="say it in the case: `weights_gib: N`",
             )
         return size
 
     def estimated(self) -> Estimate:
-        """Work the case out; raises RequestError."""
+        """Estimate the memory; raises RequestError."""
         model = self.model()
         return estimate(model, self.weight_bytes(model), self.engine(model))
-
-    def planned(self) -> tuple[Question, Planned]:
-        """Return the case as a plan that names its split; raises RequestError."""
-        model = self.model()
-        engine, found = self.engine(model), self.estimated()
-        ranks = engine.tp * engine.pp * engine.dp
-        gpu = min(engine.gpus, key=lambda each: each.memory_gib)
-        hosts = tuple(
-            Host(name=f"node{at:02}", gpus=-(-ranks // engine.nodes), gpu=gpu)
-            for at in range(1, engine.nodes + 1)
-        )
-        question = Question(
-            model=model,
-            weight_bytes=self.weight_bytes(model),
-            cluster=Cluster(hosts=hosts),
-            want=Want(context=found.length),
-            flags=replace(engine.flags, partition=()),
-            version=engine.version,
-        )
-        option = Option(
-            tp=engine.tp,
-            pp=engine.pp,
-            dp=engine.dp,
-            experts=engine.flags.expert_parallel,
-            reasons=(Reason("asked", "the case names this split"),),
-        )
-        return question, Planned(
-            option=option,
-            estimate=found,
-            verdict=verdict_of(found),
-            placement=place(option, question.cluster),
-        )
 
     def tokens_from_kv(self) -> int | None:
         """Return the tokens that the measured KV cache holds; None where none was measured."""
@@ -191,26 +146,13 @@ class Case(BaseModel):
         return cache.tokens(cache.blocks([max(0, int(known * GIB))] * engine.pp))
 
 
-def read(text: str, where: str) -> list[Case]:
-    """Read cases; raises RequestError with every mistake."""
-    hint = "the form is that of tests/fixtures/planner/README.md"
-    if len(text) > _MOST:
-        raise RequestError(f"{where} is larger than {_MOST >> 20} MiB", hint=hint)
-    try:
-        data = yaml.safe_load(text)
-        return TypeAdapter(list[Case]).validate_python(data if isinstance(data, list) else [data])
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, ValidationError):
-            mistakes = [
-                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-            ]
-        else:
-            mistakes = [str(error).splitlines()[0] if str(error) else type(error).__name__]
-        raise RequestError(f"{where} holds no case", evidence=mistakes, hint=hint) from None
+def read(text: str) -> list[Case]:
+    """Parse a list of cases; raises pydantic's ValidationError."""
+    return TypeAdapter(list[Case]).validate_python(yaml.safe_load(text))
 
 
 def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write `layer_types` out where it is in words."""
+    """Expand `layer_types` where it is in words."""
     words, count = config.get("layer_types"), config.get("num_hidden_layers")
     if not isinstance(words, str) or not isinstance(count, int):
         return config
@@ -220,7 +162,7 @@ def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _in_words(words: str, count: int) -> list[str]:
-    """Return the kind of each layer; [] for words that are not understood."""
+    """Return the kind of each layer; [] for unknown words."""
     if found := _ALTERNATING.match(words):
         return [found[1 + index % 2] for index in range(count)]
     if found := _EVERY.match(words):
