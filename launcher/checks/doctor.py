@@ -37,7 +37,8 @@ _TURNS = re.compile(
 )
 # These say what is the case, whatever happened when: they come before what only logs tell.
 _UNREACHABLE = "node-unreachable"
-_FIRST = ("server-died", "server-gave-up", _UNREACHABLE)
+_STATES = ("server-died", "server-gave-up", _UNREACHABLE)
+_FIRST = ("request-refused", *_STATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ def diagnose(
     rdma: bool,
     now: float,
     since: float | None = None,
+    refused: Log | None = None,
 ) -> Diagnosis:
     """Judge what nodes told.
 
@@ -110,12 +112,15 @@ def diagnose(
         rdma: whether the inventory promises RDMA between the nodes.
         now: seconds since 1970.
         since: how many seconds back lines count; a line without a time always does.
+        refused: the last request that was refused, as the operator's machine keeps it.
     """
     oldest = None if since is None else now - since
     seen: dict[str, list[Trace]] = {}
     for name, node in told.items():
         for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
             _search(log, name, seen, rdma=rdma, now=now, oldest=oldest)
+    if refused is not None:
+        _search(refused, "operator", seen, rdma=rdma, now=now, oldest=oldest)
     for name, reason in missing.items():
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         seen.setdefault(_UNREACHABLE, []).append(Trace(node=name, what="login", line=line, at=now))
@@ -382,7 +387,7 @@ def _dated(found: Diagnosed, start: float, ready: Mapping[str, float | None]) ->
         kind=found.kind if of_now else "over",
         nodes=tuple(node for node in found.nodes if node in there),
         count=len(lines),
-        evidence=tuple(_shown(lines, latest=found.id in _FIRST)),
+        evidence=tuple(_shown(lines, latest=found.id in _STATES)),
     )
 
 

@@ -15,6 +15,7 @@ import click
 from launcher.cli import options
 from launcher.cli.hooks import Hooks, hooks
 from launcher.cli.locked import locked
+from launcher.cli.refusal import recorded
 from launcher.cli.session import Session, reach, read
 from launcher.model import Inventory, Node
 from launcher.ui.progress import Printer, printer
@@ -81,6 +82,8 @@ class Call:
         if hooks_of:
             programs = hooks(inventory, hooks_of, skip=self.no_hooks, dry_run=self.dry_run)
         with ExitStack() as stack:
+            if self.shows == "all" and not self.dry_run:
+                stack.enter_context(recorded(inventory.cluster))
             shown = stack.enter_context(self.printer()) if to is None else to
             told = stack.enter_context(programs.watching(shown, **(about or {})))
             yield stack.enter_context(

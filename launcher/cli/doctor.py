@@ -79,6 +79,7 @@ def _of_text(sources: tuple[str, ...], since: float | None) -> Diagnosis:
 def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:
     """Ask the nodes that were reached, and judge what all of them told."""
     from launcher.checks.doctor import diagnose
+    from launcher.cli import refusal
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     there = session.reached_of(nodes)
@@ -92,6 +93,7 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
         {node.name: told[node.name] for node in nodes if node.name in told},
         {node.name: missing[node.name] for node in nodes if node.name in missing},
         rdma=inventory.fabric != "ethernet",
+        refused=refusal.load(inventory.cluster),
         now=time.time(),
         since=since,
     )

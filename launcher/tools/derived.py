@@ -145,8 +145,6 @@ def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin
         f"FROM {base}",
         f'LABEL {BASE}="{identity}" {RAY}="{ray}" {EXTRAS}="{RAY_EXTRAS}" {PLUGIN}="{plugin}"',
         *(_let_vllm_load_the_plugin(image) if plugin else []),
-        # The other executor of vLLM 0.20 needs cupy; 0.21 has this default, 0.33 no such switch.
-        *(["ENV VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1"] if image.vllm_release == (0, 20) else []),
         *(["USER 0"] if image.uid else []),
         f"COPY wheels/ {folder}/",
         (

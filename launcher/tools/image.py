@@ -42,9 +42,8 @@ RAY_PARTS = (
     "watchfiles",
 )
 
-# The first vLLM with a Ray executor that works without cupy (vllm pull request 36836), which an
-# image without Ray lacks.
-OLDEST_VLLM = (0, 20)
+# The first vLLM with `--cpu-distributed-timeout-seconds`, which slow starts on several nodes need.
+OLDEST_VLLM = (0, 22)
 
 _MARK = "vlaunch-image"
 _LONGEST = 2**20  # characters of an answer: a hundred times what an image of vLLM says
@@ -197,8 +196,8 @@ def refuse_older(image: ImagePython, name: str) -> None:
     raise RequestError(
         f"{name} has vLLM {image.vllm}, and vlaunch needs {oldest} or newer",
         evidence=[
-            f"{oldest} is the first whose Ray executor works without cupy, and the oldest that is"
-            " supported with either backend"
+            f"{oldest} is the first with `--cpu-distributed-timeout-seconds`, which slow starts on"
+            " several nodes need"
         ],
         hint="set `image:` to a newer one, such as `vllm/vllm-openai:v0.32.0`",
     )

@@ -230,6 +230,13 @@ ENGINE = (
         fix="see whether it is back: `vlaunch status`",
         source="the keeper's record",
     ),
+    Symptom(
+        id="request-refused",
+        pattern=r"^vlaunch: ",
+        cause="the last command was refused before anything started",
+        fix="follow its hint, or run it again to read all of its message",
+        source="the file on the operator's machine in which vlaunch keeps the refusal",
+    ),
     # From here on: what may be harmless, and what only tells that something else has failed.
     Symptom(
         id="rank-silent",

@@ -202,7 +202,7 @@ def gloo_timeout(args: Sequence[str], nodes: int, seconds: float) -> Argv:
     may take; empty where Gloo's own 1800 s, or what the arguments say, is enough.
 
     A node that loads its weights later than the others would else end the start
-    (`cpu_distributed_timeout_seconds` in vllm/config/parallel.py; vLLM 0.22 and newer).
+    (`cpu_distributed_timeout_seconds` in vllm/config/parallel.py, since vLLM 0.22).
     """
     option = "--cpu-distributed-timeout-seconds"
     enough = nodes == 1 or seconds <= _GLOO_TIMEOUT or values(args, option)

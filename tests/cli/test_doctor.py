@@ -9,6 +9,7 @@ import tarfile
 import tracemalloc
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from launcher.cli import log_files
@@ -376,3 +377,43 @@ def test_headers_without_end(cluster: Cluster, tmp_path: Path, kind: bytes, firs
         ran = cluster.run("doctor", "--from", f"{name}.tar")
         assert "Traceback" not in ran.err
         assert ran.code in (0, 2)
+
+
+MISSING = ("serve", "--model", "/data/huggingface/none")
+REFUSED = "  FOUND  operator: the last command was refused before anything started"
+
+
+def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
+    """No node has a log of it: the operator's machine keeps it until the command succeeds."""
+    tell(cluster)
+    assert cluster.run("up").code == 0
+    tell(cluster)
+    assert cluster.run(*MISSING).code == 1
+    assert cluster.run(*MISSING, "--dry-run").code == 0
+    ran = cluster.run("doctor")
+    lines = ran.out.splitlines()
+    assert ran.code == 1
+    assert lines[1] == REFUSED
+    assert "operator, vlaunch serve, " in lines[2]
+    assert "gpu[01-02]: does not have /data/huggingface/none in its cache" in lines[2]
+    assert "vlaunch: hint: copy it from this machine: " in lines[3]
+
+    assert cluster.run("up").code == 0
+    assert REFUSED in cluster.run("doctor").out
+    assert cluster.run("serve", "--skip-network-check", "--no-wait", "--model", "org/m").code == 0
+    assert REFUSED not in cluster.run("doctor").out
+
+
+def test_a_refusal_that_cannot_be_read_or_kept_is_no_failure(cluster: Cluster) -> None:
+    """The state folder may be anyone's, or be full."""
+    tell(cluster)
+    folder = Path(platformdirs.user_state_dir("vlaunch"))
+    folder.mkdir(parents=True)
+    (folder / "refused-c.json").write_text('{"verb": "serve", "at": "?", "lines": 5}')
+    assert cluster.run("doctor").code == 0
+
+    (folder / "refused-c.json").unlink()
+    folder.rmdir()
+    folder.write_text("no folder")
+    assert cluster.run(*MISSING).code == 1
+    assert cluster.run("doctor").code == 0

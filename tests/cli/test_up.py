@@ -67,8 +67,8 @@ def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
     ran = cluster.run("up")
 
     assert (ran.code, cluster.world.changes) == (2, [])
-    assert "vllm/vllm-openai:v0.32.0 has vLLM 0.18.1, and vlaunch needs 0.20 or newer" in ran.err
-    assert "works without cupy" in ran.err
+    assert "vllm/vllm-openai:v0.32.0 has vLLM 0.18.1, and vlaunch needs 0.22 or newer" in ran.err
+    assert "slow starts on several nodes need" in ran.err
 
 
 def test_json_is_the_same_events_on_standard_output(cluster: Cluster) -> None:

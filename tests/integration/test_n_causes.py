@@ -40,7 +40,7 @@ SAID = {
     "compiler": ("no compiler", "No working C.. compiler found", "no-compiler"),
     "argument": ("engine argument", "no.such.argument", "unknown-argument"),
     "context": ("the context is longer", "User-specified max_model_len", "context-too-long"),
-    "model": ("model", MISSING, ""),
+    "model": ("model", MISSING, "request-refused"),
 }
 
 
@@ -70,10 +70,10 @@ def check(practice: Practice, ran: Ran, kind: str) -> None:
     assert re.search(line, error)
     for noise in ("See root cause", "errors.pydantic.dev", "cannot be read", "killed", "/metrics"):
         assert noise not in error, error
-    if symptom:
-        doctor = practice.vlaunch("doctor", "--since", "3m")
-        assert doctor.code == 1
-        assert f"#{symptom}" in doctor.out, doctor.out
+    doctor = practice.vlaunch("doctor", "--since", "3m")
+    assert doctor.code == 1
+    assert f"#{symptom}" in doctor.out, doctor.out
+    assert re.search(line, doctor.out) or kind != "model"
 
 
 @pytest.mark.parametrize("kind", WRONG)

@@ -60,19 +60,6 @@ def test_the_dockerfile_adds_ray_and_changes_nothing_else(
     assert "import ray" in lines[3]
 
 
-@pytest.mark.parametrize(
-    ("vllm", "switched"), [("0.20.2", True), ("0.21.0", False), ("0.32.0+cpu", False)]
-)
-def test_ray_is_used_without_cupy(
-    vllm: str, switched: bool, python: ImagePython, wheels: WheelSet
-) -> None:
-    """vLLM 0.20 needs to be told; later ones do so by themselves, and 0.33 has no such switch."""
-    old = replace(python, distributions={**python.distributions, "vllm": vllm})
-    lines = made(old, wheels).dockerfile.splitlines()
-
-    assert ("ENV VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1" in lines) is switched
-
-
 def test_uv_is_used_where_the_image_has_it(python: ImagePython, wheels: WheelSet) -> None:
     """vLLM's images come with uv, and may come without pip."""
     line = made(replace(python, uv=True, pip=False), wheels).dockerfile.splitlines()[3]

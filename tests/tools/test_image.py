@@ -126,20 +126,20 @@ def with_vllm(version: str) -> image.ImagePython:
     return image.parse_probe(json.dumps(said))
 
 
-@pytest.mark.parametrize("version", ["0.19.1", "0.9.2+rocm631", "0.10.2+9dd9ca32.nv25.10.cu130"])
+@pytest.mark.parametrize("version", ["0.21.0", "0.9.2+rocm631", "0.10.2+9dd9ca32.nv25.10.cu130"])
 def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
     """With the reason, and what to use instead."""
     with pytest.raises(RequestError) as raised:
         image.refuse_older(with_vllm(version), "own/vllm:1")
 
-    assert raised.value.message == f"own/vllm:1 has vLLM {version}, and vlaunch needs 0.20 or newer"
-    assert "works without cupy" in str(raised.value.evidence)
+    assert raised.value.message == f"own/vllm:1 has vLLM {version}, and vlaunch needs 0.22 or newer"
+    assert "slow starts on several nodes" in str(raised.value.evidence)
     assert "vllm/vllm-openai:v0.32.0" in raised.value.hint
 
 
 @pytest.mark.parametrize(
     "version",
-    ["0.20.0", "0.33.1rc1.dev5+g1a2b3c4", "1.0.0", "0.1.dev12453+g1a2b3c4", "0.21.dev3", "dev", ""],
+    ["0.22.0", "0.33.1rc1.dev5+g1a2b3c4", "1.0.0", "0.1.dev12453+g1a2b3c4", "0.22.dev3", "dev", ""],
 )
 def test_a_version_that_is_new_enough_or_unknown_is_taken(version: str) -> None:
     """A build from sources without tags calls itself 0.1.dev."""

@@ -170,6 +170,7 @@ LINES = {
     "node-unreachable": "node cannot be reached: no answer from gpu02:22 within 10s",
     "server-gave-up": "keeper: gave up server chat: no restart is left of 3 in 1 h",
     "server-died": "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)",
+    "request-refused": "vlaunch: serve was refused: node1: has no /data/huggingface/llama",
     "rank-silent": (
         "INFO 11-20 20:14:02 [shm_broadcast.py:801] No available shared memory broadcast block"
         " found in 60 seconds. This typically happens when some processes are hanging or doing some"
