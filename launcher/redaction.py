@@ -28,8 +28,13 @@ SHORTEST = 6
 _SHORTEST_ENCODED = 8
 _NESTED = 4  # JSON that is text in JSON, so many times
 
+_WORD = re.compile(r"[^\s\"]{8,}")
+_CUT = 8  # characters of a value that are secret where a text was cut within it
+
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
+_beginnings: re.Pattern[str] | None = None
+_forms: tuple[str, ...] = ()
 
 
 def learn(value: Secret | str) -> None:
@@ -37,23 +42,39 @@ def learn(value: Secret | str) -> None:
     cannot be hidden.
     """
     # one set of values for the whole program: a value is secret wherever it turns up
-    global _pattern  # noqa: PLW0603
+    global _pattern, _beginnings, _forms  # noqa: PLW0603
     text = value.reveal() if isinstance(value, Secret) else value
     if len(text) >= SHORTEST and text not in _known:
         _known.add(text)
+        _forms = tuple({form for known in _known for form in forms(known)})
         _pattern = matching(_known)
+        heads = "|".join({re.escape(form[:_CUT]) for form in _forms if len(form) > _CUT})
+        # At the end of a line, of a text in JSON, or before the sign that something was left out.
+        _beginnings = re.compile(rf"(?:{heads})[^\s\"…]*(?=$|[\"…])", re.M) if heads else None
 
 
 def forget() -> None:
     """Know nothing again, as at the start of the program."""
-    global _pattern  # noqa: PLW0603
+    global _pattern, _beginnings, _forms
     _known.clear()
-    _pattern = None
+    _pattern, _beginnings, _forms = None, None, ()
 
 
 def redact(text: str) -> str:
-    """Replace every known value by `***`, the longest first."""
-    return text if _pattern is None else _pattern.sub(MASK, text)
+    """Replace every known value by `***`, the longest first; also the part of a value that is left
+    at the start of a text, or at the end of a line, where a node cut it.
+    """
+    if _pattern is None:
+        return text
+    text = _pattern.sub(MASK, text)
+    start = _WORD.match(text)
+    if start and any(form.endswith(start[0]) for form in _forms):
+        text = MASK + text[start.end() :]
+    return text if _beginnings is None else _beginnings.sub(_mask_beginning, text)
+
+
+def _mask_beginning(match: re.Match[str]) -> str:
+    return MASK if any(form.startswith(match[0]) for form in _forms) else match[0]
 
 
 def matching(values: Iterable[str]) -> re.Pattern[str] | None:

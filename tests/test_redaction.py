@@ -53,6 +53,36 @@ def test_short_values_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("401: key sk-0123456789", "401: key ***"),
+        ("a sk-01234\nb", "a ***\nb"),
+        ('{"error": "a sk-01234567"}', '{"error": "a ***"}'),
+        ("a sk-01234567…", "a ***…"),
+        ("89abcdef is wrong", "*** is wrong"),
+        ("sk-0123", "sk-0123"),
+        ("sk-01234 and more", "sk-01234 and more"),
+        ("a sk-01234-other", "a sk-01234-other"),
+        ("6789abc is wrong", "6789abc is wrong"),
+    ],
+)
+def test_a_value_that_a_node_cut_in_two_is_hidden(text: str, clean: str) -> None:
+    """Eight characters of it or more: at the end of a line or of a text in JSON, or at the start
+    of a text.
+    """
+    redaction.learn("sk-0123456789abcdef")
+
+    assert redaction.redact(text) == clean
+
+
+def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
+    """Its beginning is all of it."""
+    redaction.learn("abcdef")
+
+    assert redaction.redact("abcd\nabcdef\n\nword") == "abcd\n***\n\nword"
+
+
+@pytest.mark.parametrize(
     "written",
     [
         json.dumps({"a": VALUE}),
