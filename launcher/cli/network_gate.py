@@ -203,8 +203,7 @@ def _require(
     """Warn of links that are below the level; unless that is allowed, stop a server that was just
     started, and raise GateError.
     """
-    # Ranks of one server need not all share a communicator: what matters here is the level alone.
-    judged = levels.judge(replace(reading, groups=()), level, ", ".join(_gpus(seen)))
+    judged = levels.judge(reading, level, ", ".join(_gpus(seen)))
     told = [each for each in judged if each.status != "pass"]
     failures = [each for each in told if each.status == "fail"]
     if failures and not allow:

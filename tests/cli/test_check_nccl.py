@@ -4,7 +4,6 @@ and what is written.
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections.abc import Callable
@@ -275,15 +274,6 @@ def test_a_worthless_log_among_good_ones(cluster: Cluster, tmp_path: Path) -> No
     assert f"{tmp_path / 'empty.log'}: the log proves nothing" in ran.out
 
 
-def test_a_packed_log(cluster: Cluster, tmp_path: Path) -> None:
-    """It is read as it is."""
-    (tmp_path / "a.log.gz").write_bytes(
-        gzip.compress(Path(log(tmp_path / "a.log", GDR)).read_bytes())
-    )
-
-    assert cluster.run("check-nccl", "--from-log", str(tmp_path / "a.log.gz")).code == 0
-
-
 def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path: Path) -> None:
     """Unless the command line does."""
     cluster.write("network: {fabric: roce, require: gdrdma}\n" + INVENTORY)
@@ -304,7 +294,6 @@ def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path
         ("2.18-efa-torchrun", 0, "AWS Libfabric", True),
         ("2.30-mnnvl", 0, "MNNVL", None),
         ("using-only", 1, None, None),
-        ("two-jobs", 1, "IB", None),
     ],
 )
 def test_json_of_a_log(

@@ -43,7 +43,6 @@ def as_json(reading: Reading) -> dict[str, Any]:
             host: {str(index): name for index, name in names.items()}
             for host, names in reading.devices.items()
         },
-        "groups": [list(hosts) for hosts in reading.groups],
         "warnings": list(reading.warnings),
         "versions": list(reading.versions),
         "lines": reading.lines,
@@ -75,8 +74,7 @@ def _link(link: Link, *, inside: bool) -> dict[str, Any]:
 def judge(
     reading: Reading, require: Level | Literal["auto"], hardware: str = ""
 ) -> tuple[Finding, ...]:
-    """Judge a log alone: whether it proves the level, whether it is of one job, and whether it is
-    whole.
+    """Judge whether a log alone proves the level, and whether it is complete.
 
     Args:
         reading: the log, or several merged.
@@ -85,11 +83,10 @@ def judge(
             its memory with the CPU.
     """
     network = worst(reading)
-    found = _jobs(reading)
     if network is None:
-        found.append(_nothing(reading))
+        found = [_nothing(reading)]
     else:
-        found.append(_level(reading, network, require, hardware))
+        found = [_level(reading, network, require, hardware)]
         if require != "any":
             found += [
                 _emulated(host, names) for host, names in transport_kinds.emulated(reading).items()
@@ -98,15 +95,6 @@ def judge(
     if reading.alarms and all(each.status == "pass" for each in found):
         found.append(_alarmed(reading))
     return (*found, *_gaps(reading))
-
-
-def _jobs(reading: Reading) -> list[Finding]:
-    """Judge that the logs are of one job."""
-    if len(reading.groups) <= 1:
-        return []
-    jobs = " and ".join(fold(hosts) for hosts in reading.groups)
-    text = f"these are logs of {len(reading.groups)} jobs that share no communicator: {jobs}"
-    return [failed("", text, fix="give the logs of one job at a time")]
 
 
 def _unseen(reading: Reading) -> list[Finding]:

@@ -6,10 +6,10 @@ The forms of the lines are in `lines`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
-from launcher.tools.nccl import jobs, lines, packed
+from launcher.tools.nccl import lines
 from launcher.tools.nccl.found import MAX_LINKS, LogContents
 from launcher.tools.nccl.shape import Link, Reading
 
@@ -22,28 +22,24 @@ def read(chunks: Iterable[bytes]) -> Reading:
     """Read a log that comes in blocks, cut anywhere; any bytes are read, and what is not a line of
     NCCL tells nothing.
 
-    A compressed log is unpacked on the way. What is kept is bounded by the number of different
-    links, not by the log.
+    What is kept is bounded by the number of different links, not by the log.
     """
     found = LogContents()
     counted: dict[bytes, int] = {}
-    try:
-        for block, ended in lines.split(packed.unpacked(chunks)):
-            found.lines += len(block)
-            for line in block:
-                records = (line,) if line.count(b"CCL ") < 2 else lines.unglue(line)
-                for record in records:
-                    if (key := _key(record)) is None:
-                        continue
-                    if not ended and record is records[-1]:
-                        found.take(counted)
-                        found.last(key)
-                        continue
-                    counted[key] = counted.get(key, 0) + 1
-                    if len(counted) >= _SOON:
-                        found.take(counted)
-    except packed.Broken:
-        found.truncated = True
+    for block, ended in lines.split(chunks):
+        found.lines += len(block)
+        for line in block:
+            records = (line,) if line.count(b"CCL ") < 2 else lines.unglue(line)
+            for record in records:
+                if (key := _key(record)) is None:
+                    continue
+                if not ended and record is records[-1]:
+                    found.take(counted)
+                    found.last(key)
+                    continue
+                counted[key] = counted.get(key, 0) + 1
+                if len(counted) >= _SOON:
+                    found.take(counted)
     found.take(counted)
     return found.reading()
 
@@ -62,17 +58,24 @@ def inside(reading: Reading) -> frozenset[Link]:
     """Return the links of which both ends are in one host: without P2P and shared memory, NCCL uses
     the network there, too.
     """
-    named = {link.host for link in reading.links}.union(*reading.communicators.values())
+    named = {link.host for link in reading.links}.union(
+        *(ranks.values() for ranks in reading.ranks.values())
+    )
     if reading.nodes > len(named):
         return frozenset()  # some host's log is missing, or two hosts have one name
-    ends = [
-        ((link.source, link.target, link.channel), link.direction, link.host)
-        for link in reading.links
-    ]
-    near = jobs.near(ends)
-    return frozenset(
-        link for link in reading.links if (link.source, link.target, link.channel) in near
-    )
+    ends: dict[tuple[int, int, str], list[Link]] = {}
+    for link in reading.links:
+        ends.setdefault((link.source, link.target, link.channel), []).append(link)
+    return frozenset(link for links in ends.values() if _near(links) for link in links)
+
+
+def _near(links: Sequence[Link]) -> bool:
+    """True when one host wrote both the `send` and the `receive` of a channel, and no other host
+    any. A host without a name, or with a placeholder (`<node>`), could be any.
+    """
+    (host, *others) = {link.host for link in links}
+    directions = {link.direction for link in links}
+    return not others and directions == {"send", "receive"} and host[:1] not in ("", "<")
 
 
 def unseen(reading: Reading) -> tuple[int, int]:

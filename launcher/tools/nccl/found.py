@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from launcher.payload.network_links import via
-from launcher.tools.nccl import jobs, lines
+from launcher.tools.nccl import lines
 from launcher.tools.nccl.shape import Link, Reading
 
 # different links that are kept; 64 nodes of 8 GPUs with 32 channels have about 33,000
@@ -39,7 +39,6 @@ class LogContents:
         self.warnings: dict[str, dict[str, None]] = {}
         self.alarms: dict[str, None] = {}
         self.providers: dict[str, dict[str, None]] = {}
-        self.communicators: dict[str, dict[str, None]] = {}
         self.ranks: dict[str, dict[int, str]] = {}
         self.sizes: dict[str, int] = {}
 
@@ -113,8 +112,7 @@ class LogContents:
     def _member(self, said: lines.Said) -> None:
         """Note that a host has a rank of a communicator."""
         host, communicator = said.host, said.communicator
-        if host and _has_room(self.communicators, communicator, MAX_LINKS):
-            _put(self.communicators.setdefault(communicator, {}), host, limit=MAX_HOSTS)
+        if host:
             self._rank(communicator, said.ranks, {said.rank: host})
 
     def _name_devices(self, said: lines.Said) -> None:
@@ -153,15 +151,12 @@ class LogContents:
             self.devices.setdefault(host, {}).update(names)
         for host, providers in reading.providers.items():
             self.providers.setdefault(host, {}).update(dict.fromkeys(providers))
-        for communicator, hosts in reading.communicators.items():
-            self.communicators.setdefault(communicator, {}).update(dict.fromkeys(hosts))
         for communicator, ranks in reading.ranks.items():
             self._rank(communicator, reading.sizes.get(communicator, 0), ranks)
 
     def reading(self) -> Reading:
         """Return it as a value."""
         links = tuple(self.links.values())
-        communicators = {each: tuple(hosts) for each, hosts in self.communicators.items()}
         return Reading(
             links=links,
             network_links=self.network_links,
@@ -170,12 +165,10 @@ class LogContents:
             devices=self.devices,
             gdr_disabled=tuple(self.gdr_disabled),
             warnings=tuple(self.warnings),
-            groups=self._groups(),
             versions=tuple(self.versions),
             lines=self.lines,
             truncated=self.truncated,
             told_by={text: tuple(hosts) for text, hosts in self.warnings.items()},
-            communicators=communicators,
             overflow=self.overflow,
             alarms=tuple(self.alarms),
             collnet=self.collnet,
@@ -184,10 +177,6 @@ class LogContents:
             ranks=self.ranks,
             sizes=self.sizes,
         )
-
-    def _groups(self) -> tuple[tuple[str, ...], ...]:
-        ends = [((key[1], key[2], key[3]), key[4] == "receive", key[0]) for key in self.links]
-        return jobs.groups(ends, self.communicators)
 
     def _link(self, key: _Key) -> None:
         kind = (key[5], key[7])

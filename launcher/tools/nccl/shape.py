@@ -41,12 +41,11 @@ class Reading:
     by NCCL's index where a `NET/IB : Using` line names them (`mlx5_0:1/RoCE`), per host;
     `gdr_disabled` are the HCAs for which GPUDirect RDMA was said to be off; `warnings` are WARN and
     telling INFO lines, each once, `alarms` those that NCCL itself calls WARN, and `told_by` the
-    hosts that wrote each; `communicators` are the hosts of each `commId`, `ranks` the host of each
-    rank that announced itself in it, and `sizes` how many ranks it has; `groups` are sets of hosts
-    that share a communicator and have links: two of them in one log are two jobs. `providers` are
-    libfabric's, per host; `collnet` counts CollNet's lines, which are of no link; `nodes` is the
-    most nodes that a communicator was said to have. `truncated`: the log ends within a line;
-    `overflow`: it has more links than are kept.
+    hosts that wrote each; `ranks` is the host of each rank that announced itself in a communicator
+    (`commId`), and `sizes` how many ranks it has. `providers` are libfabric's, per host; `collnet`
+    counts CollNet's lines, which are of no link; `nodes` is the most nodes that a communicator was
+    said to have. `truncated`: the log ends within a line; `overflow`: it has more links than are
+    kept.
     """
 
     links: tuple[Link, ...] = ()
@@ -56,12 +55,10 @@ class Reading:
     devices: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     gdr_disabled: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    groups: tuple[tuple[str, ...], ...] = ()
     versions: tuple[str, ...] = ()
     lines: int = 0
     truncated: bool = False
     told_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    communicators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     overflow: bool = False
     alarms: tuple[str, ...] = ()
     providers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

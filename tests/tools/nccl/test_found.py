@@ -11,11 +11,11 @@ from tests.tools.nccl.logs import FIXTURES, said
 
 def test_merge_is_as_one_log() -> None:
     """A log per host, merged, is what one log of both would be."""
-    both = (FIXTURES / "two-jobs.log").read_text().splitlines(keepends=True)
-    red = [line for line in both if line.startswith("red")]
-    blue = [line for line in both if line.startswith("blue")]
+    both = (FIXTURES / "vllm-tp2-pp2.log").read_text().splitlines(keepends=True)
+    one, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
 
-    assert nccl.merge([said("".join(red)), said("".join(blue))]) == said("".join(red + blue))
+    assert one and two
+    assert nccl.merge([said("".join(one)), said("".join(two))]) == said("".join(one + two))
 
 
 @pytest.mark.parametrize(

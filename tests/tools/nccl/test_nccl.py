@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.tools import nccl
 from launcher.tools.nccl import Reading
-from tests.tools.nccl.logs import LOGS, read
+from tests.tools.nccl.logs import BAD, LINK, LOGS, read, said
 
 SOUP = st.lists(
     st.one_of(
@@ -95,8 +95,37 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 @pytest.mark.parametrize(
     ("name", "seen"),
-    [("vllm-tp2-pp2", (0, 0)), ("two-jobs", (0, 0)), ("2.18-efa-torchrun", (2, 16))],
+    [("vllm-tp2-pp2", (0, 0)), ("2.18-efa-torchrun", (2, 16))],
 )
 def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
     """A communicator says how many ranks it has; what is between them must be in the log."""
     assert nccl.unseen(read(name)) == seen
+
+
+NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "receive"))
+
+
+@pytest.mark.parametrize(
+    ("log", "count"),
+    [
+        (NEAR, 2),
+        (NEAR.splitlines()[0] + "\n", 0),  # the other end is not known
+        (NEAR + BAD + "\n", 0),  # two hosts received
+        (NEAR.replace("gpu01", "<node>"), 0),
+        (
+            NEAR
+            + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0"
+            " MNNVL 0\n",
+            0,
+        ),
+        (
+            NEAR
+            + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0"
+            " MNNVL 0\n",
+            2,
+        ),
+    ],
+)
+def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
+    """Both ends must be in one host, and no doubt about who that is."""
+    assert len(nccl.inside(said(log))) == count
