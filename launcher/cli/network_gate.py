@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.apply import apply
-from launcher.checks.network import levels, tp_cost, transport
+from launcher.checks.network import levels, transport
 from launcher.checks.shape import Finding
 from launcher.cli import expected
 from launcher.cli.check_nccl import now
@@ -50,18 +50,10 @@ def prove(
     placed = request.placement
     if not placed.networked:
         return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
-    split = network.split(inventory, placed, seen.config)
     if _proven(seen, request, seen.network):
-        figures = tp_cost.kept(seen.network)
-        costs = (
-            (tp_cost.judge(split, figures).text,)
-            if split is not None and figures is not None
-            else ()
-        )
         return (), (
             *_exchange(placed, request.args),
             f"network proven {seen.network['taken']}: {seen.network['summary']}",
-            *costs,
         )
     nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
     ask = Ask(
@@ -69,7 +61,6 @@ def prove(
         nodes=_between(request),
         pair_timeout=pair_timeout,
         collective=placed.crosses or placed.coupled,
-        crossing=split,
         known=expected.load(),
     )
     proof = Proof(servers=seen.network.get("servers", {}))

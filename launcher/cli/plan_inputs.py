@@ -16,7 +16,6 @@ from launcher.capacity.estimate import Gpu
 from launcher.capacity.flags import flags_of
 from launcher.capacity.measured import Started
 from launcher.capacity.weights import GIB
-from launcher.checks.network import tp_cost
 from launcher.cli import expected
 from launcher.errors import RequestError
 from launcher.model import Answer, Inventory, Node
@@ -171,17 +170,17 @@ def link_of(site: Site, link: Link, record: Mapping[str, Any]) -> Link:
     """Return the link with what was measured, and what the GPUs say of NVLink, where `link` itself
     says nothing.
     """
-    figures = tp_cost.kept(record)
+    measured = record.get("link")
     rdma = link.rdma or site.inventory.fabric != "ethernet"
     nvlink = _nvlink(site) if link.nvlink is None else link.nvlink
-    if figures is None or link.gbps is not None:
+    if measured is None or link.gbps is not None:
         return replace(link, rdma=rdma, nvlink=nvlink)
     return replace(
         link,
-        rdma=rdma and not figures.tcp,
+        rdma=rdma and not measured["tcp"],
         nvlink=nvlink,
-        gbps=figures.bandwidth / 1e9,
-        latency_us=figures.send_latency * 1e6,
+        gbps=measured["gbps"],
+        latency_us=measured["latency_us"],
     )
 
 

@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from launcher import containers
-from launcher.checks.network import expected, tp_cost, transport
+from launcher.checks.network import expected, transport
 from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence, Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
-from launcher.placement import Placement
 from launcher.plan import files
 from launcher.plan.shape import Gate, Plan, Stage, Step, observed
 from launcher.site import Site
@@ -23,7 +22,6 @@ from launcher.state import verdict
 from launcher.state.verdict import Ask, Proof
 from launcher.tools import docker
 from launcher.tools import network as probe
-from launcher.tools.model_config import shape_of
 from launcher.transport import Answers, Command
 
 # Written whole, as secrets are: a reader never sees half of it.
@@ -141,13 +139,7 @@ def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
         if not proof.verdict.passed:
             return proof.verdict.findings
         passed = Finding(node="", status="pass", text=verdict.summary(proof.verdict))
-        measured = tp_cost.figures(proof.verdict)
-        costs = (
-            [tp_cost.judge(ask.crossing, measured)]
-            if ask.crossing is not None and measured is not None
-            else []
-        )
-        return [*proof.verdict.findings, passed, *costs]
+        return [*proof.verdict.findings, passed]
 
     return Gate(
         id="network",
@@ -214,27 +206,6 @@ def forget(site: Site) -> Step:
     return Step(
         title="forgetting the last verdict",
         command=Command(node=site.head.name, argv=argv, timeout=30),
-    )
-
-
-def split(
-    inventory: Inventory, placed: Placement, config: Mapping[str, Any] | None
-) -> tp_cost.Crossing | None:
-    """Return the split whose cost is worth telling: its TP groups cross nodes, and the model's
-    shape is known.
-    """
-    shape = shape_of(config)
-    inside = min(node.gpus for node in inventory.nodes)
-    while inside > 1 and placed.each % inside:
-        inside -= 1
-    if not placed.crosses or shape.layers is None or shape.hidden is None:
-        return None
-    return tp_cost.Crossing(
-        tp=placed.tp,
-        pp=placed.pp,
-        instead=(inside, placed.each // inside),
-        layers=shape.layers,
-        hidden=shape.hidden,
     )
 
 

@@ -9,10 +9,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any, Literal, TypeGuard
 
-from launcher.checks.network import tp_cost
 from launcher.checks.network.shape import Verdict, rate
+from launcher.checks.network.transport_kinds import over_tcp
 from launcher.model import LEVELS, Answer, Level, Node, fold
 from launcher.payload.agent import state as agent
 from launcher.payload.batch.columns import finite
@@ -32,9 +33,8 @@ class Ask:
     and deadlines in seconds.
 
     `nonce` tells this run's ranks from those of another; `nodes` are those between which to measure
-    (none named: all). `collective` means that collectives will cross nodes, and `crossing` is the
-    split that makes them do so, where the model's shape is known. `known` is what GPUs and network
-    cards should do.
+    (none named: all). `collective` means that collectives will cross nodes. `known` is what GPUs
+    and network cards should do.
     """
 
     nonce: str
@@ -44,7 +44,6 @@ class Ask:
     deadline: float | None = None
     pair_timeout: float = 20.0
     collective: bool = True
-    crossing: tp_cost.Crossing | None = None
     known: Expectations = field(default_factory=Expectations)
 
 
@@ -93,7 +92,7 @@ def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:
         return {}
     ask = proof.ask or Ask(nonce="")
     here = only(site, ask.nodes)
-    collective, measured = verdict.collective, tp_cost.figures(verdict)
+    collective = verdict.collective
     said = {
         "incarnation": incarnation(here),
         "nodes": [node.name for node in here.nodes],
@@ -105,11 +104,24 @@ def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:
         "collective": collective is not None and not collective.error and collective.correct,
         "summary": summary(verdict),
         "servers": proof.servers,
+        "link": _link(verdict),
     }
-    if measured is not None:
-        said["figures"] = asdict(measured)
     record: dict[str, Any] = finite(said)
     return record
+
+
+def _link(verdict: Verdict) -> dict[str, Any] | None:
+    """Return the link between two nodes for the planner: the least bandwidth in GB/s, the median
+    latency in µs, and whether it is TCP.
+    """
+    cells = [cell for cell in verdict.cells if cell.latency is not None and cell.bandwidth]
+    if not cells:
+        return None
+    return {
+        "gbps": min(cell.bandwidth or 0.0 for cell in cells) / 1e9,
+        "latency_us": median(cell.latency or 0.0 for cell in cells) * 1e6,
+        "tcp": any(over_tcp(cell.transport) for cell in verdict.cells),
+    }
 
 
 def query_record(site: Site) -> Command:
@@ -151,14 +163,15 @@ def _are_servers(said: Any) -> bool:
     return isinstance(said, dict) and all(isinstance(each, dict) for each in said.values())
 
 
-def _are_figures(said: Any) -> bool:
-    if not isinstance(said, dict) or not said.get("algbw") or not said.get("bandwidth"):
+def _is_link(said: Any) -> bool:
+    if not isinstance(said, dict) or not isinstance(said.get("tcp"), bool):
         return False
-    return all(isinstance(each, (int, float)) and 0 <= each < math.inf for each in said.values())
+    figures = [said.get(name) for name in ("gbps", "latency_us")]
+    return all(isinstance(each, (int, float)) and 0 < each < math.inf for each in figures)
 
 
 # What a record may lack; what cannot be read of it is as if it were not there.
-_BESIDE = {"nodes": _are_names, "servers": _are_servers, "figures": _are_figures}
+_BESIDE = {"nodes": _are_names, "servers": _are_servers, "link": _is_link}
 
 
 def about(site: Site, kept: Mapping[str, Any]) -> frozenset[str]:

@@ -19,7 +19,6 @@ class ModelShape:
     heads: int | None = None
     kv_heads: int | None = None
     layers: int | None = None
-    hidden: int | None = None
     experts: int | None = None
 
 
@@ -50,7 +49,6 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
         heads=heads,
         kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
         layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        hidden=number("hidden_size", "n_embd", "d_model"),
         experts=_experts(config) if heads is not None else None,
     )
 

@@ -373,23 +373,6 @@ def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: s
     }
 
 
-@pytest.mark.parametrize("config", [CONFIG, None, {"architectures": ["x"]}])
-def test_tensor_parallel_across_nodes_is_told_with_its_cost(ready: Cluster, config: Any) -> None:
-    """With measured figures and what to use instead, where the model's shape is known; also when it
-    was proven before.
-    """
-    for machine in ready.world.machines.values():
-        machine.config = config
-    ran = ready.run(*SERVE, "--tp", "16", "--pp", "1")
-    ready.unwant()
-    again = ready.run(*SERVE, "--tp", "16", "--pp", "1")
-
-    assert (ran.code, again.code, len(measured(ready))) == (0, 0, 2)
-    for said in (ran.err, again.err):
-        assert ("TP 16 crosses nodes: a token costs 160 reductions" in said) is (config is CONFIG)
-        assert ("TP 8 × PP 2 costs" in said) is (config is CONFIG)
-
-
 @pytest.mark.parametrize("flags", [["--dry-run"], ["--dry-run", "--offline"]])
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_a_dry_run_proves_nothing_and_shows_no_secret(

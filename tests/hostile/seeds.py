@@ -230,5 +230,5 @@ RECORD: Mapping[str, Any] = {
     "ranks_per_node": 0,
     "collective": True,
     "summary": "1 pair over TCP",
-    "figures": {"algbw": 1e9, "bandwidth": 1e9, "latency": 1e-5, "size": 1},
+    "link": {"gbps": 1.0, "latency_us": 10.0, "tcp": False},
 }

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from launcher.capacity.cluster import Link
+from launcher.cli import plan_inputs
 from launcher.model import Answer
 from launcher.plan import network
 from launcher.site import Site
@@ -54,6 +56,20 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
     assert verdict.proven(
         Site(inventory, facts), {**kept, "collective": False}, require="any", collective=False
     )
+
+
+@pytest.mark.parametrize(("via", "tcp"), [("NET/IB/0/GDRDMA", False), ("NET/Socket/0", True)])
+def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> None:
+    """The record has the link's figures; RDMA in the inventory counts for nothing over TCP."""
+    inventory = load("network: {fabric: infiniband}")
+    world, facts = up(inventory)
+    world.links["gpu01", "gpu02"] = via
+    kept = record(world, facts, replace(ASK, require="any"))
+    link = plan_inputs.link_of(Site(inventory, facts), Link(), kept)
+
+    assert (link.gbps, link.rdma) == (pytest.approx(2.0), not tcp)
+    assert link.latency_us == pytest.approx(20.0)
+    assert plan_inputs.link_of(Site(inventory, facts), Link(gbps=5.0), kept).gbps == 5.0
 
 
 @pytest.mark.parametrize(
@@ -106,13 +122,7 @@ GOOD = {
     "summary": "s",
     "ranks_per_node": 0,
 }
-FIGURES = {
-    "reduce_latency": 1e-5,
-    "algbw": 1e9,
-    "send_latency": 1e-5,
-    "bandwidth": 1e9,
-    "tcp": False,
-}
+LINK = {"gbps": 1.0, "latency_us": 10.0, "tcp": False}
 
 
 def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
@@ -128,11 +138,11 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
     ("text", "kept"),
     [
         (json.dumps(GOOD), GOOD),
-        (json.dumps({**GOOD, "figures": FIGURES}), {**GOOD, "figures": FIGURES}),
-        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": 0}}), GOOD),
-        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": "fast"}}), GOOD),
-        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": float("inf")}}), GOOD),
-        (json.dumps({**GOOD, "figures": [1]}), GOOD),
+        (json.dumps({**GOOD, "link": LINK}), {**GOOD, "link": LINK}),
+        (json.dumps({**GOOD, "link": {**LINK, "gbps": 0}}), GOOD),
+        (json.dumps({**GOOD, "link": {**LINK, "gbps": "fast"}}), GOOD),
+        (json.dumps({**GOOD, "link": {**LINK, "gbps": float("inf")}}), GOOD),
+        (json.dumps({**GOOD, "link": [1]}), GOOD),
         (json.dumps({**GOOD, "nodes": [1], "servers": {"a": 1}}), GOOD),
         (
             json.dumps({**GOOD, "nodes": ["n"], "servers": {}}),
