@@ -16,13 +16,13 @@ from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.model_pull import pull
 from launcher.cli.model_push import push
-from launcher.errors import NodeError, RequestError
+from launcher.errors import RequestError
 from launcher.model import Node, fold
 
 if TYPE_CHECKING:
     from launcher.cli.model_programs import Programs
     from launcher.cli.session import Session
-    from launcher.tools.chain import Model, Revision, Seen, Verified
+    from launcher.tools.chain import Model, Seen
 
 NODE = click.option(
     "-n",
@@ -56,8 +56,8 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     """Show the models in the nodes' Hugging Face caches, and the folders beside them.
 
     A model is whole when nothing speaks against it: every file has its content, all files that its
-    index names are there, and no copy or download is unfinished. Whether the bytes are right,
-    `vlaunch model verify` says. The exit code is 1 when a node cannot be asked.
+    index names are there, and no copy or download is unfinished. The exit code is 1 when a node
+    cannot be asked.
     """
     from launcher.cli.model_programs import Programs
     from launcher.ui import json_line
@@ -89,150 +89,6 @@ def _as_json(cluster: str, seen: Mapping[str, Seen], remarks: Sequence[str]) -> 
         for name, each in seen.items()
     }
     return {"cluster": cluster, "nodes": nodes, "remarks": list(remarks)}
-
-
-@command(
-    under=model,
-    flags=[options.JSON],
-    short_help="whether a model's bytes are still what was copied or published",
-)
-@click.argument("name", metavar="MODEL")
-@click.option("--deep", is_flag=True, help="Read all bytes back from the disks.")
-@NODE
-def verify(call: Call, name: str, deep: bool, nodes: tuple[str, ...]) -> None:
-    """Compare MODEL on every node with what is known of it.
-
-    What `vlaunch model push` has copied is compared with the digests that were taken then: sizes,
-    times and inodes of all files, and the bytes of 300 pieces, which find damage of one piece in a
-    hundred with 95 %. With --deep all bytes are read. Files of a Hugging Face cache that nobody
-    has compared before are compared with their names, which are digests, with --deep. Nodes are
-    compared with each other by names and sizes.
-
-    The exit code is 1 when something is missing, has changed, or has wrong bytes.
-    """
-    from launcher.cli.model_programs import Programs, check_path, missing_told
-    from launcher.tools import chain
-
-    check_path(call.inventory, name)
-    picked = chosen(call.inventory, nodes)
-    with call.session(partial=True, nodes=picked) as session:
-        missing_told(session)
-        programs = Programs(session, picked)
-        seen = programs.look(name, files=True)
-        found = _the_revisions(name, seen)
-        session.begin("verify", f"Compare {name} on {fold(list(found))}")
-        session.wait("verify", "reading")
-        roots = {node.name: chain.root(programs.where(node), node, name) for node in programs.nodes}
-        said = programs.ask(
-            lambda node: chain.verify(roots[node.name], found[node.name].rows, deep=deep),
-            chain.parse_verified,
-            nodes=[node for node in programs.nodes if node.name in found],
-            timeout=86400.0,
-        )
-        _tell_verified(session, name, found, said, [each for each in seen if each not in found])
-
-
-def _the_revisions(name: str, seen: Mapping[str, Seen]) -> dict[str, Revision]:
-    """Return what each node has of a model: `main`, or the only revision; raises RequestError."""
-    found: dict[str, Revision] = {}
-    for node, each in seen.items():
-        there = next((one for one in each.models if one.name == name), None)
-        if there is None or not there.revisions:
-            continue
-        main = there.refs.get("main", "")
-        match = [one for one in there.revisions if one.revision == main]
-        found[node] = (match or list(there.revisions))[0]
-    if not found:
-        raise RequestError(f"no node has {name}", hint="see what is where: `vlaunch model list`")
-    return found
-
-
-def _tell_verified(
-    session: Session,
-    name: str,
-    found: Mapping[str, Revision],
-    said: Mapping[str, Verified],
-    without: Sequence[str],
-) -> None:
-    """Show what each node has said; raises NodeError when a copy is not what it should be."""
-    from launcher.sizes import told
-
-    for node, each in said.items():
-        data = asdict(each)
-        compared = f"{told(each.bytes)} of {told(found[node].size)} read in {each.seconds:.1f}s"
-        if each.bad:
-            session.step(
-                "verify", f"{_names(each.bad)} differ; {compared}", node=node, state="failed"
-            )
-        elif each.unproven:
-            text = (
-                f"{_names(each.unproven)}: nobody has compared these before, and nobody says what"
-                f" they should be; {compared}"
-            )
-            session.note("verify", text, node=node, state="warn", data=data)
-        else:
-            session.note(
-                "verify",
-                f"all {each.files} files are right; {compared}",
-                node=node,
-                state="ok",
-                data=data,
-            )
-    differing = _differing(found)
-    if without:
-        session.note("verify", f"{name} is not there", node=fold(list(without)))
-    bad = {node: each for node, each in said.items() if each.bad}
-    if bad:
-        good = next((node for node in said if node not in bad), "")
-        again = " ".join(f"--to {node}" for node in bad)
-        line = f"vlaunch model push {name} --from {good} --compare {again}"
-        hint = f"copy what differs: `{line}`" if good else ""
-        raise NodeError(
-            fold(list(bad)),
-            f"{name} is not what it was",
-            evidence=[f"{node}: {_why(each)}" for node, each in bad.items()],
-            hint=hint,
-        )
-    first = next(iter(found))
-    if differing:
-        raise NodeError(
-            fold(list(found)),
-            f"{name} is not the same everywhere",
-            evidence=differing,
-            hint=f"bring one of them everywhere: `vlaunch model push {name} --from {first}`",
-        )
-    session.done(f"{name} is right on {fold(list(said))}", stage="verify")
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-def _why(each: Verified) -> str:
-    parts = {
-        "missing": each.missing,
-        "changed since it was compared": each.changed,
-        "wrong bytes": each.wrong,
-    }
-    return "; ".join(f"{what}: {_names(names)}" for what, names in parts.items() if names)
-
-
-def _differing(found: Mapping[str, Revision]) -> list[str]:
-    """Say how nodes differ in revision, names or sizes; empty where they do not."""
-    kinds = {
-        (each.revision, tuple(sorted((row.name, row.size) for row in each.rows)))
-        for each in found.values()
-    }
-    if len(kinds) < 2:
-        return []
-    from launcher.sizes import told
-
-    return [
-        f"{node}: {f'revision {each.revision[:12]}, ' if each.revision else ''}{each.count} files,"
-        f" {told(each.size)}"
-        for node, each in found.items()
-    ]
 
 
 @command(

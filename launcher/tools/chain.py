@@ -39,7 +39,6 @@ _MODULES: Final = (
     "archive",
     "images",
     "look",
-    "verify",
     "fetch",
     "main",
 )
@@ -133,24 +132,6 @@ class Seen:
     models: tuple[Model, ...]
     free: Whole
     python: tuple[Whole, Whole]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """What comparing a model again has shown; the lists are names of files."""
-
-    missing: tuple[Text, ...]
-    changed: tuple[Text, ...]
-    wrong: tuple[Text, ...]
-    unproven: tuple[Text, ...]
-    files: Whole
-    bytes: Whole
-    seconds: float
-
-    @property
-    def bad(self) -> tuple[str, ...]:
-        """The files that are not what they were."""
-        return (*self.missing, *self.changed, *self.wrong)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,12 +285,6 @@ def copy(
     }
 
 
-def verify(root: str, files: Sequence[File], *, deep: bool) -> dict[str, Any]:
-    """Ask whether files are still what they were; `deep`: read all of them."""
-    rows = [[each.name, each.size, each.mtime, each.sum] for each in files]
-    return {"verb": "verify", "root": root, "files": rows, "deep": deep}
-
-
 def resolve(
     name: str, *, revision: str, env: Mapping[str, str], token: Secret | None
 ) -> dict[str, Any]:
@@ -383,12 +358,6 @@ def parse_resolved(answer: Answer) -> Resolved:
     """Read what a hub has; raises UnreadableAnswer."""
     line = last(answer, "resolved")
     return decode.read(Resolved, line, f"what {answer.node} heard of the model")
-
-
-def parse_verified(answer: Answer) -> Verified:
-    """Read what a comparison has shown; raises UnreadableAnswer."""
-    line = last(answer, "verified")
-    return decode.read(Verified, line, f"what {answer.node} says of its model")
 
 
 def parse_removed(answer: Answer) -> int:

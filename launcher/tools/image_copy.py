@@ -1,5 +1,5 @@
 """What we say to the program of a node (`chain`) about an image besides its copy, and what it says:
-taking it out of Docker, giving it to Docker, reading it back.
+taking it out of Docker, giving it to Docker.
 """
 
 from __future__ import annotations
@@ -27,15 +27,6 @@ class _Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadBack:
-    """What reading an image back from Docker has shown."""
-
-    layers: Whole
-    bytes: Whole
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Dropped:
     event: Text
     bytes: Whole
@@ -57,11 +48,6 @@ def export(
     """
     asked = {"verb": "export", "of": id_, "root": root, "top": top, "need": need, "name": image}
     return {**asked, **_from(docker, image, tar)}
-
-
-def read_back(docker: Argv, *, image: str) -> dict[str, Any]:
-    """Ask to read an image back from Docker, and to compare every layer with its digest."""
-    return {"verb": "read-back", "name": image, **_from(docker, image, "")}
 
 
 def _from(docker: Argv, image: str, tar: str) -> dict[str, Any]:
@@ -87,12 +73,6 @@ def parse_export(answer: Answer) -> Image:
     said = decode.read(_Exported, line, f"what {answer.node} says of the image")
     layers = tuple(Layer(*each) for each in said.layers)
     return Image(said.config, said.config_size, said.manifest, layers)
-
-
-def parse_read_back(answer: Answer) -> ReadBack:
-    """Read what reading an image back has shown; raises UnreadableAnswer."""
-    line = chain.last(answer, "read-back")
-    return decode.read(ReadBack, line, f"what {answer.node} says of the image")
 
 
 def parse_dropped(answer: Answer) -> int:

@@ -265,33 +265,6 @@ def test_one_node_pulls(nodes: Nodes, chains: list[list[Part]]) -> None:
     assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
 
 
-def test_it_is_the_same(nodes: Nodes) -> None:
-    """Read back on request."""
-    for name in ("gpu01", "gpu02"):
-        nodes.images[name] = [json_of(NAME, DIFFS)]
-    assert nodes.cluster.run("image", "verify").code == 0
-    assert nodes.asked == []
-    deep = nodes.cluster.run("image", "verify", "--deep")
-    assert (deep.code, "all 4 layers are right" in deep.err) == (0, True)
-    nodes.saved = classic(wrong=True)
-    ran = nodes.cluster.run("image", "verify", "--deep")
-    assert ran.code == 1
-    assert "layer 2 is not what its digest" in ran.err
-
-
-def test_it_is_not_the_same(nodes: Nodes) -> None:
-    """Who lacks it, and who has another one, is named with what mends it."""
-    assert "no node has" in nodes.cluster.run("image", "verify").err
-    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
-    ran = nodes.cluster.run("image", "verify")
-    assert (ran.code, "gpu02: it is not there" in ran.err) == (1, True)
-    nodes.images["gpu02"] = [json_of(NAME, DIFFS[:2])]
-    ran = nodes.cluster.run("image", "verify")
-    assert ran.code == 1
-    assert "gpu02: another image than on gpu01" in ran.err
-    assert f"vlaunch image push {NAME} --from gpu01" in ran.err
-
-
 def test_pruning(nodes: Nodes) -> None:
     """Unfinished copies, and images for Ray of another base; what a container needs stays."""
     labels = {derived.BASE: "other", derived.CONTENT: "1"}

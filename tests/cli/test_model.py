@@ -226,32 +226,14 @@ def test_wrong_requests(nodes: Cluster, words: tuple[str, ...], said: str) -> No
     assert said in ran.err
 
 
-def test_comparing(nodes: Cluster, tmp_path: Path) -> None:
-    """Blobs are their own proof when all is read; a damaged one is named, with the way out."""
-    for node in ("gpu01", "gpu02"):
-        in_hub(home(tmp_path, node))
-    assert nodes.run("model", "verify", "org/m", "--deep").code == 0
-    unproven = nodes.run("model", "verify", "org/m")
-    assert (unproven.code, "nobody has compared these" in unproven.err) == (0, True)
-    blob = hashlib.sha256(FILES["m.safetensors"]).hexdigest()
-    path = home(tmp_path, "gpu02") / "hub" / "models--org--m" / "blobs" / blob
-    path.write_bytes(b"x" * 5_000_000)
-    ran = nodes.run("model", "verify", "org/m", "--deep")
-
-    assert ran.code == 1
-    assert f"wrong bytes: blobs/{blob}" in ran.err
-    assert "vlaunch model push org/m --from gpu01 --compare --to gpu02" in ran.err
-
-
 def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
     """In revision, or in files."""
     in_hub(home(tmp_path, "gpu01"))
     in_hub(home(tmp_path, "gpu02"), "2" * 40)
-    ran = nodes.run("model", "verify", "org/m", "--deep")
+    ran = nodes.run("model", "push", "org/m")
 
-    assert ran.code == 1
-    assert "org/m is not the same everywhere" in ran.err
-    assert nodes.run("model", "push", "org/m").code == 2
+    assert ran.code == 2
+    assert "org/m is not the same on gpu[01-02]" in ran.err
 
 
 def test_removing(nodes: Cluster, tmp_path: Path) -> None:

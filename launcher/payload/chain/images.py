@@ -15,7 +15,6 @@ import stat
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -29,7 +28,7 @@ _TELL = 1.0  # seconds
 _WAIT = 1.0
 
 
-VERBS = ("export", "read-back", "drop")
+VERBS = ("export", "drop")
 
 
 class NotLoaded(OSError):
@@ -40,8 +39,6 @@ def do(request: dict[str, Any], tell: Callable[..., None]) -> None:
     """Do what a request says, and tell what came of it."""
     if request["verb"] == "export":
         tell("exported", **export(request, tell))
-    elif request["verb"] == "read-back":
-        tell("read-back", **check(request))
     else:
         tell("dropped", bytes=drop(request["root"], request["top"]))
 
@@ -112,18 +109,6 @@ def export(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]
     with open(os.path.join(root, _KEPT), "w", encoding="utf-8") as file:
         json.dump(kept, file)
     return kept
-
-
-def check(request: dict[str, Any]) -> dict[str, Any]:
-    """Read an image back from Docker, and compare every layer with its digest; raises NotAnImage,
-    NotLoaded and OSError.
-    """
-    began = time.monotonic()
-    with _opened(request) as stream:
-        image = split(stream, name=request.get("name", ""))
-    size = sum(each.size for each in image.layers)
-    seconds = round(time.monotonic() - began, 3)
-    return {"layers": len(image.layers), "bytes": size, "seconds": seconds}
 
 
 def _all_there(root: str, image: Image) -> bool:

@@ -29,7 +29,6 @@ from .secure import Cipher
 from .source import Altered, Reader
 from .store import Store
 from .take import Streams, Upstream
-from .verify import verify
 
 if TYPE_CHECKING:
     from .secure import Connection
@@ -54,8 +53,6 @@ def main(request: dict[str, Any]) -> int:
     try:
         if request["verb"] == "look":
             tell("seen", **look(request))
-        elif request["verb"] == "verify":
-            tell("verified", **verify(request, tell))
         elif request["verb"] == "resolve":
             tell("resolved", **resolve(request))
         elif request["verb"] in images.VERBS:

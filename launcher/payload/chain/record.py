@@ -59,20 +59,6 @@ class Known:
             self._read_before = (source, data)
         return self._read_before[1]
 
-    def pieces(self, file: File, path: str) -> list[tuple[int, int, bytes]]:
-        """Return offset, bytes and digest of each piece of a file, if it is what it was."""
-        chunk = self._files.get(file.name, ([], 0, "", 0))[1]
-        digests = self.digests(file, path, chunk) if chunk else []
-        starts = range(0, file.size, chunk or 1)
-        return [
-            (starts[at], min(chunk, file.size - starts[at]), digest)
-            for at, digest in enumerate(digests)
-        ]
-
-    def names(self, name: str) -> bool:
-        """True when a file is in a record."""
-        return name in self._files
-
 
 def unchanged(row: list[Any], path: str, file: File) -> bool:
     """True when a file is as a record's row says: size, sum, its own times, inode."""

@@ -1,4 +1,4 @@
-"""What a node has, and whether it is still what was compared."""
+"""Models of a node, as its program lists and removes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 
 from launcher.payload.chain import place
 from launcher.payload.chain.look import look
-from launcher.payload.chain.verify import verify
-from tests.payload.chain.test_store import DATA, fill, finish, store
 
 COMMIT = "1" * 40
 
@@ -127,59 +125,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert (
         look({"path": str(tmp_path / "x"), "hub": str(tmp_path / "y"), "room": "/"})["models"] == []
     )
-
-
-def test_comparing_again(tmp_path: Path) -> None:
-    """What was written down tells damage, changes and gaps apart."""
-    root = tmp_path / "m"
-    made = store(root)
-    fill(made, 0, 1, 2, 3)
-    finish(made)
-    rows = [["a", len(DATA), 5, ""], ["none", 0, 0, ""]]
-    told: list[object] = []
-
-    def ask(**more: Any) -> dict[str, Any]:
-        request = {"root": str(root), "files": rows, **more}
-        return verify(request, lambda *said, **kept: told.append(said))
-
-    assert ask()["wrong"] == ask(deep=True)["wrong"] == []
-    assert (ask()["files"], ask()["bytes"]) == (2, len(DATA))
-    (root / "new").write_bytes(b"x")
-    rows.append(["new", 1, 0, ""])
-    assert ask()["unproven"] == ["new"]
-    (root / "a").write_bytes(DATA)
-    assert ask()["changed"] == ["a"]
-    (root / "a").unlink()
-    assert ask()["missing"] == ["a"]
-
-
-def test_damage_that_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that gives other bytes back is found by reading."""
-    root = tmp_path / "m"
-    made = store(root)
-    fill(made, 0, 1, 2, 3)
-    finish(made)
-    monkeypatch.setattr("launcher.payload.chain.record._marks", lambda now: [0])
-    place.finish(made, {"label": "files"})
-    (root / "a").write_bytes(DATA[:-1] + b"?")
-
-    said = verify({"root": str(root), "files": [["a", len(DATA), 5, ""]]}, lambda *_, **__: None)
-    assert said["wrong"] == ["a"]
-
-
-def test_blobs_that_nobody_compared(hub: Path) -> None:
-    """Their names are their digests: reading all of them tells."""
-    root = hub / "models--org--m"
-    rows = one(hub, files=True)["revisions"][0]["files"]
-    request = {"root": str(root), "files": rows}
-
-    assert len(verify(request, lambda *_, **__: None)["unproven"]) == 4
-    assert verify({**request, "deep": True}, lambda *_, **__: None)["wrong"] == []
-    blob = root / "blobs" / hashlib.sha256(b"1" * 100).hexdigest()
-    blob.write_bytes(b"1" * 99 + b"0")
-    assert verify({**request, "deep": True}, lambda *_, **__: None)["wrong"] == [
-        f"blobs/{blob.name}"
-    ]
 
 
 def test_removing(hub: Path) -> None:
