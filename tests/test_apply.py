@@ -141,7 +141,7 @@ def test_nodes_that_failed_alike_are_one_story() -> None:
     assert caught.value.node == "gpu[01-03]"
     assert caught.value.message == "gpu[01-03]: starting failed (the disk is full)"
     assert caught.value.evidence == "no space left on device"
-    assert "`vlaunch image prune`" in caught.value.hint
+    assert "docker image prune -a -f`" in caught.value.hint
 
 
 def test_nodes_are_named_in_the_plans_order_whatever_answered_first() -> None:

@@ -13,7 +13,6 @@ import click
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
-from launcher.cli.image_prune import prune
 from launcher.cli.image_push import pull, push
 from launcher.cli.model import NODE
 
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def image() -> None:
-    """Show which images lie on which nodes, compare them, bring one to all nodes without a
-    registry, or remove what is left over.
-    """
+    """List the images of the nodes, or copy one to all nodes without a registry."""
 
 
 @command(
@@ -84,4 +81,3 @@ def _as_json(cluster: str, seen: Mapping[str, Store], remarks: Sequence[str]) ->
 
 image.add_command(push)
 image.add_command(pull)
-image.add_command(prune)

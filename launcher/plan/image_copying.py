@@ -251,8 +251,8 @@ def _check(node: str, store: Store, *, scratch: int, docker: int) -> None:
         raise NodeError(
             node,
             f"has too little room for the image: {text}",
-            hint="see what could go: `vlaunch image list`, `vlaunch image prune`; or have it lie"
-            " elsewhere on its way: `--scratch FOLDER`",
+            hint="remove images that no container uses: `vlaunch exec --host -- docker image prune"
+            " -a -f`; or stage the copy on another disk: `--scratch FOLDER`",
         )
 
 

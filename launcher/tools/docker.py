@@ -244,13 +244,6 @@ def tag(docker: Argv, image: str, name: str) -> Argv:
     return (*docker, "tag", image, name)
 
 
-def remove_image(docker: Argv, image: str) -> Argv:
-    """Remove an image's name, and the image where that was its last one; one that a container is
-    made of stays.
-    """
-    return (*docker, "rmi", image)
-
-
 def exec_(docker: Argv, name: str, *argv: str, stdin: bool = False) -> Argv:
     """Run a command in a running container."""
     return (*docker, "exec", *(("--interactive",) if stdin else ()), name, *argv)

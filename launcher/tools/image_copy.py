@@ -12,7 +12,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 from launcher.payload.chain.archive import Image, Layer
 from launcher.tools import chain, decode
-from launcher.tools.decode import Text, Whole
+from launcher.tools.decode import Whole
 
 _Digest = Annotated[str, decode.matches("[0-9a-f]{64}")]
 
@@ -24,12 +24,6 @@ class _Exported:
     # not cut, as other texts are: its digest is the image's
     manifest: str
     layers: tuple[tuple[_Digest, Whole, _Digest], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Dropped:
-    event: Text
-    bytes: Whole
 
 
 def export(
@@ -73,12 +67,6 @@ def parse_export(answer: Answer) -> Image:
     said = decode.read(_Exported, line, f"what {answer.node} says of the image")
     layers = tuple(Layer(*each) for each in said.layers)
     return Image(said.config, said.config_size, said.manifest, layers)
-
-
-def parse_dropped(answer: Answer) -> int:
-    """Return the bytes that were freed; raises UnreadableAnswer."""
-    line = chain.last(answer, "dropped")
-    return decode.read(_Dropped, line, f"what {answer.node} says").bytes
 
 
 def why(error: UnreadableAnswer) -> str:

@@ -116,7 +116,10 @@ _IMAGE = (
         id="disk-full",
         pattern=patterns.DISK_FULL,
         cause="the disk is full",
-        fix="free some space: `vlaunch image prune`, `df -h`",
+        fix=(
+            "find what fills it: `vlaunch exec --host -- df -h`; remove images that no container"
+            " uses: `vlaunch exec --host -- docker image prune -a -f`"
+        ),
         source="errno(3), ENOSPC",
         batch=(
             "free some space on the head, or remove jobs that are over: `vlaunch jobs --remove"

@@ -59,8 +59,8 @@ def _differing(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _left(seen: Mapping[str, Store]) -> list[str]:
     return [
-        f"{node}: {told(each.unfinished)} of unfinished copies; the same command goes on with them,"
-        " `vlaunch image prune` removes them"
+        f"{node}: {told(each.unfinished)} of unfinished copies in {each.folder}; the same command"
+        " continues them"
         for node, each in seen.items()
         if each.unfinished
     ]

@@ -20,7 +20,7 @@ from launcher.events import Event
 from launcher.model import Answer
 from launcher.payload.chain.main import main
 from launcher.plan.members import Member, Part, Spread
-from launcher.tools import chain, derived
+from launcher.tools import chain
 from launcher.transport import Command
 from tests.cli.conftest import Cluster, FakeHeld
 from tests.image_tars import LAYERS, NAME, classic, config_of, modern, sha
@@ -57,13 +57,10 @@ class Nodes:
             return Answer(node=command.node, code=0, out=self.told(command.node))
         if argv == chain.on_node(self.cluster.world.inventory).argv:
             return self._program(command)
-        if argv[0] == "docker" and argv[1] in ("rmi", "pull", "tag"):
+        if argv[0] == "docker" and argv[1] in ("pull", "tag"):
             self.docker.append((command.node, *argv[1:]))
-            if argv[1] in ("pull", "tag"):
-                self.has(command.node, argv[-1])
-            used = argv[1] == "rmi" and "used" in argv[-1]
-            err = "conflict: container 1 is using its referenced image 2" if used else ""
-            return Answer(node=command.node, code=int(used), err=err)
+            self.has(command.node, argv[-1])
+            return Answer(node=command.node, code=0)
         return self.simulated(command)
 
     def has(self, node: str, name: str) -> None:
@@ -263,36 +260,6 @@ def test_one_node_pulls(nodes: Nodes, chains: list[list[Part]]) -> None:
     assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
     dry = nodes.cluster.run("image", "pull", "--node", "gpu02", "--dry-run")
     assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
-
-
-def test_pruning(nodes: Nodes) -> None:
-    """Unfinished copies, and images for Ray of another base; what a container needs stays."""
-    labels = {derived.BASE: "other", derived.CONTENT: "1"}
-    nodes.images["gpu01"] = [
-        json_of(NAME, DIFFS),
-        json_of("vlaunch/ray:2.60.0-old", DIFFS, labels),
-        json_of("vlaunch/ray:2.60.0-used", DIFFS, labels),
-    ]
-    nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
-    assert "there was nothing" in nodes.cluster.run("image", "prune", "-n", "gpu02").err
-    nodes.unfinished["gpu02"] = 2**20
-    dry = nodes.cluster.run("image", "prune", "--dry-run")
-    assert dry.out.splitlines() == [
-        "gpu01: vlaunch/ray:2.60.0-old would be removed, where no container needs it",
-        "gpu01: vlaunch/ray:2.60.0-used would be removed, where no container needs it",
-        "gpu02: unfinished copies would be removed, 1.0 GiB",
-    ]
-    assert "say it: `vlaunch image prune --yes`" in nodes.cluster.run("image", "prune").err
-    ran = nodes.cluster.run("image", "prune", "--yes")
-
-    assert ran.code == 0
-    assert "gpu01: an image that a container needs stays" in ran.err
-    assert nodes.docker == [
-        ("gpu01", "rmi", "vlaunch/ray:2.60.0-old"),
-        ("gpu01", "rmi", "vlaunch/ray:2.60.0-used"),
-    ]
-    assert [(each["node"], each["verb"]) for each in nodes.asked] == [("gpu02", "drop")]
-    assert "2 images and copies" in ran.err
 
 
 def test_words_that_make_no_sense(nodes: Nodes) -> None:
