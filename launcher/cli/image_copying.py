@@ -37,13 +37,11 @@ _DOCKER: Argv = ("docker",)  # this machine's
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
     """What a copy is besides asked: bytes a second of each node (0: as many as go), where what is
-    on its way lies, what was taken out of a file of this machine, with the folder where it is, and
-    whether the copy is all that the command does.
+    on its way lies, and whether the copy is all that the command does.
     """
 
     rate: int = 0
     scratch: str = SCRATCH
-    unpacked: tuple[Image, str] | None = None
     alone: bool = True
 
 
@@ -140,7 +138,7 @@ class _Bringing:
         copying, began = self._copying, time.monotonic()
         self._name()
         if copying.groups:
-            image = self._wishes.unpacked[0] if self._wishes.unpacked else self._export()
+            image = self._export()
             plans.check_targets(copying, image, self._seen)
             for group in copying.groups:
                 self._spread(image, group)
@@ -328,8 +326,6 @@ class _Bringing:
         return self._seen[name].top
 
     def _root(self, name: str) -> str:
-        if name == self._copying.source and self._wishes.unpacked:
-            return self._wishes.unpacked[1]
         return f"{self._seen[name].folder}/{self._id}"
 
     def _command(

@@ -5,8 +5,6 @@ other one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -60,12 +58,6 @@ def _scratch_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("image", required=False)
 @click.option("--from", "source", metavar="NODE", help="Copy from this node.")
 @click.option("--here", is_flag=True, help="Copy from this machine's Docker.")
-@click.option(
-    "--tar",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Copy from a file of this machine, as `docker save` writes it.",
-)
 @_TO
 @_RATE
 @_scratch_option
@@ -74,7 +66,6 @@ def push(
     image: str | None,
     source: str | None,
     here: bool,
-    tar: Path | None,
     targets: tuple[str, ...],
     rate: int,
     scratch: str,
@@ -88,38 +79,30 @@ def push(
     the source's. A node that fails stops no other. After Ctrl-C, or whatever else went wrong, the
     same command goes on where it was.
     """
-    from launcher.cli import image_copying, image_tar
+    from launcher.cli import image_copying
     from launcher.plan.image_copying import plan_image
     from launcher.tools.chain import HERE
 
-    if [bool(source), here, bool(tar)].count(True) > 1:
-        raise click.UsageError(
-            "--from names a node; --here and --tar are this machine; one of them"
-        )
+    if source and here:
+        raise click.UsageError("--from names a node, --here is this machine: use one of them")
     name = image or call.inventory.image
     wanted = chosen(call.inventory, targets)
-    givers = () if here or tar else chosen(call.inventory, [source] if source else [])
+    givers = () if here else chosen(call.inventory, [source] if source else [])
     asked = [node for node in call.inventory.nodes if node in wanted or node in givers]
     wishes = image_copying.Wishes(rate=rate, scratch=scratch)
     with call.session(nodes=asked) as session, call.locked(session) as ours:
         session.begin("look", f"Look for {name} on {fold([node.name for node in asked])}")
         seen = image_copying.look(ours, asked, scratch=scratch, here=here)
-        unpacked = image_tar.unpack(ours, tar, name, scratch=scratch) if tar else None
-        if unpacked:
-            seen = {HERE: unpacked.store, **seen}
-            wishes = replace(wishes, unpacked=(unpacked.image, unpacked.root))
         copying = plan_image(
             name,
             seen,
-            source=HERE if here or tar else source or "",
+            source=HERE if here else source or "",
             targets=[node.name for node in wanted],
         )
         if call.dry_run:
             image_copying.print_plan(copying)
         else:
             image_copying.bring(ours, copying, seen, wishes)
-        if unpacked:
-            image_tar.drop(ours, unpacked)
 
 
 @command(

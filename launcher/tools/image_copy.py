@@ -26,10 +26,8 @@ class _Exported:
     layers: tuple[tuple[_Digest, Whole, _Digest], ...]
 
 
-def export(
-    docker: Argv, *, image: str, id_: str, root: str, top: str, need: int, tar: str = ""
-) -> dict[str, Any]:
-    """Ask for an image's blobs to be put into a folder, from Docker or from a file of it.
+def export(docker: Argv, *, image: str, id_: str, root: str, top: str, need: int) -> dict[str, Any]:
+    """Ask for an image's blobs to be put into a folder.
 
     Args:
         docker: what starts it.
@@ -38,14 +36,9 @@ def export(
         root: the folder, which is below `top`, the login's own.
         top: see `root`.
         need: bytes that must be free there.
-        tar: the file.
     """
     asked = {"verb": "export", "of": id_, "root": root, "top": top, "need": need, "name": image}
-    return {**asked, **_from(docker, image, tar)}
-
-
-def _from(docker: Argv, image: str, tar: str) -> dict[str, Any]:
-    return {"tar": tar} if tar else {"save": [*docker, "save", image]}
+    return {**asked, "save": [*docker, "save", image]}
 
 
 def load(docker: Argv, image: Image, names: Sequence[str], *, top: str) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from launcher.plan.members import Member, Part, Spread
 from launcher.tools import chain
 from launcher.transport import Command
 from tests.cli.conftest import Cluster, FakeHeld
-from tests.image_tars import LAYERS, NAME, classic, config_of, modern, sha
+from tests.image_tars import LAYERS, NAME, classic, modern, sha
 from tests.simulated import image_json
 
 DIFFS = [f"sha256:{sha(each)}" for each in LAYERS]
@@ -265,7 +264,7 @@ def test_one_node_pulls(nodes: Nodes, chains: list[list[Part]]) -> None:
 def test_words_that_make_no_sense(nodes: Nodes) -> None:
     """Are refused before anybody is asked."""
     both = nodes.cluster.run("image", "push", "--from", "gpu01", "--here")
-    assert (both.code, "--here and --tar are this machine" in both.err) == (2, True)
+    assert (both.code, "--here is this machine" in both.err) == (2, True)
     assert nodes.cluster.run("image", "push", "--scratch", "here").code == 2
     assert nodes.cluster.commands == []
 
@@ -310,44 +309,3 @@ def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[Part]]) ->
 
     assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
     assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
-
-
-def test_a_file_of_this_machine(
-    nodes: Nodes, chains: list[list[Part]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is read before anybody gets anything, has the name that is asked for, and brings its blobs
-    through a tunnel; nothing of it is left here.
-    """
-    saved = tmp_path / "image.tar"
-    saved.write_bytes(classic())
-    here: list[Command] = []
-
-    def run_here(self: Any, command: Command) -> Answer:
-        here.append(command)
-        if command.argv[3:4] == ("images",):
-            return Answer(node=command.node, code=0, out=nodes.told(chain.HERE))
-        assert command.stdin is not None
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            code = main(json.loads(command.stdin())["request"])
-        return Answer(node=command.node, code=code, out=said.getvalue())
-
-    nodes.images[chain.HERE] = []
-    config = json.loads(config_of(LAYERS))
-    rootfs = {"Type": "layers", "Layers": DIFFS}
-    nodes.differently = {"RootFS": rootfs, "Architecture": "amd64", "Config": config["config"]}
-    nodes.trouble[chain.HERE] = "docker: not found"
-    nodes.user = str(os.getuid())
-    monkeypatch.setattr("launcher.remote.fleet.Fleet.run_here", run_here, raising=False)
-    scratch = ["--scratch", str(tmp_path / "scratch")]
-    dry = nodes.cluster.run("image", "push", "--tar", str(saved), "--dry-run", *scratch)
-    assert f"{NAME}: 0 MiB in 4 layers, from this machine" in dry.out
-    ran = nodes.cluster.run("image", "push", "--tar", str(saved), *scratch)
-
-    assert ran.code == 0, ran.err
-    assert [each.name for each in chains[0]] == [chain.HERE, "gpu01", "gpu02"]
-    assert chains[0][0].gives
-    assert not (tmp_path / "scratch" / f"vlaunch-{os.getuid()}").exists()
-    saved.write_bytes(b"something else")
-    bad = nodes.cluster.run("image", "push", "--tar", str(saved), *scratch)
-    assert (bad.code, "holds no image that can be read" in bad.err) == (2, True)

@@ -14,7 +14,6 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,13 +170,3 @@ def test_a_disk_is_too_small(four: Practice) -> None:
         same(four, "node2", "node4")
     finally:
         host_faults.remove_disk(host, "/var/tmp")
-
-
-def test_a_file_of_this_machine(four: Practice, tmp_path: Path) -> None:
-    """Which brings it through SSH to one host, and from there along the chain."""
-    (tmp_path / "image.tar").write_bytes(image(NAME, 4))
-    four.docker("node1", "rmi", NAME)
-    ran = four.vlaunch("image", "push", NAME, "--tar", str(tmp_path / "image.tar"))
-
-    assert ran.code == 0, ran.said
-    same(four, "node1", *OTHERS)

@@ -75,8 +75,8 @@ def _size(folder: str) -> int:
 
 
 def export(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
-    """Have an image's blobs in the folder `root`, from Docker (`save`, a command) or a file (`tar`)
-    and return what it consists of; those that are there already stay.
+    """Have an image's blobs in the folder `root`, from Docker (`save`, a command), and
+    return what it consists of; those that are there already stay.
 
     Raises NotAnImage, NotLoaded and OSError.
     """
@@ -120,10 +120,6 @@ def _all_there(root: str, image: Image) -> bool:
 
 @contextlib.contextmanager
 def _opened(request: dict[str, Any]) -> Iterator[IO[bytes]]:
-    if "tar" in request:
-        with open(request["tar"], "rb") as file:
-            yield file
-        return
     with tempfile.TemporaryFile() as complaint:
         with subprocess.Popen(
             request["save"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaint
