@@ -72,7 +72,6 @@ class _Run:
         self._members: dict[str, Member] = {}
         self._order: Mapping[str, tuple[str, ...]] = {}
         self._moved_at = self._began
-        self._paused = ""
 
     # --- the three parts of a copy
 
@@ -115,11 +114,9 @@ class _Run:
             if now - looked >= _LOOK:
                 looked = now
                 self._connections.check()
-                yield from self._yield()
-                if not self._paused:
-                    due = now - told_at >= _TELL
-                    told_at = now if due else told_at
-                    yield from self._judge(now, due)
+                due = now - told_at >= _TELL
+                told_at = now if due else told_at
+                yield from self._judge(now, due)
             if not self._targets() and len(self._parts) > 1:
                 raise together([self._error(name) for name in self._members if self._failed(name)])
 
@@ -241,20 +238,6 @@ class _Run:
         self._check_stall(now)
 
     # --- what they are told
-
-    def _yield(self) -> Iterator[Event]:
-        """Have everybody wait while something else needs the network more; that is no stall."""
-        why = self._connections.busy()
-        if bool(why) != bool(self._paused):
-            for each in self._members.values():
-                if each.alive:
-                    each.held.say(chain.pause(bool(why)))
-            text = f"pauses: {why}" if why else "goes on"
-            yield Event(kind="note", stage=_STAGE, text=text)
-            self._steering.changed(self._clock())
-        if why or self._paused:
-            self._moved_at = self._clock()
-        self._paused = why
 
     def _changed(self) -> Iterator[Event]:
         name = self._steering.order[-1]

@@ -121,7 +121,6 @@ class Chain:
         names: list[str] | None = None,
         links: list[list[str]] | None = None,
         gives: bool = False,
-        busy: Callable[[], str] = lambda: "",
         **more: Any,
     ) -> Spread:
         """Copy; raises what `spread` does."""
@@ -150,7 +149,6 @@ class Chain:
             connections = Connections(
                 hold=hold,
                 tunnel=lambda name, port: fleet.forward(name, "127.0.0.1", port).port,
-                busy=busy,
             )
             run = spread(parts, connections, total=manifest.bytes, fill=STREAMS * manifest.chunk)
             while True:

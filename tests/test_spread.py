@@ -71,27 +71,6 @@ def test_an_encrypted_copy(chain: Chain, gives: bool) -> None:
     assert [content(chain.roots[name]) for name in ("n2", "n3")] == [wanted, wanted]
 
 
-def test_a_copy_waits_for_what_is_busy(chain: Chain) -> None:
-    """As long as that lasts, and it is said; nobody is taken for dead or slow."""
-    chain.rate = SLOWLY
-    until = list[float]()
-    have = list[float]()
-
-    def busy() -> str:
-        now = time.monotonic()
-        until.append(until[0] if until else now + 6)  # longer than a node's patience
-        return "server `default` has 3 requests" if now < until[0] else ""
-
-    came = chain.run(busy=busy, at=lambda name, has: have.append(has) if name == "n3" else None)
-
-    texts = [each.text for each in chain.events if each.kind == "note"]
-    assert texts.count("pauses: server `default` has 3 requests") == 1
-    assert texts.count("goes on") == 1
-    assert (came.failed, came.moved) == ({}, {})
-    assert content(chain.roots["n3"]) == content(chain.roots["n0"])
-    assert came.seconds > 6
-
-
 def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
     """The one behind finds it and asks another one; whose disk it is is named, and nothing of it
     passes for whole. The same copy goes on, and then all have the right bytes.

@@ -75,8 +75,7 @@ def copy(
         programs: where each node's program runs.
         copying: who gets what from whom.
         wishes: more that programs are asked, see `chain.copy`; `encrypt` says whether what nodes
-            send each other is encrypted, and the inventory where it does not, `yields` whether it
-            waits for servers that are busy.
+            send each other is encrypted, and the inventory where it does not.
         local: the folder, where this machine is the source.
         also: what gets the files for the source meanwhile; it is called about once a second, and
             raises when that has failed.
@@ -86,14 +85,11 @@ def copy(
         NodeError: a node does not have it.
         LockError: the cluster's lock was lost.
     """
-    from launcher.cli.model_yield import busy_servers
     from launcher.plan.members import Connections
     from launcher.sizes import told
     from launcher.spread import STALLED, spread
 
     session = programs.session
-    wishes = dict(wishes)
-    yields = wishes.pop("yields", False)
     parts = _parts(programs, copying, local, wishes, growing=also is not None)
     what = f"{called(copying)}, {told(copying.manifest.bytes)}"
     on_the_way = "Copy {}, from {}" if also is None else "Download {}, on {}"
@@ -116,18 +112,16 @@ def copy(
             also()
 
     fill = STREAMS * copying.manifest.chunk
-    with busy_servers(session, wanted=yields) as busy:
-        connections = Connections(hold=hold, tunnel=tunnel, check=check, busy=busy)
-        came = session.show(
-            spread(
-                parts,
-                connections,
-                total=copying.manifest.bytes,
-                fill=fill,
-                # Downloads come file by file; who watches them says when nothing comes any more.
-                stalled=STALLED if also is None else math.inf,
-            )
+    came = session.show(
+        spread(
+            parts,
+            Connections(hold=hold, tunnel=tunnel, check=check),
+            total=copying.manifest.bytes,
+            fill=fill,
+            # Downloads come file by file; who watches them says when nothing comes any more.
+            stalled=STALLED if also is None else math.inf,
         )
+    )
     _tell(session, copying, came, last=last)
 
 

@@ -36,14 +36,8 @@ def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
 
 
 def how(function: F) -> F:
-    """Add the flags that say how a copy goes: `rate`, `encrypt` and `yields`."""
+    """Add the flags of a transfer: `rate` and `encrypt`."""
     for option in (
-        click.option(
-            "--yield",
-            "yields",
-            is_flag=True,
-            help="Pause while a server of the cluster has requests.",
-        ),
         click.option(
             "--encrypt/--no-encrypt",
             default=None,

@@ -88,13 +88,12 @@ class Spread:
 @dataclass(frozen=True, kw_only=True)
 class Connections:
     """How programs are started and reached; `tunnel` returns a local port that leads to a port of a
-    node. `check` raises when the copy must not go on; `busy` says why it should not just now.
+    node. `check` raises when the copy must not go on.
     """
 
     hold: Callable[[Command], Held]
     tunnel: Callable[[str, int], int]
     check: Callable[[], None] = lambda: None
-    busy: Callable[[], str] = lambda: ""
     clock: Callable[[], float] = time.monotonic
 
 

@@ -322,11 +322,6 @@ def give(host: str, port: int) -> str:
     return json.dumps({"order": "give", "host": host, "port": port})
 
 
-def pause(on: bool) -> str:
-    """Order to send nothing for now, or to go on."""
-    return json.dumps({"order": "pause", "on": on})
-
-
 def doubt(number: int) -> str:
     """Order to read a chunk again: somebody has got other bytes."""
     return json.dumps({"order": "doubt", "number": number})

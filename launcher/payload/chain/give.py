@@ -139,7 +139,7 @@ def _next(
     ready = store.ready(stream)
     with ready:
         while True:
-            while at < len(store.arrived) and not store.paused:
+            while at < len(store.arrived):
                 number = store.arrived[at]
                 at += 1
                 wanted = number % streams == stream and left[number] != HAVE

@@ -226,8 +226,6 @@ class _Copy:
                 threading.Thread(target=self._give, args=args, daemon=True).start()
         elif order["order"] == "doubt":
             self._doubt(int(order["number"]))
-        elif order["order"] == "pause":
-            self._store.pause(bool(order["on"]))
         elif order["order"] == "finish":
             # Beside the signs of life: a disk may take minutes to write what is still in memory.
             threading.Thread(target=self._finish, daemon=True).start()

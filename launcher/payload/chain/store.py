@@ -35,7 +35,6 @@ class Store:
         self.lock = threading.Lock()
         self._ready = [threading.Condition(self.lock) for _ in range(streams)]
         self.room = threading.Condition(self.lock)  # `passed` has moved
-        self.paused = False  # nothing is served for now
         self.bytes = 0  # of chunks that are there
         self.received = self.sent = 0
         self._known = known
@@ -77,13 +76,6 @@ class Store:
     def ready(self, number: int) -> threading.Condition:
         """Return where to wait for a chunk, or for those of a stream by its number."""
         return self._ready[number % len(self._ready)]
-
-    def pause(self, on: bool) -> None:
-        """Serve nothing from now on, or go on with it."""
-        with self.lock:
-            self.paused = on
-            for each in self._ready:
-                each.notify_all()
 
     def lacks(self, stream: int, streams: int) -> int:
         """Return how many chunks of a stream are not there yet."""
