@@ -61,7 +61,7 @@ CHUNK, STREAMS = 512 * 1024, 2  # scaled to 200 MB: 400 chunks, as 100 GB have 2
 RATE = 100.0  # Mbit/s, for which these are
 PORT = 29570
 NOTHING = Inventory(path=Path("x"), cluster="bench", image="none", nodes=())
-CASES = ("chain", "tools", "kill", "cable", "slow", "again", "download", "nothing", "cpu")
+CASES = ("chain", "tools", "kill", "cable", "again", "download", "nothing", "cpu")
 # A download's files, which come four at a time, as Hugging Face's client fetches them.
 DOWNLOADED = 30
 _DOWNLOAD = """
@@ -156,8 +156,7 @@ class Bench:
         parts = [self._part(node, manifest, key) for node in range(count)]
         with Fleet(NOTHING) as fleet:
             connections = Connections(hold=fleet.hold_here, tunnel=lambda name, port: port)
-            fill = self.streams * self.chunk
-            run = spread(parts, connections, total=manifest.bytes, fill=fill)
+            run = spread(parts, connections, total=manifest.bytes)
             while True:
                 try:
                     event = next(run)
@@ -297,16 +296,6 @@ def cut(bench: Bench, manifest: Manifest, count: int) -> float:
     return moved(came)
 
 
-def slow(bench: Bench, manifest: Manifest, count: int) -> float:
-    victim = count // 2
-    limit(victim, bench.rate / 4)
-    try:
-        came = bench.run(manifest, count)
-    finally:
-        limit(victim, bench.rate)
-    return max(each.seconds for name, each in came.members.items() if name != f"n{victim}")
-
-
 def downloaded(bench: Bench, manifest: Manifest, count: int) -> float:
     """Return the time of a copy of what the source downloads meanwhile at a quarter of the links'
     rate, against that of the download.
@@ -441,7 +430,6 @@ def cases(
         *(Case("chain", f"N = {count}", count, goals.get(count, ""), plain) for count in counts),
         case("kill", "a node killed at 40 %: the others", "+ 0.1", killed),
         case("cable", "its cable pulled instead: the others", "+ 6 s", cut),
-        case("slow", "a node at a quarter of the rate: the others", "≤ 1.25", slow),
         case("again", "stopped at half, started again: both", "≤ 1.1", interrupted),
         Case(
             "download",

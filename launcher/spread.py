@@ -1,19 +1,18 @@
-"""Runs a copy: starts a program on each node, tells each who is before it, and goes on telling
-while nodes die, are slow, or come to the end.
+"""Runner of a copy: starts a program on each node, tells each which nodes come before it in the
+chain, and watches them to the end.
 
-It knows nothing of SSH: whoever calls it says how a command is held.
+It knows nothing of SSH: the caller passes functions that start and reach programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 
 from launcher.errors import NodeError, UnreadableAnswer, VlaunchError, together
 from launcher.events import Event, State
 from launcher.model import Answer, fold
 from launcher.plan.members import Connections, Member, Part, Spread
-from launcher.plan.steering import Steering
 from launcher.sizes import told
 from launcher.tools import chain, untrusted
 
@@ -30,21 +29,19 @@ def spread(
     connections: Connections,
     *,
     total: int,
-    fill: int,
     stalled: float = STALLED,
 ) -> Generator[Event, None, Spread]:
-    """Run a copy to its end; the first of `parts` is the source, the others are the order to begin
-    with. `total` are the bytes of all files, `fill` those that a node holds back, `stalled` the
-    seconds without any byte after which it is given up.
+    """Run a copy to its end; the first of `parts` is the source, the others follow it in the chain.
+    `total` are the bytes of all files, `stalled` the seconds without any byte after which it fails.
 
-    A node that fails stops no other. Whatever happens, no program is left running; what nodes have
-    stays, and the same copy goes on with it.
+    A node that fails stops no other: the nodes behind it fetch from the one before it. Whatever
+    happens, no program is left running; what nodes have stays, and the same copy continues with it.
 
     Raises:
         NodeError: a program did not begin, or the source failed.
         VlaunchError: nothing moved for too long.
     """
-    run = _Run(parts, connections, total, fill, stalled)
+    run = _Run(parts, connections, total, stalled)
     try:
         yield from run.begin()
         yield from run.move()
@@ -60,17 +57,16 @@ class _Run:
         parts: Sequence[Part],
         connections: Connections,
         total: int,
-        fill: int,
         stalled: float,
     ) -> None:
         self._parts = {each.name: each for each in parts}
         self._source = parts[0].name
         self._connections, self._clock = connections, connections.clock
         self._total, self._stalled = total, stalled
-        self._steering = Steering([each.name for each in parts], fill)
         self._began = self._clock()
         self._members: dict[str, Member] = {}
-        self._order: Mapping[str, tuple[str, ...]] = {}
+        self._ordered = False
+        self._gives_to = ""
         self._moved_at = self._began
 
     # --- the three parts of a copy
@@ -94,7 +90,6 @@ class _Run:
             raise together(errors)
         for name, each in self._members.items():
             if each.shared:
-                self._steering.dead(name, self._clock())
                 text = f"sees the same folder as {each.shared}, which gets the files"
                 yield Event(kind="note", stage=_STAGE, node=name, text=text)
             each.began = each.have
@@ -116,7 +111,8 @@ class _Run:
                 self._connections.check()
                 due = now - told_at >= _TELL
                 told_at = now if due else told_at
-                yield from self._judge(now, due)
+                yield from self._progress(due)
+                self._check_stall(now)
             if not self._targets() and len(self._parts) > 1:
                 raise together([self._error(name) for name in self._members if self._failed(name)])
 
@@ -138,11 +134,7 @@ class _Run:
 
     def result(self) -> Spread:
         """Return what has come of it."""
-        return Spread(
-            seconds=self._clock() - self._began,
-            members=self._members,
-            moved=self._steering.moved,
-        )
+        return Spread(seconds=self._clock() - self._began, members=self._members)
 
     def end(self) -> None:
         """End all programs."""
@@ -192,12 +184,10 @@ class _Run:
             if event.have != member.have or event.sent != member.sent:
                 self._moved_at = now
             member.have, member.received = event.have, event.received
-            member.sent, member.source, member.at = event.sent, event.source, now
-            self._steering.progress(name, event.have, now)
+            member.sent, member.source = event.sent, event.source
         elif event.event == "complete":
             member.root, member.have, member.seconds = event.root, self._total, now - self._began
             member.received = event.received
-            self._steering.complete(name)
         elif event.event == "finished":
             member.finished, member.sent = True, event.sent
             member.cpu, member.start = event.cpu, event.start
@@ -214,8 +204,6 @@ class _Run:
         if who in self._members:
             self._members[who].held.say(chain.doubt(number))
         yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
-        if self._steering.wrong(who, self._clock()):
-            yield from self._changed()
 
     def _dies(self, name: str, why: str) -> Iterator[Event]:
         member = self._members[name]
@@ -223,45 +211,28 @@ class _Run:
         member.held.end()
         if name == self._source:
             raise self._error(name)
-        self._steering.dead(name, self._clock())
-        if self._order:
-            text = f"takes part no more: {member.failed.splitlines()[-1]}"
+        if self._ordered:
+            text = f"failed; the copy continues without it: {member.failed.splitlines()[-1]}"
             yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
-            self._tell_order()
             self._give()
-
-    def _judge(self, now: float, due: bool) -> Iterator[Event]:
-        """See who is slow, tell how far they are, and whether anything moves at all."""
-        if self._steering.judge(now):
-            yield from self._changed()
-        yield from self._progress(due)
-        self._check_stall(now)
 
     # --- what they are told
 
-    def _changed(self) -> Iterator[Event]:
-        name = self._steering.order[-1]
-        text = f"goes to the end of the chain: {self._steering.moved[name]}"
-        yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
-        self._tell_order()
-
     def _tell_order(self) -> None:
-        """Tell those whose order has changed."""
-        new = self._steering.orders()
-        for name, peers in new.items():
-            if self._order.get(name) != peers:
-                known = [
-                    (peer, self._parts[peer].host, self._members[peer].port)
-                    for peer in peers
-                    if self._members[peer].port
-                ]
-                self._members[name].held.say(chain.before(known))
-        self._order = new
+        """Tell each node which nodes come before it, the nearest first. It skips dead ones."""
+        before: list[tuple[str, str, int]] = []
+        for name, member in self._members.items():
+            if member.alive:
+                member.held.say(chain.before(before[::-1]))
+                if member.port:
+                    before.append((name, self._parts[name].host, member.port))
+        self._ordered = True
 
     def _give(self) -> None:
-        """Have a source that cannot be reached bring its files to the first node."""
-        if self._parts[self._source].gives and len(self._steering.order) > 1:
-            first = self._steering.order[1]
+        """Have a source that cannot be reached send its files to the first node that lives."""
+        first = next(iter(self._targets()), "")
+        if self._parts[self._source].gives and first not in ("", self._gives_to):
+            self._gives_to = first
             port = self._connections.tunnel(first, self._members[first].port)
             self._members[self._source].held.say(chain.give("127.0.0.1", port))
 
@@ -309,8 +280,7 @@ class _Run:
     def _progress(self, due: bool) -> Iterator[Event]:
         """Tell how far each node is, and the slowest."""
         seconds = max(0.001, self._clock() - self._began)
-        place = {name: at for at, name in enumerate(self._steering.order)}
-        for name in self._targets():
+        for position, name in enumerate(self._targets(), 1):
             each = self._members[name]
             if each.root:
                 continue
@@ -320,7 +290,7 @@ class _Run:
                 "total": self._total,
                 "rate": round(rate),
                 "from": each.source,
-                "position": place.get(name, 0),
+                "position": position,
             }
             source = f" from {each.source}" if each.source else ""
             text = f"{_share(each.have, self._total)}, {told(round(rate))}/s{source}"

@@ -150,7 +150,7 @@ class Chain:
                 hold=hold,
                 tunnel=lambda name, port: fleet.forward(name, "127.0.0.1", port).port,
             )
-            run = spread(parts, connections, total=manifest.bytes, fill=STREAMS * manifest.chunk)
+            run = spread(parts, connections, total=manifest.bytes)
             while True:
                 try:
                     event = next(run)

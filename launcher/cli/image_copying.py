@@ -211,14 +211,7 @@ class _Bringing:
         session.begin("copy", f"Copy {what}, from {copying.source}")
         session.note("copy", f"order: {' → '.join((copying.source, *group.targets))}")
         parts = self._parts(image, group)
-        came = session.show(
-            spread(
-                parts,
-                self._connections(),
-                total=manifest.bytes,
-                fill=STREAMS * manifest.chunk,
-            )
-        )
+        came = session.show(spread(parts, self._connections(), total=manifest.bytes))
         self._failed.update(came.failed)
         for name in group.targets:
             each = came.members[name]

@@ -111,13 +111,11 @@ def copy(
         if also is not None:
             also()
 
-    fill = STREAMS * copying.manifest.chunk
     came = session.show(
         spread(
             parts,
             Connections(hold=hold, tunnel=tunnel, check=check),
             total=copying.manifest.bytes,
-            fill=fill,
             # Downloads come file by file; who watches them says when nothing comes any more.
             stalled=STALLED if also is None else math.inf,
         )
@@ -214,7 +212,6 @@ def _tell(session: Session, copying: Copying, came: Spread, *, last: bool) -> No
         "bytes": total,
         "nodes": _on(copying, [copying.source, *done]),
         "failed": came.failed,
-        "moved": dict(came.moved),
         "received": {name: came.members[name].received for name in done},
         "changed": len(done),
     }

@@ -59,7 +59,6 @@ class Member:
     listening: bool = False
     finished: bool = False
     heard: float = 0.0
-    at: float = 0.0
     seconds: float = 0.0
     cpu: float = 0.0
     start: float = 0.0
@@ -77,7 +76,6 @@ class Spread:
 
     seconds: float
     members: Mapping[str, Member]
-    moved: Mapping[str, str]
 
     @property
     def failed(self) -> dict[str, str]:

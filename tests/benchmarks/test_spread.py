@@ -22,7 +22,7 @@ def test_each_kind_is_measured_with_a_goal() -> None:
     assert {each.kind for each in rows} | {"nothing", "cpu"} == set(CASES)
     assert counts["chain"] == counts["tools"] == [2, 4, 8]
     assert counts["download"] == [8]
-    assert counts["kill"] == counts["cable"] == counts["slow"] == counts["again"] == [4]
+    assert counts["kill"] == counts["cable"] == counts["again"] == [4]
     assert all(each.goal for each in rows if each.count in (4, 8) and each.kind != "tools")
 
 

@@ -123,9 +123,7 @@ def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[Part]]:
     """
     called: list[list[Part]] = []
 
-    def fake(
-        parts: list[Part], connections: Any, *, total: int, fill: int
-    ) -> Generator[Event, None, Spread]:
+    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
         called.append(list(parts))
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
@@ -134,7 +132,7 @@ def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[Part]]:
         for each in parts[1:]:
             if nodes.loads:
                 nodes.has(each.name, NAME)
-        return Spread(seconds=2.0, members=members, moved={})
+        return Spread(seconds=2.0, members=members)
 
     monkeypatch.setattr(spreading, "spread", fake)
     monkeypatch.setattr("launcher.cli.image_copying.spread", fake)

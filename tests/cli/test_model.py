@@ -141,7 +141,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     called: list[Part] = []
 
     def fake(
-        parts: list[Part], connections: Any, *, total: int, fill: int, stalled: float
+        parts: list[Part], connections: Any, *, total: int, stalled: float
     ) -> Generator[Event, None, Spread]:
         called.extend(parts)
         connections.check()
@@ -149,7 +149,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
         held = FakeHeld([])
         members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
         members[parts[-1].name].failed = "No space left on device"
-        return Spread(seconds=2.0, members=members, moved={})
+        return Spread(seconds=2.0, members=members)
 
     monkeypatch.setattr(spreading, "spread", fake)
     return called

@@ -61,7 +61,7 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     called: list[Part] = []
 
     def fake(
-        parts: list[Part], connections: Any, *, total: int, fill: int, stalled: float
+        parts: list[Part], connections: Any, *, total: int, stalled: float
     ) -> Generator[Event, None, Spread]:
         called.extend(parts)
         assert nodes.world.verbs() == []  # no server is asked for before
@@ -70,7 +70,7 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
             machine.config = CONFIG
         held = FakeHeld([])
         members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
-        return Spread(seconds=2.0, members=members, moved={})
+        return Spread(seconds=2.0, members=members)
 
     monkeypatch.setattr(spreading, "spread", fake)
     return called

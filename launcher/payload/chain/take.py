@@ -52,17 +52,12 @@ class Upstream:
         self._failed: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._wrong: dict[str, int] = {}
-        self._talks: dict[Connection, str] = {}
+        self.current = ""  # the node that answered last
 
     def order(self, peers: Sequence[Sequence[Any]]) -> None:
-        """Take a new order; streams that fetch from another one than the first begin anew."""
+        """Set the nodes to fetch from: name, host and port, the nearest first."""
         with self._lock:
             self._peers = [(str(name), str(host), int(port)) for name, host, port in peers]
-            self._failed, self._not_before = {}, {}
-            first = self._peers[0][0] if self._peers else ""
-            others = [sock for sock, name in self._talks.items() if name != first]
-        for sock in others:
-            wire.close(sock)
 
     def choose(self, now: float) -> tuple[str, str, int] | None:
         """Return whom to ask; None when nobody can be asked just now."""
@@ -87,27 +82,10 @@ class Upstream:
             self._tell("lost", who=name, why=said(error))
 
     def well(self, name: str) -> None:
-        """Somebody answers."""
+        """Note that a node answers."""
         with self._lock:
             self._failed.pop(name, None)
-
-    @contextlib.contextmanager
-    def talking(self, name: str, sock: Connection) -> Any:
-        """Have a connection closed when the order changes."""
-        with self._lock:
-            self._talks[sock] = name
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._talks[sock]
-            wire.close(sock)
-
-    @property
-    def current(self) -> str:
-        """Who is fetched from."""
-        with self._lock:
-            return next(iter(self._talks.values()), "")
+            self.current = name
 
 
 def said(error: OSError) -> str:
@@ -171,17 +149,17 @@ class Streams:
         except OSError as error:
             self._upstream.failed(name, error, time.monotonic())
             return
-        with self._upstream.talking(name, sock):
-            try:
-                wire.patient(sock, PATIENCE, PATIENCE)
-                wire.introduce(sock, self._key, wire.PULL)
-                self._upstream.well(name)
-                self._fetch(sock, stream, hand, buffer)
-            except _DiskError as error:
-                raise error.args[0] from None
-            except OSError as error:
-                if self._upstream.choose(0.0) is not None:
-                    self._upstream.failed(name, error, time.monotonic())
+        try:
+            wire.patient(sock, PATIENCE, PATIENCE)
+            wire.introduce(sock, self._key, wire.PULL)
+            self._upstream.well(name)
+            self._fetch(sock, stream, hand, buffer)
+        except _DiskError as error:
+            raise error.args[0] from None
+        except OSError as error:
+            self._upstream.failed(name, error, time.monotonic())
+        finally:
+            wire.close(sock)
 
     def given(self, sock: Connection) -> None:
         """Fetch from somebody who has connected to us; raises OSError."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.chain import give
+from launcher.payload.chain import give, take
 from launcher.payload.chain.files import File, Manifest
 from launcher.payload.chain.give import Listener
 from launcher.payload.chain.record import Known
@@ -123,15 +123,15 @@ def test_who_has_another_key_is_stepped_over(side: Callable[..., Side], data: by
 def test_what_is_not_here_yet_is_waited_for(
     side: Callable[..., Side], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sign of life comes meanwhile; a new order ends the wait."""
+    """A sign of life comes meanwhile, also for longer than the node's patience."""
     monkeypatch.setattr(give, "_ALIVE", 0.05)
+    monkeypatch.setattr(take, "PATIENCE", 0.3)
     empty, honest, node = side("empty"), side("honest", data), side("node")
     node.fetch(("empty", empty.port))
     assert awaited(lambda: bool(node.upstream and node.upstream.current))
-    time.sleep(0.2)
+    time.sleep(0.6)
     assert node.events("lost") == []
-    assert node.upstream is not None
-    node.upstream.order([("honest", "127.0.0.1", honest.port)])
+    empty.fetch(("honest", honest.port))
 
     assert awaited(node.store.complete)
     assert content(node) == data
