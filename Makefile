@@ -47,12 +47,12 @@ machine: .venv/installed .venv/prometheus/usr/bin/promtool
 		{ apt-get download --quiet prometheus || { $(SUDO) apt-get update --quiet && apt-get download --quiet prometheus; }; } && \
 		dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb
 
-# podman and docker compose v2 for tests that run exports. No Debian before the 13th has them, so a small one of that is made; tests
-# say what is missing where that fails.
+# podman for tests that run exported pods. Debian has its `kube play` since version 13, so a small Debian 13 is made; the tests are
+# skipped where that fails.
 machine-exports: machine
 	test -d $(DEBIAN13) || { $(SUDO) rm -rf $(DEBIAN13).new && $(SUDO) mkdir -p $(dir $(DEBIAN13)) && \
 		$(SUDO) mmdebstrap --quiet --variant=minbase \
-		--include=podman,runc,catatonit,docker-compose trixie $(DEBIAN13).new && \
+		--include=podman,runc,catatonit trixie $(DEBIAN13).new && \
 		$(SUDO) mv $(DEBIAN13).new $(DEBIAN13); } || echo "no Debian 13 here: tests of exports that need it are skipped"
 
 lint: .venv/installed
@@ -116,7 +116,7 @@ figures: .venv/installed
 exports: .venv/installed
 	$(BIN)/python -m benchmarks.exports
 
-# Exports executed on practice hosts: pods by podman, docker compose, systemd as the first process, Prometheus. An hour.
+# Exported pods (by podman) and Prometheus on practice hosts. An hour.
 exports-run: machine-exports
 	$(SUDO) $(BIN)/pytest -q -m long -rs --durations=20 $(wildcard tests/integration/test_m_export_*.py) tests/integration/test_l_metrics.py
 

@@ -10,7 +10,6 @@ wrong, or a broken copy passed.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.export.exports import CASES, EXAMPLES, HOST_CASES, JOB_CASES, KINDS, cases, job
-from tests.export.test_hosts import docker_compose
+from tests.export.exports import CASES, EXAMPLES, JOB_CASES, KINDS, cases, job
 from tests.prometheus_programs import program
 
 ROOT = Path(__file__).parent.parent
@@ -36,11 +34,6 @@ BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "mountPath: /dev/shm\n              - name: gone\n                mountPath: /gone\n",
         ),
     },
-    "lws-ray": {
-        "CRDs": ("subdomainPolicy: UniquePerReplica", "subdomainPolicy: Unique"),
-        "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
-        "own rules": ("startupPolicy: LeaderCreated", "startupPolicy: LeaderReady"),
-    },
     "kuberay": {
         "CRDs": ("rayVersion:", "rayVersions:"),
         "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
@@ -50,10 +43,6 @@ BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "CRDs": ("entrypoint:", "entrypoints:"),
         "kubernetes-validate": ("policyTypes:", "policyType:"),
         "own rules": ("path: job.json", "path: job.json\n                  - key: gone"),
-    },
-    "statefulset": {
-        "kubernetes-validate": ("podManagementPolicy:", "podManagementPolicies:"),
-        "own rules": ("publishNotReadyAddresses: true", "publishNotReadyAddresses: false"),
     },
 }
 
@@ -96,24 +85,6 @@ def checkers() -> Iterator[Checker]:
     """Yield all checkers."""
     for kind in (*KINDS, BATCH):
         yield from of_kubernetes(kind)
-    compose = docker_compose()
-    yield Checker(
-        name="docker compose config",
-        kind="compose",
-        argv=(*compose, "-f"),
-        reads="*.compose.yaml",
-        broken=("network_mode:", "network_modes:"),
-        missing="" if compose else "docker compose v2: `make machine-exports`, or VLAUNCH_COMPOSE",
-    )
-    there = shutil.which("systemd-analyze") and Path("/usr/bin/docker").exists()
-    yield Checker(
-        name="systemd-analyze verify",
-        kind="systemd",
-        argv=("systemd-analyze", "verify", "--man=no", "--recursive-errors=no"),
-        reads="*.service",
-        broken=("TimeoutStopSec=", "TimeoutStopSecs="),
-        missing="" if there else "systemd, and Docker with its unit",
-    )
     promtool = program("promtool")
     for words, reads, broken in (
         (("check", "config", "--syntax-only"), "prometheus.yml", ("job_name: vllm", "job: vllm")),
@@ -128,14 +99,6 @@ def checkers() -> Iterator[Checker]:
             broken=broken,
             missing="" if promtool else "Prometheus, which `make machine` unpacks",
         )
-    for kind, reads in (("systemd", "install.sh"), ("run-cluster", "run.sh")):
-        yield Checker(
-            name="shellcheck",
-            kind=kind,
-            argv=(BIN / "shellcheck", "--severity=warning", "--shell=bash"),
-            reads=reads,
-            broken=("\n", '\nif [ $a = "b"; then c\n'),
-        )
 
 
 def export(kind: str, case: str, folder: Path) -> str:
@@ -143,19 +106,11 @@ def export(kind: str, case: str, folder: Path) -> str:
     if kind == BATCH:
         return written(job(folder, case), folder / "export.yaml")
     kind, _, group = kind.partition(" ")
-    name, flags = (CASES if group else HOST_CASES)[case]
-    flags = () if kind == "prometheus" else (*KINDS.get(group, ()), *flags)
+    name, flags = CASES[case]
     at = ("-i", str(EXAMPLES / f"{name}.yaml"))
-    if kind == "run-cluster":
-        flags = flags[:2]
-    where = ("-o", str(folder)) if kind in ("compose", "systemd", "prometheus") else ()
-    printed = {"kubernetes": "export.yaml", "run-cluster": "run.sh"}.get(kind)
-    words = ["export", kind, *at, *where, *flags]
-    refused = written(words, folder / printed if printed else None)
-    (folder / "secrets").mkdir(exist_ok=True)
-    for secret in ("RAY_AUTH_TOKEN", "HF_TOKEN"):
-        (folder / "secrets" / secret).touch()
-    return refused
+    if kind == "prometheus":
+        return written(["export", kind, *at, "-o", str(folder)], None)
+    return written(["export", kind, *at, *KINDS[group], *flags], folder / "export.yaml")
 
 
 def written(words: list[str], printed: Path | None) -> str:
@@ -173,8 +128,7 @@ def judged(checker: Checker, folder: Path, change: Callable[[str], str]) -> bool
         text = change(file.read_text())
         copy = folder / f"copy-{file.name}"
         copy.write_text(text)
-        end = ("config", "--quiet") if checker.kind == "compose" else ()
-        done = subprocess.run([*checker.argv, copy, *end], capture_output=True, check=False)
+        done = subprocess.run([*checker.argv, copy], capture_output=True, check=False)
         copy.unlink()
         passed = passed and done.returncode == 0
     return passed
@@ -184,8 +138,7 @@ def rows(kind: str, used: list[Checker], base: Path) -> Iterator[tuple[str, list
     """Yield a row for each case of a kind, and one of broken copies."""
     group = kind.removeprefix(KUBERNETES)
     folder = base
-    others = JOB_CASES if kind == BATCH else HOST_CASES
-    for case in cases(group) if group in KINDS else others:
+    for case in JOB_CASES if kind == BATCH else cases(group):
         folder = base / f"{kind}-{case}"
         folder.mkdir()
         if wrong := export(kind, case, folder):

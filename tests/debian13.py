@@ -1,6 +1,4 @@
-"""podman and docker compose v2, which Debian has since its 13th release: a small Debian of them, as
-`make machine-exports` builds it beside the practice image.
-"""
+"""A small Debian 13 with podman, which `make machine-exports` builds beside the practice image."""
 
 from __future__ import annotations
 

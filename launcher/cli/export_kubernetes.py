@@ -12,7 +12,6 @@ from launcher.errors import RequestError, VlaunchError
 
 if TYPE_CHECKING:
     from launcher.export.kubernetes_shape import Kind
-    from launcher.model import Backend
 
 _KUSTOMIZATION = "kustomization.yaml"
 _SCHEMAS = "what schemas see: `kubectl apply --server-side --dry-run=server -f FILE`"
@@ -22,17 +21,10 @@ _SCHEMAS = "what schemas see: `kubectl apply --server-side --dry-run=server -f F
 @export_server.flags
 @click.option(
     "--kind",
-    type=click.Choice(["lws", "statefulset", "kuberay"]),
+    type=click.Choice(["lws", "kuberay"]),
     default="lws",
     show_default=True,
-    help="What starts the group: the LeaderWorkerSet controller, our agent in a StatefulSet, or"
-    " KubeRay.",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(["mp", "ray"]),
-    help="Who runs the ranks: vLLM itself (mp), or Ray, which the image must have (default: mp; of"
-    " kuberay: ray).",
+    help="Controller of the pods: LeaderWorkerSet for vLLM's own ranks (mp), KubeRay for Ray.",
 )
 @click.option("--name", metavar="NAME", help="Name of the objects (default: the cluster's).")
 @export_pods.flags
@@ -50,7 +42,6 @@ _SCHEMAS = "what schemas see: `kubectl apply --server-side --dry-run=server -f F
 def kubernetes(
     named: str | None,
     kind: Kind,
-    backend: Backend | None,
     name: str | None,
     disruption_budget: bool,
     pod_monitor: bool,
@@ -72,8 +63,7 @@ def kubernetes(
     from launcher.export import kubernetes_shape as shape
 
     pods = export_pods.taken(said)
-    usual: Backend = "ray" if kind == "kuberay" else "mp"
-    read = export_server.read(named, backend or usual, said)
+    read = export_server.read(named, "ray" if kind == "kuberay" else "mp", said)
     inventory = export_pods.with_image(read.inventory, pods)
     target = shape.Target(
         name=shape.object_name(name or inventory.cluster),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from launcher.errors import RequestError, VlaunchError
+from launcher.errors import VlaunchError
 from launcher.model import Backend, Inventory
 
 if TYPE_CHECKING:
@@ -80,42 +80,6 @@ def read(named: str | None, backend: Backend, said: dict[str, Any]) -> Server:
         replace_other=False,
     )
     return Server(inventory=wanted, request=asked.request(wanted, None), policy=kept)
-
-
-def host_flags(function: F) -> F:
-    """Add the flags of exports with a file for each node."""
-    for option in (
-        click.option("-o", "--output", metavar="DIR", help="Write the files into a folder."),
-        click.option("--node", metavar="NODE", help="Print the file of one node."),
-        click.option(
-            "--skip-network-check", is_flag=True, help="Leave out the proof of the network."
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def show(texts: Mapping[str, str], ending: str, node: str | None, output: str | None) -> None:
-    """Write files into a folder, or print the one of a node, whose name it begins with; where one
-    node takes part, its own.
-
-    Raises RequestError where it is not clear which.
-    """
-    if output is not None:
-        write(output, texts)
-        return
-    own = {name: text for name, text in texts.items() if name.endswith(ending)}
-    chosen = {name: text for name, text in own.items() if node in (None, name.removesuffix(ending))}
-    if len(chosen) != 1:
-        names = ", ".join(name.removesuffix(ending) for name in own)
-        what = "each node has a file of its own" if node is None else f"no node `{node}` takes part"
-        raise RequestError(
-            what,
-            evidence=f"nodes: {names}",
-            hint="name one with `--node NODE`, or a folder for all: `-o DIR`",
-        )
-    (text,) = chosen.values()
-    click.echo(text, nl=False)
 
 
 def write(folder: str, files: Mapping[str, str]) -> None:

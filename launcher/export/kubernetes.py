@@ -14,13 +14,11 @@ from typing import Protocol
 
 from launcher.errors import RequestError
 from launcher.export import (
-    agents,
     kuberay,
     kubernetes_rules,
     lws,
     pod_volumes,
     pods,
-    statefulset,
     yaml_text,
 )
 from launcher.export import kubernetes_head as head
@@ -78,7 +76,6 @@ class Workload(Protocol):
 
 _KINDS: Mapping[Kind, Workload] = {
     "lws": lws,
-    "statefulset": statefulset,
     "kuberay": kuberay,
 }
 
@@ -242,16 +239,13 @@ def _budget(group: Group) -> Object:
 
 
 def _monitor(group: Group) -> Object:
-    names = ("http", agents.METRICS) if group.agents else ("http",)
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": metadata(group),
         "spec": {
             "selector": {"matchLabels": _KINDS[group.target.kind].selector(group)},
-            "podMetricsEndpoints": [
-                {"port": each, "path": "/metrics", "interval": "15s"} for each in names
-            ],
+            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
         },
     }
 

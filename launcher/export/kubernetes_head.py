@@ -100,7 +100,7 @@ def secret(group: Group) -> list[str]:
     names, target = group.secrets, group.target
     if not names:
         return []
-    written = [f'{_value(group, name)} >"$d/{name}"' for name in names]
+    written = [f'{files.shown(group.original, name)} >"$d/{name}"' for name in names]
     words = [
         "d=$(mktemp -d)",
         "trap 'rm -rf \"$d\"' EXIT",
@@ -109,12 +109,6 @@ def secret(group: Group) -> list[str]:
         f'{target.kubectl} create secret generic {target.name}-secrets --from-file="$d"',
     ]
     return ["- the secret, once:", f"    (umask 077; {' && '.join(words)})"]
-
-
-def _value(group: Group, name: str) -> str:
-    if name not in group.original.secrets:  # the one by which agents know each other
-        return "openssl rand -hex 32"
-    return files.shown(group.original, name)
 
 
 def apply(group: Group, note: str = "") -> list[str]:

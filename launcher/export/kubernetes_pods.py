@@ -31,12 +31,8 @@ def pods_of(document: Object) -> Iterator[Pod]:
         yield Pod(where, spec, (document.get("metadata") or {}).get("labels") or {})
     elif kind == "LeaderWorkerSet":
         yield from _of_group(where, name, spec.get("leaderWorkerTemplate") or {})
-    elif kind in ("StatefulSet", "Deployment", "DaemonSet", "Job"):
-        own = {
-            "statefulset.kubernetes.io/pod-name": f"{name}-0",
-            "apps.kubernetes.io/pod-index": "0",
-        }
-        yield _templated(where, spec.get("template"), own if kind == "StatefulSet" else {})
+    elif kind in ("Deployment", "DaemonSet", "Job"):
+        yield _templated(where, spec.get("template"), {})
     elif kind in ("RayCluster", "RayJob"):
         cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec")
         if cluster:  # a job may also choose one that is there

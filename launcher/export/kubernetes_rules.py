@@ -17,10 +17,9 @@ from launcher.export.kubernetes_pods import Object, Pod, called, pods_of
 
 PROVIDE = "vlaunch.provide"
 # Longest names by kind, less what controllers put behind them (webhooks of LWS 0.10, validation.go
-# of KubeRay 1.7; a StatefulSet's pods carry its name and a revision's hash in a label).
+# of KubeRay 1.7).
 _LONGEST = {
     "LeaderWorkerSet": 52,
-    "StatefulSet": 52,
     "RayCluster": 53,
     "RayJob": 47,
     "RayService": 47,
@@ -72,15 +71,6 @@ def _names(document: Object) -> Iterator[str]:
         yield f"{called(document)}: it sets VLLM_PORT in other pods, on which vLLM stops"
 
 
-def _selects_its_own(document: Object) -> Iterator[str]:
-    if document.get("kind") not in ("StatefulSet", "Deployment", "DaemonSet"):
-        return
-    wanted = ((document.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
-    for pod in pods_of(document):
-        if not wanted or not _matches(wanted, pod.labels):
-            yield f"{called(document)}: its selector is not among its pods' labels"
-
-
 def _small(document: Object) -> Iterator[str]:
     if document.get("kind") == "ConfigMap":
         size = sum(len(str(each).encode()) for each in _data(document).values())
@@ -103,8 +93,6 @@ def _meet(document: Object) -> Iterator[str]:
     spec, kind = document.get("spec") or {}, document.get("kind")
     if not any(_serves(pod) for pod in pods_of(document)):
         return
-    if kind == "StatefulSet" and spec.get("podManagementPolicy") != "Parallel":
-        yield f"{called(document)}: podManagementPolicy should be Parallel: {_JOINED}"
     if kind == "LeaderWorkerSet" and spec.get("startupPolicy") == "LeaderReady":
         yield f"{called(document)}: startupPolicy should be LeaderCreated: {_JOINED}"
 
@@ -304,20 +292,6 @@ def _budgets(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
             )
 
 
-def _found(documents: Sequence[Object], pods: Sequence[Pod]) -> Iterator[str]:
-    """Judge that the pods of a StatefulSet find each other before any of them is ready."""
-    services = {called(each): each.get("spec") or {} for each in documents}
-    for each in documents:
-        if each.get("kind") != "StatefulSet" or not any(_serves(pod) for pod in pods_of(each)):
-            continue
-        named = f"Service/{(each.get('spec') or {}).get('serviceName')}"
-        service = services.get(named)
-        if service is None:
-            yield f"{called(each)}: its pods are found by {named}, which is not here"
-        elif service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
-            yield f"{named}: should have clusterIP None and publishNotReadyAddresses: {_JOINED}"
-
-
 def _matches(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return all(labels.get(name) == value for name, value in wanted.items())
 
@@ -329,7 +303,6 @@ def _bytes(value: Any) -> float | None:
 
 _OF_OBJECTS: tuple[Callable[[Object], Iterator[str]], ...] = (
     _names,
-    _selects_its_own,
     _small,
     _no_secret,
     _meet,
@@ -352,5 +325,4 @@ _OF_ALL: tuple[Callable[[Sequence[Object], Sequence[Pod]], Iterator[str]], ...] 
     _keys,
     _selectors,
     _budgets,
-    _found,
 )

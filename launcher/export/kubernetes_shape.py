@@ -16,13 +16,11 @@ from launcher.plan import wanted
 from launcher.plan.request import Request
 from launcher.site import Site
 from launcher.state.snapshot import ClusterSnapshot
-from launcher.tools import ray
 
 Object = dict[str, Any]
-Kind = Literal["lws", "statefulset", "kuberay"]
+Kind = Literal["lws", "kuberay"]
 # A name with what controllers put behind it must stay a DNS label of 63 characters: LWS adds
-# `-0-INDEX`, a StatefulSet's revision hash 11 more, RayJob allows 47 (validation.go of KubeRay
-# 1.7), and we add `-payload`.
+# `-0-INDEX`, RayJob allows 47 (validation.go of KubeRay 1.7), and we add `-payload`.
 LONGEST = 40
 _LABEL = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 _RESOURCE = re.compile(
@@ -34,7 +32,7 @@ POD_INTERFACE = "eth0"
 # The controller of LeaderWorkerSets puts these first into the environment of every container, so
 # that the kubelet replaces them in arguments (pkg/utils/pod/pod_utils.go).
 LWS_LEADER, LWS_INDEX = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
-RANKS = "-ranks"  # behind a StatefulSet's name: the Service by which its pods are found
+RANKS = "-ranks"  # behind a RayJob's name: the Service by which its pods find the head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,22 +92,14 @@ class Group:
         return len(self.nodes)
 
     @property
-    def agents(self) -> bool:
-        """True when the pods' own agents keep the server, as on hosts: where no controller starts
-        a group again as one, and for Ray.
-        """
-        return _agents(self.request, self.target)
-
-    @property
     def gated(self) -> bool:
         """True when the pods prove the network first."""
         return self.target.gate and self.request.placement.networked
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets that pods read, sorted; agents know each other by Ray's token."""
-        own = {ray.TOKEN} if self.agents else set[str]()
-        return tuple(sorted({*self.original.secrets, *own}))
+        """The secrets that pods read, sorted."""
+        return tuple(sorted(self.original.secrets))
 
 
 def object_name(text: str) -> str:
@@ -178,28 +168,6 @@ def told(env: Mapping[str, str]) -> Mapping[str, str]:
     return {name: each for name, each in env.items() if name != "NCCL_DEBUG_FILE"}
 
 
-def pods(target: Target, size: int) -> tuple[tuple[str, str], ...]:
-    """Return what a group's pods are called by their controller, the first one first, and where
-    each is found.
-    """
-    name = target.name
-    if target.kind == "statefulset":
-        names = [f"{name}-{at}" for at in range(size)]
-        return tuple((each, f"{each}.{name}{RANKS}") for each in names)
-    first = f"{name}-0"  # the group's Service is called so, too (`UniquePerReplica`)
-    names = [first, *(f"{first}-{at}" for at in range(1, size))]
-    return tuple((each, f"{each}.{first}") for each in names)
-
-
-def _leader(target: Target, size: int) -> str:
-    """Return how pods call the first one."""
-    if target.kind == "lws":
-        return LWS_LEADER
-    if target.kind == "kuberay":
-        return f"{target.name}{RANKS}"  # of all, it selects the head
-    return pods(target, size)[0][1]
-
-
 def group(inventory: Inventory, request: Request, policy: Policy, target: Target) -> Group:
     """Return a server as pods have it.
 
@@ -209,7 +177,7 @@ def group(inventory: Inventory, request: Request, policy: Policy, target: Target
     # a Service forwards to the pod's address
     request = replace(request, host="0.0.0.0")  # noqa: S104
     taken = {name for name, _ in request.placement.nodes}
-    leader = _leader(target, len(taken))
+    leader = LWS_LEADER if target.kind == "lws" else f"{target.name}{RANKS}"
     seen = _as_pods(inventory, taken, target, leader)
     if request.backend == "mp":
         seen = replace(seen, ray=RaySettings(version="none"))
@@ -291,17 +259,7 @@ def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterat
     if request.backend == "ray" and request.placement.dp > 1:
         yield (
             "Ray places replicas by addresses, and pods have none before they run",
-            "leave them to vLLM itself: `--kind lws`, without `--backend ray`",
-        )
-    if request.backend == "mp" and target.kind == "kuberay":
-        yield (
-            "KubeRay starts Ray, and vLLM's own ranks are outside of it",
-            "leave out `--backend`, or choose `--kind lws`",
-        )
-    if request.backend == "ray" and target.kind == "statefulset":
-        yield (
-            "a StatefulSet has one template for all pods, and Ray's head another command",
-            "choose `--kind lws`, or `--backend mp`",
+            "leave them to vLLM itself: `--kind lws`",
         )
 
 
@@ -321,9 +279,7 @@ def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterato
             "give the pods one volume: `--model-volume pvc:NAME` or `hostPath:/PATH`",
         )
     alike, which = nodes[1:], "the nodes behind the first one"
-    if target.kind == "statefulset":  # one template for all
-        alike, which = nodes, "the nodes"
-    elif target.kind == "kuberay":  # one for each
+    if target.kind == "kuberay":  # one for each
         alike = []
     if len({shares[node.name] for node in alike}) > 1:
         yield (
@@ -340,11 +296,6 @@ def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterato
 
 def _alike(nodes: list[Node]) -> bool:
     return len({(node.interface, node.hca, tuple(sorted(node.env.items()))) for node in nodes}) <= 1
-
-
-def _agents(request: Request, target: Target) -> bool:
-    ray = request.backend == "ray" and target.kind == "lws"
-    return ray or target.kind == "statefulset"
 
 
 def _left_out(inventory: Inventory, request: Request, target: Target) -> list[str]:

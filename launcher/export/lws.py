@@ -1,5 +1,5 @@
 """A server as a LeaderWorkerSet (kubernetes-sigs/lws 0.10), the group of pods that come and go
-together: ranks started by vLLM itself (`mp`), or by Ray, which the pods' agents start.
+together, with ranks that vLLM starts itself (`mp`).
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import RequestError
-from launcher.export import agents, pods, proof
+from launcher.export import pods, proof
 from launcher.export.kubernetes_shape import LWS_INDEX, LWS_LEADER, Group, Object
 from launcher.model import Argv, Node
 from launcher.payload.agent.desired import Process
@@ -64,16 +64,14 @@ def opened(group: Group) -> list[Object]:
 
 def left_out(group: Group) -> list[str]:
     """Name what it does not say of how a server is kept."""
-    if group.agents:
-        return []
     if group.desired.policy.restarts == 0:
         return ["`supervise: false`: Kubernetes starts a dead group again"]
     return ["`restarts:`: nothing bounds how often a LeaderWorkerSet starts its group again"]
 
 
-def why(group: Group) -> Mapping[str, str]:
+def why(_: Group) -> Mapping[str, str]:
     """Return the reason for a line, by the line."""
-    return {**_WHY, **(agents.WHY if group.agents else {})}
+    return _WHY
 
 
 def _workload(group: Group) -> Object:
@@ -106,11 +104,12 @@ def _workload(group: Group) -> Object:
 
 def _template(group: Group, nodes: Sequence[Node], *, leads: bool) -> Object:
     node = nodes[0]
-    made = _with_agent(group, node) if group.agents else _with_ranks(group, node, leads=leads)
+    made = _with_ranks(group, node, leads=leads)
     if leads:
-        made = {**made, "ports": pods.ports(group), **_probes(group)}
-    fields = agents.FIELDS if group.agents else pods.NONE
-    gate = pods.gate(group, node, rank=LWS_INDEX, fields=fields)
+        policy = group.desired.policy
+        probes = pods.probes(group, timeout=policy.start_timeout, stuck=policy.stuck)
+        made = {**made, "ports": pods.ports(group), **probes}
+    gate = pods.gate(group, node, rank=LWS_INDEX)
     return pods.template(group, nodes, [made], gate)
 
 
@@ -118,19 +117,6 @@ def _with_ranks(group: Group, node: Node, *, leads: bool) -> Object:
     processes = group.desired.processes
     process = processes[0] if leads else _any_worker(processes[1:])
     return pods.serving(group, node, process.argv, process.env, ours=_variables(process.argv))
-
-
-def _with_agent(group: Group, node: Node) -> Object:
-    argv = agents.leading(group, node) if node.head else agents.following(group, node)
-    ours = (agents.POD, agents.ADDRESS, LWS_LEADER)
-    return pods.serving(group, node, argv, {}, ours=ours, fields=agents.FIELDS)
-
-
-def _probes(group: Group) -> Object:
-    policy = group.desired.policy
-    if group.agents:
-        return agents.probe()
-    return pods.probes(group, timeout=policy.start_timeout, stuck=policy.stuck)
 
 
 def _variables(argv: Argv) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from launcher import containers
-from launcher.export import agents, programs
+from launcher.export import programs
 from launcher.export.kubernetes_shape import Group, Object
 from launcher.model import Mount
 from launcher.tools.docker import ContainerSpec
@@ -20,14 +20,11 @@ READ_ONLY, EXECUTABLE = 0o400, 0o555  # modes of mounted files
 
 
 def payload_files(group: Group) -> Mapping[str, str]:
-    """Return the programs that the pods mount, by path, and the server that agents keep."""
+    """Return the programs that the pods mount, by path."""
     gate = programs.GATE if group.gated else ()
     if group.programs is not None:
         return {**group.programs, **(programs.needed(gate) if gate else {})}
-    if not group.agents:
-        return programs.needed((*programs.SERVING, *gate))
-    found = programs.needed((*programs.AGENT, *gate))
-    return {**found, agents.FILE: agents.server(group)}
+    return programs.needed((*programs.SERVING, *gate))
 
 
 def key(path: str) -> str:
@@ -98,7 +95,7 @@ def _volume(group: Group, mount: Mount) -> tuple[Object, Object] | None:
         source = {"secretName": f"{name}-secrets", "defaultMode": READ_ONLY}
         return _mounted("secrets", {"secret": source}, mount)
     if mount.target == containers.SERVERS:
-        return _mounted("server", {"emptyDir": {}}, mount) if group.agents else None
+        return None
     if mount.target == containers.COMPILED:
         return _mounted("compiled", {"emptyDir": {}}, mount)
     if volume is not None and mount.target == model_at(group):

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from launcher import containers
 from launcher.checks.network import transport
-from launcher.export import agents, pod_volumes
 from launcher.export import kubernetes_shape as shape
+from launcher.export import pod_volumes
 from launcher.export.kubernetes_shape import Group, Object
 from launcher.model import Argv, Node, Secret
 from launcher.plan import network
@@ -29,7 +29,6 @@ INSTANCE = "app.kubernetes.io/instance"  # the label that all objects of a group
 # What a pod is told about itself; `$(NAME)` in an argument is the kubelet's to replace.
 HOST_IP = "VLLM_HOST_IP"
 _FIELDS = {HOST_IP: "status.podIP", "NODE_NAME": "spec.nodeName"}
-NONE: Mapping[str, str] = {}
 GRACE = 60  # seconds for a pod to end
 _LOOK = 10  # seconds between two looks at a server that has not answered
 CANARY, _TRY = 40.0, 60  # seconds for an answer, and for the probe around it
@@ -68,14 +67,13 @@ def serving(
     env: Mapping[str, str],
     *,
     ours: Sequence[str],
-    fields: Mapping[str, str] = NONE,
 ) -> Object:
     """Return the container that serves; `ours` are words of `argv` in which the kubelet is to put a
-    variable, or variables in any word; `fields` are what it fills in, beside those of all pods.
+    variable.
     """
     spec = serving_spec(group, node, argv)
     spec = replace(spec, env={**spec.env, **shape.told(env)})
-    return _container(group, node, "vllm", spec, ours, fields)
+    return _container(group, node, "vllm", spec, ours)
 
 
 def gate_deadline(group: Group) -> float:
@@ -90,7 +88,7 @@ def _ask(group: Group) -> Ask:
     return Ask(nonce=group.leader, ranks_per_node=min(group.shares.values()))
 
 
-def gate(group: Group, node: Node, *, rank: str, fields: Mapping[str, str] = NONE) -> list[Object]:
+def gate(group: Group, node: Node, *, rank: str) -> list[Object]:
     """Return the init container that proves the network, or fails; none where there is none.
 
     Where the others of the group are past theirs, it passes: a pod that comes alone would wait for
@@ -119,13 +117,11 @@ def gate(group: Group, node: Node, *, rank: str, fields: Mapping[str, str] = NON
     )
     spec = containers.probe_spec(Site(group.inventory), node, argv)
     spec = replace(spec, command=(f"{containers.PAYLOAD}/entry.sh", *argv))
-    return [_container(group, node, "network", spec, (rank, leader), fields)]
+    return [_container(group, node, "network", spec, (rank, leader))]
 
 
 def _met(group: Group) -> list[int]:
     """Return the ports of the first pod where what starts behind the gates meets."""
-    if group.agents:
-        return [group.inventory.ports.group]
     if group.target.kind == "kuberay":
         return [group.inventory.ports.gcs]
     argv = group.desired.processes[0].argv
@@ -172,17 +168,12 @@ def port(group: Group, name: str, number: int) -> Object:
 
 def ports(group: Group) -> list[Object]:
     """Return the ports of the container with the API."""
-    found = [port(group, "http", group.request.port)]
-    if group.agents:
-        found.append(port(group, agents.METRICS, group.inventory.ports.metrics))
-    return found
+    return [port(group, "http", group.request.port)]
 
 
 def opened(group: Group) -> list[Object]:
     """Return the rule for who else than a group's pods may reach them: pods of any namespace."""
-    agent = group.agents and group.target.pod_monitor
-    ports = [group.request.port, *([group.inventory.ports.metrics] if agent else [])]
-    return [allowed({"namespaceSelector": {}}, *ports)]
+    return [allowed({"namespaceSelector": {}}, group.request.port)]
 
 
 def allowed(whom: Object, *ports: int) -> Object:
@@ -272,14 +263,13 @@ def _container(
     name: str,
     spec: ContainerSpec,
     ours: Sequence[str],
-    fields: Mapping[str, str],
 ) -> Object:
     return {
         "name": name,
         "image": spec.image,
         "command": [spec.entrypoint, spec.command[0]],
         "args": [_escaped(word, ours) for word in spec.command[1:]],
-        "env": _env(spec.env, {**_FIELDS, **fields}, ours),
+        "env": _env(spec.env, ours),
         "securityContext": _rights(spec),
         "resources": _resources(group, group.shares.get(node.name, 0)),
         "volumeMounts": [mount for _, mount in pod_volumes.volumes(group, spec)],
@@ -291,21 +281,18 @@ def _escaped(text: str, ours: Sequence[str]) -> str:
     """Keep the kubelet from replacing anything but variables of ours; of `$$` it makes `$`."""
     if text in ours:
         return text
-    escaped = re.sub(r"\${2,}|\$(?=\()", lambda match: 2 * match[0], text)
-    for each in (word for word in ours if word.startswith("$(")):
-        escaped = escaped.replace(f"${each}", each)
-    return escaped
+    return re.sub(r"\${2,}|\$(?=\()", lambda match: 2 * match[0], text)
 
 
-def _env(env: Mapping[str, str], fields: Mapping[str, str], ours: Sequence[str]) -> list[Object]:
+def _env(env: Mapping[str, str], ours: Sequence[str]) -> list[Object]:
     told = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in fields.items()
+        for name, path in _FIELDS.items()
     ]
     plain = [
         {"name": name, "value": _escaped(value, ours)}
         for name, value in sorted(env.items())
-        if name not in fields
+        if name not in _FIELDS
     ]
     return [*told, *plain]
 

@@ -12,7 +12,6 @@ from launcher.plan import files
 _ENTRY = "entry.sh"
 SERVING = ("head.py",)
 GATE = ("network_gate.py", "network.py")
-AGENT = ("head.py", "lib/vlaunch_agent/__main__.py")
 _PACKAGE = "lib/vlaunch_agent"
 
 

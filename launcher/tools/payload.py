@@ -137,11 +137,6 @@ def alive(ports: Ports, api_host: str, timeout: float) -> Argv:
     return (*_HEAD, "alive", *_canary(ports, api_host, timeout, 1))
 
 
-def ready() -> Argv:
-    """End with 0 exactly when the servers that this container's agent keeps are ready."""
-    return (*_HEAD, "ready")
-
-
 def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
     """Stream the answer to the messages on the first line of standard input, which must stay open
     meanwhile.
@@ -166,15 +161,13 @@ def agent(
     metrics: int,
     lead: bool,
     private_shm: bool,
-    more: Argv = (),
 ) -> Argv:
     """Be the first process of a node's container, and start `command` (Ray, or nothing) beside the
     servers' processes.
 
     The head's agent (`lead`) listens on `head`:`port` for the others, and serves its metrics at
     `head`:`metrics`; of that port it is told only where it is not its own default, so that
-    containers which are up stay as they are. With `private_shm` nobody else uses /dev/shm. `more`
-    are flags that containers of exports have (`agent/__main__.py`).
+    containers which are up stay as they are. With `private_shm` nobody else uses /dev/shm.
     """
     told = ("--metrics", str(metrics)) if lead and metrics != METRICS else ()
     own = (*(("--lead",) if lead else ()), *told, *(("--private-shm",) if private_shm else ()))
@@ -187,7 +180,6 @@ def agent(
         "--port",
         str(port),
         *own,
-        *more,
         *(("--", *command) if command else ()),
     )
 

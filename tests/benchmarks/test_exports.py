@@ -27,11 +27,9 @@ def test_a_checker_that_is_not_here_says_what_would_bring_it(
 ) -> None:
     """So that a short table is not taken for a good one."""
     monkeypatch.setattr(exports, "CRDS", "")
-    monkeypatch.setattr(exports, "docker_compose", list)
     missing = {each.name: each.missing for each in exports.checkers() if each.missing}
 
     assert "VLAUNCH_CRDS" in missing["CRDs"]
-    assert "docker compose v2" in missing["docker compose config"]
 
 
 @pytest.mark.processes

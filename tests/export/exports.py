@@ -34,8 +34,6 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 # How each may be put into Kubernetes.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "lws": (),
-    "lws-ray": ("--backend", "ray"),
-    "statefulset": ("--kind", "statefulset"),
     "kuberay": ("--kind", "kuberay"),
 }
 
@@ -60,17 +58,6 @@ def objects(text: str) -> list[dict[str, Any]]:
     return list(yaml.load_all(text, Loader=loader))
 
 
-# The same, for exports to the inventory's own nodes.
-HOST_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "h100": ("h100-infiniband", ("--model", MODEL)),
-    "h100-replicas": ("h100-infiniband", ("--model", MODEL, "--dp", "4", "--tp", "4")),
-    "roce": ("roce", ("--model", MODEL)),
-    "roce-hybrid": ("roce", ("--model", MODEL, "--dp", "8", "--tp", "4", "--", "-dph")),
-    "amd": ("amd", ("--model", MODEL)),
-    "spark": ("dgx-spark", ("--model", MODEL)),
-    "workstation": ("single-node", ()),
-    "cpu": ("cpu", ()),
-}
 # The same, for a batch job as it is exported.
 JOB_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "h100": ("h100-infiniband", RDMA),

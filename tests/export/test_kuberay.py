@@ -154,11 +154,3 @@ def test_one_node_has_no_workers(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert "workerGroupSpecs" not in cluster(found)
     assert int(cluster(found)["headGroupSpec"]["rayStartParams"]["num-gpus"]) > 0
-
-
-def test_ranks_outside_of_ray_are_refused(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The operator would start a Ray that nobody uses."""
-    refused = Export(capsys, pair, *KIND, *RDMA, "--backend", "mp")
-
-    assert (refused.code, refused.text) == (2, "")
-    assert "KubeRay starts Ray, and vLLM's own ranks are outside of it" in refused.error

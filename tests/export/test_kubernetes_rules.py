@@ -71,20 +71,11 @@ def ray(objects: Objects) -> Any:
     return objects[0]["spec"]["rayClusterSpec"]
 
 
-STATEFUL = {
-    "kind": "StatefulSet",
-    "metadata": {"name": "s"},
-    "spec": {
-        "selector": {"matchLabels": {"app": "other"}},
-        "template": {"metadata": {"labels": {"app": "s"}}, "spec": {"enableServiceLinks": False}},
-    },
-}
 MISTAKES: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "mount": (
         lambda o: serving(o)["volumeMounts"].append({"name": "gone", "mountPath": "/x"}),
         "mounts gone, which is no volume of the pod",
     ),
-    "selector": (lambda o: o.append(STATEFUL), "its selector is not among its pods' labels"),
     "handlers": (
         lambda o: serving(o)["readinessProbe"].update(tcpSocket={"port": 1}),
         "readinessProbe should have one handler, not 2",
@@ -229,41 +220,6 @@ JOB: dict[str, Any] = {
 }
 # Of other kinds: by which, how it is broken, and what is said.
 OF_KINDS: dict[str, tuple[str, Callable[[Objects], Any], str]] = {
-    "one after the other": (
-        "statefulset",
-        lambda o: replace(o, "StatefulSet", podManagementPolicy="OrderedReady"),
-        "podManagementPolicy should be Parallel",
-    ),
-    "nobody's name": (
-        "statefulset",
-        lambda o: replace(o, "StatefulSet", serviceName="nobody"),
-        "found by Service/nobody, which is not here",
-    ),
-    "an address for all": (
-        "statefulset",
-        lambda o: o[1]["spec"].pop("clusterIP"),
-        "Service/spark-ranks: should have clusterIP None",
-    ),
-    "found when ready": (
-        "statefulset",
-        lambda o: o[1]["spec"].pop("publishNotReadyAddresses"),
-        "Service/spark-ranks: should have clusterIP None",
-    ),
-    "other pods": (
-        "statefulset",
-        lambda o: replace(o, "StatefulSet", selector={"matchLabels": {"a": "b"}}),
-        "its selector is not among its pods' labels",
-    ),
-    "another API": (
-        "statefulset",
-        lambda o: o[3]["spec"].update(selector={"statefulset.kubernetes.io/pod-name": "spark-1"}),
-        "Service/spark-api: it selects none of the pods",
-    ),
-    "agents' secret": (
-        "statefulset",
-        lambda o: o[0]["metadata"]["annotations"].pop("vlaunch.provide"),
-        "needs secret/spark-secrets",
-    ),
     "an old Ray": (
         "kuberay",
         lambda o: ray(o).update(rayVersion="2.52.1"),

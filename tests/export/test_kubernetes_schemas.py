@@ -113,10 +113,6 @@ BROKEN = {
         ("targetPort: http", "targetPorts: http", built_in),
         ("policyTypes:", "policyType:", built_in),
     ],
-    "statefulset": [
-        ("podManagementPolicy:", "podManagementPolicies:", built_in),
-        ("publishNotReadyAddresses: true", "publishNotReadyAddresses: 'yes'", built_in),
-    ],
     "kuberay": [
         ("rayVersion:", "rayVersions:", crds),
         ("backoffLimit: ", "backoffLimit: so-", crds),

@@ -62,17 +62,6 @@ def _of_leader_worker_set(workload: Object, lab: Lab) -> list[Object]:
     return _known(made, [leader], lab)
 
 
-def _of_stateful_set(workload: Object, lab: Lab) -> list[Object]:
-    """Do what its controller does: each pod has its number, and a name in the Service."""
-    spec, name = workload["spec"], workload["metadata"]["name"]
-    made = []
-    for index in range(spec["replicas"]):
-        pod = _pod(copy.deepcopy(spec["template"]), f"{name}-{index}")
-        pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] = str(index)
-        made.append(pod)
-    return _known(made, [f"{pod['metadata']['name']}.{spec['serviceName']}" for pod in made], lab)
-
-
 def _known(made: list[Object], names: Sequence[str], lab: Lab) -> list[Object]:
     """Do what the cluster's names do: all pods know the first ones by theirs."""
     known = [
@@ -83,7 +72,7 @@ def _known(made: list[Object], names: Sequence[str], lab: Lab) -> list[Object]:
     return made
 
 
-_MADE = {"LeaderWorkerSet": _of_leader_worker_set, "StatefulSet": _of_stateful_set}
+_MADE = {"LeaderWorkerSet": _of_leader_worker_set}
 
 
 def _pod(template: Object, name: str) -> Object:

@@ -23,7 +23,7 @@ from tests import debian13
 from tests.integration import practice_pods
 from tests.integration.batches import kill_one, running, until
 from tests.integration.conftest import Practice
-from tests.integration.exported import GIVEN, SPLIT, Answer, answers_again, ask, on_all
+from tests.integration.exported import GIVEN, SPLIT, Answer, ask, on_all
 from tests.integration.practice_pods import Object, podman
 from tests.integration.servers import answers, asking, lost, url
 
@@ -167,12 +167,11 @@ def test_nothing_is_left_of_deleted_pods(group: Group) -> None:
     assert [line for _, line in running(group.practice, "vllm")] == []
 
 
-@pytest.mark.parametrize("kind", ["lws", "statefulset"])
 def test_replicas_meet_at_the_name_of_the_first_pod(
-    hosts: Practice, answer_of_serve: Answer, kind: str
+    hosts: Practice, answer_of_serve: Answer
 ) -> None:
     """Where vLLM's engines look for their coordinator: pods have no address before they run."""
-    group = exported(hosts, "--kind", kind, split=REPLICAS)
+    group = exported(hosts, split=REPLICAS)
     ended = group.play()
     assert [each.returncode for each in ended] == [0, 0], ended
     until(lambda: answers(hosts).ok, "the replicas answer", START)
@@ -181,48 +180,6 @@ def test_replicas_meet_at_the_name_of_the_first_pod(
     assert found.words == answer_of_serve.words
     assert "dp2" in found.fingerprint
     group.end()
-
-
-@pytest.fixture(scope="module")
-def stateful(hosts: Practice) -> Iterator[Group]:
-    """The same server as a StatefulSet; its pods end with the tests."""
-    made = exported(hosts, "--kind", "statefulset")
-    yield made
-    made.end()
-
-
-def test_agents_bring_a_stateful_set_back(
-    hosts: Practice, stateful: Group, answer_of_serve: Answer
-) -> None:
-    """Whose pods need nobody else: ready by their own probe, the same words; after the death of a
-    rank all answer again, in containers that stay.
-    """
-    group = stateful
-    ended = group.play()
-    assert [each.returncode for each in ended] == [0, 0], ended
-    until(group.ready, "both pods are ready", START)
-    assert ask(hosts) == answer_of_serve
-    with asking(hosts) as traffic:
-        kill_one(hosts, "VLLM::Worker", "node2")
-        answers_again(traffic, within=START)
-
-    assert ask(hosts) == answer_of_serve
-    assert [group.state(host) for host in hosts.lab.hosts] == ["running 0", "running 0"]
-
-
-@pytest.mark.parametrize("which", [1, 0])
-def test_a_deleted_pod_joins_again(stateful: Group, answer_of_serve: Answer, which: int) -> None:
-    """Alone: its proof of the network ends when it has seen for a while that the other pod is past
-    its own. The other one's containers stay.
-    """
-    host, other = stateful.practice.lab.hosts[which], stateful.practice.lab.hosts[1 - which]
-    practice_pods.end(host)
-    played = practice_pods.play(host, stateful.pod(host), stateful.beside, START)
-
-    assert played.returncode == 0, played
-    until(stateful.ready, "both pods are ready again", START)
-    assert ask(stateful.practice) == answer_of_serve
-    assert stateful.state(other) == "running 0"
 
 
 def _health(practice: Practice) -> str:

@@ -15,13 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher import containers
-from launcher.export import run_cluster as export
-from launcher.model import Inventory, Mount, Node, Ports, RaySettings, Secret, SecretSource
+from launcher.model import Inventory, Node, Ports, RaySettings, Secret, SecretSource
 from launcher.plan import files
 from launcher.site import Site
 from launcher.tools import docker
@@ -181,6 +179,8 @@ _CPU = replace(
         replace(_WORKER, gpus=1, env={"OMP_NUM_THREADS": "1"}),
     ),
 )
+# Of ranks of vLLM and of copies, which the script does not start.
+_NOT_TOLD = {"api", "mp_master", "dp_rpc", "probe", "copy"}
 _CPU_WORDS = (
     "--accelerator=cpu",
     "--no-token",
@@ -189,7 +189,7 @@ _CPU_WORDS = (
     *(
         f"--port={name}={getattr(_CPU.ports, name)}"
         for name in Ports.__slots__
-        if name not in export.NOT_TOLD
+        if name not in _NOT_TOLD
     ),
 )
 _CASES = {
@@ -305,45 +305,6 @@ def test_the_container_is_the_launchers(machine: Machine, case: Case) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"fabric": "roce", "shm": "10GiB", "devices": ("/dev/gdrdrv",), "cap_add": ("SYS_PTRACE",)},
-        {"privileged": True, "ulimits": {"nofile": "65536"}, "accelerator": "amd"},
-        {"mounts": (Mount(source="/data/models", target="/models", read_only=True),)},
-    ],
-    ids=["plain", "roce", "privileged", "mounts"],
-)
-@pytest.mark.parametrize("role", ["head", "worker"])
-def test_the_exported_line_starts_the_launchers_container(
-    machine: Machine, role: str, more: dict[str, Any]
-) -> None:
-    """`vlaunch export run-cluster`: every field of `docker run`, whatever the inventory adds."""
-    nodes = tuple(
-        replace(each, hca=_HCA, interface="eth1", env={"OMP_NUM_THREADS": "1", "A": "b c"})
-        for each in _BASE.nodes
-    )
-    inventory = replace(_BASE, nodes=nodes, **more)
-    node = next(each for each in nodes if each.head == (role == "head"))
-    token = machine.give_token()
-    words = [
-        str(token) if each == "~/ray-token" else each for each in export.words(inventory, node)
-    ]
-    done = machine.run("--dry-run", *words[1:])
-    spec = containers.node_spec(
-        Site(inventory, {node.name: HostFacts(home=str(machine.home))}), node, _IMAGE, _WITH_TOKEN
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-    ours, theirs = _fields(shlex.split(done.stdout)), _fields(list(docker.run(("docker",), spec)))
-    for fields in (ours, theirs):
-        fields["--label"] = [each for each in fields["--label"] if "vlaunch.spec" not in each]
-    assert {name: sorted(each) for name, each in ours.items()} == {
-        name: sorted(each) for name, each in theirs.items()
-    }
-
-
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_status_sees_no_difference(machine: Machine, case: Case) -> None:
     """The spec hash and the secrets' fingerprint are those that the launcher computes, so a node
@@ -360,7 +321,7 @@ def test_every_port_of_a_node_can_be_told(machine: Machine) -> None:
     """Ray's ports of the model and the agents', by the same names and with the same defaults."""
     shown = machine.run("--help").stdout
 
-    for name in set(Ports.__slots__) - export.NOT_TOLD:
+    for name in set(Ports.__slots__) - _NOT_TOLD:
         assert f"{name}={getattr(Ports(), name)}" in shown
 
 

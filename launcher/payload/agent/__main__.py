@@ -1,13 +1,7 @@
 """First process of a container: `vlaunch_agent --node NAME --head IP --port P
-[--lead | --leader NAME] [--metrics P] [--private-shm] [--server FILE] [--aloud] [--stay]
-[-- ray start …]`.
+[--lead] [--metrics P] [--private-shm] [-- ray start …]`.
 
-Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`, or where
-`--leader` names this node) it is the keeper.
-
-With `--server` it keeps the server of a file, which nobody waits for; with `--aloud` engines print
-into the container's log, too; with `--stay` Ray that ends is started again in the same container,
-whose end would be that of others.
+Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper.
 
 It ends when it is told to, and when Ray ends while no engine is here: Docker starts the container
 again then. Standard library only.
@@ -121,15 +115,12 @@ class Agent:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.selector = selectors.DefaultSelector()
-        self.node = Node(
-            state.FOLDER, private_shm=args.private_shm, lost=self._lost, aloud=args.aloud
-        )
+        self.node = Node(state.FOLDER, private_shm=args.private_shm, lost=self._lost)
         self.ray = RayDaemon(args.command)
         where = (args.node, args.head, args.port, self.node, self.selector)
         self.lead = Lead(*where) if args.lead else None
         self.follower = None if args.lead else Follower(*where)
         self.exporter = Exporter(args.head, args.metrics, metrics.text) if args.lead else None
-        self.unattended, self.stays = bool(args.server), args.stay
         self.keepers: dict[str, Keeper] = {}
         self.told: list[int] = []
         self.code: int | None = None
@@ -156,7 +147,7 @@ class Agent:
     def turn(self) -> None:
         """Look at everything once."""
         children.reap()
-        self.ray.turn(others=self.node.runs or self.stays)
+        self.ray.turn(others=self.node.runs)
         self.code = self.ray.code if self.code is None else self.code
         if self.follower is not None:
             self.follower.turn()
@@ -169,7 +160,7 @@ class Agent:
     def _keep(self, lead: Lead) -> None:
         for name in state.names():
             if name not in self.keepers:
-                self.keepers[name] = Keeper(name, state.FOLDER, lead, unattended=self.unattended)
+                self.keepers[name] = Keeper(name, state.FOLDER, lead)
         for keeper in self.keepers.values():
             try:
                 keeper.turn()
@@ -211,16 +202,9 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--metrics", type=int, default=metrics.PORT)
     parser.add_argument("--lead", action="store_true")
-    parser.add_argument("--leader", default="")
     parser.add_argument("--private-shm", action="store_true")
-    parser.add_argument("--server", default="")
-    for name in ("--aloud", "--stay"):
-        parser.add_argument(name, action="store_true")
     parser.add_argument("command", nargs="*")
     args = parser.parse_args()
-    args.lead = args.lead or args.leader == args.node
-    if args.server and args.lead:
-        state.ask(args.server)
     children.allow_files()
     agent = Agent(args)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -38,7 +38,7 @@ _COUNTED = re.compile(
     re.M,
 )
 # verbs whose error is the exit code, too
-_ENDS = ("submit", "stop", "answered", "alive", "ready")
+_ENDS = ("submit", "stop", "answered", "alive")
 
 
 def nodes(args: argparse.Namespace) -> object:
@@ -148,20 +148,6 @@ def kept(name: str, now: float) -> dict[str, object]:
         "observed": seen,
         "age": since(seen, now),
     }
-
-
-def ready(_: argparse.Namespace) -> dict[str, object]:
-    """End with 0 exactly when all servers are ready that this container's agent keeps, as it says
-    itself; one that keeps none waits for nothing.
-    """
-    wanted = [name for name in state.names() if os.path.exists(state.path(name, state.DESIRED))]
-    seen = {name: state.seen(name) for name in wanted}
-    waiting = [
-        f"{name}: {each.state}: {each.doing}" if each else f"{name}: not looked at yet"
-        for name, each in seen.items()
-        if each is None or each.state != "ready"
-    ]
-    return {"error": "; ".join(waiting)} if waiting else {"ready": wanted}
 
 
 def server(args: argparse.Namespace) -> dict[str, object]:
@@ -316,7 +302,6 @@ VERBS = {
     "complete": complete,
     "answered": answered,
     "alive": alive,
-    "ready": ready,
     "chat": chat,
 }
 

@@ -45,10 +45,7 @@ _STARTS = "starting the engine"  # what it does until the first answer
 
 
 class Keeper:
-    """One name's server: what is wanted under that name, now or soon.
-
-    `unattended`: nobody waits for its first start, which then is tried again as later ones are.
-    """
+    """One name's server: what is wanted under that name, now or soon."""
 
     def __init__(
         self,
@@ -56,11 +53,8 @@ class Keeper:
         folder: str,
         lead: Lead,
         clock: Clock = time,
-        *,
-        unattended: bool = False,
     ) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
-        self.unattended = unattended
         self.asked: Desired | None = None  # what the file says
         # what is kept; another one than asked for only until the engine has ended
         self.want: Desired | None = None
@@ -316,7 +310,7 @@ class Keeper:
 
     def _first(self, seen: Observed) -> bool:
         """True for a start that somebody waits for: a mistake of theirs would stay one."""
-        return seen.ready_at is None and not self.unattended
+        return seen.ready_at is None
 
     def _answered(self) -> None:
         """Note that the engine has given its first answer."""

@@ -93,9 +93,9 @@ def read(said: Any) -> dict[str, Order]:
 class Server:
     """One server's part on this node."""
 
-    def __init__(self, name: str, folder: str, order: Order, *, aloud: bool = False) -> None:
+    def __init__(self, name: str, folder: str, order: Order) -> None:
         self.order = order
-        self.engine = Engine(name, state.path(name, state.LOG, folder), aloud=aloud)
+        self.engine = Engine(name, state.path(name, state.LOG, folder))
         self.probe: Probe | None = None
         self.prepared, self.waits = 0, ""  # the generation that may start, or what it waits for
         self.room: tuple[int, int] | None = None  # of a generation, how many GPUs are free for it
@@ -236,10 +236,8 @@ class Node:
         *,
         private_shm: bool,
         lost: Callable[[str], None],
-        aloud: bool = False,
     ) -> None:
         self.folder, self.private_shm, self._lost = folder, private_shm, lost
-        self.aloud = aloud
         self.orders: Mapping[str, Order] = {}
         self.servers: dict[str, Server] = {}
         self._stopping = False
@@ -248,7 +246,7 @@ class Node:
         """Do what was ordered last."""
         for name, order in self.orders.items():
             if name not in self.servers and order.phase != KEEP:
-                self.servers[name] = Server(name, self.folder, order, aloud=self.aloud)
+                self.servers[name] = Server(name, self.folder, order)
         for name, server in list(self.servers.items()):
             self._turn(server, None if self._stopping else self.orders.get(name))
             if name not in self.orders and server.idle:

@@ -1,7 +1,7 @@
 """The processes of one engine on this node, started and ended as a whole. Standard library only.
 
 An engine is a session of processes. What it prints goes to a log of its own, which does not grow
-without end, and, where it is to be `aloud`, to this process's own output. The telling lines since
+without end. The telling lines since
 the engine was last well are kept: they are the evidence when it dies.
 """
 
@@ -45,8 +45,8 @@ class Engine:
     drives everything.
     """
 
-    def __init__(self, name: str, log: str, *, aloud: bool = False) -> None:
-        self.name, self.log, self.aloud = name, log, aloud
+    def __init__(self, name: str, log: str) -> None:
+        self.name, self.log = name, log
         self.state, self.last, self.ended = IDLE, 0, ""
         # how many it has printed, in all ("") and of each replica; not of requests
         self.lines: dict[str, int] = {}
@@ -201,11 +201,7 @@ class Engine:
         self._before = line
 
     def _write(self, data: bytes) -> None:
-        """Append to the log, and print what is to be aloud; a disk that is full must not end the
-        engine.
-        """
-        if self.aloud:
-            _print(data)
+        """Append to the log; a disk that is full must not end the engine."""
         with contextlib.suppress(OSError):
             if os.path.exists(self.log) and os.path.getsize(self.log) > _LOG:
                 os.replace(self.log, self.log + ".1")
@@ -287,12 +283,6 @@ def ray_workers(pids: Iterable[int]) -> list[int]:
 def kill(pids: Sequence[int]) -> None:
     """End processes at once."""
     _signal(pids, signal.SIGKILL)
-
-
-def _print(data: bytes) -> None:
-    """Write to this process's own output; nobody may be there to read it."""
-    with contextlib.suppress(OSError):
-        os.write(1, data)  # no buffer, whose lock a thread would take along to the end
 
 
 def _title(pid: int) -> str:

@@ -83,18 +83,6 @@ def wanted(name: str, folder: str = "") -> Desired | None:
     return None if said is None else desired.read(said)
 
 
-def ask(file: str, folder: str = "") -> None:
-    """Ask for the server in a file, where nobody does so over the network: an export's.
-
-    One that is wanted already stays as it is. Raises ValueError when the file holds no server.
-    """
-    said = read(file)
-    server = desired.read(said)
-    kept = path(server.name, DESIRED, folder)
-    if read(kept) != said:
-        write(kept, said)
-
-
 def seen(name: str, folder: str = "") -> Observed | None:
     """Return how the server of that name is, as the keeper wrote it last."""
     try:

@@ -539,23 +539,3 @@ def test_it_needs_nothing_but_the_standard_library(folder: Path) -> None:
                 imported.add((each.module or "").partition(".")[0])
 
         assert imported - set(sys.stdlib_module_names) - own == set(), file.name
-
-
-def test_ready_is_what_the_keeper_says(folders: Path, run: Run) -> None:
-    """Of all servers that are wanted here; where none is, as on nodes behind the head, nothing is
-    waited for.
-    """
-    folder(folders, "embed")
-    assert run("ready") == (0, {"ready": []})
-
-    chat = folder(folders, "chat", desired=wanted.mp("gpu1").as_json())
-    assert run("ready") == (1, {"error": "chat: not looked at yet"})
-
-    seen = Observed(name="chat", id="a", asked=1.0, state="starting", doing="starting the engine")
-    for state_, said in (
-        ("starting", (1, {"error": "chat: starting: starting the engine"})),
-        ("ready", (0, {"ready": ["chat"]})),
-    ):
-        seen.state = state_
-        (chat / "observed.json").write_text(json.dumps(seen.as_json()))
-        assert run("ready") == said

@@ -147,24 +147,6 @@ def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
     assert (stage.seen.generation, stage.seen.faults) == (2, [])
 
 
-def test_a_first_start_that_nobody_waits_for_is_tried_again(make: Make) -> None:
-    """An export's, as later ones are, with their deadline; `restarts` counts them, too."""
-    stage = make(dataclasses.replace(TWO, policy=policy(restarts=2, start_timeout=100)))
-    stage.keeper.unattended = True
-    stage.until("starting")
-    stage.step()
-    stage.kill("gpu2")
-    stage.until("pausing")
-    stage.engine.answers = False
-    stage.until("starting")
-    seen = stage.until("pausing", within=200)
-    assert [each.what for each in seen.faults][1:] == ["no answer within 100 s of a start"]
-
-    stage.engine.answers = True
-    seen = stage.until("ready", within=200)
-    assert (seen.generation, seen.restarts_left) == (3, 0)
-
-
 def test_a_head_that_has_lost_its_record_counts_on(ready: Make) -> None:
     """Nodes start nothing that they have started before: what they have had is ended, and the next
     generation is another one than any of theirs.

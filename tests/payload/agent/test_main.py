@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -71,9 +70,8 @@ class Cluster:
         *nodes: str,
         ray: tuple[str, ...] = (),
         secret: str = SECRET,
-        told: tuple[str, ...] = (),
     ) -> None:
-        """Start agents; the head's is told so, unless all are `told` the same."""
+        """Start agents; the head's is told so."""
         for node in nodes:
             for part in ("state", "secrets"):
                 (self.folder / part / node).mkdir(parents=True, exist_ok=True)
@@ -86,7 +84,7 @@ class Cluster:
                 "--port",
                 str(self.ports.get(node, self.port)),
             ]
-            words += told or (["--lead"] if node == "gpu1" else [])
+            words += ["--lead"] if node == "gpu1" else []
             with (self.folder / f"log-{node}").open("ab") as log:
                 self.agents[node] = subprocess.Popen(
                     [
@@ -313,90 +311,6 @@ def test_a_server_that_is_stopped_while_it_starts(cluster: Cluster) -> None:
     server.is_("stopped")
 
     assert server.pids() == []
-
-
-def test_agents_that_are_told_the_same(cluster: Cluster) -> None:
-    """As those of a StatefulSet's pods: the one that the words name keeps the server of a file,
-    also when it comes back without its record; engines print into their containers' logs.
-    """
-    server, want = cluster.wanted("chat", "gpu1", "gpu2", be=("child",))
-    file = cluster.folder / "server.json"
-    file.write_text(json.dumps(want))
-    told = ("--leader", "gpu1", "--server", str(file), "--aloud")
-    cluster.start("gpu1", "gpu2", told=told)
-    server.is_("ready", generation=1)
-    cluster.says("gpu2", "the engine of rank 1 runs")
-    assert not (cluster.folder / "state" / "gpu2" / "chat" / "desired.json").exists()
-
-    server.hit(1)
-    server.is_("ready", generation=2)
-    cluster.kill("gpu1")
-    shutil.rmtree(cluster.folder / "state" / "gpu1")
-    cluster.start("gpu1", told=told)
-    server.is_("ready", generation=3)
-
-
-# ---- pods that come alone -----------------------------------------------------------------------
-
-
-def gate(folder: Path, rank: int, *, met: int, port: int, torch: str) -> subprocess.Popen[str]:
-    """Start the gate of a pod's network as its init container does; `torch` is what its ranks
-    import, for they come no further.
-    """
-    (folder / "torch.py").write_text(torch)
-    program = Path(agent.__file__).parents[1] / "network_gate.py"
-    words = ["--rank", str(rank), "--size", "2", "--master", "127.0.0.1", "--require", "any"]
-    words += ["--met", str(met), "--ending", "0.5", "--", "--port", str(port), "--backend", "gloo"]
-    words += ["--nonce", "word", "--deadline", "60", "--reach", "60", "--torch", "60"]
-    return subprocess.Popen(
-        [sys.executable, "-B", program, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "VLLM_HOST_IP": "127.0.0.1", "PYTHONPATH": str(folder)},
-    )
-
-
-NEVER, NONE = "import time; time.sleep(600)", "import time; time.sleep(5); raise ImportError"
-
-
-@pytest.mark.parametrize("alone", ["gpu1", "gpu2"])
-def test_a_pod_that_comes_alone_joins(cluster: Cluster, tmp_path: Path, alone: str) -> None:
-    """Its gate sees that the other one's agent is past it, says that nothing was proven, and lets
-    its own agent start, which the server waits for.
-    """
-    server, want = cluster.wanted("chat", "gpu1", "gpu2")
-    file = cluster.folder / "server.json"
-    file.write_text(json.dumps(want))
-    told = ("--leader", "gpu1", "--server", str(file), "--aloud")
-    cluster.start("gpu1", "gpu2", told=told)
-    server.is_("ready", generation=1)
-    cluster.kill(alone)
-    shutil.rmtree(cluster.folder / "state" / alone)
-    rank = int(alone == "gpu2")
-    with gate(tmp_path, rank, met=cluster.port, port=free(), torch=NEVER) as late:
-        said, _ = late.communicate(timeout=PATIENCE)
-
-    assert late.returncode == 0
-    assert "LATE the others are past their gates: " in said
-    assert "NOT proven again" in said
-    assert "delete all pods of the group at once" in said
-    assert "PASS" not in said
-    cluster.start(alone, told=told)
-    server.is_("ready", generation=2)
-
-
-def test_gates_that_wait_together_are_not_late(cluster: Cluster, tmp_path: Path) -> None:
-    """They see each other where agents will be, for longer than it would take; each fails by what
-    its own ranks came to.
-    """
-    port = free()
-    told = {"met": cluster.port, "port": port, "torch": NONE}
-    with gate(tmp_path, 0, **told) as first, gate(tmp_path, 1, **told) as other:  # type: ignore[arg-type]
-        said = [each.communicate(timeout=2 * PATIENCE)[0] for each in (first, other)]
-
-    assert [first.returncode, other.returncode] == [1, 1]
-    assert ["LATE" in each for each in said] == [False, False]
-    assert ["FAIL" in each for each in said] == [True, True]
 
 
 # ---- faults --------------------------------------------------------------------------------------
@@ -803,20 +717,6 @@ def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
     cluster.agents["gpu1"].terminate()
     assert cluster.agents["gpu1"].wait(PATIENCE) == 143
     assert not lives(int(marks.read_text().split()[2]))
-
-
-def test_ray_may_be_all_that_ends(cluster: Cluster) -> None:
-    """Where the end of a container would be that of others: Ray is started again in it."""
-    marks = cluster.folder / "rays"
-    ray = ("sh", "-c", f"echo $$ >> {marks}; exit 1")
-    cluster.start("gpu1", ray=ray, told=("--lead", "--stay"))
-    until(
-        lambda: marks.exists() and len(marks.read_text().split()) > 1,
-        "it is started again",
-        cluster.logs,
-    )
-
-    assert cluster.agents["gpu1"].poll() is None
 
 
 def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:

@@ -138,22 +138,6 @@ def test_what_an_engine_prints(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_an_engine_may_print_aloud(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    """Into this process's own output, too, where somebody reads that: all that its log has."""
-    engine = start("print('eins')")
-    over(engine)
-    assert "eins" not in capfd.readouterr().out
-
-    engine.aloud = True
-    quiet = log(engine)
-    start("print('zwei')", 2)
-    over(engine)
-    aloud = capfd.readouterr().out
-    assert "zwei" in aloud
-    assert log(engine) == quiet + aloud
-
-
-@pytest.mark.processes
 def test_an_engine_that_ends(start: Start) -> None:
     """Says how, with its first error as the cause; what it printed is the evidence."""
     engine = start("print('all is well')\nraise ValueError('the model does not exist')")

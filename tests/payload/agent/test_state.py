@@ -120,21 +120,3 @@ def test_the_id_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert state.container() == ""
     (tmp_path / "mounts").unlink()
     assert state.container() == ""
-
-
-def test_a_server_of_an_export_is_asked_for(tmp_path: Path) -> None:
-    """As one that `serve` has written; a container that starts again asks for it once more, and
-    changes nothing.
-    """
-    file, folder = tmp_path / "server.json", tmp_path / "state"
-    file.write_text(json.dumps(wanted.TWO.as_json()))
-    state.ask(str(file), str(folder))
-    kept = folder / wanted.TWO.name / state.DESIRED
-    before = kept.stat().st_ino
-
-    assert state.wanted(wanted.TWO.name, str(folder)) == wanted.TWO
-    state.ask(str(file), str(folder))
-    assert kept.stat().st_ino == before
-    file.write_text("{}")
-    with pytest.raises(ValueError, match="no server"):
-        state.ask(str(file), str(folder))
