@@ -62,9 +62,7 @@ def unknown_image(inventory: Inventory) -> RayImage:
     if inventory.ray.off:
         return base_image(inventory)
     version = inventory.ray.version
-    recipe = derived.Recipe(
-        tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", wheels={}
-    )
+    recipe = derived.Recipe(tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", files={})
     return RayImage(
         tag=recipe.tag,
         ray_version=version,
@@ -95,7 +93,7 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     if inventory.ray.off:
         return base_image(inventory)
     missing = image.wanted_ray(python, inventory.ray.version)
-    plugin = cpu_plugin.wheel() if inventory.accelerator == "cpu" else None
+    plugin = cpu_plugin.files() if inventory.accelerator == "cpu" else None
     version = python.ray or inventory.ray.version
     if missing or plugin:
         there = _everywhere(inventory, facts, base.identity, version, plugin)
@@ -143,7 +141,7 @@ def _everywhere(
     facts: Mapping[str, HostFacts],
     identity: str,
     ray_version: str,
-    plugin: tuple[str, bytes] | None,
+    plugin: Mapping[str, bytes] | None,
 ) -> str | None:
     """Return a derived image that fits and that every node has, so that nothing needs resolving or
     building.
@@ -202,18 +200,18 @@ def _forget_old(folder: Path) -> None:
 
 
 def _shown(recipe: derived.Recipe | None) -> str:
-    """Lay the build context out as a folder, and say how a script would send it."""
+    """Write the build context to a folder; return the command with which a script sends it."""
     if recipe is None:
         return ""
     folder = cache() / "contexts" / recipe.content
     if not (folder / "Dockerfile").is_file():
-        (folder / "wheels").mkdir(parents=True, exist_ok=True)
-        for name, content in recipe.wheels.items():
-            target = folder / "wheels" / name
+        for name, content in recipe.files.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             if isinstance(content, bytes):
                 target.write_bytes(content)
             else:
                 target.symlink_to(content.path)
         (folder / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
-    return f"tar -chf - -C {folder} Dockerfile wheels"
+    return f"tar -chf - -C {folder} ."

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +92,10 @@ def _layer() -> bytes:
     word about what this is.
     """
     buffer = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(cpu_plugin.wheel()[1])) as wheel,
-        tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, "etc/vlaunch-practice", f"{PLAINLY}\n".encode())
-        for name in sorted(wheel.namelist()):
-            _add(tar, f"{image.SITE}/{name}", wheel.read(name))
+        for name, data in cpu_plugin.files().items():
+            _add(tar, f"{image.SITE}/{name}", data)
         _add(tar, f"{image.SITE}/{_CLAIM}.py", Path(gpu_claim.__file__).read_bytes())
         for name, text in _CLAIM_INFO.items():
             _add(tar, f"{image.SITE}/{_CLAIM}-1.0.dist-info/{name}", text.encode())

@@ -10,15 +10,18 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+
+from uv import find_uv_bin
 
 from launcher.errors import VlaunchError
 from launcher.lab import machine
 from launcher.lab.machine import Say
+from launcher.tools.image import wheel_platforms
 
 PYTHON = "3.11"  # Debian 12's own
+_GLIBC_MINOR = 36
 _TIMEOUT = 1800.0
 
 
@@ -94,10 +97,9 @@ def _pytorch_index(directory: Path, pin: str) -> str:
     """
     asked = directory / "torch.in"
     asked.write_text(f"{pin}\n")
-    uv = str(Path(sys.executable).with_name("uv"))
     try:
         said = machine.run(
-            *(uv, "pip", "compile", "--quiet", "--no-deps", "--no-header"),
+            *(find_uv_bin(), "pip", "compile", "--quiet", "--no-deps", "--no-header"),
             *("--emit-index-annotation", "--torch-backend", "cpu", "--python-version", PYTHON),
             str(asked),
             what=f"asking uv where {pin} is",
@@ -129,15 +131,10 @@ def _download(directory: Path, *what: str) -> tuple[str, ...]:
             f"cp{PYTHON.replace('.', '')}",
         ),
         *("--abi", "abi3", "--abi", "none"),
-        *(word for platform in platforms(os.uname().machine) for word in ("--platform", platform)),
+        *(
+            word
+            for platform in wheel_platforms(os.uname().machine, _GLIBC_MINOR)
+            for word in ("--platform", platform)
+        ),
         *("--dest", str(directory), "--find-links", str(directory), *what),
     )
-
-
-def platforms(cpu: str) -> Iterator[str]:
-    """Yield every wheel platform that Debian 12 (glibc 2.36) can load; pip does not derive the
-    older from the newest.
-    """
-    yield from (f"manylinux_2_{minor}_{cpu}" for minor in range(36, 4, -1))
-    yield from (f"manylinux{year}_{cpu}" for year in ("2014", "2010", "1"))
-    yield f"linux_{cpu}"

@@ -273,7 +273,7 @@ def _builds(site: Site, image: RayImage) -> tuple[Step, ...]:
     if recipe is None:
         return ()
     # made once, however many nodes build
-    context = cache(partial(derived.context, recipe.dockerfile, recipe.wheels))
+    context = cache(partial(derived.context, recipe))
     return tuple(
         Step(
             title=f"building {image.tag} (no network needed)",

@@ -1,14 +1,13 @@
-"""Find the wheels that an image lacks to run Ray, with the control machine's own pip and pip
-configuration.
+"""Download the wheels that an image lacks to run Ray, on the control machine.
 
-Nothing the image has may change, so each of its distributions is offered to pip as the only
-candidate of its name: an empty stand-in wheel, pinned by a constraint. pip then finds what fits
-around them, or says which requirement cannot be met. Indexes are never asked about names the image
-has, so they need not know its local versions (`torch 2.13.0+cpu`).
+uv resolves them for the image's Python and platform, around the packages that the image has, none
+of which may change; pip downloads exactly these files. The user's pip configuration applies to
+both: indexes, find-links, constraints, certificates and proxies.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -16,66 +15,72 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import RequestError, VlaunchError
-from launcher.remote import pip
-from launcher.tools import purewheel
+from uv import find_uv_bin
+
+from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools.derived import WheelFile, WheelSet
-from launcher.tools.image import RAY_EXTRAS, ImagePython, normalise
+from launcher.tools.image import RAY_EXTRAS, ImagePython, wheel_platforms
 
 _UNFINISHED = ".resolving-"
 _A_DAY = 86400.0  # seconds
-_SCHEME = 2  # raise it when the same inputs would be resolved differently
+_SCHEME = 3  # raise it when the same inputs would be resolved differently
 _VERSION = re.compile(
     r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?(\+[A-Za-z0-9]+(\.[A-Za-z0-9]+)*)?"
 )
+_UV_GLIBC_MINORS = (17, 28, *range(31, 41))  # for which uv has a platform
+_PIP_TO_UV = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "constraint": "--constraints",
+    "trusted-host": "--allow-insecure-host",
+}
+_PIP_TO_ENV = {"cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY"}
+_QUIET = {"NO_COLOR": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+_OTHER_RAY = "choose another version as `ray:` in the inventory, or an image that has Ray in it"
 
 
-def resolve(
-    image: ImagePython,
-    version: str,
-    cache: Path,
-    *,
-    timeout: float = 600.0,
-    progress: pip.Progress = lambda _: None,
-) -> WheelSet:
+def resolve(image: ImagePython, version: str, cache: Path, *, timeout: float = 600.0) -> WheelSet:
     """Return the wheels that give the image Ray of a version, with RAY_EXTRAS, from the cache when
     they are there.
 
     Args:
         cache: a folder of our own; its content may be deleted at any time.
-        timeout: seconds for resolving and downloading together.
-        progress: told what is being fetched, one line at a time.
+        timeout: seconds for each program that runs.
 
     Raises:
-        RequestError: no wheel of Ray can fit the image, or its packages conflict with what this Ray
-            requires.
-        VlaunchError: pip found nothing, failed, or took too long.
+        RequestError: no wheel of Ray can run in such an image, or none fits its packages.
+        VlaunchError: the index cannot be reached, pip failed, or it took too long.
     """
     entry = cache / "resolutions" / f"{key(image, version)}.json"
-    known = _recall(entry, cache)
-    if known is not None:
-        return WheelSet(ray=version, files=known)
+    cached = _recall(entry, cache)
+    if cached is not None:
+        return WheelSet(ray=version, files=cached)
+    platform = _uv_platform(image)
     cache.mkdir(parents=True, exist_ok=True)
     _sweep(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix=_UNFINISHED) as folder:
         work = Path(folder)
-        got = work / "got"
-        constraints = _stand_ins(image, work)
-        pip.download(
-            f"ray[{RAY_EXTRAS}]=={version}",
-            image,
-            constraints,
-            got,
-            timeout=timeout,
-            progress=progress,
-        )
-        files = tuple(
-            _keep(path, cache) for path in sorted(got.glob("*.whl")) if _is_new(path, image)
-        )
+        request = f"ray[{RAY_EXTRAS}]=={version}"
+        try:
+            if _lock(request, image, platform, work, timeout):
+                _download(image, work, timeout)
+        except subprocess.CalledProcessError as error:
+            raise _failure(error, image, request) from None
+        except subprocess.TimeoutExpired as error:
+            raise VlaunchError(
+                f"{Path(error.cmd[0]).name} did not finish within {timeout:.0f} s while resolving"
+                f" {request}",
+                hint="test the package index: `python3 -m pip download --no-deps ray`",
+            ) from None
+        files = tuple(_store(path, cache) for path in sorted((work / "wheels").glob("*.whl")))
     _remember(entry, files)
     return WheelSet(ray=version, files=files)
 
@@ -98,8 +103,165 @@ def key(image: ImagePython, version: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def _lock(request: str, image: ImagePython, platform: str, work: Path, timeout: float) -> bool:
+    """Write `requirements.txt`: the packages that the image lacks, with versions and hashes. Return
+    False where it lacks none.
+
+    uv takes the image's packages from a folder of their metadata, as if they were installed there,
+    and asks no index for them: local versions such as `torch 2.13.0+cpu` may be on none. A version
+    that is not in the form of PEP 440, such as Debian's `1.7ubuntu1`, cannot be given to uv.
+
+    Raises RequestError where a package would replace one of the image.
+    """
+    site, pins, requirements = (work / name for name in ("site", "pins.txt", "requirements.in"))
+    pins.write_text(_write_site(image, site))
+    requirements.write_text(request)
+    options, environment = _uv_settings(platform, image)
+
+    def uv(*argv: str) -> str:
+        return _run((find_uv_bin(), "pip", *argv, *options), environment, timeout)
+
+    around = ("--target", str(site), "--constraints", str(pins))
+    plan = uv("install", "--dry-run", *around, "--requirements", str(requirements))
+    missing = []
+    for name, version in re.findall(r"^ \+ ([^=\s]+)==(\S+)", plan, re.MULTILINE):
+        installed = image.distributions.get(name)
+        if installed is None:
+            missing.append(f"{name}=={version}\n")
+        elif installed != version:
+            raise RequestError(
+                f"Ray would replace the image's {name} {installed} by {version}", hint=_OTHER_RAY
+            )
+    requirements.write_text("".join(missing))
+    lock = str(work / "requirements.txt")
+    uv("compile", "--generate-hashes", "--excludes", str(pins), str(requirements), "-o", lock)
+    return bool(missing)
+
+
+def _write_site(image: ImagePython, site: Path) -> str:
+    """Write the metadata of the image's packages, except Ray, to a folder; return them as pins."""
+    site.mkdir()
+    pins = []
+    for name, version in sorted(image.distributions.items()):
+        if name != "ray" and _VERSION.fullmatch(version):
+            info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+            info.mkdir()
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            (info / "METADATA").write_text(metadata)
+            pins.append(f"{name}=={version}\n")
+    return "".join(pins)
+
+
+def _download(image: ImagePython, work: Path, timeout: float) -> None:
+    major, minor = image.python.split(".")[:2]
+    platforms = wheel_platforms(image.machine, _glibc_minor(image))
+    target = [word for platform in platforms for word in ("--platform", platform)]
+    target += ["--python-version", _release(image), "--implementation", "cp"]
+    target += ["--abi", f"cp{major}{minor}", "--only-binary", ":all:"]
+    files = ["--dest", str(work / "wheels"), "--requirement", str(work / "requirements.txt")]
+    pip = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps"]
+    _run([*pip, *target, *files], {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+
+
+def _run(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:
+    """Run a program; return what it printed on both outputs."""
+    result = subprocess.run(
+        argv,
+        env={**os.environ, **_QUIET, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=True,
+    )
+    return result.stdout
+
+
+def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str, str]]:
+    """Return options and environment variables for uv: the image's platform, and the user's pip
+    configuration.
+    """
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    entries = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    settings: dict[str, str] = {}
+    for section in ("global", "download", ":env:"):  # the later ones win, as in pip
+        for name in (*_PIP_TO_UV, *_PIP_TO_ENV, "no-index"):
+            if value := entries.get(f"{section}.{name}"):
+                settings[name] = str(ast.literal_eval(value))
+    options = ["--python-platform", platform, "--python-version", _release(image)]
+    options += ["--python", sys.executable, "--no-python-downloads", "--only-binary", ":all:"]
+    options += ["--index-strategy", "unsafe-best-match", "--no-config", "--no-progress"]
+    for name, option in _PIP_TO_UV.items():
+        options += [word for value in settings.get(name, "").split() for word in (option, value)]
+    if settings.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
+        options.append("--no-index")
+    return options, {
+        variable: settings[name] for name, variable in _PIP_TO_ENV.items() if name in settings
+    }
+
+
+def _uv_platform(image: ImagePython) -> str:
+    """Name the image's platform as uv does.
+
+    Raises:
+        RequestError: it is no glibc CPython on x86_64 or aarch64, the only ones that Ray has Linux
+            wheels for.
+    """
+    system = (image.implementation, image.abiflags, image.libc)
+    if system != ("cpython", "", "glibc") or image.machine not in ("x86_64", "aarch64"):
+        raise RequestError(
+            f"no Ray can be added to this image: it runs {image.implementation} on {image.machine}"
+            f" with {image.libc or 'a C library other than glibc'}",
+            hint="choose an image with glibc on x86_64 or aarch64, or one that has Ray in it",
+        )
+    glibc = _glibc_minor(image)
+    minor = max(minor for minor in _UV_GLIBC_MINORS if minor <= max(glibc, _UV_GLIBC_MINORS[0]))
+    return f"{image.machine}-manylinux_2_{minor}"
+
+
+def _glibc_minor(image: ImagePython) -> int:
+    """Return 31 for glibc 2.31; raises UnreadableAnswer."""
+    match = re.fullmatch(r"2\.([0-9]{1,3})", image.libc_version)
+    if match is None:
+        raise UnreadableAnswer("cannot read the image's glibc version", evidence=image.libc_version)
+    return int(match[1])
+
+
+def _release(image: ImagePython) -> str:
+    """Return the Python version without a suffix such as `rc1`, which uv and pip refuse."""
+    match = re.match(r"\d+\.\d+\.\d+", image.python)
+    return match[0] if match else image.python
+
+
+def _failure(
+    error: subprocess.CalledProcessError, image: ImagePython, request: str
+) -> VlaunchError:
+    """Return the error of uv or pip with its own lines."""
+    lines = [line.strip() for line in error.stdout.splitlines() if line.strip()]
+    evidence = [line for line in lines if not line.startswith(("warning:", "Using "))][-8:]
+    where = f"for Python {image.python} on {image.machine}"
+    platform = f"manylinux_2_28_{image.machine} --platform manylinux2014_{image.machine}"
+    air_gapped = (
+        "vlaunch uses this machine's pip configuration; without an index, run on a machine that"
+        " has one\n`pip download --only-binary :all:"
+        f" --python-version {_release(image)} --platform {platform} --dest wheels '{request}'`,\n"
+        "copy the folder here, and set `PIP_FIND_LINKS` to it and `PIP_NO_INDEX=1`"
+    )
+    if "No solution found" in error.stdout:
+        return RequestError(
+            f"no wheels of {request} fit the packages of the image {where}",
+            evidence=evidence,
+            hint=f"{_OTHER_RAY}\n{air_gapped}",
+        )
+    return VlaunchError(f"cannot download {request} {where}", evidence=evidence, hint=air_gapped)
+
+
 def _sweep(cache: Path) -> None:
-    """Remove what killed runs left behind; a younger folder may be another run at work."""
+    """Remove what killed runs left behind; a younger folder may belong to another run."""
     for folder in cache.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(FileNotFoundError):  # that run has just ended
             if time.time() - folder.stat().st_mtime > _A_DAY:
@@ -107,63 +269,28 @@ def _sweep(cache: Path) -> None:
 
 
 def _recall(entry: Path, cache: Path) -> tuple[WheelFile, ...] | None:
-    """Return what an earlier resolution found, or None when it is not known or not whole any
-    more.
+    """Return the files of an earlier resolution, or None when there was none or a file is missing
+    or damaged.
     """
     try:
-        rows = json.loads(entry.read_text())
         files = tuple(
             WheelFile(name=name, sha256=digest, path=_home(cache, name, digest))
-            for name, digest in rows
+            for name, digest in json.loads(entry.read_text())
         )
-        whole = all(_digest(file.path) == file.sha256 for file in files)
+        complete = all(_digest(file.path) == file.sha256 for file in files)
     except (OSError, ValueError, TypeError):
         return None
-    return files if whole else None
+    return files if complete else None
 
 
 def _remember(entry: Path, files: tuple[WheelFile, ...]) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
         json.dump([[wheel.name, wheel.sha256] for wheel in files], file)
-    os.replace(file.name, entry)  # noqa: PTH105 - whole or not at all
+    Path(file.name).replace(entry)
 
 
-def _stand_ins(image: ImagePython, work: Path) -> Path:
-    """Write an empty wheel per distribution of the image; return the constraints file that pins pip
-    to them.
-    """
-    folder = work / "image"
-    folder.mkdir()
-    lines = []
-    for name, version in sorted(image.distributions.items()):
-        if _VERSION.fullmatch(version) and name != "ray":
-            file, data = purewheel.build(name, version)
-            (folder / file).write_bytes(data)
-            lines.append(f"{name} @ {(folder / file).as_uri()}\n")
-    path = work / "constraints.txt"
-    path.write_text("".join(lines))
-    return path
-
-
-def _is_new(path: Path, image: ImagePython) -> bool:
-    """True for a wheel the image lacks.
-
-    Raises:
-        RequestError: it would replace what the image has, possible only where pip cannot read the
-            image's version.
-    """
-    name, version = path.name.split("-")[:2]
-    there = image.distributions.get(normalise(name))
-    if there is None or there == version:
-        return there is None
-    raise RequestError(
-        f"Ray would replace the image's {normalise(name)} {there} by {version}",
-        hint="choose another version as `ray:` in the inventory, or an image that has Ray in it",
-    )
-
-
-def _keep(path: Path, cache: Path) -> WheelFile:
+def _store(path: Path, cache: Path) -> WheelFile:
     """Move a downloaded wheel to its place in the cache, which its own hash names.
 
     Raises:
@@ -171,12 +298,12 @@ def _keep(path: Path, cache: Path) -> WheelFile:
     """
     digest = _digest(path)
     earlier = {wheel.parent for wheel in (cache / "wheels").glob(f"*/{path.name}")}
-    if known := sorted(folder for folder in earlier if folder.name != digest):
+    if others := sorted(folder for folder in earlier if folder.name != digest):
         raise VlaunchError(
-            f"{path.name} is another file than before: whoever offers it has changed it",
-            evidence=[f"sha256 now: {digest}", f"sha256 before: {known[0].name}"],
-            hint="find out why; if you have built it anew yourself, forget the earlier one:"
-            f" `rm -r {shlex.quote(str(known[0]))}`",
+            f"{path.name} has another hash than when it was first downloaded",
+            evidence=[f"sha256 now: {digest}", f"sha256 before: {others[0].name}"],
+            hint="find out why; if you have rebuilt it yourself, forget the earlier one:"
+            f" `rm -r {shlex.quote(str(others[0]))}`",
         )
     home = _home(cache, path.name, digest)
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -189,8 +316,8 @@ def _home(cache: Path, name: str, digest: str) -> Path:
 
 
 def _digest(path: Path) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            whole.update(block)
-    return whole.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()

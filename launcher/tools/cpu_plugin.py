@@ -1,27 +1,22 @@
-"""The wheel that lets vLLM's CPU build run under Ray, made from `launcher/payload/cpu_platform`."""
+"""The plugin that lets vLLM's CPU build run under Ray: the files of `launcher/payload/cpu_platform`
+as pip would install them.
+"""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
-from launcher.tools import purewheel
-
-NAME = "vlaunch-cpu-ray"
-VERSION = "1.0"
 PACKAGE = "vlaunch_cpu_ray"
 SOURCE = Path(__file__).parents[1] / "payload" / "cpu_platform"
+_INFO = f"{PACKAGE}-1.0.dist-info"
 
 
-@cache
-def wheel() -> tuple[str, bytes]:
-    """Return the wheel's file name and bytes; the same source gives the same bytes on every
-    machine.
-    """
-    return purewheel.build(
-        NAME,
-        VERSION,
-        {f"{PACKAGE}/{file.name}": file.read_bytes() for file in sorted(SOURCE.glob("*.py"))},
-        metadata="Summary: vLLM's CPU platform under Ray\nRequires-Python: >=3.10\n",
-        entry_points=f"[vllm.platform_plugins]\n{PACKAGE} = {PACKAGE}:register\n",
-    )
+def files() -> dict[str, bytes]:
+    """Return the content of each file by its path below `site-packages`."""
+    package = {f"{PACKAGE}/{file.name}": file.read_bytes() for file in sorted(SOURCE.glob("*.py"))}
+    metadata = f"Metadata-Version: 2.1\nName: {PACKAGE.replace('_', '-')}\nVersion: 1.0\n"
+    entry_points = f"[vllm.platform_plugins]\n{PACKAGE} = {PACKAGE}:register\n"
+    return package | {
+        f"{_INFO}/METADATA": metadata.encode(),
+        f"{_INFO}/entry_points.txt": entry_points.encode(),
+    }

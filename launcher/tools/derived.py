@@ -1,5 +1,4 @@
-"""The image we derive from one that lacks Ray: what goes into it, what it is called, and how it is
-built.
+"""The image derived from one that lacks Ray: its content, its name, and the command that builds it.
 
 Ray comes as wheels in the build context, so that building needs no network, and the image is named
 by its content, so that every node ends up with the same thing under the same name.
@@ -44,7 +43,7 @@ class WheelFile:
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise VlaunchError(
                 f"{self.path} has other bytes than were downloaded",
-                hint="run the command again: it downloads the wheel anew",
+                hint="run the command again: it downloads the wheel",
             )
         return data
 
@@ -59,13 +58,11 @@ class WheelSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A derived image to be: its name, its Dockerfile, and the wheels that go into the build
-    context.
-    """
+    """A derived image to be: its name, its Dockerfile, and the other files of the build context."""
 
     tag: str
     dockerfile: str
-    wheels: Mapping[str, bytes | WheelFile]
+    files: Mapping[str, bytes | WheelFile]
 
     @property
     def content(self) -> str:
@@ -79,46 +76,50 @@ def recipe(
     identity: str,
     image: ImagePython,
     wheels: WheelSet | None,
-    plugin: tuple[str, bytes] | None = None,
+    plugin: Mapping[str, bytes] | None = None,
 ) -> Recipe | None:
-    """Say how to build the derived image, or None when the base has all it needs.
+    """Return the recipe of the derived image, or None when the base has all it needs.
 
     Args:
         base: how nodes call the base image (BuildKit cannot start from a bare image id).
         identity: the base image's id, the same on every node.
         wheels: what the image lacks of Ray; None when it lacks nothing.
-        plugin: the wheel of the CPU platform plugin, for `accelerator: cpu`.
+        plugin: the files of the CPU platform plugin, for `accelerator: cpu`.
 
     Raises:
         RequestError: the image has neither uv nor pip.
     """
-    content: dict[str, bytes | WheelFile] = (
-        {file.name: file for file in wheels.files} if wheels else {}
-    )
-    hashes = {file.name: file.sha256 for file in wheels.files} if wheels else {}
-    if plugin:
-        content[plugin[0]] = plugin[1]
-        hashes[plugin[0]] = hashlib.sha256(plugin[1]).hexdigest()
-    if not content:
+    packages = wheels.files if wheels else ()
+    if not packages and not plugin:
         return None
+    mark = plugin_mark(plugin)
+    hashes = {file.name: file.sha256 for file in packages} | ({"plugin": mark} if mark else {})
     ray = wheels.ray if wheels else image.ray or ""
-    text = dockerfile(base, image, identity=identity, ray=ray, plugin=plugin_mark(plugin))
-    return Recipe(tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, wheels=content)
+    text = dockerfile(base, image, identity=identity, ray=ray, wheels=bool(packages), plugin=mark)
+    files: dict[str, bytes | WheelFile] = {f"wheels/{file.name}": file for file in packages}
+    files |= {f"plugin/{path}": data for path, data in (plugin or {}).items()}
+    return Recipe(tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, files=files)
 
 
-def plugin_mark(plugin: tuple[str, bytes] | None) -> str:
-    """Return the value of the label PLUGIN: a hash of the plugin's wheel, empty without one."""
-    return hashlib.sha256(plugin[1]).hexdigest()[:12] if plugin else ""
+def plugin_mark(plugin: Mapping[str, bytes] | None) -> str:
+    """Return the value of the label PLUGIN: a hash of the plugin's files, empty without one."""
+    if not plugin:
+        return ""
+    hashes = [(path, hashlib.sha256(data).hexdigest()) for path, data in sorted(plugin.items())]
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:12]
 
 
 def fits(
-    labels: Mapping[str, str], *, identity: str, ray: str | None, plugin: tuple[str, bytes] | None
+    labels: Mapping[str, str],
+    *,
+    identity: str,
+    ray: str | None,
+    plugin: Mapping[str, bytes] | None,
 ) -> bool:
-    """Say whether a derived image that is there already is what a recipe would make, as far as its
-    labels tell.
+    """Return True where an existing image has the labels that a recipe would give it.
 
-    Indexes gain releases, so that the same wish may resolve to other wheels tomorrow; what all
-    nodes have is good as it is.
+    Indexes gain releases, so that the same request may resolve to other wheels tomorrow; an image
+    that all nodes have stays in use.
     """
     wanted = {
         BASE: identity,
@@ -129,7 +130,9 @@ def fits(
     return CONTENT in labels and all(labels.get(name) == value for name, value in wanted.items())
 
 
-def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin: str = "") -> str:
+def dockerfile(
+    base: str, image: ImagePython, *, identity: str, ray: str, wheels: bool, plugin: str = ""
+) -> str:
     """Write the Dockerfile. Entry point, command and user stay those of the base image.
 
     The installation ends with importing Ray, so that an image in which it cannot start is never
@@ -140,24 +143,28 @@ def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin
         if ray
         else f"import {cpu_plugin.PACKAGE}"
     )
-    folder = "/tmp/vlaunch-wheels"
+    folder = "/tmp/vlaunch"
+    site = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    commands = [
+        *([f"{_install(image)} {folder}/wheels/*.whl"] if wheels else []),
+        *([f'cp -r {folder}/plugin/. "{site}"'] if plugin else []),
+        f"rm -r {folder}",
+        f"python3 -c {shlex.quote(proof)}",
+    ]
     lines = [
         f"FROM {base}",
         f'LABEL {BASE}="{identity}" {RAY}="{ray}" {EXTRAS}="{RAY_EXTRAS}" {PLUGIN}="{plugin}"',
-        *(_let_vllm_load_the_plugin(image) if plugin else []),
+        *(_enable_plugin(image) if plugin else []),
         *(["USER 0"] if image.uid else []),
-        f"COPY wheels/ {folder}/",
-        (
-            f"RUN {_install(image)} {folder}/*.whl && rm -r {folder} && python3 -c"
-            f" {shlex.quote(proof)}"
-        ),
+        f"COPY . {folder}/",
+        f"RUN {' && '.join(commands)}",
         *([f"USER {image.uid}"] if image.uid else []),
     ]
     return "\n".join(lines) + "\n"
 
 
 def derived_tag(identity: str, wheels: Mapping[str, str], dockerfile: str, *, ray: str) -> str:
-    """Name the derived image by what goes into it; the same inputs give the same name everywhere.
+    """Name the derived image by its content; the same inputs give the same name everywhere.
 
     Args:
         wheels: file name → sha256.
@@ -167,15 +174,13 @@ def derived_tag(identity: str, wheels: Mapping[str, str], dockerfile: str, *, ra
     return f"{REPOSITORY}:{version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def context(dockerfile: str, wheels: Mapping[str, bytes | WheelFile]) -> bytes:
+def context(recipe: Recipe) -> bytes:
     """Pack the build context as a tar, the same bytes for the same content."""
     buffer = io.BytesIO()
-    files: dict[str, bytes | WheelFile] = {
-        "Dockerfile": dockerfile.encode(),
-        **{f"wheels/{name}": content for name, content in wheels.items()},
-    }
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path, content in sorted(files.items()):
+        for path, content in sorted(
+            {"Dockerfile": recipe.dockerfile.encode(), **recipe.files}.items()
+        ):
             data = content if isinstance(content, bytes) else content.read()
             entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(data), 0o644
@@ -199,9 +204,9 @@ def build(docker: Argv, made: Recipe) -> Argv:
     return (*docker, "build", *options, "-")
 
 
-def _let_vllm_load_the_plugin(image: ImagePython) -> list[str]:
-    """Adjust what the image sets against it: a target of `cpu` makes vLLM skip plugins,
-    VLLM_PLUGINS lists the wanted.
+def _enable_plugin(image: ImagePython) -> list[str]:
+    """Adjust the image's variables that keep vLLM from loading the plugin: a target of `cpu` makes
+    it skip plugins, VLLM_PLUGINS lists those to load.
 
     Without the target vLLM knows its CPU build by its version.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -71,6 +71,15 @@ print(json.dumps({
     "distributions": dict(sorted(d.items())),
 }))
 """
+
+
+def wheel_platforms(machine: str, glibc_minor: int) -> Iterator[str]:
+    """Yield every wheel platform that runs with glibc 2.MINOR, newest first (PEP 600); pip does not
+    derive the older ones.
+    """
+    yield from (f"manylinux_2_{minor}_{machine}" for minor in range(glibc_minor, 4, -1))
+    yield from (f"manylinux{year}_{machine}" for year in ("2014", "2010", "1"))
+    yield f"linux_{machine}"
 
 
 def normalise(name: str) -> str:

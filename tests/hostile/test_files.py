@@ -24,7 +24,7 @@ from launcher.cli import prepare
 from launcher.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer
 from launcher.output_folder import OutputFolder
-from launcher.remote import pip, wheels
+from launcher.remote import wheels
 from launcher.site import Site
 from launcher.tools import derived, image
 from launcher.transport import Command
@@ -219,16 +219,12 @@ def test_distributions_are_no_paths(tmp_path: Path) -> None:
     found = image.parse_probe(said(distributions=there))
 
     assert dict(found.distributions) == {"ok": "1.0"}
-    work = tmp_path / "work"
-    work.mkdir()
-    constraints = wheels._stand_ins(found, work)
+    assert wheels._write_site(found, tmp_path / "site") == "ok==1.0\n"
     assert everything(tmp_path) == {
-        "work",
-        "work/image",
-        "work/image/ok-1.0-py3-none-any.whl",
-        "work/constraints.txt",
+        "site",
+        "site/ok-1.0.dist-info",
+        "site/ok-1.0.dist-info/METADATA",
     }
-    assert len(constraints.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -257,7 +253,7 @@ def test_an_image_with_a_ray_of_its_own_choice() -> None:
     found = image.parse_probe(said(distributions={"ray": '2.60.0" \nRUN evil'}))
 
     assert found.ray is None
-    plugin = ("plugin.whl", b"x")
+    plugin = {"plugin.py": b"x"}
     made = derived.recipe(
         base="b:1",
         identity="i",
@@ -272,7 +268,7 @@ def test_an_image_with_a_ray_of_its_own_choice() -> None:
 def test_a_c_library_of_the_future() -> None:
     """A list of a billion platforms is not made."""
     with pytest.raises(UnreadableAnswer):
-        pip.platform_tags(image.parse_probe(said(libc_version="2.999999999")))
+        wheels._glibc_minor(image.parse_probe(said(libc_version="2.999999999")))
 
 
 def test_answers_that_are_kept_are_few_and_small(tmp_path: Path) -> None:

@@ -153,9 +153,9 @@ def ray_image(inventory: Inventory, context: Path | None = None) -> RayImage:
         return RayImage(tag=inventory.image, ray_version="2.60.0", python_version="3.12.3")
     tag = f"{derived.REPOSITORY}:2.60.0-0123456789ab"
     recipe = derived.Recipe(
-        tag=tag, dockerfile=f"FROM {inventory.image}\n", wheels={"ray.whl": b"wheel"}
+        tag=tag, dockerfile=f"FROM {inventory.image}\n", files={"wheels/ray.whl": b"wheel"}
     )
-    context.write_bytes(derived.context(recipe.dockerfile, recipe.wheels))
+    context.write_bytes(derived.context(recipe))
     return RayImage(
         tag=tag,
         ray_version="2.60.0",

@@ -1,5 +1,5 @@
-"""Resolving Ray's wheels for an image, against a folder of handmade ones; pip itself runs, without
-any index.
+"""Resolving Ray's wheels for an image from a folder of handmade ones: uv and pip run, without an
+index.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RequestError, VlaunchError
+from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.remote import wheels
-from launcher.tools import purewheel
+from launcher.tools import image as images
 from launcher.tools.derived import WheelSet
+from tests import wheel
 from tests.remote.conftest import IMAGE
 
 pytestmark = pytest.mark.processes
 
 
 class Shelf:
-    """A folder of wheels that pip is pointed to."""
+    """A folder of wheels that `PIP_FIND_LINKS` names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +38,7 @@ class Shelf:
     ) -> None:
         lines = [f"Provides-Extra: {extra}\n" for extra in extras]
         text = "".join([*lines, *(f"Requires-Dist: {line}\n" for line in requires)])
-        file, data = purewheel.build(name, version, metadata=text)
+        file, data = wheel.build(name, version, text)
         (self.folder / file.replace("py3-none-any", tags)).write_bytes(data)
 
     def ray(
@@ -64,6 +65,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
         "PIP_FIND_LINKS": str(folder),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_CACHE_DIR": str(tmp_path / "pip"),
+        "UV_CACHE_DIR": str(tmp_path / "uv"),
         "HOME": str(tmp_path),
         # pip tells indexes which system this is, and would start other programs to learn it
         "PATH": str(folder),
@@ -93,16 +95,14 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
     shelf.ray("click>=7", 'colorful; extra == "default"')
     shelf.add("click", "9.0")
     shelf.add("colorful", "0.5.8")
-    told: list[str] = []
 
-    found = wheels.resolve(IMAGE, "2.60.0", cache, progress=told.append)
+    found = wheels.resolve(IMAGE, "2.60.0", cache)
 
     assert names(found) == ["colorful", "ray"]
     assert found.ray == "2.60.0"
     assert all(
         file.path.read_bytes() == (shelf.folder / file.name).read_bytes() for file in found.files
     )
-    assert told
     assert leftovers(cache) == []
 
 
@@ -152,15 +152,16 @@ def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> No
 
 
 def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
-    """What Ray wants, what the image has, and which knob to turn."""
+    """Ray's requirement, the image's version, and the key of the inventory to change."""
     shelf.ray("click>=9")
     shelf.add("click", "9.0")
 
     with pytest.raises(RequestError) as caught:
         wheels.resolve(IMAGE, "2.60.0", cache)
 
-    assert "ray 2.60.0 depends on click>=9" in caught.value.message
-    assert "the image has click 8.1.0+vendor.1" in caught.value.message
+    assert "fit the packages of the image" in caught.value.message
+    assert "click>=9" in "".join(caught.value.evidence)
+    assert "click==8.1.0+vendor.1" in "".join(caught.value.evidence)
     assert "`ray:`" in caught.value.hint
     assert str(cache) not in str(caught.value.evidence)
     assert leftovers(cache) == []
@@ -173,9 +174,9 @@ def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) 
     with pytest.raises(VlaunchError) as caught:
         wheels.resolve(IMAGE, "2.60.0", cache)
 
-    assert "`ray==2.60.0`" in caught.value.message
+    assert "ray[default,data,serve]==2.60.0" in caught.value.message
     assert "Python 3.99.1 on x86_64" in caught.value.message
-    assert "2.59.0" in caught.value.evidence
+    assert "there is no version of ray" in "".join(caught.value.evidence)
     assert "PIP_FIND_LINKS" in caught.value.hint
     assert "--python-version 3.99.1" in caught.value.hint
 
@@ -221,7 +222,7 @@ def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
     shelf.ray("aiohttp")
     shelf.add("aiohttp", "3.12.0")
     for image in (IMAGE, replace(IMAGE, distributions={})):
-        with pytest.raises(VlaunchError, match="is another file than before") as caught:
+        with pytest.raises(VlaunchError, match="has another hash") as caught:
             wheels.resolve(image, "2.60.0", cache)
         assert first.files[0].sha256 in caught.value.evidence
     _, command, _ = caught.value.hint.split("`")
@@ -286,26 +287,72 @@ def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     assert found.ray == "2.56.1"
 
 
-def test_pip_is_ended_at_the_deadline(shelf: Shelf, cache: Path) -> None:
-    """With the time it had, and nothing left behind."""
+def test_uv_is_killed_at_the_deadline(shelf: Shelf, cache: Path) -> None:
+    """The error names the time, and nothing is left behind."""
     shelf.ray()
 
-    with pytest.raises(VlaunchError, match="took longer than 0 s"):
+    with pytest.raises(VlaunchError, match="did not finish within 0 s"):
         wheels.resolve(IMAGE, "2.60.0", cache, timeout=0.01)
     assert leftovers(cache) == []
 
 
-def test_an_interruption_leaves_nothing_half_done(shelf: Shelf, cache: Path) -> None:
-    """Ctrl-C during the download: pip is gone, and the next run finds a clean cache."""
-    shelf.ray()
+def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files and environment variables, where the latter win, and lists of several values."""
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://a/simple\nclient-cert = /a.pem\nextra-index-url =\n"
+        "    https://b/simple\n    https://c/simple\n[download]\nno-index = false\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://d/simple")
 
-    def interrupt(_: str) -> None:
-        raise KeyboardInterrupt
+    options, environment = wheels._uv_settings("x86_64-manylinux_2_31", IMAGE)
 
-    with pytest.raises(KeyboardInterrupt):
-        wheels.resolve(IMAGE, "2.60.0", cache, progress=interrupt)
-    assert leftovers(cache) == []
-    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["ray"]
+    words = " ".join(options)
+    assert "--default-index https://d/simple" in words
+    assert "--index https://b/simple --index https://c/simple" in words
+    assert "--no-index" not in options
+    assert environment["SSL_CLIENT_CERT"] == "/a.pem"
+
+
+@pytest.mark.parametrize(
+    ("libc_version", "platform"),
+    [("2.31", "2_31"), ("2.30", "2_28"), ("2.39", "2_39"), ("2.99", "2_40"), ("2.12", "2_17")],
+)
+def test_uv_gets_the_newest_platform_that_it_knows(libc_version: str, platform: str) -> None:
+    """uv has platforms for some versions of glibc only."""
+    image = replace(IMAGE, libc_version=libc_version)
+    assert wheels._uv_platform(image) == f"x86_64-manylinux_{platform}"
+
+
+def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
+    """With the older names of the same platforms, which most wheels still carry."""
+    platforms = list(images.wheel_platforms("x86_64", 31))
+
+    assert platforms[0] == "manylinux_2_31_x86_64"
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"libc": "", "libc_version": ""},
+        {"machine": "riscv64"},
+        {"implementation": "pypy"},
+        {"abiflags": "t"},
+    ],
+)
+def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str], cache: Path) -> None:
+    """Before a program runs."""
+    with pytest.raises(RequestError, match="no Ray can be added"):
+        wheels.resolve(replace(IMAGE, **other), "2.60.0", cache)  # type: ignore[arg-type]
+
+
+def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
+    """It decides which wheels load, so it is not guessed."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        wheels.resolve(replace(IMAGE, libc_version="two"), "2.60.0", cache)
+    assert caught.value.evidence == "two"
 
 
 def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import shlex
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from launcher.tools.image import ImagePython
 
 IDENTITY = "sha256:" + "ab" * 32
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "image"
-PLUGIN = ("vlaunch_cpu_ray-1.0-py3-none-any.whl", b"plugin")
+PLUGIN = {"vlaunch_cpu_ray/__init__.py": b"plugin"}
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def wheels(tmp_path: Path) -> WheelSet:
 
 
 def made(
-    python: ImagePython, wheels: WheelSet | None, plugin: tuple[str, bytes] | None = None
+    python: ImagePython, wheels: WheelSet | None, plugin: Mapping[str, bytes] | None = None
 ) -> Recipe:
     recipe = derived.recipe(
         base="vllm:1", identity=IDENTITY, image=python, wheels=wheels, plugin=plugin
@@ -107,7 +108,7 @@ def test_the_cpu_plugin_goes_in_also_when_ray_is_there_or_not_wanted(python: Ima
     assert with_ray.tag.startswith("vlaunch/ray:2.56.1-")
     assert without.tag.startswith("vlaunch/ray:none-")
     assert "import vlaunch_cpu_ray" in without.dockerfile
-    assert list(with_ray.wheels) == [PLUGIN[0]]
+    assert list(with_ray.files) == ["plugin/vlaunch_cpu_ray/__init__.py"]
 
 
 def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> None:
@@ -135,7 +136,7 @@ def test_the_tag_follows_the_content_and_nothing_else(
     others = {
         made(python, other_bytes, PLUGIN).tag,
         made(python, wheels).tag,
-        made(python, wheels, (PLUGIN[0], b"changed")).tag,
+        made(python, wheels, {"vlaunch_cpu_ray/__init__.py": b"changed"}).tag,
         made(replace(python, uid=1), wheels, PLUGIN).tag,
         derived.derived_tag("sha256:other", {}, "", ray="2.60.0"),
     }
@@ -156,22 +157,22 @@ def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet
     wheels.files[0].path.write_bytes(b"other")
 
     with pytest.raises(VlaunchError, match="other bytes than were downloaded"):
-        derived.context(recipe.dockerfile, recipe.wheels)
+        derived.context(recipe)
 
 
 def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
     """Files in order, owned by root, without a date; wheels from disk and from memory alike."""
     recipe = made(python, wheels, PLUGIN)
-    backwards = dict(reversed(list(recipe.wheels.items())))
+    backwards = replace(recipe, files=dict(reversed(list(recipe.files.items()))))
 
-    packed = derived.context(recipe.dockerfile, recipe.wheels)
+    packed = derived.context(recipe)
 
-    assert packed == derived.context(recipe.dockerfile, backwards)
+    assert packed == derived.context(backwards)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         members = archive.getmembers()
         assert [member.name for member in members] == [
             "Dockerfile",
-            *sorted(f"wheels/{name}" for name in recipe.wheels),
+            *sorted(recipe.files),
         ]
         assert {(member.uid, member.gid, member.mtime, member.mode) for member in members} == {
             (0, 0, 0, 0o644)

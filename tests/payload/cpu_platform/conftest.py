@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -70,18 +68,18 @@ class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with the unpacked wheel and the stand-ins, as an image would have them."""
+    """A folder with the plugin and the stand-ins, as an image would have them."""
     platforms = (
         "class Stock:\n    ray_device_key = ''\n\ndef cpu_platform_plugin():\n    return CHOICE\n"
     )
+    plugin = {path: data.decode() for path, data in cpu_plugin.files().items()}
     for path, text in {
         **STAND_INS,
+        **plugin,
         "vllm/platforms/__init__.py": f"CHOICE = 'Stock'\n{platforms}",
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    with zipfile.ZipFile(io.BytesIO(cpu_plugin.wheel()[1])) as archive:
-        archive.extractall(tmp_path)
     return tmp_path
 
 
