@@ -87,7 +87,7 @@ def levels(log: str) -> dict[tuple[str, str], int]:
     providers = _PROVIDER.findall(log)
     found: dict[tuple[str, str], int] = {}
     for path in _LINK.findall(log):
-        network, _, gpudirect, local, _ = network_links.via(path)
+        network, _, gpudirect, local = network_links.via(path)
         if network and not local:
             kind = network_links.kind(network, gpudirect, [each.lower() for each in providers])
             key = (f"{network}{'/GDRDMA' * gpudirect}", network_links.WORTH[kind])

@@ -29,11 +29,6 @@ WORTH: dict[Kind, Literal["any", "rdma", "gdrdma"]] = {
 # device is always a number.
 _NET = re.compile(r"NET/([^/]{1,64})/(\d{1,6})(?:\(\d{1,9}\))?(/GDRDMA)?")
 _NET_BARE = re.compile(r"NET/([^/\s]{1,64})(/GDRDMA)?(?=\s|$)")
-_MAYBE = re.compile(r"NET/[^/]{1,64}/\d{1,6}(?:\(\d{1,9}\))?")
-_SURELY = re.compile(
-    r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}"
-    r"|(?:\(\d{1,9}\))?/G?D?R?D?M?)"
-)
 _LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
 _SOCKET = re.compile(r"(?:fast)?socket", re.IGNORECASE)
 _LIBFABRIC = re.compile(r"(?:aws[ _-]?)?(?:libfabric|ofi)\b.*", re.IGNORECASE)
@@ -41,20 +36,17 @@ _OVER_SOCKETS = ("tcp", "sockets", "udp", "net")
 
 
 @lru_cache(maxsize=1024)
-def via(path: str) -> tuple[str, int | None, bool, str, str]:
-    """Return network, device, GPUDirect, kind of a local link, and whether the line could be cut
-    off.
-    """
-    cut = "maybe" if _MAYBE.fullmatch(path) else "surely" if _SURELY.fullmatch(path) else ""
+def via(path: str) -> tuple[str, int | None, bool, str]:
+    """Return network, device, GPUDirect, and the kind of a link inside a node."""
     if (net := _NET.match(path)) is not None:
-        return net[1].strip(), int(net[2]), net[3] is not None, "", cut
+        return net[1].strip(), int(net[2]), net[3] is not None, ""
     if path.startswith("P2P/MNNVL"):
-        return "MNNVL", None, False, "", cut
+        return "MNNVL", None, False, ""
     if (near := _LOCAL.match(path)) is not None:
-        return "", None, False, near[1] or "SHM", cut
+        return "", None, False, near[1] or "SHM"
     if (net := _NET_BARE.match(path)) is not None:
-        return net[1], None, net[2] is not None, "", cut
-    return "", None, False, "", cut
+        return net[1], None, net[2] is not None, ""
+    return "", None, False, ""
 
 
 def is_tcp(network: str, providers: Iterable[str] = ()) -> bool:

@@ -299,8 +299,8 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
     reading = nccl.read([report.log.encode()])
     inside = report.inside if cell.bandwidth is not None else None
     return causes.cause(
-        warnings=reading.warnings,
-        using=reading.using,
+        warnings=list(reading.warnings),
+        using=list(reading.using),
         env=report.env,
         infiniband=inside.infiniband if inside else None,
         memlock=inside.memlock if inside else None,

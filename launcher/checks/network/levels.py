@@ -31,44 +31,21 @@ def as_json(reading: Reading) -> dict[str, Any]:
     Links inside a host are no part of either; they are marked as `inside`.
     """
     found, near = worst(reading), nccl.inside(reading)
+    far = [link for link in reading.links if link not in near and link.network != "MNNVL"]
     return {
         "network": found.network if found else None,
-        "gpudirect": _gpudirect(reading),
+        "gpudirect": all(link.gpudirect for link in far) if far else None,
         "network_links": reading.network_links,
         "mnnvl": reading.mnnvl,
-        "links": [_link(link, inside=link in near) for link in reading.links],
-        "local": dict(reading.local),
+        "links": [{**link._asdict(), "inside": link in near} for link in reading.links],
+        "local": reading.local,
         "using": list(reading.using),
-        "devices": {
-            host: {str(index): name for index, name in names.items()}
-            for host, names in reading.devices.items()
-        },
+        "devices": reading.devices,
         "warnings": list(reading.warnings),
         "versions": list(reading.versions),
         "lines": reading.lines,
         "truncated": reading.truncated,
     }
-
-
-def _gpudirect(reading: Reading) -> bool | None:
-    """Return whether all network links between nodes use GPUDirect, `None` without any."""
-    links = [link for link in transport_kinds.between_nodes(reading) if link.network != "MNNVL"]
-    return all(link.gpudirect for link in links) if links else None
-
-
-def _link(link: Link, *, inside: bool) -> dict[str, Any]:
-    """Return a link as plain data; `inside` is told only of one that is."""
-    told = {
-        "from": link.source,
-        "to": link.target,
-        "channel": link.channel,
-        "direction": link.direction or None,
-        "network": link.network,
-        "device": link.device,
-        "gpudirect": link.gpudirect,
-        "host": link.host,
-    }
-    return {**told, "inside": True} if inside else told
 
 
 def judge(
@@ -158,15 +135,13 @@ def _emulated(host: str, names: Sequence[str]) -> Finding:
 
 
 def _alarmed(reading: Reading) -> Finding:
-    hosts = sorted(
-        {host for text in reading.alarms for host in reading.told_by.get(text, ()) if host}
-    )
+    hosts = sorted({host for text in reading.alarms for host in reading.warnings[text] if host})
     count = len(reading.alarms)
     text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
     return warned(
         fold(hosts) if hosts else "",
         f"{text}, though its links are good",
-        evidence="\n".join(reading.alarms[:2]),
+        evidence="\n".join(list(reading.alarms)[:2]),
         fix="look for it in the log; of the network see `vlaunch check --group network`",
     )
 
@@ -193,12 +168,13 @@ def _nothing(reading: Reading) -> Finding:
     elif not reading.lines:
         said = "it is empty"
     elif reading.using:
-        said = f"`Using network {reading.using[0]}` is what NCCL intends, not what a link uses"
+        announced = next(iter(reading.using))
+        said = f"`Using network {announced}` is what NCCL intends, not what a link uses"
     elif reading.warnings or reading.versions:
         said = "NCCL wrote of no link"
     else:
         said = f"none of its {reading.lines} lines is of NCCL"
-    why = causes.cause(warnings=reading.warnings, using=reading.using, env={})
+    why = causes.cause(warnings=list(reading.warnings), using=list(reading.using), env={})
     return failed(
         "",
         f"the log proves nothing about the network between nodes: {said}",
@@ -253,38 +229,24 @@ def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], tex
 
 def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
     """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it
-    was found on.
+    was found on; no host where the evidence is from all of them.
     """
     hosts = _hosts(found)
-    for host in hosts:
-        told = [text for text in reading.warnings if host in reading.told_by.get(text, ())]
-        if (why := _cause(told, found)) is None:
+    direct = found.level != "any"
+    using = sorted({link.network for link in found.links}) if direct else ["Socket"]
+    for host in (*hosts, ""):
+        own = [text for text, told in reading.warnings.items() if not host or host in told]
+        if (why := causes.cause(warnings=own, using=using, env={}, gpudirect=direct)) is None:
             continue
-        if len(hosts) > 1 and _said_by_all(hosts, reading, told, why[1]):
+        told = [reading.warnings[text].keys() for text in own if text in why[1]]
+        if not host or (len(hosts) > 1 and all(set(hosts) <= each for each in told)):
             return f": {why[0]}", why[1], why[2], ""
         return f": {why[0]} on {host}", why[1], why[2], host
-    if (why := _cause(reading.warnings, found)) is not None:
-        return f": {why[0]}", why[1], why[2], ""
     return "", "", "", ""
 
 
 def _hosts(found: Worst) -> list[str]:
     return sorted({link.host for link in found.links if link.host})
-
-
-def _cause(warnings: Sequence[str], found: Worst) -> tuple[str, str, str] | None:
-    """Return what warnings say of why links are of this kind and no better."""
-    direct = found.level != "any"
-    using = tuple({link.network: None for link in found.links}) if direct else ("Socket",)
-    return causes.cause(warnings=warnings, using=using, env={}, gpudirect=direct)
-
-
-def _said_by_all(
-    hosts: Sequence[str], reading: Reading, warnings: Sequence[str], evidence: str
-) -> bool:
-    """True when every host wrote those of the warnings that are in the evidence."""
-    lines = [text for text in warnings if text in evidence]
-    return all(set(hosts) <= set(reading.told_by.get(text, ())) for text in lines)
 
 
 def _ranks(links: Sequence[Link]) -> str:

@@ -1,57 +1,53 @@
-"""What NCCL (or RCCL) wrote about its links, of any origin and age, read as a stream: a log may be
-larger than the memory.
-
-The forms of the lines are in `lines`.
+"""Logs of NCCL (or RCCL), of any origin and age, read as a stream: a log may be larger than the
+memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from launcher.tools.nccl import lines
-from launcher.tools.nccl.found import MAX_LINKS, LogContents
-from launcher.tools.nccl.shape import Link, Reading
+from launcher.tools.nccl.reading import MAX_LINKS, Link, Reading
 
 __all__ = ["MAX_LINKS", "Link", "Reading", "inside", "merge", "read", "unseen"]
 
-_SOON = 50_000  # different lines that are counted before they are understood
+_SOON = 50_000  # different lines that are counted before they are parsed
+_TELLING = (b"CCL", b"NET/", b" via ", b"nccl==", b"Bootstrap")
 
 
 def read(chunks: Iterable[bytes]) -> Reading:
-    """Read a log that comes in blocks, cut anywhere; any bytes are read, and what is not a line of
-    NCCL tells nothing.
+    """Read a log that comes in blocks, cut anywhere. Any bytes are read; a line that is not NCCL's
+    is skipped.
 
-    What is kept is bounded by the number of different links, not by the log.
+    What is kept is bounded by the number of different links, not by the log. A last line without an
+    end may lack the word that proves GPUDirect: it is left out.
     """
-    found = LogContents()
+    reading = Reading()
     counted: dict[bytes, int] = {}
     for block, ended in lines.split(chunks):
-        found.lines += len(block)
+        reading.lines += len(block)
         for line in block:
-            records = (line,) if line.count(b"CCL ") < 2 else lines.unglue(line)
-            for record in records:
-                if (key := _key(record)) is None:
-                    continue
-                if not ended and record is records[-1]:
-                    found.take(counted)
-                    found.last(key)
-                    continue
-                counted[key] = counted.get(key, 0) + 1
-                if len(counted) >= _SOON:
-                    found.take(counted)
-    found.take(counted)
-    return found.reading()
+            if (key := _key(line)) is None:
+                continue
+            if not ended:
+                reading.truncated = True
+                continue
+            counted[key] = counted.get(key, 0) + 1
+            if len(counted) >= _SOON:
+                _take(reading, counted)
+    _take(reading, counted)
+    return reading
 
 
 def merge(readings: Iterable[Reading]) -> Reading:
     """Put several logs together, as if they were one; links and warnings that are in more than one
     of them count once.
     """
-    found = LogContents()
-    for each in readings:
-        found.add(each)
-    return found.reading()
+    merged = Reading()
+    for reading in readings:
+        merged.add(reading)
+    return merged
 
 
 def inside(reading: Reading) -> frozenset[Link]:
@@ -69,15 +65,6 @@ def inside(reading: Reading) -> frozenset[Link]:
     return frozenset(link for links in ends.values() if _near(links) for link in links)
 
 
-def _near(links: Sequence[Link]) -> bool:
-    """True when one host wrote both the `send` and the `receive` of a channel, and no other host
-    any. A host without a name, or with a placeholder (`<node>`), could be any.
-    """
-    (host, *others) = {link.host for link in links}
-    directions = {link.direction for link in links}
-    return not others and directions == {"send", "receive"} and host[:1] not in ("", "<")
-
-
 def unseen(reading: Reading) -> tuple[int, int]:
     """Return of how many ranks of how many there are links between nodes; (0, 0) where none is
     known to be missing.
@@ -90,8 +77,8 @@ def unseen(reading: Reading) -> tuple[int, int]:
     largest = sorted(reading.sizes.items(), key=itemgetter(1), reverse=True)[:64]
     for communicator, size in largest:
         ranks = reading.ranks[communicator]
-        if _inside_a_node(ranks, size):
-            continue
+        if len(ranks) >= size and len(set(ranks.values())) == 1:
+            continue  # inside a node
         seen = {rank for rank, host in ranks.items() if host in linked} | {
             rank for rank in wrote if rank < size
         }
@@ -100,9 +87,20 @@ def unseen(reading: Reading) -> tuple[int, int]:
     return worst
 
 
-def _inside_a_node(ranks: Mapping[int, str], size: int) -> bool:
-    """True when all ranks of a communicator are known, and are in one node."""
-    return len(ranks) >= size and len(set(ranks.values())) == 1
+def _near(links: Sequence[Link]) -> bool:
+    """True when one host wrote both the `send` and the `receive` of a channel, and no other host
+    any. A host without a name, or with a placeholder (`<node>`), could be any.
+    """
+    (host, *others) = {link.host for link in links}
+    directions = {link.direction for link in links}
+    return not others and directions == {"send", "receive"} and host[:1] not in ("", "<")
+
+
+def _take(reading: Reading, counted: dict[bytes, int]) -> None:
+    """Parse lines that were counted, and forget the counts."""
+    for line, times in counted.items():
+        reading.note(line, times)
+    counted.clear()
 
 
 def _key(line: bytes) -> bytes | None:
@@ -113,12 +111,4 @@ def _key(line: bytes) -> bytes | None:
         # equal lines differ.
         bracket = line.rfind(b" [", 0, at)
         return line[line.rfind(b" ", 0, bracket) + 1 :] if bracket > 0 else line
-    if (
-        b"CCL" in line
-        or b"NET/" in line
-        or b" via " in line
-        or b"nccl==" in line
-        or b"Bootstrap" in line
-    ):
-        return line
-    return None
+    return line if any(word in line for word in _TELLING) else None

@@ -66,14 +66,15 @@ def test_json_of_a_link() -> None:
     said = levels.as_json(read("2.18-efa-torchrun"))
 
     assert said["links"][0] == {
-        "from": 14,
-        "to": 2,
+        "source": 14,
+        "target": 2,
         "channel": "05/1",
         "direction": "receive",
         "network": "AWS Libfabric",
         "device": 1,
         "gpudirect": True,
         "host": "ip-10-4-0-12",
+        "inside": False,
     }
     assert json.loads(json.dumps(said)) == said
 

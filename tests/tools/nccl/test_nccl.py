@@ -80,7 +80,7 @@ def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
 )
 def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> None:
     """An empty or a binary file has no links, and is no error."""
-    assert reader(bad).links == ()
+    assert reader(bad).links == {}
 
 
 def test_a_line_without_end_does_not_fill_the_memory() -> None:
