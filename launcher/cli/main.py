@@ -91,7 +91,7 @@ COMMANDS = {
     "export": (
         "launcher.cli.export",
         "export",
-        "for other programs: firewalls, Prometheus, Kubernetes, run_cluster.sh",
+        "for other programs: firewalls, Prometheus, Kubernetes",
     ),
     "lab": ("launcher.cli.lab", "lab", "a practice cluster on this machine"),
     "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
