@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from launcher.checks.batch import OVER
+from launcher.checks.serving import OVER
 from launcher.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.events import Event
 from launcher.site import Site

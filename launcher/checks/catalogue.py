@@ -5,33 +5,22 @@ it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from launcher.checks import (
     addresses,
-    clock,
     container,
-    disk,
     docker,
-    driver,
-    future_risks,
-    gid,
     gpu,
     gpu_memory,
     host,
-    images,
-    imex,
-    memory,
     model,
-    names,
-    nic,
     pairs,
     ports,
     rdma,
-    reach,
 )
-from launcher.checks.shape import GROUPS, Check, Evidence, Finding, Status, passed, skipped, worst
+from launcher.checks.shape import GROUPS, Check, Evidence, Finding, Status, skipped, worst
 from launcher.errors import RequestError
 
 
@@ -46,64 +35,22 @@ class Result:
     status: Status
 
 
-def _image(evidence: Evidence) -> Sequence[Finding]:
-    """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
-    image = evidence.inventory.image
-    ids = {
-        each.name: there.id.removeprefix("sha256:")[:12]
-        for each in evidence.reached
-        if (there := each.facts.images.get(image)) is not None
-    }
-    gaps = [
-        skipped(each, f"{image} is not on this node yet: `vlaunch up` fetches it")
-        for each in evidence.reached
-        if each.name not in ids
-    ]
-    have = replace(evidence, facts={name: evidence.facts[name] for name in ids})
-    found = {each.node: each for each in images.same_identity(have) if each.status != "pass"}
-    same = {name: passed(name, f"{image} is {id_}") for name, id_ in ids.items()}
-    return [*gaps, *(same | found).values()]
-
-
-IMAGE = Check(
-    id="image",
-    what="the image is the same on every node",
-    why=(
-        "a tag can move between two pulls, and ranks of different builds fail in ways that do not"
-        " say so"
-    ),
-    judge=_image,
-    group="image",
-    needs=("docker",),
-)
-
+_MODULES = (host, docker, gpu, gpu_memory, addresses, ports, pairs, rdma, container, model)
 CATALOGUE: tuple[Check, ...] = tuple(
     sorted(
-        (
-            *reach.CHECKS,
-            *clock.CHECKS,
-            *future_risks.CHECKS,
-            *host.CHECKS,
-            *docker.CHECKS,
-            *gpu.CHECKS,
-            gpu_memory.GPU_MEMORY,
-            *driver.CHECKS,
-            *imex.CHECKS,
-            *addresses.CHECKS,
-            *nic.CHECKS,
-            *names.CHECKS,
-            *pairs.CHECKS,
-            ports.PORT_RANGE,
-            *rdma.CHECKS,
-            *gid.CHECKS,
-            IMAGE,
-            disk.COMPILED,
-            *container.CHECKS,
-            *memory.CHECKS,
-            *model.CHECKS,
-        ),
+        (check for module in _MODULES for check in module.CHECKS),
         key=lambda check: GROUPS.index(check.group),
     )
+)
+# What `up` judges again before it writes anything.
+ESSENTIAL = tuple(
+    check
+    for check in CATALOGUE
+    if check.id
+    in {
+        *("docker", "docker-engine", "selinux", "gpu-runtime", "accelerator", "gpu-shared"),
+        *("ports", "address", "rdma-devices", "disk", "state-dir"),
+    }
 )
 _BY_ID = {check.id: check for check in CATALOGUE}
 

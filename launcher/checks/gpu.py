@@ -1,73 +1,136 @@
-"""The GPUs: one model everywhere, without hardware trouble, and not held by somebody else."""
+"""GPUs: there and of one model, without hardware trouble, with a driver for the image's CUDA."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from launcher.checks.consistency import having, usual
-from launcher.checks.host import cpu_has_none, not_nvidia
 from launcher.checks.shape import (
     UNSURVEYED,
     Check,
     Evidence,
     Finding,
     Host,
+    alike,
+    cpu_has_none,
     each,
     failed,
+    not_nvidia,
     passed,
     skipped,
     warned,
 )
-from launcher.model import Node
-from launcher.tools.survey import Survey
+from launcher.model import Inventory, Node
 
 _MIB_PER_GB = 1e9 / 1024**2
 # Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the
 # driver's, the GPU's or the slot's.
 _OF_APPLICATIONS = {13, 31, 43, 45}
+# Oldest driver branch for each major version of CUDA
+# (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
+NEEDS = {11: 450, 12: 525, 13: 580}
+_IMEX = "/dev/nvidia-caps-imex-channels"
+_IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"  # of NVIDIA's hook: libnvidia-container pull request 242
+_CDI = (29, 2)  # the first Docker whose `--gpus` uses CDI instead of the hook: moby pull 50228
 
 
-def _model(evidence: Evidence) -> Sequence[Finding]:
-    models, findings = _models(evidence)
-    kinds = {name: tuple(sorted(set(names))) for name, names in models.items()}
-    common, hosts = usual(kinds), {host.name: host for host in evidence.reached}
-    for name, names in models.items():
-        counted = (f"{count} × {model}" for model, count in Counter(names).items())
-        text = "; ".join(counted) or "no GPU is declared"
-        if kinds[name] != common and common is not None:
-            fix = f"use nodes with one model of GPU, or leave {name} out of the inventory"
-            told = f"{text}, while {having(kinds, common)} has {' and '.join(common)}"
-            findings.append(failed(name, told, fix=fix))
-        elif len(kinds[name]) > 1:
-            fix = f"lower `gpus:` of {name} to those of one model"
-            findings.append(warned(name, f"{text}: GPUs of several models", fix=fix))
-        else:
-            findings.append(_small(hosts[name], text) or passed(name, text))
-    return findings
+def _accelerator(host: Host) -> Finding | None:
+    node, facts = host.node, host.facts
+    declared = f"{', '.join(node.gpu_ids) or node.gpus} declared"
+    if host.inventory.accelerator == "amd":
+        there = len(facts.amd_renders or ())
+        needed = max((int(index) + 1 for index in node.gpu_ids), default=node.gpus)
+        if there < needed:
+            return failed(
+                node,
+                f"{there} AMD GPUs visible, {declared}",
+                evidence=facts.said.get("gpus", ""),
+                fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
+            )
+        return _privileged(host, there)
+    if facts.lost_gpus:
+        lost = len(facts.lost_gpus)
+        return failed(
+            node,
+            f"the driver has lost {'a GPU' if lost == 1 else f'{lost} GPUs'}",
+            evidence="\n".join(facts.lost_gpus),
+            fix=(
+                f"reboot {node.name}, for no container with GPUs starts there before; `sudo dmesg |"
+                " grep Xid` tells why, and one that gets lost again is to be replaced"
+            ),
+        )
+    if facts.gpus is None:
+        return failed(
+            node,
+            "no NVIDIA GPU visible",
+            evidence=facts.said.get("gpus", "`nvidia-smi` gave no GPU"),
+            fix=(
+                "install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the"
+                " inventory"
+            ),
+        )
+    if len(facts.used(node)) < node.gpus:
+        fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
+        return failed(
+            node,
+            f"{len(facts.gpus)} GPUs visible, {declared}",
+            evidence=", ".join(gpu.name for gpu in facts.gpus),
+            fix=f"set {fewer} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
+        )
+    return _privileged(host, len(facts.gpus))
 
 
-def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, ...]], list[Finding]]:
-    """Return the models of each node's declared GPUs, and a SKIP for each node that tells none."""
-    found, gaps = dict[str, tuple[str, ...]](), list[Finding]()
-    nvidia = evidence.inventory.accelerator == "nvidia"
-    unknown = "`nvidia-smi` gave no GPU" if nvidia else _UNNAMED
-    for host in evidence.reached:
-        if host.facts.gpus is None:
-            gaps.append(skipped(host, unknown))
-        else:
-            found[host.name] = tuple(gpu.name for gpu in host.facts.used(host.node))
-    return found, gaps
+def _privileged(host: Host, there: int) -> Finding | None:
+    """Refuse a privileged container for some of a node's GPUs: no option of Docker's limits which
+    ones it sees, and Ray and vLLM count from the first one.
+    """
+    node = host.node
+    if not host.inventory.privileged or node.gpus == there:
+        return None
+    return failed(
+        node,
+        f"a container with `privileged: true` sees all {there} GPUs, {node.gpus} declared",
+        fix=(
+            f"set `gpus: {there}` for {node.name}, or replace `privileged: true` by `devices:` and"
+            " `cap_add:` (docs/security.md)"
+        ),
+    )
 
 
-def _small(host: Host, text: str) -> Finding | None:
-    """Judge that the first GPU has the memory its model is sold with."""
-    gpu, expected = next(iter(host.facts.used(host.node)), None), host.expected_gpu
+def _models(host: Host) -> tuple[str, ...] | Finding:
+    """Return the models of a node's declared GPUs."""
+    if host.facts.gpus is None:
+        nvidia = host.inventory.accelerator == "nvidia"
+        unnamed = "the models of AMD GPUs are not asked"
+        return skipped(host, "`nvidia-smi` gave no GPU" if nvidia else unnamed)
+    return tuple(sorted({gpu.name for gpu in host.facts.used(host.node)}))
+
+
+def _counted(host: Host) -> str:
+    counts = Counter(gpu.name for gpu in host.facts.used(host.node))
+    text = "; ".join(f"{count} × {model}" for model, count in counts.items())
+    return text or "no GPU is declared"
+
+
+def _other_models(host: Host, _: object, common: Sequence[str], others: str) -> Finding:
+    text = f"{_counted(host)}, while {others} has {' and '.join(common)}"
+    fix = f"use nodes with one model of GPU, or leave {host.name} out of the inventory"
+    return failed(host, text, fix=fix)
+
+
+def _usual_models(host: Host, models: Sequence[str]) -> Finding:
+    """Judge that GPUs are of one model, and the first has the memory its model is sold with."""
+    text, expected = _counted(host), host.expected_gpu
+    if len(models) > 1:
+        fix = f"lower `gpus:` of {host.name} to those of one model"
+        return warned(host, f"{text}: GPUs of several models", fix=fix)
+    gpu = next(iter(host.facts.used(host.node)), None)
     if gpu is None or expected is None or expected.memory is None or not gpu.memory_total:
-        return None
+        return passed(host, text)
     if gpu.memory_total >= 0.9 * expected.memory * _MIB_PER_GB:
-        return None
+        return passed(host, text)
     return warned(
         host,
         f"{text} with {gpu.memory_total / _MIB_PER_GB:.0f} GB, {expected.memory:g} GB expected",
@@ -75,25 +138,28 @@ def _small(host: Host, text: str) -> Finding | None:
     )
 
 
-_UNNAMED = "the models of AMD GPUs are not asked"
-
-
 def _errors(host: Host) -> Finding:
     node, survey = host.node, host.survey
     if survey is None:
         return skipped(host, UNSURVEYED)
-    if counts := _uncorrected(host, survey):
-        return failed(
-            node,
-            f"uncorrected memory errors ({counts})",
-            evidence="\n".join(survey.xid or ()),
-            fix=_replace(node),
-        )
+    used = {gpu.index for gpu in host.facts.used(node)}
+    others = {gpu.index for gpu in host.facts.gpus or ()} - used
+    counts = ", ".join(
+        f"GPU {gpu.index}: {gpu.ecc_errors}"
+        for gpu in survey.gpus
+        if gpu.ecc_errors and gpu.index not in others
+    )
+    if counts:
+        text, lines = f"uncorrected memory errors ({counts})", "\n".join(survey.xid or ())
+        return failed(node, text, evidence=lines, fix=_replace(node))
     if survey.xid is None:
         return skipped(
             node,
             "the kernel's log may not be read, so nothing is known of Xid errors",
-            fix=_READ_LOG,
+            fix=(
+                "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or log in as a member of the"
+                " group adm"
+            ),
         )
     if survey.xid:
         return _reported(node, survey.xid)
@@ -104,48 +170,20 @@ def _errors(host: Host) -> Finding:
     return passed(node, "no uncorrected memory error and no Xid")
 
 
-def _uncorrected(host: Host, survey: Survey) -> str:
-    """Return the uncorrected memory errors of the GPUs that are used, in words; nothing where none
-    was counted.
-    """
-    others = {gpu.index for gpu in host.facts.gpus or ()} - _indexes(host)
-    return ", ".join(
-        f"GPU {gpu.index}: {gpu.ecc_errors}"
-        for gpu in survey.gpus
-        if gpu.ecc_errors and gpu.index not in others
-    )
-
-
-def _indexes(host: Host) -> set[int]:
-    return {gpu.index for gpu in host.facts.used(host.node)}
-
-
 def _reported(node: Node, lines: Sequence[str]) -> Finding:
     """Judge the Xids in a kernel's log: a failure, unless applications brought them all about."""
     serious = [line for line in lines if _xid(line) not in _OF_APPLICATIONS]
+    shown = serious or lines
+    codes = ", ".join(sorted({str(_xid(line) or "?") for line in shown}))
+    text, evidence = f"the driver reported Xid {codes} since the node booted", "\n".join(shown[-5:])
     if serious:
-        return failed(
-            node,
-            f"the driver reported Xid {_codes(serious)} since the node booted",
-            evidence=_last(serious),
-            fix=_replace(node),
-        )
+        return failed(node, text, evidence=evidence, fix=_replace(node))
     return warned(
         node,
-        f"the driver reported Xid {_codes(lines)} since the node booted, which applications bring"
-        " about",
-        evidence=_last(lines),
+        f"{text}, which applications bring about",
+        evidence=evidence,
         fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
     )
-
-
-def _codes(lines: Sequence[str]) -> str:
-    return ", ".join(sorted({str(_xid(line) or "?") for line in lines}))
-
-
-_READ_LOG = (
-    "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or log in as a member of the group adm"
-)
 
 
 def _replace(node: Node) -> str:
@@ -160,10 +198,6 @@ def _xid(line: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _last(lines: Sequence[str]) -> str:
-    return "\n".join(lines[-5:])
-
-
 def _fabric(host: Host) -> Finding:
     nvlink = host.survey.nvlink if host.survey else None
     if nvlink is None:
@@ -175,17 +209,169 @@ def _fabric(host: Host) -> Finding:
     stopped = not nvlink.states and nvlink.service not in ("active", "")
     if not unready and not stopped:
         return passed(host, "Fabric Manager has set the NVLink fabric up")
+    text = f"the NVLink fabric between the GPUs is not ready: {', '.join(unready)}"
     return failed(
         host,
-        f"Fabric Manager is {nvlink.service}"
-        if stopped
-        else f"the NVLink fabric between the GPUs is not ready: {', '.join(unready)}",
+        f"Fabric Manager is {nvlink.service}" if stopped else text,
         fix=f"`sudo systemctl enable --now nvidia-fabricmanager` on {host.name}; its version must"
         " be the driver's",
     )
 
 
+def image_cuda(host: Host) -> str:
+    """Return the CUDA version of the inventory's image as its environment says it, or nothing when
+    it is not known.
+    """
+    image = host.facts.images.get(host.inventory.image)
+    if image is None:
+        return ""
+    required = re.search(r"cuda>=(\d+\.\d+)", image.env.get("NVIDIA_REQUIRE_CUDA", ""))
+    return image.env.get("CUDA_VERSION", "") or (required[1] if required else "")
+
+
+def tag_cuda(image: str) -> str:
+    """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a
+    suffix, and `-cu129`.
+
+    vLLM's image is built with CUDA 13 since 0.20
+    (https://github.com/NVIDIA/Model-Optimizer/pull/2042); its other builds name their version in a
+    suffix.
+    """
+    tag = image.partition("@")[0]
+    suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
+    if suffix:
+        return f"{suffix[1]}.{suffix[2]}"
+    own = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v(\d+)\.(\d+)(?:\.\d+)*", tag)
+    return "13" if own and (int(own[1]), int(own[2])) >= (0, 20) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuda:
+    """The image's CUDA, empty where it is not known; where the image is on no node (`there`), only
+    its tag can tell.
+    """
+
+    version: str
+    there: bool
+
+    @property
+    def major(self) -> int:
+        """The major version, 0 where it is not known."""
+        found = re.match(r"\d+", self.version)
+        return int(found[0]) if found else 0
+
+
+def _cuda(evidence: Evidence) -> _Cuda:
+    """Return the image's CUDA, from its environment on the first node that tells it."""
+    image = evidence.inventory.image
+    if not any(host.facts.images.get(image) for host in evidence.reached):
+        return _Cuda(version=tag_cuda(image), there=False)
+    return _Cuda(version=next(filter(None, map(image_cuda, evidence.reached)), ""), there=True)
+
+
+def _driver(host: Host) -> str | Finding:
+    if not host.facts.gpus:
+        return skipped(host, "`nvidia-smi` gave no driver version")
+    version, cuda, expected = host.facts.gpus[0].driver, _cuda(host.evidence), host.expected_gpu
+    branch = re.match(r"\d+", version)
+    if branch is None:
+        return skipped(host, f"the driver's version cannot be read: {version}")
+    need = NEEDS.get(cuda.major)
+    if need is not None and int(branch[0]) < need:
+        told = " of the image, which" if cuda.there else ", which the image's tag tells and which"
+        fix, image = f"install driver {need} or newer on {host.name}", host.inventory.image
+        if re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v[\d.]+", image) and cuda.major == 13:
+            fix += f", or set `image: {image}-cu129`"
+        if expected is None or expected.datacenter:
+            fix += "; on data-centre GPUs the image's `cuda-compat` may bridge it"
+        text = f"driver {version} is too old for CUDA {cuda.version}{told} needs {need} or newer"
+        return failed(host, text, fix=fix)
+    if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
+        return failed(
+            host,
+            f"driver {version} is older than {expected.driver}, the first that knows"
+            f" {expected.model}",
+            fix=f"install driver {expected.driver} or newer on {host.name}",
+        )
+    return version
+
+
+def _other_driver(host: Host, version: str, common: str, others: str) -> Finding:
+    text = f"driver {version}, while {others} has {common}"
+    return warned(host, text, fix=f"install {common} on {host.name}")
+
+
+def _usual_driver(host: Host, version: str) -> Finding:
+    cuda = _cuda(host.evidence)
+    if cuda.version:
+        told = "of the image" if cuda.there else "by the image's tag"
+        return passed(host, f"driver {version}, for CUDA {cuda.version} {told}")
+    unknown = "the image is not here yet, so its CUDA is not known"
+    if cuda.there:
+        unknown = "the image does not say its CUDA"
+    return skipped(host, f"driver {version}; {unknown}")
+
+
+def _no_imex(inventory: Inventory) -> str:
+    """Say why there is nothing to share."""
+    if len(inventory.nodes) == 1:
+        return "one node shares memory with nobody"
+    return not_nvidia(inventory)
+
+
+def _imex(host: Host) -> Finding:
+    """Judge that a container has the channel by which GPUs of several nodes share memory (GB200
+    NVL72).
+    """
+    gpu = next(iter(host.facts.gpus or ()), None)
+    if gpu is None or not re.search(r"\bGB[23]00\b", gpu.name):
+        return skipped(host, "no GPU here has NVLink to other nodes")
+    if host.survey is None or host.survey.imex is None:
+        return skipped(host, UNSURVEYED)
+    if not host.survey.imex:
+        return warned(
+            host,
+            "there is no IMEX channel, without which NVLink ends at the node",
+            evidence=f"{_IMEX} has none",
+            fix=(
+                f"on {host.name}: `sudo systemctl start nvidia-imex`, and a channel of the driver's"
+                " (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/)"
+            ),
+        )
+    inventory, channels = host.inventory, ", ".join(host.survey.imex[:3])
+    given = inventory.privileged or any(name.startswith(_IMEX) for name in inventory.devices)
+    fix = f"add `devices: [{_IMEX}/channel0]` to the inventory and run `vlaunch up`"
+    if given:
+        fix = "run `vlaunch up`, which starts the container with the channel"
+    inside = host.evidence.inside.get(host.name)
+    if inside is not None and not inside.error:
+        if inside.imex:
+            return passed(host, f"{', '.join(inside.imex[:3])}, in the container")
+        return warned(host, "the container has no IMEX channel", fix=fix)
+    if given:
+        return passed(host, f"{channels}, given to the container")
+    if _IMEX_VARIABLE not in host.node.env:
+        return warned(host, "its IMEX channel is not given to the container", fix=fix)
+    version = re.match(r"(\d+)\.(\d+)", host.facts.docker_version or "")
+    if version is None or (int(version[1]), int(version[2])) < _CDI:
+        return passed(host, f"{channels}, which {_IMEX_VARIABLE} asks for")
+    text = f"Docker {version[0]} does not read {_IMEX_VARIABLE} where it hands out GPUs through CDI"
+    return warned(host, text, fix=fix)
+
+
+ACCELERATOR = Check(
+    id="accelerator",
+    what="the declared accelerators are there",
+    why=(
+        "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour"
+        " and then fail"
+    ),
+    judge=each(_accelerator),
+    skip_reason=cpu_has_none,
+    group="accelerator",
+)
 CHECKS = (
+    ACCELERATOR,
     Check(
         id="gpu-model",
         what="all nodes have the same GPUs",
@@ -193,7 +379,7 @@ CHECKS = (
             "the slowest and smallest GPU sets the pace and the memory for all, and kernels differ"
             " between models"
         ),
-        judge=_model,
+        judge=alike(_models, _other_models, _usual_models),
         group="accelerator",
         skip_reason=cpu_has_none,
         needs=("accelerator",),
@@ -220,6 +406,27 @@ CHECKS = (
         judge=each(_errors),
         group="accelerator",
         skip_reason=not_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="driver",
+        what="the driver is one version, and new enough for the image's CUDA",
+        why=(
+            "an older driver ends every process that touches a GPU: unsupported display driver /"
+            " cuda driver combination"
+        ),
+        judge=alike(_driver, _other_driver, _usual_driver),
+        group="accelerator",
+        skip_reason=not_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="imex",
+        what="GPUs whose NVLink reaches other nodes may use it",
+        why="without an IMEX channel in the container NCCL takes the slower network between nodes",
+        judge=each(_imex),
+        group="accelerator",
+        skip_reason=_no_imex,
         needs=("accelerator",),
     ),
 )

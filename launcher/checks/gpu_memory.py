@@ -1,11 +1,10 @@
-"""The GPUs' memory: who holds it besides this cluster, and whether what they leave suffices."""
+"""Who else holds a node's GPUs or their memory, and whether what they leave suffices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from launcher.checks.host import not_nvidia
 from launcher.checks.shape import (
     Check,
     Evidence,
@@ -13,14 +12,45 @@ from launcher.checks.shape import (
     Host,
     each,
     failed,
+    not_nvidia,
     passed,
     skipped,
     warned,
 )
+from launcher.tools.docker import Given
 from launcher.tools.host import Gpu
 from launcher.tools.survey import GpuProcess
 
 _STRANGER_MIB = 1024
+
+
+def _shared(host: Host) -> Finding | None:
+    """Judge that no other cluster's container has a GPU of this node's: Docker gives one to as many
+    containers as ask for it.
+    """
+    others = [given for given in host.facts.given if given.cluster != host.inventory.cluster]
+    for given in others:
+        used = host.facts.used(host.node)
+        if both := [str(gpu.index) for gpu in used if given.has(gpu.index, gpu.uuid)]:
+            are = f"GPUs {', '.join(both)} are" if len(both) > 1 else f"GPU {both[0]} is"
+            return failed(
+                host,
+                f"{are} given to cluster {given.cluster}, too",
+                evidence=f"container {given.container}",
+                fix=_other_gpus(host, others),
+            )
+    return None
+
+
+def _other_gpus(host: Host, others: Sequence[Given]) -> str:
+    free = [
+        gpu.index
+        for gpu in host.facts.gpus or ()
+        if not any(given.has(gpu.index, gpu.uuid) for given in others)
+    ]
+    if len(free) < host.node.gpus:
+        return f"end the other one, or use fewer: {len(free)} of {host.name} are free"
+    return f"name others for {host.name}: `gpus: {free[: host.node.gpus]}`"
 
 
 def noticed(evidence: Evidence) -> Sequence[Finding]:
@@ -70,14 +100,11 @@ def _room(host: Host, count: int, share: float) -> Finding:
     gpu, here = full[0]
     return failed(
         host,
-        f"{_gib(gpu)} held by {_owners(here)}, and the server claims {share:.0%} of it",
+        f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory held by {_owners(here)},"
+        f" and the server claims {share:.0%} of it",
         evidence="\n".join(_who(one) for _, those in full for one in those[:4]),
         fix=f"{_end(host, here)}, or claim less: `-- --gpu-memory-utilization 0.5`",
     )
-
-
-def _gib(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory"
 
 
 def _memory(host: Host) -> Finding:
@@ -181,4 +208,18 @@ GPU_MEMORY = Check(
     group="accelerator",
     skip_reason=not_nvidia,
     needs=("accelerator",),
+)
+
+
+CHECKS = (
+    Check(
+        id="gpu-shared",
+        what="no other cluster has these GPUs",
+        why="two servers on one GPU take each other's memory, and the second one does not start",
+        judge=each(_shared),
+        skip_reason=not_nvidia,
+        group="accelerator",
+        needs=("docker", "accelerator"),
+    ),
+    GPU_MEMORY,
 )

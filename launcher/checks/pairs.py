@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from launcher.checks.nic import nic_of
+from launcher.checks.addresses import nic_of
 from launcher.checks.ports import ports_of
-from launcher.checks.shape import Check, Evidence, Finding, Host, failed, passed, skipped
+from launcher.checks.shape import Check, Evidence, Finding, Host, failed, one_node, passed, skipped
 from launcher.model import Inventory, Node, fold
 from launcher.tools.pairs import PortProbe
 
@@ -216,11 +216,6 @@ def _pass_large(source: Node, target: Node, interface: str, probe: PortProbe) ->
         f" tunnel), or lower it on every node: `sudo ip link set {interface} mtu {size}`; try it"
         f" with `ping -M do -s {size - 28} {target.ip}`"
     )
-
-
-def one_node(inventory: Inventory) -> str:
-    """Say why nothing is asked between nodes where there is one."""
-    return "a single node has nobody to reach" if len(inventory.nodes) < 2 else ""
 
 
 CHECKS = (

@@ -101,15 +101,6 @@ def _ports(host: Host) -> Finding | None:
     )
 
 
-PORTS = Check(
-    id="ports",
-    what="the cluster's ports are free",
-    why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
-    judge=each(_ports),
-    group="ports",
-)
-
-
 def _port_range(host: Host) -> Finding:
     node, ports = host.node, host.survey.port_range if host.survey else None
     if ports is None:
@@ -127,10 +118,21 @@ def _port_range(host: Host) -> Finding:
     )
 
 
-PORT_RANGE = Check(
-    id="port-range",
-    what="the kernel hands out ports that the firewall closes",
-    why="ranks listen on such ports without a password, and some of them run what they are sent",
-    judge=each(_port_range),
-    group="ports",
+CHECKS = (
+    Check(
+        id="ports",
+        what="the cluster's ports are free",
+        why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
+        judge=each(_ports),
+        group="ports",
+    ),
+    Check(
+        id="port-range",
+        what="the kernel hands out ports that the firewall closes",
+        why=(
+            "ranks listen on such ports without a password, and some of them run what they are sent"
+        ),
+        judge=each(_port_range),
+        group="ports",
+    ),
 )

@@ -1,23 +1,239 @@
-"""Judges of a server to be (cluster whole, agents connected, model on every node), and of one that
-was stopped.
-"""
+"""Servers and batch jobs: room for one that is to start, nothing left of one that was stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from launcher.checks.batch import OVER
-from launcher.checks.gpu_use import busy_gpus
+from launcher import sizes
 from launcher.checks.shape import Finding, failed, gone, passed, skipped, warned
-from launcher.model import Node, fold
+from launcher.model import Inventory, Node, fold
 from launcher.site import Site
-from launcher.tools import ray
+from launcher.tools import job_store, ray
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
 
+LIST_GROUPS = "vlaunch exec --head -- ray list placement-groups"
+OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
+_SPARE = 64 * 2**20  # bytes that stay free beside a batch job's files
 _HEARD = 60.0  # seconds for which the word of an agent counts
 _LONG = 10 * 365 * 86400.0  # seconds; more is no age
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Something that runs and may hold accelerators; `end` is the command that ends it."""
+
+    what: str
+    gpus: float
+    end: str
+
+
+def free_gpus(
+    inventory: Inventory,
+    needs: int,
+    split: str,
+    said: Mapping[str, Any],
+    holders: Sequence[Holder],
+    freed: float = 0.0,
+) -> list[Finding]:
+    """Judge that Ray has as many free GPUs as a split, told in words, needs; vLLM would wait half
+    an hour for them.
+
+    `holders` are the others that hold some; `freed` are those of the server that makes room for it.
+    """
+    free = _free(inventory, busy_gpus(said) - freed, holders)
+    text = f"{free:g} of {inventory.gpus} GPUs are free in Ray"
+    if free >= needs:
+        return [passed("", text)]
+    return [failed("", f"{text}, {split} needs {needs}{_held(holders)}", fix=_ends(holders))]
+
+
+def _free(inventory: Inventory, busy: float, holders: Sequence[Holder]) -> float:
+    """Count free accelerators; who has just begun holds nothing yet, but soon will."""
+    return max(0.0, inventory.gpus - max(busy, sum(holder.gpus for holder in holders)))
+
+
+def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) -> Finding:
+    """Judge that a node has as many free GPUs as a server takes there; `holders` hold so many of
+    this node's.
+
+    `in_ray` are those that Ray has given away there, which may be the same.
+    """
+    known = sum(holder.gpus for holder in holders)
+    free = max(0.0, node.gpus - max(known, in_ray))
+    if free >= needs:
+        return passed(node)
+    if in_ray > known:
+        holders = [*holders, Holder(what="work in Ray", gpus=in_ray - known, end=LIST_GROUPS)]
+    text = f"{free:g} of {node.gpus} GPUs are free, the server needs {needs}{_held(holders)}"
+    return failed(node, text, fix=_ends(holders) + "\nor let it take other nodes: `--nodes`")
+
+
+def busy_gpus(said: Mapping[str, Any]) -> float:
+    """Count the GPUs that living placement groups reserve, and those of actors outside of any."""
+    return sum(count for _, count in _reserved(said))
+
+
+def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
+    """Count them by the node's address."""
+    where = {each.id: each.ip for each in ray.parse_nodes(said["nodes"])} if "nodes" in said else {}
+    busy: dict[str, float] = {}
+    for node, count in _reserved(said):
+        ip = where.get(node, "")
+        busy[ip] = busy.get(ip, 0.0) + count
+    return busy
+
+
+def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
+    found: list[tuple[object, object]] = []
+    for group in rows(said.get("groups")):
+        bundles = group.get("bundles")
+        if group.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE"):
+            found += [
+                (bundle.get("node_id"), bundle.get("unit_resources"))
+                for bundle in (bundles if isinstance(bundles, list) else ())
+                if isinstance(bundle, dict)
+            ]
+    found += [
+        (actor.get("node_id"), actor.get("required_resources"))
+        for actor in rows(said.get("actors"))
+        if actor.get("state") == "ALIVE" and not actor.get("placement_group_id")
+    ]
+    return [(str(node or ""), _gpus(resources)) for node, resources in found]
+
+
+def rows(answer: Any) -> list[dict[str, Any]]:
+    """Return the rows of one of the lists that the head asked Ray for; none where it is not one."""
+    try:
+        found = answer["data"]["result"]["result"]
+    except (KeyError, TypeError, IndexError):
+        return []
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def _gpus(resources: object) -> float:
+    count = resources.get("GPU", 0) if isinstance(resources, dict) else 0
+    return _positive(count) if isinstance(count, (int, float)) else 0.0
+
+
+def _positive(count: float) -> float:
+    """Return a number of accelerators; 0 for what cannot be one."""
+    return float(count) if 0 <= count < 1e9 else 0.0
+
+
+def _held(holders: Sequence[Holder]) -> str:
+    """Return in words what each of them holds, to be put behind what is missing."""
+    named = [f"{each.what} holds {each.gpus:g}" if each.gpus else each.what for each in holders]
+    return f": {', '.join(named)}" if named else ""
+
+
+def _ends(holders: Sequence[Holder]) -> str:
+    if ends := [each.end for each in holders if each.end != LIST_GROUPS]:
+        return "\n".join(f"wait for it, or end it: `{end}`" for end in ends)
+    return f"see who holds them: `{LIST_GROUPS}`"
+
+
+def claimed(job: Mapping[str, Any]) -> float:
+    """Return how many accelerators a batch's Ray job needs at least, as its metadata says."""
+    try:
+        return _positive(float((job.get("metadata") or {}).get(job_store.GPUS, 0)))
+    except ValueError:
+        return 0.0
+
+
+def job_holders(said: Mapping[str, Any]) -> list[Holder]:
+    """Return the batch jobs that run and need accelerators."""
+    return [
+        Holder(what=f"batch job `{name}`", gpus=claimed(job), end=f"vlaunch stop {name}")
+        for job in said.get("jobs", ())
+        if job["status"] not in OVER
+        and (name := job_store.named(job.get("metadata") or {}))
+        and claimed(job)
+    ]
+
+
+def job_room(
+    inventory: Inventory,
+    least: float,
+    most: float,
+    said: Mapping[str, Any],
+    holders: Sequence[Holder],
+    *,
+    queue: bool,
+) -> list[Finding]:
+    """Judge that a batch job can begin now; with `queue` it may wait for what others hold."""
+    free = _free(inventory, busy_gpus(said), holders)
+    unit = "slots" if inventory.accelerator == "cpu" else "GPUs"
+    text = f"{free:g} of {inventory.gpus} {unit} are free in Ray"
+    if free >= least:
+        short = f"; of {most:g} that the job would use" if free < most else ""
+        return [passed("", text + short)]
+    text += f", the job needs {least:g}{_held(holders)}"
+    if queue:
+        return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
+    ends = ", ".join(f"`{each.end}`" for each in holders)
+    who = f"end what holds them: {ends}" if ends else f"see who holds them: `{LIST_GROUPS}`"
+    return [failed("", text, fix=f"{who}\nor submit it, to wait for them: `--queue`")]
+
+
+def job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
+    """Judge that the head has room for what is shipped, and for as much output again."""
+    if facts.disk_free is None:
+        return [skipped(node, f"nobody could say how much room {node.hf_home} has")]
+    wanted = 2 * need + _SPARE
+    if facts.disk_free >= wanted:
+        return [passed(node, f"{sizes.told(facts.disk_free)} free under {node.hf_home}")]
+    return [
+        failed(
+            node,
+            f"{sizes.told(facts.disk_free)} free under {node.hf_home}, the job's files need about"
+            f" {sizes.told(wanted)}",
+            fix=(
+                "free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
+                "or read from and write to a path of the nodes (`nodes:/…`) or an object store"
+            ),
+        )
+    ]
+
+
+def jobs_stopped(
+    jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]
+) -> list[Finding]:
+    """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
+
+    Args:
+        jobs: their Ray jobs.
+        said: what the head said about Ray, or its `error`.
+        alive: the names of those whose driver still holds its lock.
+    """
+    if "jobs" not in said:
+        text = f"Ray cannot be asked any more: {said.get('error', 'no answer')}"
+        return [failed("", text, fix="look at `vlaunch status`")]
+    states = {job["submission_id"]: job["status"] for job in said["jobs"]}
+    left = [
+        f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER
+    ]
+    left += [f"the driver of `{name}` still lives" for name in alive]
+    # By Ray's own numbers of jobs: what others hold is not ours to wait for.
+    own = [
+        job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")
+    ]
+    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all
+    # that follow use them.
+    actors = sum(
+        row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
+        for row in rows(said.get("actors"))
+    )
+    groups = sum(
+        row.get("creator_job_id") in own and row.get("state") != "REMOVED"
+        for row in rows(said.get("groups"))
+    )
+    left += [f"{actors} actors still there"] if actors else []
+    left += [f"{groups} placement groups still there"] if groups else []
+    return [gone(left, "the job is gone; what was done stays")]
 
 
 def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
@@ -35,14 +251,9 @@ def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
         )
         return [failed(site.head, f"Ray does not answer: {why}", fix=fix)]
     alive = {each.ip for each in ray.parse_nodes(said["nodes"]) if each.alive}
+    fix = "run `vlaunch up`, then look at `vlaunch status`"
     return [
-        (
-            passed(node)
-            if node.ip in alive
-            else failed(
-                node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`"
-            )
-        )
+        passed(node) if node.ip in alive else failed(node, "is not in Ray", fix=fix)
         for node in site.nodes
     ]
 
@@ -180,7 +391,7 @@ def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
     )
 
 
-def stopped(
+def servers_stopped(
     alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float
 ) -> list[Finding]:
     """Judge that servers are over, their ports closed, and their GPUs free in Ray.

@@ -4,9 +4,9 @@ evidence it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from launcher.model import Inventory, Level, Node, fold
 from launcher.tools.expectations import Expectations
@@ -15,6 +15,8 @@ from launcher.tools.host import HostFacts
 from launcher.tools.inside import Inside
 from launcher.tools.pairs import PortProbe
 from launcher.tools.survey import Survey
+
+T = TypeVar("T", bound=Hashable)
 
 Status = Literal["pass", "warn", "fail", "skip", "wait"]
 Group = Literal[
@@ -30,6 +32,8 @@ Group = Literal[
     "storage",
     "model",
 ]
+
+
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 
@@ -246,3 +250,57 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 def _name(node: Node | Host | str) -> str:
     return node if isinstance(node, str) else node.name
+
+
+def cpu_has_none(inventory: Inventory) -> str:
+    """Say why nothing about accelerators is asked of a cluster of CPUs."""
+    return "accelerator: cpu has no device and no driver" if inventory.accelerator == "cpu" else ""
+
+
+def not_nvidia(inventory: Inventory) -> str:
+    """Say why nothing about NVIDIA GPUs is asked."""
+    kind = inventory.accelerator
+    return "" if kind == "nvidia" else f"accelerator: {kind} has no NVIDIA driver"
+
+
+def no_rdma(inventory: Inventory) -> str:
+    """Say why nothing about RDMA is asked."""
+    ethernet = "network: fabric is ethernet, which promises no RDMA"
+    return ethernet if inventory.fabric == "ethernet" else ""
+
+
+def one_node(inventory: Inventory) -> str:
+    """Say why nothing is asked between nodes where there is one."""
+    return "a single node has nobody to reach" if len(inventory.nodes) < 2 else ""
+
+
+def alike(
+    value: Callable[[Host], T | Finding],
+    differs: Callable[[Host, T, T, str], Finding],
+    same: Callable[[Host, T], Finding] | None = None,
+) -> Judge:
+    """Make a judge of a value that should be one on all nodes.
+
+    `value` returns a node's value, or the finding of a node that has none. `differs` makes the
+    finding of an odd one, given the usual value (of equally frequent ones, the first) and the nodes
+    that have it; `same` that of the others, which pass with their value by default.
+    """
+
+    def judge(evidence: Evidence) -> Sequence[Finding]:
+        hosts = evidence.reached
+        known = {host.name: value(host) for host in hosts}
+        values = {name: one for name, one in known.items() if not isinstance(one, Finding)}
+        counted = list(values.values())
+        common = max(counted, key=counted.count, default=None)
+        others = fold([name for name, one in values.items() if one == common])
+
+        def finding(host: Host, one: T | Finding) -> Finding:
+            if isinstance(one, Finding):
+                return one
+            if common is not None and one != common:
+                return differs(host, one, common, others)
+            return same(host, one) if same else passed(host, str(one))
+
+        return [finding(host, known[host.name]) for host in hosts]
+
+    return judge

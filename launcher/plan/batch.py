@@ -17,7 +17,7 @@ from launcher.batch import fits
 from launcher.batch.difference import difference
 from launcher.batch.inputs import Shipped
 from launcher.batch.shape import Job
-from launcher.checks import batch as checks
+from launcher.checks import serving
 from launcher.errors import RequestError
 from launcher.plan import room, transfer
 from launcher.plan.shape import Gate, Plan, Stage, Step, observed
@@ -291,7 +291,7 @@ def _gates(
         "room",
         "Ray has room for the job",
         partial(
-            checks.room,
+            serving.job_room,
             site.inventory,
             least,
             most,
@@ -303,7 +303,7 @@ def _gates(
     disk = observed(
         "disk",
         "the head has room for the job's files",
-        partial(checks.disk, site.head, send, site.facts_of(site.head) or HostFacts()),
+        partial(serving.job_disk, site.head, send, site.facts_of(site.head) or HostFacts()),
     )
     return (
         room.cluster(cluster),

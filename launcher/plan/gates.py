@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.checks import images
+from launcher.checks import container
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
@@ -65,7 +65,7 @@ def versions(
         id="ray-version",
         what="every node's image runs the same Ray and the same Python",
         ask=tuple(ask(node) for node in nodes),
-        judge=images.judge_versions(nodes, ray_version, python_version),
+        judge=container.judge_versions(nodes, ray_version, python_version),
     )
 
 
@@ -82,7 +82,7 @@ def gpus(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
         id="gpus-in-docker",
         what="Docker hands out the declared GPUs, and CUDA starts",
         ask=tuple(ask(node) for node in nodes),
-        judge=images.judge_gpus(nodes),
+        judge=container.judge_gpus(nodes),
     )
 
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from launcher.checks import batch, gpu_use, serving
+from launcher.checks import serving
+from launcher.checks.gpu import ACCELERATOR
 from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server, noticed
-from launcher.checks.gpu_use import Holder
-from launcher.checks.host import ACCELERATOR
+from launcher.checks.serving import Holder
 from launcher.checks.shape import Evidence, Finding
 from launcher.model import Inventory, Node, fold
 from launcher.plan.request import Request
@@ -125,11 +125,11 @@ class _Room:
         jobs claim, in all.
         """
         inventory, said, split = self.inventory, self.seen.said, self.request.placement
-        batches = batch.holders(said)
+        batches = serving.job_holders(said)
         if self.request.backend == "ray":
             holders = [*(_holder(each, each.gpus) for each in self.others), *batches]
             own = sum(_in_ray(self.there).values())
-            return gpu_use.free_gpus(inventory, split.world, split.words, said, holders, own)
+            return serving.free_gpus(inventory, split.world, split.words, said, holders, own)
         if not inventory.ray.off and "jobs" not in said:
             text = f"Ray does not say what it holds: {said.get('error', 'no answer')}"
             return [
@@ -145,7 +145,7 @@ class _Room:
 
     def _gpus_on_nodes(self) -> list[Finding]:
         """Judge each node by itself; what the server that makes room has there, Ray gets back."""
-        busy, own = gpu_use.busy_by_node(self.seen.said), _in_ray(self.there)
+        busy, own = serving.busy_by_node(self.seen.said), _in_ray(self.there)
         found = []
         for name, count in self.request.placement.nodes:
             node = self.inventory.node(name)
@@ -153,7 +153,7 @@ class _Room:
                 _holder(each, held) for each in self.others if (held := _taken(each).get(name))
             ]
             in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
-            found.append(gpu_use.node_gpus(node, count, holders, in_ray))
+            found.append(serving.node_gpus(node, count, holders, in_ray))
         return found
 
     def port(self, node: Node) -> Finding:

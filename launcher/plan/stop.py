@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.checks import batch, serving
+from launcher.checks import serving
 from launcher.checks.ray import read_payload
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
@@ -79,7 +79,7 @@ def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
             for entry in entries
             if entry.alive and entry.name in {each.name for each in found}
         ]
-        return batch.stopped([each.id for each in found], said, alive)
+        return serving.jobs_stopped([each.id for each in found], said, alive)
 
     gate = Gate(
         id="batch-gone",
@@ -148,7 +148,7 @@ def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
             if each.name in names
         ]
         others = sum(each.gpus for each in kept.running if each.name not in names)
-        return serving.stopped(alive, open_ports, _about_ray(rest[len(probes) :]), others)
+        return serving.servers_stopped(alive, open_ports, _about_ray(rest[len(probes) :]), others)
 
     grace = max([grace, *(each.policy.grace for each in wanted)])
     return Gate(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from launcher import containers
-from launcher.checks import host, images
+from launcher.checks import container
+from launcher.checks.catalogue import ESSENTIAL
 from launcher.checks.gpu_memory import GPU_MEMORY, noticed
 from launcher.checks.shape import Check, Evidence
 from launcher.model import Inventory, Node, Secret, fold
@@ -235,7 +236,7 @@ def _without(site: Site, image: str) -> list[Node]:
 
 
 def _preflight(site: Site) -> tuple[Gate, ...]:
-    checks = [check for check in host.CHECKS if check.applies(site.inventory)]
+    checks = [check for check in ESSENTIAL if check.applies(site.inventory)]
     memory = () if site.inventory.secrets_in == "disk" else (gates.memory(site),)
     held = (_gpu_memory(site),) if GPU_MEMORY.applies(site.inventory) else ()
     return (*(_observed_gate(check, site) for check in checks), *held, *memory)
@@ -257,7 +258,7 @@ def _same_image(site: Site) -> Stage:
     gate = observed(
         "image",
         f"{site.inventory.image} is the same on every node",
-        lambda: images.same_identity(evidence),
+        lambda: container.same_identity(evidence),
     )
     return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))
 

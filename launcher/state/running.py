@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.checks import batch
-from launcher.checks.batch import OVER
-from launcher.checks.gpu_use import Holder
+from launcher.checks import serving
+from launcher.checks.serving import OVER, Holder
 from launcher.site import Site
 from launcher.state import servers
 from launcher.tools import job_store, payload
@@ -49,5 +48,5 @@ def holders(said: Mapping[str, Any]) -> list[Holder]:
             Holder(what=each.what, gpus=each.gpus, end=f"vlaunch stop {each.name}")
             for each in found
         ),
-        *batch.holders(said),
+        *serving.job_holders(said),
     ]

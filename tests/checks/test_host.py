@@ -1,402 +1,411 @@
-"""The essential checks: each passes, fails with a fix, or says why it could not look."""
+"""The login, the clock, disks, shared memory, and what a logout or a reboot would end."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from launcher.checks import host
-from launcher.checks.shape import Evidence
-from launcher.tools.docker import Given
-from launcher.tools.host import Address
-from tests.checks.conftest import Good, Load, first, judge
-
-
-@pytest.mark.parametrize("check", host.CHECKS, ids=lambda check: check.id)
-@pytest.mark.parametrize(
-    "more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"]
+from launcher.checks.host import object_store
+from launcher.tools.compile_cache import CompileCache
+from launcher.tools.host import StateDir
+from tests.checks.conftest import Good, Load, first
+from tests.checks.spoiled import (
+    MODEL,
+    NODES,
+    ROCE,
+    Case,
+    facts,
+    findings,
+    named,
+    stays_unknown,
+    turns_red,
 )
-def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
-    """On every accelerator and fabric."""
-    facts = {"gpu01": good(), "gpu02": good("10.0.0.12")}
-    found = check.judge(Evidence(inventory=load(more), facts=facts))
+from tests.containers import container
 
-    assert [each.status for each in found] == ["pass", "pass"]
+HOSTS = ROCE + "\nshm: host"
+GB = 10**9
+GIB = 1024**3
+BIG = {"model.safetensors": 800 * GIB}
+
+CASES = (
+    Case(
+        id="ssh",
+        red={"gpu03": "fail"},
+        text="cannot be reached: Connection refused",
+        fix="`ssh -p 2222 ops@gpu03 true`",
+        own={"gpu03": ", ssh: {user: ops, port: 2222}"},
+        evidence={
+            "facts": {name: facts(name) for name in NODES[:2]},
+            "missing": {"gpu03": "Connection refused"},
+        },
+    ),
+    Case(
+        id="sudo",
+        red={"gpu02": "fail"},
+        text="`sudo -n docker` may not be run by `ops` without a password",
+        fix="NOPASSWD",
+        more="docker: [sudo, -n, docker]\n" + ROCE,
+        facts={
+            "gpu02": {"docker_version": None, "said": {"docker": "sudo: a password is required"}}
+        },
+    ),
+    Case(
+        id="time-skew",
+        red={"gpu02": "warn"},
+        text="its clock is 5 s ahead of the other nodes'",
+        fix="timedatectl set-ntp true",
+        survey={"gpu02": {"skew": 5.1}},
+    ),
+    Case(
+        id="time-skew",
+        red={"gpu01": "fail"},
+        text="its clock is 100 s behind",
+        fix="on gpu01",
+        survey={"gpu01": {"skew": -99.9}},
+    ),
+    Case(
+        id="time-skew",
+        red={"": "warn"},
+        text="this machine's clock is 60 s behind the nodes'",
+        fix="this machine's clock",
+        survey={"*": {"skew": 60.0}},
+    ),
+    Case(
+        id="time-sync",
+        red={"gpu03": "warn"},
+        text="nothing keeps its clock",
+        fix="set-ntp true` on gpu03",
+        survey={"gpu03": {"synced": False}},
+    ),
+    Case(
+        id="remove-ipc",
+        red={"gpu02": "warn"},
+        text="RemoveIPC=yes: when `ops` logs out",
+        fix="sudo loginctl enable-linger ops",
+        survey={"gpu02": {"linger": False}},
+        more=HOSTS,
+    ),
+    Case(
+        id="next-boot",
+        red={"gpu01": "warn"},
+        text="the next boot, 6.11.0-9, has no nvidia module",
+        fix="dkms autoinstall -k 6.11.0-9",
+        survey={"gpu01": {"next_kernel_has_driver": False, "next_kernel": "6.11.0-9"}},
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="Ray's object store of 9.3 GiB does not fit: the host's /dev/shm has 0.1 GiB",
+        fix="object_store: 75MiB",
+        survey={"gpu02": {"shm": 64 << 20, "shm_free": 64 << 20}},
+        more=HOSTS,
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="1.0 GiB of it free",
+        fix="mount -o remount",
+        survey={"gpu02": {"shm_free": 1 << 30}},
+        more=HOSTS,
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="the container's /dev/shm, half of the memory, has 1.0 GiB",
+        fix="object_store: 512MiB}` in the inventory, or make it larger: give `shm:` a size",
+        survey={"gpu02": {"memory": 2 << 30}},
+        more=ROCE + "\nray: {object_store: 2GiB}",
+    ),
+    Case(
+        id="shm",
+        red=dict.fromkeys(NODES, "fail"),
+        text="`shm:` has 1.0 GiB",
+        fix="raise `shm:`",
+        more=ROCE + "\nshm: 1GiB",
+    ),
+    Case(
+        id="disk",
+        red={"gpu02": "fail"},
+        text="4.0 GiB free under /data, 5 GiB needed",
+        fix="set `hf_home:` to a larger disk",
+        facts={"gpu02": {"disk_free": 4 * GIB}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu02": "fail"},
+        text="29.0 GiB free under Docker's own directory, 30 GiB needed to pull the image",
+        fix="`docker image prune -a`",
+        facts={"gpu02": {"docker_disk_free": 29 * GIB, "images": {}}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu03": "fail"},
+        text="4.0 GiB free under Docker's own directory, 5 GiB needed",
+        fix="`data-root`",
+        facts={"gpu03": {"docker_disk_free": 4 * GIB}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu03": "fail"},
+        text="500.0 GiB free under /data, 805 GiB needed for the model",
+        fix="larger disk",
+        facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
+        also=("model",),
+    ),
+    Case(
+        id="cache-dir",
+        red={"gpu02": "warn"},
+        text="would lie on nfs4, a file system over the network",
+        fix="set `cache_dir:` of gpu02",
+        facts={"gpu02": {"compiled": CompileCache(kind="nfs4", size=GIB)}},
+    ),
+)
+
+UNKNOWN = (
+    (
+        Case(id="time-skew", red={}, text="", fix="", survey={"gpu01": {"skew": None}}),
+        "its clock was not read",
+    ),
+    (
+        Case(id="time-sync", red={}, text="", fix="", survey={"gpu01": {"synced": None}}),
+        "no time daemon",
+    ),
+    (
+        Case(
+            id="remove-ipc",
+            red={},
+            text="",
+            fix="",
+            survey={"gpu01": {"remove_ipc": None}},
+            more=HOSTS,
+        ),
+        "is not known",
+    ),
+    (
+        Case(
+            id="next-boot",
+            red={},
+            text="",
+            fix="",
+            survey={"gpu01": {"next_kernel_has_driver": None}},
+        ),
+        "is not known",
+    ),
+    (
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, more=HOSTS),
+        "size of /dev/shm is not known",
+    ),
+    (
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"memory": None}}),
+        "memory is not known",
+    ),
+)
 
 
-def test_checks_are_told_apart_and_say_what_and_why() -> None:
-    """The id is the word of the documentation; `what` is a sentence that is true when the check is
-    green.
-    """
-    ids = [check.id for check in host.CHECKS]
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
 
-    assert len(set(ids)) == len(ids)
-    assert all(check.what and check.why and not check.what.endswith(".") for check in host.CHECKS)
+
+def test_a_node_says_who_it_was_reached_as() -> None:
+    """The value to fold by."""
+    assert {each.text for each in findings(Case(id="ssh", red={}, text="", fix=""))} == {
+        "answers, as ops"
+    }
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)
+
+
+@pytest.mark.parametrize("spared", [{"uid": 0}, {"remove_ipc": False}, {"linger": True}])
+def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
+    """Root and other system users, those who linger, and hosts where it is switched off."""
+    case = Case(
+        id="remove-ipc",
+        red={},
+        text="",
+        fix="",
+        survey={"*": {"linger": False, **spared}},
+        more=HOSTS,
+    )
+
+    assert {each.status for each in findings(case)} == {"pass"}
+
+
+@pytest.mark.parametrize("survey", [{"remove_ipc": None}, {"uid": None}])
+def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
+    survey: dict[str, object],
+) -> None:
+    """What logind does need not be known then."""
+    found = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
+
+    assert {(each.status, each.text) for each in found} == {
+        ("pass", "the containers have shared memory of their own")
+    }
 
 
 @pytest.mark.parametrize(
-    ("said", "text", "fix"),
+    ("wanted", "memory", "shm", "store"),
     [
-        (
-            "permission denied while trying to connect",
-            "`ops` may not talk to Docker",
-            "docker: [sudo, -n, docker]",
-        ),
-        (
-            "sudo: a password is required",
-            "`docker` may not be run by `ops` without a password",
-            "/etc/sudoers.d/vlaunch",
-        ),
-        (
-            "sudo: a terminal is required to read the password",
-            "`docker` may not be run by `ops` without a password",
-            "NOPASSWD",
-        ),
-        (
-            "sudo: sorry, you must have a tty to run sudo",
-            "sudo runs `docker` only from a terminal (`requiretty` in sudoers)",
-            "Defaults:ops !requiretty",
-        ),
-        (
-            "sh: 1: docker: not found",
-            "`docker` is not installed",
-            "https://docs.docker.com/engine/install/",
-        ),
-        ("timeout: 'docker': No such file or directory", "`docker` is not installed", "install"),
-        ("Cannot connect to the Docker daemon", "Docker does not answer", "systemctl start docker"),
-        (
-            "dial unix /run/docker.sock: no such file or directory",
-            "Docker does not answer",
-            "systemctl start docker",
-        ),
-        ("", "Docker does not answer", "systemctl start docker"),
+        (4 * GB, 100 * GB, 50 * GB, 4 * GB),
+        (None, 100 * GB, 50 * GB, 30 * GB),
+        (None, 1000 * GB, 1000 * GB, 200 * GB),
+        (None, 1000 * GB, 100 * GB, 95 * GB),
+        (None, 1000 * GB, 1 * GB, 10 * GB),
+        (None, 10 * GB, 1 * GB, 3 * GB),
     ],
 )
-def test_a_docker_that_does_not_answer_is_told_why(
-    said: str, text: str, fix: str, load: Load, good: Good
+def test_the_object_store_is_as_large_as_ray_makes_it(
+    wanted: int | None, memory: int, shm: int, store: int
 ) -> None:
-    """Each with its own remedy, and Docker's words as evidence."""
-    found = first("docker", load, good(docker_version=None, said={"docker": said}))
+    """Three tenths of memory, bounded by 200 GB and by shared memory, but not below 10 GB."""
+    assert object_store(wanted, memory, shm) == store
 
-    assert (found.status, found.text, found.evidence) == ("fail", text, said)
-    assert fix in found.fix
+
+def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
+    """The value to fold by."""
+    case = Case(
+        id="shm", red={}, text="", fix="", more=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
+    )
+
+    assert findings(case)[0].text == "/dev/shm of 8.0 GiB holds Ray's object store of 4.0 GiB"
 
 
 @pytest.mark.parametrize(
-    ("docker", "said", "text", "fix"),
+    ("changed", "files", "text"),
     [
-        ("[docker]", "", "`docker version` did not answer within 15 s", "`ssh gpu01 time docker"),
+        ({}, BIG, "the image is here, more than 1 TiB free under /data; the model is here"),
         (
-            "[sudo, -n, docker]",
-            "",
-            "`sudo -n docker version` did not answer within 15 s",
-            "`ssh gpu01 time sudo -n docker version`",
+            {"images": {}},
+            None,
+            (
+                "room for the image (30 GiB), more than 1 TiB free under /data; the model's size is"
+                " not known"
+            ),
         ),
         (
-            "[sudo, -n, docker]",
-            "sudo: unable to resolve host n1: Temporary failure in name resolution",
-            "`sudo -n docker version` did not answer within 15 s: sudo cannot resolve the node's"
-            " own name, `n1`",
-            "`echo '10.0.0.11 n1' | sudo tee -a /etc/hosts` on gpu01",
+            {"disk_free": 6 * GIB},
+            None,
+            "the image is here, more than 5 GiB free under /data; the model's size is not known",
         ),
     ],
 )
-def test_a_docker_that_is_late_is_not_said_to_be_down(
-    docker: str, said: str, text: str, fix: str, load: Load, good: Good
+def test_green_says_no_more_than_is_known(
+    changed: dict[str, object], files: dict[str, int] | None, text: str
 ) -> None:
-    """What did not answer within how many seconds, and what to try."""
-    facts = good(
-        docker_version=None, hostname="n1", said={"docker": said}, late=frozenset({"docker"})
+    """A model that no node has may be of any size."""
+    found = findings(
+        Case(
+            id="disk",
+            red={},
+            text="",
+            fix="",
+            facts={"*": changed},
+            files=dict.fromkeys(NODES, files),
+        )
     )
-    found = first("docker", load, facts, f"docker: {docker}")
 
-    assert (found.status, found.text, found.evidence) == ("fail", text, said)
-    assert fix in found.fix
-    assert "systemctl start" not in found.fix
-
-
-@pytest.mark.parametrize("status", ["fail", "pass"])
-def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: Good) -> None:
-    """Fewer is a failure that says how many; more is none."""
-    found = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
-
-    assert found.status == status
-    if status == "fail":
-        assert found.text == "2 GPUs visible, 3 declared"
-        assert "set `gpus: 2` for gpu01" in found.fix
-
-
-def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
-    """By their index or their UUID, whichever others there are."""
-    assert first("accelerator", load, good(), gpus="[1]").status == "pass"
-    found = first("accelerator", load, good(), gpus="[1, 5]")
-
-    assert (found.status, found.text) == ("fail", "2 GPUs visible, 1, 5 declared")
-    assert "set others under `gpus:` for gpu01" in found.fix
+    assert {(each.status, each.text) for each in found} == {("pass", text)}
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "fix"),
+    ("compiled", "status", "text"),
     [
-        (
-            Given(container="vlaunch-a-n", cluster="a", count=1),
-            "GPU 0 is given to cluster a, too",
-            "[1]",
-        ),
-        (
-            Given(container="vlaunch-a-n", cluster="a", count=-1),
-            "GPU 0 is given to cluster a, too",
-            "end the other one, or use fewer: 0 of gpu01 are free",
-        ),
-        (Given(container="vlaunch-a-n", cluster="a", ids=("GPU-1",)), "", ""),
-        (Given(container="vlaunch-c-n", cluster="c", count=2), "", ""),
+        (CompileCache(kind="xfs"), "pass", "xfs, nothing compiled yet"),
+        (CompileCache(kind="xfs", size=5 * GIB // 2), "pass", "xfs, 2.5 GiB compiled"),
+        (None, "skip", "the file system of `cache_dir` is not known"),
     ],
 )
-def test_gpus_belong_to_one_cluster(
-    given: Given, text: str, fix: str, load: Load, good: Good
+def test_what_engines_compiled_is_told_with_its_size(
+    compiled: CompileCache | None, status: str, text: str
 ) -> None:
-    """Docker gives one to as many containers as ask for it; our own are no others."""
-    found = first("gpu-shared", load, good(given=(given,)), gpus="[0]")
+    """And is not called good where nobody knows."""
+    case = Case(id="cache-dir", red={}, text="", fix="", facts={"*": {"compiled": compiled}})
 
-    assert (found.status, found.text) == ("fail" if text else "pass", text)
-    assert fix in found.fix
+    assert {(each.status, each.text) for each in findings(case)} == {(status, text)}
 
 
-def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -> None:
-    """No container with GPUs starts on such a host, whichever it asks for."""
-    words = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
-    found = first("accelerator", load, good(lost_gpus=(words,)), gpus="2")
-
-    assert (found.status, found.text, found.evidence) == (
-        "fail",
-        "the driver has lost a GPU",
-        words,
+def test_a_cluster_of_cpus_needs_less() -> None:
+    """Its image has no CUDA libraries."""
+    facts = {"disk_free": 2 * GIB, "docker_disk_free": 4 * GIB, "images": {}}
+    found = findings(
+        Case(id="disk", red={}, text="", fix="", more="accelerator: cpu", facts={"*": facts})
     )
-    assert "reboot gpu01" in found.fix
+
+    assert {each.status for each in found} == {"pass"}
 
 
-def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
-    """`nvidia-smi` is not there."""
-    found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))
+def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
+    """Its containers are made of an image of ours, which may have another name."""
+    facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (container(),)}
 
-    assert (found.status, found.text, found.evidence) == (
-        "fail",
-        "no NVIDIA GPU visible",
-        "nvidia-smi: not found",
-    )
-    assert "install the driver" in found.fix
-
-
-@pytest.mark.parametrize(
-    ("there", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")]
-)
-def test_the_declared_amd_gpus_must_be_there(
-    there: int | None, status: str, load: Load, good: Good
-) -> None:
-    """Counted from the kernel's topology."""
-    renders = None if there is None else tuple(range(128, 128 + there))
-    found = first("accelerator", load, good(amd_renders=renders), "accelerator: amd")
-
-    assert found.status == status
-    if status == "fail":
-        assert found.text == f"{there or 0} AMD GPUs visible, 2 declared"
-        assert "modprobe amdgpu" in found.fix
-
-
-@pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
-@pytest.mark.parametrize(("gpus", "status"), [("1", "fail"), ("2", "pass")])
-def test_a_privileged_container_needs_all_gpus_of_its_node(
-    accelerator: str, gpus: str, status: str, load: Load, good: Good
-) -> None:
-    """It sees all of them, whichever Docker hands out, and ranks would take the first ones."""
-    more = f"accelerator: {accelerator}\nprivileged: true"
-    found = first("accelerator", load, good(amd_renders=(128, 129)), more, gpus=gpus)
-
-    assert found.status == status
-    if status == "fail":
-        assert found.text == "a container with `privileged: true` sees all 2 GPUs, 1 declared"
-        assert found.fix.startswith("set `gpus: 2` for gpu01, or replace `privileged: true`")
-
-
-def test_cpu_slots_need_no_device(load: Load, good: Good) -> None:
-    """They are what Ray counts, nothing more."""
     assert (
-        first("accelerator", load, good(gpus=None, amd_renders=None), "accelerator: cpu").status
+        findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": facts}))[0].status
         == "pass"
     )
 
 
 @pytest.mark.parametrize(
-    ("runtimes", "toolkit", "status"),
+    ("changed", "reason"),
     [
-        (("runc",), False, "fail"),
-        ((), False, "fail"),
-        (("nvidia", "runc"), False, "pass"),
-        (("runc",), True, "pass"),
+        ({"disk_free": None}, "`df` gave no answer"),
+        ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not"),
     ],
 )
-def test_docker_needs_nvidias_runtime_or_hook(
-    runtimes: tuple[str, ...], toolkit: bool, status: str, load: Load, good: Good
-) -> None:
-    """Either way of handing out GPUs will do."""
-    found = first("gpu-runtime", load, good(runtimes=runtimes, toolkit=toolkit))
-
-    assert found.status == status
-    if status == "fail":
-        assert "nvidia-ctk runtime configure" in found.fix
-        assert found.evidence == "runtimes: " + (", ".join(runtimes) or "none")
-
-
-def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
-    load: Load, good: Good
-) -> None:
-    """The check `docker` has said it."""
-    assert first("gpu-runtime", load, good(docker_version=None, runtimes=())).status == "pass"
-
-
-def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) -> None:
-    """The addresses that are there are the evidence, without loopback."""
-    found = first("address", load, good("10.9.9.9"))
-
-    assert (found.status, found.text, found.evidence) == (
-        "fail",
-        "no interface carries 10.0.0.11",
-        "eth0 10.9.9.9",
-    )
-    assert "set `ip:` of gpu01" in found.fix
-
-
-@pytest.mark.parametrize(
-    ("interface", "text"),
-    [
-        ("eth7", "there is no interface `eth7` with an address"),
-        ("eth1", "10.0.0.11 is on `eth0`, not on `eth1`"),
-    ],
-)
-def test_the_declared_interface_must_carry_the_address(
-    interface: str, text: str, load: Load, good: Good
-) -> None:
-    """The fix names the right one."""
-    other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True)
-    facts = good(addresses=(*(good().addresses or ()), other))
-    found = judge(
-        "address",
-        load(f"network: {{interface: {interface}}}"),
-        gpu01=facts,
-        gpu02=good("10.0.0.12"),
-    )[0]
-
-    assert (found.status, found.text) == ("fail", text)
-    assert "set `network: {interface: eth0}` for gpu01" in found.fix
-
-
-def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
-    """Its address alone proves nothing."""
-    down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False)
-    found = first("address", load, good(addresses=(down,)))
-
-    assert (found.status, found.text) == ("fail", "`eth0` is down")
-    assert "ip link set eth0 up" in found.fix
-
-
-@pytest.mark.parametrize("fabric", ["infiniband", "roce"])
-def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
-    """NCCL would silently use TCP."""
-    found = first(
-        "rdma-devices",
-        load,
-        good(infiniband=(), said={"infiniband": "ls: cannot access"}),
-        f"network: {{fabric: {fabric}}}",
-    )
-
-    assert (found.status, found.text) == (
-        "fail",
-        f"no /dev/infiniband, though the inventory says {fabric}",
-    )
-    assert found.evidence == "ls: cannot access"
-    assert "modprobe" in found.fix
-
-
-def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
-    """Nothing is asked for that the inventory does not say."""
-    assert first("rdma-devices", load, good(infiniband=())).status == "pass"
-
-
-@pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening")])
-def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
-    id_: str, missing: str, load: Load, good: Good
-) -> None:
+def test_room_that_is_not_known_is_skipped(changed: dict[str, object], reason: str) -> None:
     """Never green."""
-    found = first(id_, load, good(**{missing: None}))
+    found = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
 
     assert found.status == "skip"
-    assert found.text
+    assert reason in found.text
 
 
-def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> None:
-    """A fix is a thing to do."""
-    bad = good(
-        "10.9.9.9",
-        docker_version=None,
-        gpus=None,
-        infiniband=(),
-        disk_free=1,
-        listening=frozenset({("::", 6379)}),
-        said={"docker": "x"},
+def test_a_model_that_is_a_path_is_not_counted() -> None:
+    """It need not be on the same disk."""
+    case = Case(
+        id="disk",
+        red={},
+        text="",
+        fix="",
+        facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
+        evidence={"model": f"/models/{MODEL}"},
     )
-    inventory = load("network: {fabric: roce}")
-    evidence = Evidence(inventory=inventory, facts={"gpu01": bad, "gpu02": bad})
-    found = [
-        each for check in host.CHECKS for each in check.judge(evidence) if each.status == "fail"
-    ]
 
-    assert len({each.text for each in found}) >= 6
-    assert all(
-        each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found
-    )
+    assert [each.status for each in findings(case)] == ["pass"] * 3
 
 
 @pytest.mark.parametrize(
-    ("changed", "status", "text"),
+    ("state", "status", "text"),
     [
-        ({}, "pass", ""),
-        ({"podman": True}, "fail", "`docker` is Podman here, not Docker"),
-        ({"security": ("seccomp", "rootless")}, "fail", "Docker runs rootless here"),
-        ({"docker_version": None}, "skip", "Docker did not answer"),
+        (StateDir(writable=True, read_only=False, free=64 << 20), "pass", "can be written to"),
+        (
+            StateDir(writable=True, read_only=False, free=1 << 20),
+            "fail",
+            "1 MiB free for /srv/v/c, 64 MiB needed",
+        ),
+        (
+            StateDir(writable=False, read_only=True, free=1 << 40),
+            "fail",
+            "/srv/v/c is on a read-only file system",
+        ),
+        (
+            StateDir(writable=False, read_only=False, free=1 << 40),
+            "fail",
+            "/srv/v/c cannot be written to by `ops`",
+        ),
+        (None, "skip", "could not be looked at"),
     ],
 )
-def test_only_roots_docker_will_do(
-    changed: dict[str, Any], status: str, text: str, load: Load, good: Good
+def test_the_state_directory_must_take_what_is_written(
+    state: StateDir | None, status: str, text: str, load: Load, good: Good
 ) -> None:
-    """What else answers is refused, once."""
-    facts = good(**changed)
-    found = first("docker-engine", load, facts)
+    """Room, right and file system; the fix is another place."""
+    found = first("state-dir", load, good(state=state), "state_dir: /srv/v")
 
-    assert found.status == status
-    assert text in found.text
-    assert status != "fail" or "unix:///var/run/docker.sock" in found.fix
-    assert not changed.get("podman") or first("docker", load, facts).status == "skip"
-
-
-@pytest.mark.parametrize(
-    ("security", "labels", "status"),
-    [
-        (("selinux",), {"/data/hf": "default_t", "/root/.vlaunch": "container_file_t"}, "fail"),
-        (("selinux",), {"/data/hf": "container_file_t"}, "pass"),
-        (("selinux",), {"/data/hf": "nfs_t"}, "pass"),
-        (("selinux",), None, "pass"),
-        ((), {"/data/hf": "default_t"}, "pass"),
-    ],
-)
-def test_selinux_must_let_containers_read_what_they_mount(
-    security: tuple[str, ...], labels: dict[str, str] | None, status: str, load: Load, good: Good
-) -> None:
-    """Only where it enforces, and Docker has it on; the fix labels just those folders."""
-    found = first("selinux", load, good(security=security, selinux=labels))
-
-    assert found.status == status
-    if status == "fail":
-        assert found.text == "SELinux keeps containers from /data/hf"
-        assert found.evidence == "/data/hf: default_t"
-        assert "`sudo chcon -Rt container_file_t /data/hf`" in found.fix
+    assert (found.status, text in found.text) == (status, True), found
+    assert ("`state_dir:`" in found.fix) is (status == "fail")

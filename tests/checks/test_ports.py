@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.checks.ports import PORT_RANGE, ports_of
+from launcher.checks.catalogue import select
+from launcher.checks.ports import ports_of
 from launcher.checks.shape import Evidence
 from launcher.model import Inventory
 from launcher.tools import payload, ray
@@ -195,7 +196,8 @@ def test_ports_that_the_firewall_leaves_open_are_a_warning(
 ) -> None:
     """Sockets that ask nobody for a password listen there."""
     facts = {"gpu01": good(survey=Survey(port_range=found))}
-    finding = PORT_RANGE.judge(Evidence(inventory=load(), facts=facts))[0]
+    (check,) = select(only=("port-range",))
+    finding = check.judge(Evidence(inventory=load(), facts=facts))[0]
 
     assert finding.status == status
     if status == "warn":

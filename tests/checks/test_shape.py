@@ -10,10 +10,12 @@ from launcher.checks.shape import (
     Finding,
     Host,
     Status,
+    alike,
     each,
     failed,
     folded,
     passed,
+    skipped,
     surveyed,
     surveys,
     worst,
@@ -96,3 +98,29 @@ def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
     said = [passed("n1"), passed("n2"), passed("n1")]
 
     assert [each.node for each in folded(said)] == ["n[1-2]"]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"gpu01": 1}, ["pass 1"]),
+        ({"gpu01": 1, "gpu02": 7, "gpu03": 1}, ["pass 1", "fail 7, gpu[01,03] 1", "pass 1"]),
+        ({"gpu01": 2, "gpu02": 1}, ["pass 2", "fail 1, gpu01 2"]),
+        ({"gpu01": None, "gpu02": 1, "gpu03": 1}, ["skip unknown", "pass 1", "pass 1"]),
+        ({"gpu01": None}, ["skip unknown"]),
+    ],
+)
+def test_the_odd_one_is_told_from_whom_it_differs(
+    values: dict[str, int | None], told: list[str]
+) -> None:
+    """Most nodes are right, and of two the first; the others pass with the value."""
+    evidence = HEALTHY.seen()
+    facts = {name: evidence.facts[name] for name in values}
+
+    judge = alike(
+        lambda host: skipped(host, "unknown") if (one := values[host.name]) is None else one,
+        lambda host, value, common, others: failed(host, f"{value}, {others} {common}"),
+    )
+    found = judge(replace(evidence, facts=facts))
+
+    assert [f"{each.status} {each.text}" for each in found] == told

