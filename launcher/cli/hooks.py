@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from launcher.errors import HookError, LockError, RequestError, VlaunchError
 from launcher.events import Event
@@ -187,6 +186,8 @@ def _execute(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
         )
     except OSError as error:
         raise HookError(
@@ -196,75 +197,31 @@ def _execute(
                 " hooks out"
             ),
         ) from None
-    out = process.stdout
-    assert out is not None  # noqa: S101 - it was asked for
-    ended = False
+    over = threading.Event()
+
+    def show_lines() -> None:
+        """Show what the program prints, and drop what a child that it left behind prints later."""
+        with process.stdout as out:  # type: ignore[union-attr]
+            for line in iter(lambda: out.readline(_LINE), ""):
+                if not over.is_set():
+                    text = f"{name}: {line.rstrip()}"
+                    to.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))
+
+    reader = threading.Thread(target=show_lines, daemon=True)
+    reader.start()
     try:
-        ended = _follow(process, out, time.monotonic() + deadline, name, to)
+        process.wait(timeout=deadline)
+        reader.join(timeout=_LINGER)
+    except subprocess.TimeoutExpired:
+        return None
     finally:
-        # A child in the background may go on printing: it is the hook's own, and must neither wait
-        # for us nor we for it.
-        threading.Thread(target=_drop, args=(out,), daemon=True).start()
-        if not ended:
+        over.set()
+        if process.poll() is None:
             _end(process)
-    return process.returncode if ended else None
+    return process.returncode
 
 
-def _follow(
-    process: subprocess.Popen[bytes], out: IO[bytes], until: float, name: str, to: Printer
-) -> bool:
-    """Show lines until the program has ended and said all, or leaves a child behind that holds its
-    output; False: too late.
-
-    Only what can be shown is read: a program that prints faster waits.
-    """
-
-    def show(line: bytes) -> None:
-        text = line.decode("utf-8", "replace").rstrip("\r")
-        to.show(Event(kind="note", stage="hook", text=f"{name}: {text}", data={"hook": name}))
-
-    ready, over, rest = select.poll(), 0.0, b""
-    ready.register(out, select.POLLIN)
-    while True:
-        now = time.monotonic()
-        if process.poll() is not None:
-            over = over or now + _LINGER
-            if now >= over:
-                break
-        elif now >= until:
-            return False
-        if not ready.poll(100):
-            continue
-        if not (said := os.read(out.fileno(), _LINE)):
-            break
-        rest = _show_lines(rest + said, show)
-    if rest:
-        show(rest)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=max(0.0, until - time.monotonic()))
-        return True
-    return False
-
-
-def _show_lines(said: bytes, show: Callable[[bytes], None]) -> bytes:
-    """Show the whole lines of what was read; return what is left, unless it is as long as a line
-    may be.
-    """
-    *lines, rest = said.split(b"\n")
-    if len(rest) >= _LINE:
-        lines, rest = [*lines, rest], b""
-    for line in lines:
-        show(line)
-    return rest
-
-
-def _drop(out: IO[bytes]) -> None:
-    with contextlib.suppress(OSError), out:
-        while os.read(out.fileno(), 1 << 16):
-            pass
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     """End the whole group: politely, then for certain, for a child may ignore what its parent
     obeys.
     """
