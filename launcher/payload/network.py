@@ -25,7 +25,6 @@ import network_node
 import network_start
 
 TAIL = 2000
-LOOKED_UP = 16  # names of other nodes at most
 # resolv.conf(5): the shortest that glibc waits for a name server
 QUICK_NAMES = "timeout:1 attempts:1"
 
@@ -143,9 +142,8 @@ class Probe:
         self.started = time.monotonic()
         self.error = ""
         self.env = network_node.environment()
-        self.peers = dict(each.split("=", 1) for each in args.nodes.split(","))
-        del self.peers[args.node]
-        self.names: network_start.Names | None = None
+        names = [each.partition("=")[0] for each in args.nodes.split(",")]
+        self.peers = [name for name in names if name != args.node]
 
     def run(self) -> dict[str, object]:
         """Start the ranks, wait, end them, and return the report."""
@@ -160,8 +158,6 @@ class Probe:
             for child in self.children:
                 held = listener.fileno() if listener and child.rank == 0 else -1
                 child.start([*self.program, "--child", str(child.local), *self.argv], env, held)
-            looked_up = dict(list(self.peers.items())[:LOOKED_UP])
-            self.names = network_start.Names(looked_up)
             threading.Thread(target=self.meet, args=(listener,), daemon=True).start()
             self.error = self.watch()
         except network_node.Unusable as error:
@@ -191,7 +187,7 @@ class Probe:
                     args.torch,
                 )
             else:
-                here = network_start.Gathering(listener, args.nonce, list(self.peers))
+                here = network_start.Gathering(listener, args.nonce, self.peers)
                 word = f"go {','.join(here.wait(self.is_ready, args.reach, args.torch))}"
                 listener.close()
         except (network_start.Unmet, OSError) as error:
@@ -263,7 +259,6 @@ class Probe:
     def report(self) -> dict[str, object]:
         """In the shape of `Report`."""
         facts: dict[str, object] = next((child.facts for child in self.children if child.facts), {})
-        versions = facts.get("versions") or {}
         return {
             "node": self.args.node,
             "backend": self.args.backend,
@@ -277,13 +272,9 @@ class Probe:
             "shared_switch": network_node.shared_switch(),
             "env": self.env,
             "gpu": facts.get("gpu", ""),
-            "versions": versions,
-            "inside": {
-                **network_node.inside(self.args.running),
-                "nccl": versions.get("nccl", ""),
-                "cuda": versions.get("cuda", ""),
-            },
-            "names": self.names.seconds() if self.names else {},
+            "versions": facts.get("versions") or {},
+            "infiniband": network_node.infiniband(),
+            "memlock": network_node.memlock(),
             "seconds": round(time.monotonic() - self.started, 3),
             "error": self.error,
         }
@@ -378,9 +369,6 @@ def parsed(argv: list[str]) -> argparse.Namespace:
         "--max-bytes", type=int, default=0, help="0: 256 MiB for nccl, 64 MiB for gloo"
     )
     parser.add_argument("--nonce", required=True)
-    parser.add_argument(
-        "--running", action="store_true", help="the container is the one that serves"
-    )
     parser.add_argument(
         "--child",
         type=int,

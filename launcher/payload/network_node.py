@@ -1,52 +1,23 @@
-"""What the network probe sees of its node without torch: the container's rights and devices, the
-port, NCCL's log files.
+"""The network probe's view of its node without torch: the container's rights and devices, the port,
+NCCL's log files.
 
 Standard library only; imported by `network.py`.
 """
 
 from __future__ import annotations
 
-import ctypes.util
+import contextlib
 import errno
 import glob
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import resource
 import socket
 
 NETWORK_ENV = ("NCCL_", "GLOO_", "TP_", "UCX_", "VLLM_HOST_IP")
-# Bit numbers from linux/capability.h.
-CAPABILITIES = {
-    0: "CHOWN",
-    1: "DAC_OVERRIDE",
-    5: "KILL",
-    12: "NET_ADMIN",
-    13: "NET_RAW",
-    14: "IPC_LOCK",
-    15: "IPC_OWNER",
-    16: "SYS_MODULE",
-    17: "SYS_RAWIO",
-    18: "SYS_CHROOT",
-    19: "SYS_PTRACE",
-    21: "SYS_ADMIN",
-    23: "SYS_NICE",
-    24: "SYS_RESOURCE",
-    38: "PERFMON",
-    39: "BPF",
-}
 # PCI codes (pci.ids): NVIDIA and AMD; displays, and accelerators without one.
 GPU_VENDORS, GPU_CLASSES = ("0x10de", "0x1002"), ("0x03", "0x12")
-LIBRARY_FOLDERS = (
-    "/lib/*-linux-gnu",
-    "/usr/lib/*-linux-gnu",
-    "/usr/lib64",
-    "/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-)
 LOG_LIMIT = 2_000_000
 _TELLING = re.compile(
     r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL"
@@ -73,43 +44,17 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in sorted(os.environ.items()) if key.startswith(NETWORK_ENV)}
 
 
-def inside(running: bool) -> dict[str, object]:
-    """What this container is like, in the shape of the launcher's `Inside`."""
+def memlock() -> int | None:
+    """Return the bytes that a process may lock; None without a limit."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    unlimited = soft == resource.RLIM_INFINITY
-    return {
-        "running": running,
-        "memlock": None if unlimited else soft,
-        "memlock_unlimited": unlimited,
-        "capabilities": capabilities(_status()),
-        "infiniband": _listed("/dev/infiniband"),
-        "libibverbs": library("libibverbs.so.1") or ctypes.util.find_library("ibverbs") or "",
-        "shm": _size("/dev/shm"),
-        "python": platform.python_version(),
-        "ray": _version("ray"),
-        "torch": _version("torch"),
-        "env": environment(),
-    }
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
-def capabilities(status: str) -> list[str]:
-    """Names of the effective capabilities in the text of /proc/self/status, those that a network or
-    a debugger needs.
-    """
-    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.M)
-    mask = int(found[1], 16) if found else 0
-    return [name for bit, name in CAPABILITIES.items() if mask >> bit & 1]
-
-
-def library(name: str) -> str:
-    """Path of a shared library in the usual folders and those of LD_LIBRARY_PATH; empty when it is
-    in none.
-    """
-    own = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
-    for folder in (*own, *LIBRARY_FOLDERS):
-        for path in sorted(glob.glob(os.path.join(folder, name))):
-            return path
-    return ""
+def infiniband() -> list[str]:
+    """Return what is in /dev/infiniband."""
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir("/dev/infiniband"))
+    return []
 
 
 def cuda_compatibility(env: dict[str, str]) -> dict[str, str]:
@@ -152,44 +97,13 @@ def reserve(master: str, port: int) -> socket.socket:
     except OSError as error:
         held.close()
         if error.errno == errno.EADDRINUSE:
-            raise Unusable(f"port {port} is taken on the head{taken_by(port)}") from None
+            raise Unusable(f"port {port} is taken on the head") from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise Unusable(
                 f"{master} is not an address of this node; its probe must run in the host's network"
             ) from None
         raise Unusable(f"cannot bind {master}:{port}: {error.strerror}") from None
     return held
-
-
-def taken_by(port: int) -> str:
-    """` by pid N (NAME)` for who listens at a TCP port, as far as /proc tells; a container does not
-    see others' processes.
-    """
-    inodes = listeners(port)
-    for link in glob.glob("/proc/[0-9]*/fd/*") if inodes else ():
-        try:
-            if os.readlink(link)[8:-1] in inodes:
-                pid = link.split("/")[2]
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    return f" by pid {pid} ({file.read().strip()})"
-        except OSError:
-            continue
-    return ""
-
-
-def listeners(port: int) -> set[str]:
-    """Return the inodes of the sockets that listen at a TCP port."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii") as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        inodes |= {
-            row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
-        }
-    return inodes
 
 
 def telling(text: str) -> str:
@@ -281,30 +195,4 @@ def _read(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(50_000_000)
     except OSError:
-        return ""
-
-
-def _status() -> str:
-    return _read("/proc/self/status")
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _size(folder: str) -> int | None:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_frsize * found.f_blocks
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
         return ""

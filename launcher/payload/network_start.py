@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import threading
 import time
 
 GREETING = 10.0  # seconds within which a probe answers another one
@@ -153,30 +152,3 @@ def knock(host: str, port: int, window: float) -> socket.socket:
             )
         time.sleep(2 * PAUSE)
     raise Unmet(f"the head did not open {host}:{port} within {window:.0f} s: {why}")
-
-
-class Names:
-    """How long it takes to look up the names of addresses, with this container's own settings.
-
-    torch's store asks for the name of whoever is on the other side of each connection (c10d,
-    socket.cpp, `formatSockAddr`), and glibc asks a name server that does not answer for 10 s.
-    """
-
-    def __init__(self, nodes: dict[str, str]) -> None:
-        self.began = time.monotonic()
-        self.took: dict[str, float | None] = dict.fromkeys(nodes)
-        for name, ip in nodes.items():
-            threading.Thread(target=self.look, args=(name, ip), daemon=True).start()
-
-    def look(self, name: str, ip: str) -> None:
-        with contextlib.suppress(OSError):
-            socket.getnameinfo((ip, 0), 0)
-        self.took[name] = time.monotonic() - self.began
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds by node; those so far for what is still looked up."""
-        spent = time.monotonic() - self.began
-        return {
-            name: round(spent if each is None else each, 3)
-            for name, each in dict(self.took).items()
-        }

@@ -226,7 +226,6 @@ def _inside(site: Site, node: Node, ask: Ask, rank: int) -> tuple[str, ...]:
         deadline=deadline(inventory, ask),
         pair_timeout=ask.pair_timeout,
         nonce=ask.nonce,
-        running=own is not None,
     )
     if own is not None:
         return docker.exec_(node.docker, own.name, *argv, stdin=True)

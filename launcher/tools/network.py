@@ -16,7 +16,6 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv, Level
 from launcher.tools import decode, untrusted
 from launcher.tools.decode import Text
-from launcher.tools.inside import Inside
 
 Backend = Literal["nccl", "gloo"]
 
@@ -93,12 +92,11 @@ class RankReport:
 class Report:
     """What one node's probe says.
 
-    `log` is what NCCL wrote there, its telling lines only; `env` its network variables; `inside` is
-    what it saw of its container: memlock, capabilities, /dev/infiniband, libibverbs (see
-    `tools.inside`); `rdma` are the active RDMA ports there (`mlx5_0:1`), `shared_switch`
-    whether a GPU and an RDMA device share a PCIe switch (None: not known); `pair_logs` is, by peer,
-    what NCCL wrote as that pair was measured; `names` are the seconds that it took to look up the
-    names of other nodes' addresses in this container.
+    `log` is what NCCL wrote there, its telling lines only; `env` its network variables;
+    `infiniband` is what is in the container's /dev/infiniband (None: not known), `memlock` the
+    bytes that it may lock (None: no limit, or not known); `rdma` are the active RDMA ports there
+    (`mlx5_0:1`), `shared_switch` whether a GPU and an RDMA device share a PCIe switch (None: not
+    known); `pair_logs` is, by peer, what NCCL wrote as that pair was measured.
     """
 
     node: Text
@@ -112,11 +110,11 @@ class Report:
     versions: Mapping[str, Text] = field(default_factory=dict)
     seconds: float = 0.0
     error: Text = ""
-    inside: Inside | None = None
+    infiniband: tuple[Text, ...] | None = None
+    memlock: int | None = None
     rdma: tuple[str, ...] = ()
     shared_switch: bool | None = None
     pair_logs: Mapping[str, Text] = field(default_factory=dict)
-    names: Mapping[str, float] = field(default_factory=dict)
 
 
 def probe(
@@ -132,14 +130,13 @@ def probe(
     deadline: float = 120.0,
     pair_timeout: float = 20.0,
     max_bytes: int = 0,
-    running: bool = False,
 ) -> Argv:
     """Build the probe's command line for one node; started on all nodes at the same time, its
     standard input held open.
 
     `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at
     `master`, its address. `deadline` and `pair_timeout` are seconds; `max_bytes` 0 leaves the size
-    to the probe; `running` says that the container is the one that serves.
+    to the probe.
     """
     return (
         "python3",
@@ -164,7 +161,6 @@ def probe(
             max_bytes=max_bytes,
             nonce=nonce,
         ),
-        *(("--running",) if running else ()),
     )
 
 

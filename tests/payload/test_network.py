@@ -126,7 +126,7 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
         "print('said', local)\n"
         "say(phase='done', done=True)\n"
     )
-    report = Run(tmp_path, does, "--ranks-per-node", "2", "--running").report()
+    report = Run(tmp_path, does, "--ranks-per-node", "2").report()
 
     assert [
         (rank["rank"], rank["phase"], rank["ended"], rank["tail"]) for rank in report["ranks"]
@@ -139,11 +139,9 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
         ("a", 1),
     ]
     assert report["collective"] == {"ranks": 4, "busbw": 8.0}
-    assert (report["gpu"], report["inside"]["nccl"], report["inside"]["running"]) == (
-        "H",
-        "2.27",
-        True,
-    )
+    assert (report["gpu"], report["versions"]) == ("H", {"torch": "2", "nccl": "2.27"})
+    assert report["infiniband"] == []
+    assert report["memlock"] is None or report["memlock"] > 0
     assert report["env"]["NCCL_DEBUG_FILE"] == "/mine"
     assert report["env"]["NCCL_IB_HCA"] == "mlx5_0"
     assert "nothing" not in report["log"]
@@ -220,14 +218,14 @@ def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
 
 
 def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
-    """With who took it, as far as /proc tells; no rank is started."""
+    """No rank is started."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         report = Run(tmp_path, "say(phase='never')", "--port", str(port), rank=0).report()
 
-    assert report["error"].startswith(f"port {port} is taken on the head by pid {os.getpid()} (")
+    assert report["error"] == f"port {port} is taken on the head"
     assert report["ranks"][0]["phase"] == "starting"
 
 

@@ -16,18 +16,6 @@ def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -
         payload.node.reserve("192.0.2.1", 29577)
 
 
-def test_capabilities_are_read_by_name(payload: SimpleNamespace) -> None:
-    """Docker's default set has no IPC_LOCK; a privileged container has all."""
-    docker = payload.node.capabilities("CapEff:\t00000000a80425fb\n")
-
-    assert "NET_RAW" in docker
-    assert "IPC_LOCK" not in docker
-    assert {"IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"} <= set(
-        payload.node.capabilities("CapEff:\t000001ffffffffff\n")
-    )
-    assert payload.node.capabilities("") == []
-
-
 def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> None:
     """Only telling lines count."""
     line = "gpu1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"

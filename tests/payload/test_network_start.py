@@ -192,27 +192,3 @@ def test_a_port_that_nobody_opens_is_said_with_the_systems_words(payload: Simple
             match=f"did not open 127.0.0.1:{port} within 0 s: connection refused",
         ):
             payload.start.knock("127.0.0.1", port, 0.3)
-
-
-def test_names_are_looked_up_without_holding_anything_up(
-    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has not answered yet is told with the seconds so far."""
-    answered = threading.Event()
-
-    def look(where: tuple[str, int], _flags: int) -> tuple[str, str]:
-        if where[0] == "10.0.0.2":
-            answered.wait(20)
-        return ("name", "0")
-
-    monkeypatch.setattr(payload.start.socket, "getnameinfo", look)
-    names = payload.start.Names({"a": "10.0.0.1", "b": "10.0.0.2"})
-    names.began -= 7
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.name.endswith("(look)"):
-            thread.join(0.2)
-    told = names.seconds()
-    answered.set()
-
-    assert set(told) == {"a", "b"}
-    assert told["b"] >= 7

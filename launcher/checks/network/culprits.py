@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.checks.network import causes, slow, transport_kinds
+from launcher.checks.network import causes, transport_kinds
 from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, by_node
-from launcher.checks.shape import Finding, failed
+from launcher.checks.shape import Finding, failed, warned
 from launcher.model import Level, Node, natural
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
@@ -20,6 +20,15 @@ _MISNAMED = re.compile(
     r"(?:rank \d+ \((?P<node>[^)]+)\): )?(?P<text>(?P<variable>\w+) names .+, which is not"
     r" here: .*)"
 )
+
+# Seconds. torch is imported in 3 to 10 s from a warm disk, its GPUs' first use included; ranks that
+# have it meet within a second or two.
+_SLOW_TORCH, _SLOW_MEETING = 30.0, 15.0
+_TORCH_FIX = (
+    "look at the disk and the load of {node} (`uptime`, `iostat -x 1`); with NVIDIA GPUs, switch"
+    " persistence mode on there: `sudo nvidia-smi -pm 1`"
+)
+_NAMES_FIX = "see whether names of nodes are found in time: `vlaunch check --only names-resolve`"
 
 
 def nodes(measured: Measurement) -> list[Finding]:
@@ -37,7 +46,7 @@ def nodes(measured: Measurement) -> list[Finding]:
             findings.append(failed(node, text, fix=fix))
         else:
             findings += _reported(measured, node, arrived)
-            findings += slow.start(node, measured.reports[node.name])
+            findings += _slow_start(node, measured.reports[node.name])
     return findings
 
 
@@ -62,6 +71,20 @@ def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list
                 fix=_rank_fix(measured, node, rank),
             )
         )
+    return findings
+
+
+def _slow_start(node: Node, report: Report) -> list[Finding]:
+    """Return a warning for each thing that was slow before anything was measured."""
+    findings = []
+    torch = max((rank.torch or 0.0 for rank in report.ranks), default=0.0)
+    if torch > _SLOW_TORCH:
+        text = f"its ranks took {torch:.0f} s to load torch and NCCL; all others waited for them"
+        findings.append(warned(node, text, fix=_TORCH_FIX.format(node=node.name)))
+    meeting = max((rank.meeting or 0.0 for rank in report.ranks), default=0.0)
+    if meeting > _SLOW_MEETING:
+        text = f"its ranks took {meeting:.0f} s to meet the others, all of which had torch"
+        findings.append(warned(node, text, fix=_NAMES_FIX))
     return findings
 
 
@@ -115,9 +138,9 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
             " ports-reachable`"
         )
     if "importing" in rank.phase and rank.exit in (None, -9):
-        return slow.TORCH_FIX.format(node=node.name)
+        return _TORCH_FIX.format(node=node.name)
     if "rendezvous" in rank.phase and rank.exit in (None, -9):
-        return slow.NAMES_FIX
+        return _NAMES_FIX
     if rank.exit == -9:
         return f"look for a lack of memory on {node.name}: `sudo dmesg | grep -i oom`"
     return "run `vlaunch check --group network`"
@@ -297,12 +320,12 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
     link that never came up.
     """
     reading = nccl.read([report.log.encode()])
-    inside = report.inside if cell.bandwidth is not None else None
+    connected = cell.bandwidth is not None
     return causes.cause(
         warnings=list(reading.warnings),
         using=list(reading.using),
         env=report.env,
-        infiniband=inside.infiniband if inside else None,
-        memlock=inside.memlock if inside else None,
+        infiniband=report.infiniband if connected else None,
+        memlock=report.memlock if connected else None,
         gpudirect=bool(cell.transport) and not transport_kinds.over_tcp(cell.transport),
     )

@@ -11,7 +11,6 @@ import pytest
 from launcher.checks.network import culprits, transport
 from launcher.checks.network.shape import UNMEASURED, Cell, Measurement
 from launcher.checks.shape import Finding
-from launcher.tools.inside import Inside
 from launcher.tools.network import RankReport, Report
 from tests.checks.network.reports import GDR, NAMES, healthy, three
 
@@ -107,7 +106,7 @@ def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
     [
         ({"log": "n2:1:2 [0] NCCL INFO NET/IB : No device found.\n"}, " on n2", "modprobe"),
         ({"env": {"NCCL_IB_DISABLE": "1"}}, " on n2", "NCCL_IB_DISABLE"),
-        ({"inside": Inside(running=True, infiniband=())}, " on n2", "modprobe"),
+        ({"infiniband": ()}, " on n2", "modprobe"),
         ({}, "", "with `network: {require: any}` it is allowed"),
     ],
 )
@@ -118,9 +117,7 @@ def test_the_cause_is_read_from_the_node_that_has_it(
     it.
     """
     reports = healthy(via=GDR)
-    reports["n1"] = replace(
-        reports["n1"], inside=Inside(running=True, infiniband=("uverbs0",), memlock_unlimited=True)
-    )
+    reports["n1"] = replace(reports["n1"], infiniband=("uverbs0",))
     reports["n2"] = replace(reports["n2"], **report)
     (found,) = told(cells(*both(("n1", "n2"))), reports)
 

@@ -10,7 +10,6 @@ from launcher.checks.network import transport
 from launcher.checks.network.shape import Measurement, Verdict
 from launcher.model import Level
 from launcher.tools import expectations_read
-from launcher.tools.inside import Inside
 from launcher.tools.network import Collective, RankReport, Report
 from tests.checks.network.reports import GDR, NAMES, between, healthy, linked, three
 
@@ -152,10 +151,8 @@ def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(
 @pytest.mark.parametrize("via", ["", "NET/Socket/0"])
 def test_a_cut_pair_is_no_lack_of_rdma(via: str) -> None:
     """No container of this cluster has /dev/infiniband; that is not why two of them cannot talk."""
-    inside = Inside(running=True, infiniband=(), memlock=65536)
-    broken = between(
-        healthy(via=via, inside=inside), "n2", "n3", error="timed out", bandwidth=None, latency=None
-    )
+    reports = healthy(via=via, infiniband=(), memlock=65536)
+    broken = between(reports, "n2", "n3", error="timed out", bandwidth=None, latency=None)
     seen = verdict(broken, "" if via else "accelerator: cpu")
 
     assert "10.0.0.2" in seen.findings[0].fix
