@@ -2,9 +2,8 @@
 
     python -m benchmarks.figures [FOLDER …] [--over 10]
 
-Lengths are in lines. Complexity is counted by radon (McCabe's number with comprehensions, boolean
-operators and conditional expressions counted as branches); `--over N` names the functions above N
-instead. Comments and docstrings are shares of all lines.
+Lengths are in lines. Complexity is McCabe's number as ruff counts it (`C901`); `--over N` names the
+functions above N instead. Comments and docstrings are shares of all lines.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
+import re
 import statistics
+import subprocess
+import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from radon.complexity import cc_visit
-
 ROOT = Path(__file__).parents[1]
 COLUMNS = 100
-COMPLEX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,22 @@ class File:
     functions: tuple[Function, ...]
 
 
-def read(path: Path, name: str) -> File:
-    """Count one file; `name` is how its functions are told. Raises SyntaxError."""
+def complexities(folders: Sequence[Path]) -> Mapping[str, Mapping[int, int]]:
+    """Return McCabe's number of each function, by the absolute path of its file and its line."""
+    command = [
+        *(sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa", "--select=C901"),
+        *("--config=lint.mccabe.max-complexity=0", "--output-format=json", *map(str, folders)),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    by_file: dict[str, dict[int, int]] = defaultdict(dict)
+    for row in json.loads(ran.stdout):
+        number = re.search(r"\((\d+) > 0\)", row["message"])
+        by_file[row["filename"]][row["location"]["row"]] = int(number[1]) if number else 0
+    return by_file
+
+
+def read(path: Path, name: str, complexity: Mapping[int, int]) -> File:
+    """Count one file; `name` precedes the names of its functions. Raises SyntaxError."""
     text = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
     nodes = list(ast.walk(tree))
@@ -61,12 +76,12 @@ def read(path: Path, name: str) -> File:
         docstrings=sum(_docstring_lines(node) for node in nodes),
         functions=tuple(
             Function(
-                where=f"{name}:{found.lineno} {found.name}",
-                lines=found.endline - found.lineno + 1,
-                complexity=found.complexity,
+                where=f"{name}:{node.lineno} {node.name}",
+                lines=(node.end_lineno or node.lineno) - node.lineno + 1,
+                complexity=complexity[node.lineno],
             )
-            for found in cc_visit(text)
-            if found.letter in ("F", "M")
+            for node in nodes
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         ),
     )
 
@@ -92,14 +107,12 @@ def table(files: Sequence[File]) -> Iterator[tuple[str, str]]:
     """Yield each figure's name and text."""
     functions = [each for file in files for each in file.functions]
     lines = sum(file.lines for file in files)
-    over = sum(each.complexity > COMPLEX for each in functions)
     yield "files / lines", f"{len(files)} / {lines:,}"
     yield "file: median / 90th percentile / longest", _spread([file.lines for file in files])
     yield "function: median / 90th percentile / longest", _spread([f.lines for f in functions])
-    yield "complexity: mean", f"{statistics.mean(f.complexity for f in functions):.1f}"
     yield (
-        f"functions over complexity {COMPLEX}",
-        f"{over} of {len(functions)} ({over / len(functions):.1%})",
+        "complexity: median / 90th percentile / largest",
+        _spread([function.complexity for function in functions]),
     )
     yield f"lines over {COLUMNS} columns", f"{sum(file.long for file in files)}"
     yield "lines kept from the formatter", f"{sum(file.skips for file in files)}"
@@ -124,7 +137,11 @@ def main() -> None:
     parser.add_argument("--over", type=int, metavar="N", help="name the functions above N instead")
     args = parser.parse_args()
     found = (path for folder in args.folders for path in sorted(folder.rglob("*.py")))
-    files = [read(path, str(path.absolute().relative_to(ROOT))) for path in found]
+    complexity = complexities(args.folders)
+    files = [
+        read(path, str(path.absolute().relative_to(ROOT)), complexity[str(path.absolute())])
+        for path in found
+    ]
     if args.over is None:
         width = max(len(name) for name, _ in table(files))
         print("\n".join(f"{name:{width}}  {text}" for name, text in table(files)))

@@ -174,6 +174,18 @@ def test_the_network_page_tells_of_every_field() -> None:
     assert [name for name in sorted(inner) if not re.search(rf"`\.?{name}`", text)] == []
 
 
+def test_the_table_of_dependencies_is_complete() -> None:
+    """Every dependency of pyproject.toml, and no other."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition("## Dependencies")[2].partition("\n## ")[0].partition("\nRemoved:")[0]
+    rows = re.findall(r"^\| (?!library)([\w, ;-]+) \|", section, flags=re.MULTILINE)
+    named = {name.lower() for row in rows for name in re.split("[,;] ", row)}
+    named = {f"types{name}" if name.startswith("-") else name for name in named}
+    wanted = re.findall(r'^  "([\w-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+    assert named == {name.lower() for name in wanted}
+
+
 def _anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
