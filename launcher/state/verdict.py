@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any, Literal, TypeGuard
 
 from launcher.checks.network.shape import Verdict, rate
-from launcher.checks.network.transport_kinds import over_tcp
 from launcher.model import LEVELS, Answer, Level, Node, fold
 from launcher.payload.agent import state as agent
 from launcher.payload.batch.columns import finite
@@ -120,7 +119,7 @@ def _link(verdict: Verdict) -> dict[str, Any] | None:
     return {
         "gbps": min(cell.bandwidth or 0.0 for cell in cells) / 1e9,
         "latency_us": median(cell.latency or 0.0 for cell in cells) * 1e6,
-        "tcp": any(over_tcp(cell.transport) for cell in verdict.cells),
+        "tcp": any(cell.level == "any" for cell in verdict.cells),
     }
 
 

@@ -45,16 +45,10 @@ def render(verdict: Verdict) -> RenderableType:
 
 
 def mark(cell: Cell) -> str:
-    """Return the class of a cell's transport, one of `MARKS`; a plugin that is not NCCL's own
-    socket transport is RDMA.
-    """
+    """Return the word for a cell's transport, one of `MARKS`."""
     if cell.transport.endswith("MNNVL"):
         return "MNNVL"
-    if cell.gpudirect or cell.transport.endswith("GDRDMA"):
-        return "GDR"
-    if cell.transport.endswith(("/TCP", "/Socket")):
-        return "TCP"
-    return "RDMA" if cell.transport else "?"
+    return {"any": "TCP", "rdma": "RDMA", "gdrdma": "GDR", None: "?"}[cell.level]
 
 
 def span(seconds: float) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from launcher.checks.network.shape import Cell, Verdict
 from launcher.checks.shape import Finding
+from launcher.model import Level
 from launcher.tools.network import Collective
 from launcher.ui import network, terminal
 from tests import golden
@@ -34,7 +35,7 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
                 status="pass",
                 transport="NET/IB/GDRDMA",
                 device="mlx5_0:1/RoCE",
-                gpudirect=True,
+                level="gdrdma",
                 bandwidth=24.9e9 - index * 37 % 11 * 5e7,
                 latency=8.2e-6 + index * 13 % 7 * 1e-7,
                 size=256_000_000,
@@ -48,7 +49,7 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
             status="fail",
             transport="NET/Socket",
             device="",
-            gpudirect=False,
+            level="any",
             bandwidth=1.17e9,
             latency=4.31e-5,
             text=tcp,
@@ -64,7 +65,7 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
             status="fail",
             transport="",
             device="",
-            gpudirect=None,
+            level=None,
             bandwidth=None,
             latency=None,
             text="was not measured",
@@ -111,7 +112,7 @@ def slow(nodes: int) -> Verdict:
             cell,
             transport="Gloo/TCP",
             device="eth0",
-            gpudirect=None,
+            level="any",
             bandwidth=2.31e9,
             latency=1.08e-4,
         )
@@ -248,26 +249,21 @@ def test_colour_only_repeats_what_a_word_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "gpudirect", "word"),
+    ("transport", "level", "word"),
     [
-        ("P2P/MNNVL", None, "MNNVL"),
-        ("NET/IB/GDRDMA", True, "GDR"),
-        ("NET/AWS Libfabric/GDRDMA", True, "GDR"),
-        ("NET/IB", False, "RDMA"),
-        ("NET/gIB", False, "RDMA"),
-        ("NET/Socket", False, "TCP"),
-        ("Gloo/TCP", None, "TCP"),
+        ("P2P/MNNVL", "gdrdma", "MNNVL"),
+        ("NET/AWS Libfabric/GDRDMA", "gdrdma", "GDR"),
+        ("NET/gIB", "rdma", "RDMA"),
+        ("NET/FastSocket", "any", "TCP"),
+        ("Gloo/TCP", "any", "TCP"),
         ("", None, "?"),
     ],
 )
-def test_a_transport_has_a_short_word(transport: str, gpudirect: bool | None, word: str) -> None:
+def test_a_transport_has_a_short_word(transport: str, level: Level | None, word: str) -> None:
     """The word in a cell is the class of the transport, whatever the plugin's name is."""
-    assert (
-        network.mark(
-            Cell(source="a", target="b", status="pass", transport=transport, gpudirect=gpudirect)
-        )
-        == word
-    )
+    cell = Cell(source="a", target="b", status="pass", transport=transport, level=level)
+
+    assert network.mark(cell) == word
 
 
 @pytest.mark.parametrize(

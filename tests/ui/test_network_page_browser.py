@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from launcher.checks.network.shape import Verdict
+from launcher.model import Level
 from launcher.ui.network_page import page
 from tests.ui.test_network import verdict
 
@@ -133,11 +134,17 @@ def test_the_page_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme, 
 def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme: Scheme) -> None:
     """Text stands out on each colour of the scales, and no two colours of a scale are the same."""
     shares = (1.0, 1.0, 1.0, 1.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 1.0, 1.0)
-    kinds = ("P2P/MNNVL", "NET/IB/GDRDMA", "NET/IB", "NET/Socket", "") * 3
+    kinds: list[tuple[str, Level | None]] = [
+        ("P2P/MNNVL", "gdrdma"),
+        ("NET/IB/GDRDMA", "gdrdma"),
+        ("NET/IB", "rdma"),
+        ("NET/Socket", "any"),
+        ("", None),
+    ]
     whole = verdict(4, bad=False)
     cells = tuple(
-        replace(cell, bandwidth=20e9 * share, latency=1e-5 / share, transport=kind, gpudirect=None)
-        for cell, share, kind in zip(whole.cells, shares, kinds, strict=False)
+        replace(cell, bandwidth=20e9 * share, latency=1e-5 / share, transport=name, level=level)
+        for cell, share, (name, level) in zip(whole.cells, shares, kinds * 3, strict=False)
     )
     look = seen(browser, tmp_path, replace(whole, cells=cells), scheme=scheme)
     colours = {

@@ -8,11 +8,11 @@ plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.payload.network_links import is_tcp
+from launcher.model import Level
 
 # NCCL registers buffers of every channel, some hundreds of MiB a rank; Docker's own default is 64
 # KiB or 8 MiB.
@@ -155,81 +155,49 @@ TABLE = (
 def cause(
     *,
     warnings: Sequence[str],
-    using: Sequence[str],
-    env: Mapping[str, str],
+    level: Level | None,
+    env: Mapping[str, str] | None = None,
     infiniband: Sequence[str] | None = None,
     memlock: int | None = None,
-    gpudirect: bool = False,
 ) -> tuple[str, str, str] | None:
     """Return the likeliest cause of a network that is below its level, the evidence for it, and the
     fix; `None`: nothing says.
 
     Args:
         warnings: the telling lines of the log, as `tools.nccl` keeps them.
-        using: the networks NCCL announced; what explains TCP is no cause where only RDMA was
-            announced, and the other way.
+        level: what the links reach: for `rdma` only the lack of GPUDirect is to be explained, else
+            (`None`: not known) that of RDMA.
         env: NCCL's variables in the container.
-        infiniband: what is in the container's /dev/infiniband; empty when it has none, `None` when
-            nobody looked.
-        memlock: bytes the container may lock, `None` when there is no limit or nobody looked.
-        gpudirect: RDMA works, and only the lack of GPUDirect is to be explained.
+        infiniband: what is in the container's /dev/infiniband; `None` when it is not known.
+        memlock: bytes the container may lock, `None` when there is no limit or it is not known.
     """
     lines = [
-        *(f"{name} set by environment to {value}" for name, value in sorted(env.items())),
+        *(f"{name} set by environment to {value}" for name, value in sorted((env or {}).items())),
         *warnings,
     ]
-    found = {each: seen for each in TABLE if (seen := _seen(each, lines)) is not None}
-    sought = _sought(using, gpudirect)
-    if "tcp" in sought and _lacks_devices(infiniband, found):
+    wanted = ("no-gpudirect",) if level == "rdma" else ("any", "tcp")
+    found = {
+        each: shown
+        for each in TABLE
+        if each.explains in wanted and (shown := _shown(each, lines)) is not None
+    }
+    switched_off = any("NCCL_IB_DISABLE" in each.pattern for each in found)
+    if level != "rdma" and infiniband is not None and not infiniband and not switched_off:
         return _NO_DEVICES, "/dev/infiniband is missing or empty", _FABRIC
-    if (told := _first(found, sought, lines)) is not None:
-        return told
-    if memlock is not None and memlock < ENOUGH_MEMLOCK and not gpudirect:
-        return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
-    return None
-
-
-def _sought(using: Sequence[str], gpudirect: bool) -> set[str]:
-    """Return what a cause may explain (`Cause.explains`) to be one here."""
-    tcp = not using or any(is_tcp(name) for name in using)
-    rdma = not using or any(not is_tcp(name) for name in using)
-    sought = set() if gpudirect else {"any"}
-    if tcp and not gpudirect:
-        sought.add("tcp")
-    if rdma:
-        sought.add("no-gpudirect")
-    return sought
-
-
-def _lacks_devices(infiniband: Sequence[str] | None, found: Iterable[Cause]) -> bool:
-    """True when the container was looked at and has no RDMA device, unless RDMA is switched off
-    anyway.
-    """
-    if infiniband is None or infiniband:
-        return False
-    return not any("NCCL_IB_DISABLE" in each.pattern for each in found)
-
-
-def _first(
-    found: Mapping[Cause, tuple[str, str]], sought: Collection[str], lines: Sequence[str]
-) -> tuple[str, str, str] | None:
-    """Return the first cause of those found that explains what is sought, its evidence, and the
-    fix.
-    """
     no_device = any(each.pattern == _NO_DEVICE for each in found)
     for each, (line, name) in found.items():
-        if each.explains not in sought:
-            continue
         if no_device and not name and "plugin" in each.cause:
             continue  # a plugin that found no device could not start: the device is what is missing
         if each.pattern == _NO_DEVICE and (hca := _hca(lines)) is not None:
-            fix = (
+            return (
+                f"no RDMA device of this node is called `{hca}`",
+                f"NCCL_IB_HCA={hca}; {line}",
                 "see `ls /sys/class/infiniband` on the node, and give it its own `network:"
-                " {hca: […]}` in the inventory"
+                " {hca: […]}` in the inventory",
             )
-            text = f"no RDMA device of this node is called `{hca}`"
-            return text, f"NCCL_IB_HCA={hca}; {line}", fix
         return " ".join(each.cause.format(name).split()), line, each.fix.replace("{0}", name)
+    if memlock is not None and memlock < ENOUGH_MEMLOCK and level != "rdma":
+        return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
     return None
 
 
@@ -242,7 +210,7 @@ def _hca(lines: Sequence[str]) -> str | None:
     return None
 
 
-def _seen(each: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
+def _shown(each: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
     """Return the first line that shows a cause, and the name in it."""
     for line in lines:
         if match := re.search(each.pattern, line):

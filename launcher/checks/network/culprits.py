@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.checks.network import causes, transport_kinds
+from launcher.checks.network import causes
 from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, by_node
 from launcher.checks.shape import Finding, failed, warned
-from launcher.model import Level, Node, natural
+from launcher.model import Node, natural
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
 
@@ -265,12 +265,6 @@ def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
     """Return what is wrong with a direction, the evidence for the likely cause, and the fix."""
     inventory = measured.inventory
     a, b = inventory.node(cell.source), inventory.node(cell.target)
-    if "is not here" in cell.text:
-        fix = (
-            "see `ip -br link` there, give that node its own `network: {interface: …}` in the"
-            " inventory, then run `vlaunch up`"
-        )
-        return cell.text, "", fix
     if not cell.transport.startswith("Gloo"):
         for name in (cell.source, cell.target):
             if (report := measured.reports.get(name)) is not None and (
@@ -290,7 +284,7 @@ def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
     if "required" in cell.text:
         fix = (
             "see what NCCL says of its devices: `vlaunch check --group rdma`; with `network:"
-            f" {{require: {_below(cell)}}}`"
+            f" {{require: {cell.level}}}`"
         )
         return cell.text, "", f"{fix} it is allowed"
     interface = b.interface or "eth0"
@@ -311,10 +305,6 @@ def _on_host(name: str, fix: str, fabric: str) -> str:
     )
 
 
-def _below(cell: Cell) -> Level:
-    return "any" if transport_kinds.over_tcp(cell.transport) else "rdma"
-
-
 def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
     """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a
     link that never came up.
@@ -323,9 +313,8 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
     connected = cell.bandwidth is not None
     return causes.cause(
         warnings=list(reading.warnings),
-        using=list(reading.using),
+        level=cell.level,
         env=report.env,
         infiniband=report.infiniband if connected else None,
         memlock=report.memlock if connected else None,
-        gpudirect=bool(cell.transport) and not transport_kinds.over_tcp(cell.transport),
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from functools import cache
 
 from launcher.checks.network.shape import Cell, Verdict, rate
-from launcher.checks.network.transport_kinds import over_tcp
 from launcher.checks.rdma import in_use
 from launcher.checks.shape import Evidence, Finding, Host
 from launcher.tools.expectations import Nic
@@ -36,7 +35,7 @@ def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[
     for cell in verdict.cells:
         if cell.bandwidth is None or cell.status == "fail" or cell.transport.endswith("MNNVL"):
             continue
-        tcp = over_tcp(cell.transport)
+        tcp = cell.level == "any"
         ends = [end_of(name, tcp) for name in (cell.source, cell.target)]
         known = [end for end in ends if end is not None]
         if len(known) == len(ends):

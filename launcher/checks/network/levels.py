@@ -1,27 +1,74 @@
-"""What a log of NCCL proves about the network between nodes, and whether that is the level that is
-asked for.
+"""The level of the links between nodes in a log of NCCL, and its verdict: TCP, RDMA, RDMA with
+GPUDirect, or NVLink between nodes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from launcher.checks.network import causes, transport_kinds
-from launcher.checks.network.transport_kinds import Worst, worst
+from launcher.checks.network import causes
 from launcher.checks.shape import Finding, failed, passed, warned
 from launcher.model import LEVEL_WORDS, LEVELS, Level, fold
+from launcher.payload.network_links import KINDS, WORTH, Kind, is_tcp, kind
 from launcher.tools import nccl
 from launcher.tools.nccl import Link, Reading
 
-__all__ = ["Worst", "as_json", "judge", "judge_files", "worst"]
-
+# rdma_rxe and siw emulate RDMA in the kernel; `rdma link add` leaves the name to the user, and
+# these are the usual ones.
+_EMULATED = re.compile(r"(?:rxe|siw)[\w-]*")
 _HOW = (
     "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
     " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that"
     " crosses nodes, not at its start; or run `vlaunch check-nccl`"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worst:
+    """The worst inter-node network of a log: its name, whether it is GPUDirect, the level it is
+    worth, and its links.
+    """
+
+    network: str
+    gpudirect: bool
+    level: Level
+    links: tuple[Link, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name as in NCCL's own lines: `NET/IB/GDRDMA`, `P2P/MNNVL`."""
+        return (
+            "P2P/MNNVL"
+            if self.network == "MNNVL"
+            else f"NET/{self.network}" + "/GDRDMA" * self.gpudirect
+        )
+
+
+def between_nodes(reading: Reading) -> tuple[Link, ...]:
+    """Return the links between nodes: all but those of which both ends are in one host."""
+    near = nccl.inside(reading)
+    return tuple(link for link in reading.links if link not in near)
+
+
+def worst(reading: Reading) -> Worst | None:
+    """Return the worst network: TCP before RDMA, RDMA before GPUDirect, that before MNNVL; `None`
+    without inter-node links.
+    """
+    everywhere = [name for names in reading.providers.values() for name in names]
+    sorts: dict[Kind, list[Link]] = {}
+    for link in between_nodes(reading):
+        providers = reading.providers.get(link.host, everywhere)
+        sorts.setdefault(kind(link.network, link.gpudirect, providers), []).append(link)
+    found = min(sorts, key=KINDS.index, default=None)
+    if found is None:
+        return None
+    links = tuple(sorts[found])
+    return Worst(
+        network=links[0].network, gpudirect=found == "GPUDirect", level=WORTH[found], links=links
+    )
 
 
 def as_json(reading: Reading) -> dict[str, Any]:
@@ -65,9 +112,7 @@ def judge(
     else:
         found = [_level(reading, network, require, hardware)]
         if require != "any":
-            found += [
-                _emulated(host, names) for host, names in transport_kinds.emulated(reading).items()
-            ]
+            found += _emulated(reading)
         found += _unseen(reading)
     if reading.alarms and all(each.status == "pass" for each in found):
         found.append(_alarmed(reading))
@@ -125,13 +170,24 @@ def judge_files(
     return (*found, *each)
 
 
-def _emulated(host: str, names: Sequence[str]) -> Finding:
-    text = (
-        f"the RDMA device {', '.join(names)} is software over the kernel's network: no faster"
-        " than TCP"
-    )
+def _emulated(reading: Reading) -> list[Finding]:
+    """Warn of hosts whose links between nodes use RDMA that is made in software."""
+    found: dict[str, dict[str, None]] = {}
+    for link in between_nodes(reading):
+        device = -1 if link.device is None else link.device
+        name = reading.devices.get(link.host, {}).get(device, "").partition(":")[0]
+        if _EMULATED.fullmatch(name) and not is_tcp(link.network):
+            found.setdefault(link.host, {})[name] = None
     fix = "name the NIC's own devices in `network: {hca: […]}`; `rdma link` shows which are there"
-    return warned(host, text, fix=fix)
+    return [
+        warned(
+            host,
+            f"the RDMA device {', '.join(names)} is software over the kernel's network: no faster"
+            " than TCP",
+            fix=fix,
+        )
+        for host, names in found.items()
+    ]
 
 
 def _alarmed(reading: Reading) -> Finding:
@@ -174,7 +230,7 @@ def _nothing(reading: Reading) -> Finding:
         said = "NCCL wrote of no link"
     else:
         said = f"none of its {reading.lines} lines is of NCCL"
-    why = causes.cause(warnings=list(reading.warnings), using=list(reading.using), env={})
+    why = causes.cause(warnings=list(reading.warnings), level=None)
     return failed(
         "",
         f"the log proves nothing about the network between nodes: {said}",
@@ -186,7 +242,7 @@ def _nothing(reading: Reading) -> Finding:
 def _level(
     reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str
 ) -> Finding:
-    total = len(transport_kinds.between_nodes(reading))
+    total = len(between_nodes(reading))
     every = f"all {total} links" if total > 1 else "the one link"
     count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
     is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"
@@ -232,11 +288,9 @@ def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
     was found on; no host where the evidence is from all of them.
     """
     hosts = _hosts(found)
-    direct = found.level != "any"
-    using = sorted({link.network for link in found.links}) if direct else ["Socket"]
     for host in (*hosts, ""):
         own = [text for text, told in reading.warnings.items() if not host or host in told]
-        if (why := causes.cause(warnings=own, using=using, env={}, gpudirect=direct)) is None:
+        if (why := causes.cause(warnings=own, level=found.level)) is None:
             continue
         told = [reading.warnings[text].keys() for text in own if text in why[1]]
         if not host or (len(hosts) > 1 and all(set(hosts) <= each for each in told)):

@@ -30,9 +30,9 @@ class Measurement:
 class Cell:
     """One direction between two nodes.
 
-    `transport` such as `NET/IB/GDRDMA` or `Gloo/TCP`, `device` such as `mlx5_0:1/RoCE`; `bandwidth`
-    is the sum over local ranks in bytes/s, `latency` their median in seconds, at `size` bytes each;
-    `slow`: it works, but not as the others do.
+    `transport` such as `NET/IB/GDRDMA` or `Gloo/TCP`, `level` what that is worth (None: not known),
+    `device` such as `mlx5_0:1/RoCE`; `bandwidth` is the sum over local ranks in bytes/s, `latency`
+    their median in seconds, at `size` bytes each; `slow`: it works, but not as the others do.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Cell:
     status: Literal["pass", "warn", "fail", "skip"]
     transport: str = ""
     device: str = ""
-    gpudirect: bool | None = None
+    level: Level | None = None
     bandwidth: float | None = None
     latency: float | None = None
     size: int = 0

@@ -167,7 +167,7 @@ def _no_gpudirect(
     measured: Measurement, level: tuple[Level, str], cells: Sequence[Cell]
 ) -> list[Finding]:
     """Warn that `auto` did without GPUDirect because of the nodes' PCIe topology."""
-    if not level[1].endswith(_APART) or all(cell.gpudirect is not False for cell in cells):
+    if not level[1].endswith(_APART) or all(cell.level != "rdma" for cell in cells):
         return []
     fix = (
         "compare `nvidia-smi topo -m` on the node: to require GPUDirect all the same, set"
@@ -251,8 +251,8 @@ def _cell(
     measured: Measurement, pair: tuple[str, str], found: Sequence[Transfer], level: Level
 ) -> Cell:
     source, target = pair
-    transport, device, gpudirect, worth = _transport(measured, source, target)
-    text = _trouble(found) or _shortfall(transport, worth, level)
+    transport, device, reached = _transport(measured, source, target)
+    text = _trouble(found) or _shortfall(transport, reached, level)
     bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
     latencies = [each.latency for each in found if each.latency is not None]
     return Cell(
@@ -261,7 +261,7 @@ def _cell(
         status="fail" if text else "pass",
         transport=transport,
         device=device,
-        gpudirect=gpudirect,
+        level=reached,
         bandwidth=sum(bandwidths) if bandwidths else None,
         latency=median(latencies) if latencies else None,
         size=max((each.size for each in found), default=0),
@@ -289,35 +289,28 @@ def _trouble(found: Sequence[Transfer]) -> str:
     return failed.error or "the data that arrived is not the data that was sent"
 
 
-def _shortfall(transport: str, worth: Level | None, level: Level) -> str:
+def _shortfall(transport: str, reached: Level | None, level: Level) -> str:
     """Say why a direction does not reach a level, and nothing where it does."""
-    if worth is None:
+    if reached is None:
         return (
             "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
             " what it is"
         )
-    if LEVELS.index(worth) < LEVELS.index(level):
+    if LEVELS.index(reached) < LEVELS.index(level):
         return f"{transport} is below what is required: {LEVEL_WORDS[level]}"
     return ""
 
 
-def _transport(
-    measured: Measurement, source: str, target: str
-) -> tuple[str, str, bool | None, Level | None]:
-    """Return what a pair talks over: its name, the device, GPUDirect or not, and the level that is
-    worth.
-    """
+def _transport(measured: Measurement, source: str, target: str) -> tuple[str, str, Level | None]:
+    """Return the transport of a pair: its name, the device, and the level that it is worth."""
     reports = measured.reports
     ends = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
     if any(report.backend == "gloo" for report, _ in ends):
         node = measured.inventory.node(source)
-        return "Gloo/TCP", node.interface or "", None, "any"
+        return "Gloo/TCP", node.interface or "", "any"
     reading = _links(ends)
     found = levels.worst(reading)
-    if found is None:
-        return "", "", None, None
-    direct = None if found.network == "MNNVL" else found.gpudirect
-    return found.title, _device(reading), direct, found.level
+    return ("", "", None) if found is None else (found.title, _device(reading), found.level)
 
 
 def _links(ends: Sequence[tuple[Report, str]]) -> nccl.Reading:
@@ -349,54 +342,33 @@ def _outliers(cells: Sequence[Cell]) -> list[Cell]:
     """Mark the directions that are far slower than those of other pairs; two nodes have only the
     other direction to compare.
     """
-    measured = {
+    rates = {
         (cell.source, cell.target): cell.bandwidth for cell in cells if cell.bandwidth is not None
     }
-    rates = sorted(measured.values())
-    return [_compared(cell, measured, rates) for cell in cells]
+    ordered = sorted(rates.values())
+    return [_compared(cell, rates, ordered) for cell in cells]
 
 
-def _compared(
-    cell: Cell, measured: Mapping[tuple[str, str], float], rates: Sequence[float]
-) -> Cell:
+def _compared(cell: Cell, rates: Mapping[tuple[str, str], float], ordered: Sequence[float]) -> Cell:
+    """Compare a direction with the median of the other pairs' bandwidths (bytes/s)."""
     if cell.status != "pass" or cell.bandwidth is None:
         return cell
-    usual, elsewhere = _usual(cell, measured, rates)
+    # The median without two of the rates is no higher than this; there may be 100,000 rates.
+    if cell.bandwidth >= _SLOW * ordered[min(len(ordered) // 2 + 1, len(ordered) - 1)]:
+        return cell
+    back = rates.get((cell.target, cell.source))
+    others = list(ordered)
+    for own in (cell.bandwidth, back):
+        if own is not None:
+            del others[bisect_left(others, own)]
+    middle = (len(others) - 1) // 2, len(others) // 2
+    usual = sum(others[at] for at in middle) / 2 if others else back or 0.0
     if cell.bandwidth >= _SLOW * usual:
         return cell
-    whose = "other pairs have" if elsewhere else "the way back has"
+    whose = "other pairs have" if others else "the way back has"
     return replace(
         cell,
-        status="fail" if elsewhere and cell.bandwidth < _BROKEN * usual else "warn",
+        status="fail" if others and cell.bandwidth < _BROKEN * usual else "warn",
         text=f"{rate(cell.bandwidth)}, where {whose} {rate(usual)}",
         slow=True,
     )
-
-
-def _usual(
-    cell: Cell, measured: Mapping[tuple[str, str], float], rates: Sequence[float]
-) -> tuple[float, bool]:
-    """Return the median bandwidth (bytes/s) to compare a direction with, and whether it is that of
-    other pairs; 0 where nothing else was measured. `rates` are those of all directions, sorted.
-    """
-    back = measured.get((cell.target, cell.source))
-    own = [each for each in (cell.bandwidth, back) if each is not None]
-    if len(rates) > len(own):
-        return _median_without(rates, own), True
-    return back or 0.0, False
-
-
-def _median_without(rates: Sequence[float], own: Sequence[float]) -> float:
-    """Return the median of sorted rates without those of one pair; to sort the others for each
-    pair anew would take hours with hundreds of nodes.
-    """
-    out = sorted(bisect_left(rates, each) + own[:at].count(each) for at, each in enumerate(own))
-    left = len(rates) - len(out)
-    return median(_nth_without(rates, out, at) for at in {(left - 1) // 2, left // 2})
-
-
-def _nth_without(rates: Sequence[float], out: Sequence[int], at: int) -> float:
-    """Return the rate at a place that is counted as if those at the places `out` were not there."""
-    for each in out:
-        at += each <= at
-    return rates[at]

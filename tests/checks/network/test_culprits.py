@@ -21,9 +21,15 @@ INVENTORY = three("network: {fabric: infiniband, interface: ens1}")
 def cells(*bad: tuple[str, str], **changed: Any) -> list[Cell]:
     """Return six directions, of which some are not well."""
     good = Cell(
-        source="", target="", status="pass", transport="NET/IB/GDRDMA", bandwidth=2e10, latency=1e-5
+        source="",
+        target="",
+        status="pass",
+        transport="NET/IB/GDRDMA",
+        level="gdrdma",
+        bandwidth=2e10,
+        latency=1e-5,
     )
-    spoiled = {"status": "fail", "transport": "NET/Socket", "text": TCP, **changed}
+    spoiled = {"status": "fail", "transport": "NET/Socket", "level": "any", "text": TCP, **changed}
     return [
         replace(good, source=a, target=b, **(spoiled if (a, b) in bad else {}))
         for a, b in permutations(NAMES, 2)
@@ -129,7 +135,7 @@ def test_the_cause_is_read_from_the_node_that_has_it(
 def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
     """The level that the pair does reach."""
     text = "NET/IB is below what is required: RDMA with GPUDirect"
-    (found,) = told(cells(*both(("n1", "n2")), transport="NET/IB", text=text))
+    (found,) = told(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
 
     assert "`network: {require: rdma}` it is allowed" in found.fix
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.checks.network.transport_kinds import over_tcp, worst
+from launcher.checks.network.levels import worst
 from launcher.tools import nccl
 
 
@@ -36,19 +36,3 @@ def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
 
     assert found is not None
     assert found.level == level
-
-
-@pytest.mark.parametrize(
-    ("transport", "tcp"),
-    [
-        ("Gloo/TCP", True),
-        ("NET/Socket", True),
-        ("NET/FastSocket", True),
-        ("NET/IB", False),
-        ("NET/IB/GDRDMA", False),
-        ("P2P/MNNVL", False),
-    ],
-)
-def test_what_runs_over_tcp(transport: str, tcp: bool) -> None:
-    """By the name that a verdict gives it."""
-    assert over_tcp(transport) is tcp
