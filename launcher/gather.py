@@ -1,11 +1,12 @@
-"""Bring a batch's output from the head to this machine: only what is missing, whole files only,
-each verified. What the folder there may take, `output_folder` says.
+"""Copy a batch's output from the head to this machine: only missing files, each verified before it
+gets its name. `output_folder` says what the folder here may take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,21 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.errors import BatchError, NodeError, UnreadableAnswer
+from launcher.errors import BatchError, NodeError, UnreadableAnswer, VlaunchError
 from launcher.events import Event
-from launcher.model import Answer, Argv
 from launcher.output_folder import OutputFolder, new_file, size, some
 from launcher.site import Site
 from launcher.tools import job_store
 from launcher.tools.job_store import Output
 from launcher.transport import Transport
 
-# bytes of one answer: an answer is cut at 8 MiB, and base64 makes it a third longer
-PIECE = 4 * 2**20
+_LONGEST_LIST = 256 * 2**20  # bytes of the list of files
 _STAGE = "gather"
 _LOST = 45.0  # seconds without an answer until gathering is given up
 _TELL = 10.0  # seconds between two lines where every line stays
 T = TypeVar("T")
+# Yields the content of a file in the head's container; raises NodeError.
+Read = Callable[[str], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ def gather(
     work: str,
     folder: OutputFolder,
     transport: Transport,
+    read: Read,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -59,7 +61,7 @@ def gather(
         NodeError: what it sent is not what it announced.
         VlaunchError: this machine cannot take the files.
     """
-    output = _OnHead(site, work, transport, clock, sleep)
+    output = _OnHead(site, work, transport, read, clock, sleep)
     yield Event(
         kind="stage", stage=_STAGE, text=f"Gather the output in {folder.shown}", state="running"
     )
@@ -123,28 +125,29 @@ def _fetch_all(
     files: Sequence[Output],
     clock: Callable[[], float],
 ) -> Iterator[Event]:
-    """Fetch files one after another, and tell after each piece how far it is."""
+    """Fetch files one after another, and report the progress after each block."""
     total, so_far, told = sum(each.bytes for each in files), 0, clock()
     for at, each in enumerate(files, start=1):
         path = folder.path / each.path
         with folder.writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             for count in output.fetch(path, each):
-                so_far += count
-                text = f"gathering file {at} of {len(files)}, {size(so_far)} of {size(total)}"
+                now = so_far + count
+                text = f"gathering file {at} of {len(files)}, {size(now)} of {size(total)}"
                 tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
                 yield Event(
                     kind="wait",
                     stage=_STAGE,
                     text=text,
                     state="running" if tell else "",
-                    data={"bytes": so_far, "total": total},
+                    data={"bytes": now, "total": total},
                 )
+            so_far += each.bytes
 
 
 class _OnHead:
-    """The output as it lies on the head. It is asked for until there is an answer that can be read:
-    a connection may break and come back.
+    """The output on the head. Every question is repeated for a while: a connection may break and
+    come back.
     """
 
     def __init__(
@@ -152,79 +155,88 @@ class _OnHead:
         site: Site,
         work: str,
         transport: Transport,
+        read: Read,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self._site, self._work, self._transport = site, work, transport
+        self._site, self._work, self._transport, self._read = site, work, transport, read
         self._clock, self._sleep = clock, sleep
 
     @property
     def head(self) -> str:
         return self._site.head.name
 
-    def listed(self) -> list[Output]:
-        """Ask for all files, page after page; a page that would not lead on is the last one."""
-        found: dict[str, Output] = {}
-        start = ""
+    def listed(self) -> tuple[Output, ...]:
+        """Return the committed files; raises BatchError."""
+        command = self._site.inside(self._site.head, job_store.outputs(self._work), timeout=900)
+        began = self._clock()
         while True:
-            page, after = self._until_read(
-                job_store.outputs(self._work, start), 900, job_store.parse_outputs
-            )
-            found |= {each.path: each for each in page}
-            if after <= start:
-                return list(found.values())
-            start = after
+            (answer,) = self._transport.run([command])
+            try:
+                job_store.parse(answer)
+                return job_store.parse_outputs(self.head, self._list())
+            except UnreadableAnswer as error:
+                # Only silence may pass: an answer that cannot be read would come again.
+                self._wait(error, began if answer.code == 255 else -math.inf)
+            except NodeError as error:
+                self._wait(error, began)
 
     def fetch(self, path: Path, file: Output) -> Iterator[int]:
-        """Fetch one file into a hidden one beside it, and rename it when it is what was announced;
-        yields the bytes of each piece.
+        """Copy one file into a hidden one beside it, and rename it when it is what was announced;
+        yields how many bytes have come.
         """
-        digest, offset = hashlib.sha256(), 0
         part = path.with_name(f".{path.name}~")
+        began = self._clock()
         try:
-            with new_file(part) as out:
-                while offset < file.bytes:
-                    count = min(PIECE, file.bytes - offset)
-                    piece = job_store.get(self._work, file.path, offset, count)
-                    data, whole = self._until_read(piece, 120, job_store.parse_piece)
-                    if len(data) != count or whole != file.bytes:
-                        raise self._altered(file)
-                    out.write(data)
-                    digest.update(data)
-                    offset += count
-                    yield count
-                out.flush()
-                os.fsync(out.fileno())
-            if digest.hexdigest() != file.sha256:
-                raise self._altered(file)
+            while True:
+                try:
+                    digest = yield from self._copy(part, file)
+                    break
+                except NodeError as error:
+                    self._wait(error, began)
+            if digest != file.sha256:
+                raise NodeError(
+                    self.head,
+                    f"{file.path} changed while it was fetched",
+                    hint="run the same command again",
+                )
             part.replace(path)
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
 
-    def _until_read(self, argv: Argv, timeout: float, read: Callable[[Answer], T]) -> T:
-        command = self._site.inside(self._site.head, argv, timeout=timeout)
-        began = self._clock()
-        while True:
-            (answer,) = self._transport.run([command])
-            try:
-                return read(answer)
-            except UnreadableAnswer as error:
-                # Only silence may pass: who answers nonsense once will do it again.
-                if answer.code != 255 or self._clock() - began >= _LOST:
-                    raise BatchError(
-                        f"the output cannot be gathered: {error.message}",
-                        evidence=error.evidence,
-                        hint="it stays on the head: the same command fetches what is missing",
-                    ) from None
-            self._sleep(1.0)
+    def _list(self) -> str:
+        text = bytearray()
+        for block in self._read(job_store.outputs_file(self._work)):
+            text += block
+            if len(text) > _LONGEST_LIST:
+                raise BatchError(f"{self.head}: the list of output files is too long")
+        return text.decode(errors="replace")
 
-    def _altered(self, file: Output) -> NodeError:
-        return NodeError(
-            self.head,
-            f"{file.path} changed while it was fetched",
-            hint="run the same command again",
-        )
+    def _copy(self, part: Path, file: Output) -> Generator[int, None, str]:
+        """Write a file's content; yields how many bytes have come, and returns their SHA-256."""
+        digest, count = hashlib.sha256(), 0
+        with new_file(part) as out:
+            for block in self._read(job_store.output_file(self._work, file)):
+                count += len(block)
+                if count > file.bytes:
+                    return ""
+                out.write(block)
+                digest.update(block)
+                yield count
+            out.flush()
+            os.fsync(out.fileno())
+        return digest.hexdigest()
+
+    def _wait(self, error: VlaunchError, began: float) -> None:
+        """Sleep until the next try; raises BatchError when there have been enough."""
+        if self._clock() - began >= _LOST:
+            raise BatchError(
+                f"the output cannot be gathered: {error.message}",
+                evidence=error.evidence,
+                hint="it stays on the head: the same command fetches what is missing",
+            ) from None
+        self._sleep(1.0)
 
 
 def _told(done: Gathered) -> str:

@@ -417,7 +417,7 @@ class World:
         of the test's.
         """
         node, verb = machine.node.name, argv[2]
-        if verb in ("put", "prepare", "remove"):
+        if verb in ("put", "remove"):
             failed = self._change(machine, command, verb)
             if failed is not None:
                 return failed

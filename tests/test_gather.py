@@ -4,10 +4,10 @@ command.
 
 from __future__ import annotations
 
-import base64
 import hashlib
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,77 +41,86 @@ FILES = {
 }
 
 
+def read(path: str) -> Iterator[bytes]:
+    """Yield what a healthy head has."""
+    yield json.dumps(FILES).encode() if path == "/w/j/outputs.json" else DATA[:50]
+    if path == "/w/j/output/rows/part-000001.jsonl":
+        yield from (DATA[at : at + 50] for at in range(50, len(DATA), 50))
+
+
 def run(
-    path: Path, answer: Callable[[Command], Answer], seconds: float = 1.0
-) -> tuple[list[Event], float]:
-    """Gather into a folder; a question costs `seconds`."""
+    path: Path,
+    read: Callable[[str], Iterator[bytes]] = read,
+    answer: Answer = Answer(node="n1", code=0, out='{"files": 1}'),  # noqa: B008
+) -> list[Event]:
+    """Gather into a folder; a question and a block cost a second."""
     now = [0.0]
 
     def ask(command: Command) -> Answer:
-        now[0] += seconds
-        return answer(command)
+        now[0] += 1
+        return answer
 
-    def sleep(wanted: float) -> None:
-        now[0] += wanted
+    def timed(path: str) -> Iterator[bytes]:
+        for block in read(path):
+            now[0] += 1
+            yield block
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
 
     folder = OutputFolder(path=path, shown="out", cluster="c", job="j", digest="d")
-    events = gather(
-        Site(INVENTORY), "/w/j", folder, FakeTransport(ask), clock=lambda: now[0], sleep=sleep
-    )
-    return list(events), now[0]
-
-
-def head(command: Command) -> Answer:
-    if "outputs" in command.argv:
-        return Answer(node="n1", code=0, out=json.dumps(FILES))
-    offset, count = (
-        int(command.argv[command.argv.index(word) + 1]) for word in ("--offset", "--bytes")
-    )
-    data = base64.b64encode(DATA[offset : offset + count]).decode()
-    return Answer(node="n1", code=0, out=json.dumps({"data": data, "size": len(DATA)}))
+    site, transport = Site(INVENTORY), FakeTransport(ask)
+    events = gather(site, "/w/j", folder, transport, timed, clock=lambda: now[0], sleep=sleep)
+    return list(events)
 
 
 def test_a_connection_may_break(tmp_path: Path) -> None:
-    """What was asked is asked again."""
-    asked: list[Command] = []
+    """The file is read again, from its beginning."""
+    asked: list[str] = []
 
-    def breaking(command: Command) -> Answer:
-        asked.append(command)
-        return LOST if len(asked) in (1, 3, 4) else head(command)
+    def breaking(path: str) -> Iterator[bytes]:
+        asked.append(path)
+        for number, block in enumerate(read(path)):
+            if len(asked) in (1, 3) and number == (0 if len(asked) == 1 else 2):
+                raise NodeError("n1", "the connection was lost")
+            yield block
 
     run(tmp_path, breaking)
 
+    assert len(asked) == 4
     assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
 
 
 def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
-    """Is given up after a while; what is on the head stays there."""
-    with pytest.raises(BatchError, match="cannot be gathered") as raised:
-        run(tmp_path, lambda _: LOST)
+    """Gathering gives up after a while; the output stays on the head."""
 
-    assert "it stays on the head" in raised.value.hint
+    def lost(_: str) -> Iterator[bytes]:
+        raise NodeError("n1", "the connection was lost")
+        yield b""
+
+    for broken in (lambda: run(tmp_path, answer=LOST), lambda: run(tmp_path, lost)):
+        with pytest.raises(BatchError, match="cannot be gathered") as raised:
+            broken()
+        assert "it stays on the head" in raised.value.hint
 
 
 def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
     """It would come again."""
-    asked: list[Command] = []
+    asked: list[str] = []
 
-    def nonsense(command: Command) -> Answer:
-        asked.append(command)
-        return Answer(node="n1", code=0, out="{}" if "get" in command.argv else json.dumps(FILES))
+    def nonsense(path: str) -> Iterator[bytes]:
+        asked.append(path)
+        yield b"{}"
 
     with pytest.raises(BatchError):
         run(tmp_path, nonsense)
 
-    assert (len(asked), list((tmp_path / "rows").iterdir())) == (2, [])
+    assert asked == ["/w/j/outputs.json"]
 
 
-def test_a_long_gathering_is_told_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_gathering_is_told_now_and_then(tmp_path: Path) -> None:
     """In a pipe, a line every ten seconds."""
-    monkeypatch.setattr("launcher.gather.PIECE", 50)
-    events, _ = run(tmp_path, head)
+    events = run(tmp_path)
     lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
 
     assert len([event for event in events if event.kind == "wait"]) == 22
@@ -129,7 +138,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     for name in ("rows/.part-000001.jsonl~", ".vlaunch-batch.json~"):
         (out / name).symlink_to(mine)
     OutputFolder(path=out, shown="out", cluster="c", job="j", digest="d").claim(clear=False)
-    run(out, head)
+    run(out)
 
     assert mine.read_text() == "mine"
     assert (out / "rows/part-000001.jsonl").read_bytes() == DATA
@@ -138,26 +147,11 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 def test_a_head_that_has_no_output_any_more(tmp_path: Path) -> None:
     """Is not taken for one of which everything is there already."""
     with pytest.raises(NodeError, match="has no output of `j` any more"):
-        run(tmp_path, lambda _: Answer(node="n1", code=0, out='{"files": []}'))
+        run(tmp_path, lambda _: iter([b'{"files": []}']))
 
 
-def test_a_list_of_files_in_pages(tmp_path: Path) -> None:
-    """Is asked for to its end; a page that leads back is the last one."""
-    starts: list[str] = []
-
-    def paged(command: Command) -> Answer:
-        if "outputs" not in command.argv:
-            return head(command)
-        starts.append(command.argv[-1] if "--from" in command.argv else "")
-        number, after = {1: (1, 2), 2: (2, 3), 3: (3, 2)}[len(starts)]
-        file = {**FILES["files"][0], "path": f"rows/part-{number:06}.jsonl"}
-        return Answer(
-            node="n1", code=0, out=json.dumps({"files": [file], "next": f"part-{after:06}.json"})
-        )
-
-    run(tmp_path, paged)
-
-    assert starts == ["", "part-000002.json", "part-000003.json"]
-    assert sorted(each.name for each in (tmp_path / "rows").iterdir()) == [
-        f"part-00000{number}.jsonl" for number in (1, 2, 3)
-    ]
+def test_a_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not fill this machine's memory."""
+    monkeypatch.setattr("launcher.gather._LONGEST_LIST", 1000)
+    with pytest.raises(BatchError, match="too long"):
+        run(tmp_path, lambda _: itertools.repeat(b"x" * 100))

@@ -357,7 +357,9 @@ def _finish(
         folder.check(begun=True, restart=False)
         folder.claim(clear=False)
         try:
-            fetched = gather.gather(session.site, request.work, folder, session.transport)
+            site = session.site
+            read = partial(session.fleet.read_file, site.head.name, site.container_name(site.head))
+            fetched = gather.gather(site, request.work, folder, session.transport, read)
             show_through(fetched, session.to)
         except KeyboardInterrupt:
             text = (

@@ -20,15 +20,9 @@ from launcher.payload.agent.desired import Policy
 from launcher.placement import Placement
 from launcher.plan import batch
 from launcher.plan.request import Request
-from launcher.tools import job_store
 
 _JOB = "/opt/vlaunch-job"  # where the head has the job's files
 _RETRIES = 2  # each goes on where the one before has ended
-# The job's folder is where it always is, so that a retry finds what was done.
-_RUN = (
-    f'"$@" <{_JOB}/job.json && cd {_JOB} && for each in input code; do [ ! -d $each ] ||'
-    ' cp -RL $each "$WORK"/ || exit 1; done && cd / && exec env '
-)
 
 
 def group(inventory: Inventory, asked: batch.Request, target: Target) -> Group:
@@ -101,8 +95,9 @@ def _nodes(inventory: Inventory, asked: batch.Request) -> list[Node]:
 
 def _argv(asked: batch.Request) -> Argv:
     run = (*batch.PACKAGE, asked.work)
-    script = f"WORK={asked.work}; {_RUN}{' '.join(run[1:])}"
-    return ("sh", "-c", script, "batch", *job_store.prepare(asked.work))
+    # The job's folder is where it always is, so that a retry finds what was done.
+    script = f"mkdir -p {asked.work} && cp -RL {_JOB}/* {asked.work}/ && exec {' '.join(run)}"
+    return ("sh", "-c", script)
 
 
 def _files(group: Group, asked: batch.Request) -> Mapping[str, Object]:

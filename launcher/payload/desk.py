@@ -1,15 +1,13 @@
-"""Runs inside the head container: keeps the folders of batch jobs and prints one JSON object,
-without importing Ray or pyarrow.
+"""Manage the folders of batch jobs inside the head container, and print one JSON object.
 
-Standard library only, so that an answer costs a Python start. A path that is given to it is
-relative and stays in its folder. Usage: desk.py list ROOT… | look|prepare|remove WORK | outputs
-WORK --from NAME | put|get WORK PATH --offset N … | follow WORK --job SUBMISSION …
+Standard library only, without Ray or pyarrow, so that an answer costs a Python start. A path that
+is given to it is relative and stays in its folder. Usage: desk.py list ROOT… |
+look|outputs|remove WORK | put WORK PATH --offset N [--last SHA256] | follow WORK --job SUBMISSION …
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import fcntl
 import hashlib
@@ -26,8 +24,6 @@ PATIENCE = 1.0
 AGAIN = 0.25  # seconds between two looks at what a driver writes
 CHUNK = 1 << 20
 RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
-MOST = 16 << 20  # bytes of one piece of output
-PAGE = 20_000  # output files of one answer, of which the launcher keeps 8 MiB
 ENDED = ("done", "failed", "refused", "stopped")  # states of a driver after which none comes
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
@@ -149,33 +145,17 @@ def alive(work: str) -> bool:
         os.close(lock)
 
 
-def prepare(args: argparse.Namespace) -> object:
-    """Write `job.json` from standard input, in place of an older one at once."""
-    data = sys.stdin.buffer.read()
-    if not isinstance(json.loads(data), dict):
-        raise Refused("what was sent describes no job")
-    for folder in ("input", "code"):
-        os.makedirs(os.path.join(owned(args.work), folder), exist_ok=True)
-    hidden = os.path.join(args.work, ".job.json")
-    with opened(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(hidden, os.path.join(args.work, "job.json"))
-    return {"bytes": len(data)}
-
-
 def put(args: argparse.Namespace) -> object:
-    """Append standard input to a file on its way; with `--last`, verify it and give it its name.
-
-    What lies after the offset is that of a piece which was sent before and is sent again.
+    """Append standard input to an incomplete file at an offset, in place of anything after it; with
+    `--last`, verify the file and give it its name.
     """
-    path = inside(owned(args.work), args.path, make=True)
+    os.makedirs(owned(args.work), exist_ok=True)
+    path = inside(args.work, args.path)
     part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
     with opened(part, os.O_RDWR | os.O_CREAT) as file:
         have = os.fstat(file.fileno()).st_size
         if args.offset > have:
-            return {"error": f"{args.path} has {have} bytes, not {args.offset}", "have": have}
+            raise Refused(f"{args.path} has {have} bytes, not {args.offset}")
         file.truncate(args.offset)
         file.seek(args.offset)
         shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
@@ -186,16 +166,9 @@ def put(args: argparse.Namespace) -> object:
             found = digest(file)
             if found != args.last:
                 file.truncate(0)
-                return {
-                    "error": (
-                        f"{args.path} did not arrive as it was sent: sha256 {found}, not"
-                        f" {args.last}"
-                    ),
-                    "have": 0,
-                }
+                raise Refused(f"{args.path} arrived with sha256 {found}, not {args.last}")
             os.fsync(file.fileno())
-    if args.last:
-        os.replace(part, path)
+            os.replace(part, path)
     return {"bytes": size}
 
 
@@ -207,35 +180,25 @@ def digest(file: object) -> str:
 
 
 def outputs(args: argparse.Namespace) -> object:
-    """The committed files, as the ledger knows them: those from a name on, and where the next page
-    begins.
-
-    The summary beside them is on the last page.
-    """
-    out = local_output(args.work)
+    """Write `outputs.json`: the committed files, as the ledger knows them, and the summary."""
+    out = os.path.join(args.work, "output")
+    ledger = os.path.join(out, "ledger")
     files = []
-    folder = os.path.join(out, "ledger")
-    for name in ledger_entries(folder, args.start):
-        if len(files) == PAGE:
-            return {"files": files, "next": name}
-        said = read(folder, name)
-        path = str(said.get("part") or "")
-        if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == said.get("bytes"):
-            files.append({"path": path, "bytes": said["bytes"], "sha256": said.get("sha256", "")})
+    for name in os.listdir(ledger) if os.path.isdir(ledger) else []:
+        entry = read(ledger, name) if LEDGER.fullmatch(name) else {}
+        path = str(entry.get("part") or "")
+        if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == entry.get("bytes"):
+            files.append({"path": path, "bytes": entry["bytes"], "sha256": entry.get("sha256", "")})
     summary = os.path.join(out, "summary.json")
     if size_of(summary) is not None:
         with opened(summary, os.O_RDONLY) as file:
             data = file.read()
-        files.append(
-            {"path": "summary.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        )
-    return {"files": files}
-
-
-def ledger_entries(folder: str, start: str) -> list[str]:
-    """The names of a ledger's entries in their order, from one on."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return sorted(name for name in names if LEDGER.fullmatch(name) and name >= start)
+        digest = hashlib.sha256(data).hexdigest()
+        files.append({"path": "summary.json", "bytes": len(data), "sha256": digest})
+    with opened(os.path.join(args.work, "outputs.json"), os.O_WRONLY | os.O_CREAT) as file:
+        file.truncate(0)
+        file.write(json.dumps({"files": files}).encode())
+    return {"files": len(files)}
 
 
 def size_of(path: str) -> int | None:
@@ -245,31 +208,6 @@ def size_of(path: str) -> int | None:
     except OSError:
         return None
     return info.st_size if stat.S_ISREG(info.st_mode) else None
-
-
-def get(args: argparse.Namespace) -> object:
-    """A piece of an output file."""
-    if not OUTPUT.fullmatch(args.path):
-        raise Refused(f"{args.path} is no output of a job")
-    if not 0 <= args.bytes <= MOST or args.offset < 0:
-        raise Refused(f"a piece has at most {MOST} bytes")
-    with opened(inside(local_output(args.work), args.path), os.O_RDONLY) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(args.offset)
-        return {"data": base64.b64encode(file.read(args.bytes)).decode(), "size": size}
-
-
-def local_output(work: str) -> str:
-    """The folder that a job writes to, if it is one of this machine."""
-    job = read(work, "job.json")
-    if not job:
-        raise Refused(f"{work} holds no job")
-    out = str(job.get("out") or "")
-    if not out.startswith("/"):
-        raise Refused(
-            f"{job.get('name')} writes to {out or 'nothing'}, which is no folder of this machine"
-        )
-    return out
 
 
 def remove(args: argparse.Namespace) -> object:
@@ -376,7 +314,7 @@ def owned(work: str) -> str:
     return work
 
 
-def inside(folder: str, path: str, make: bool = False) -> str:
+def inside(folder: str, path: str) -> str:
     """A path in a folder; none of its parts is a link or leads out."""
     parts = path.split("/")
     if (
@@ -389,10 +327,9 @@ def inside(folder: str, path: str, make: bool = False) -> str:
     at = folder
     for part in parts[:-1]:
         at = os.path.join(at, part)
-        if make:
-            os.makedirs(at, exist_ok=True)
         if os.path.islink(at):
             raise Refused(f"{path!r} leads through a link")
+        os.makedirs(at, exist_ok=True)
     found = os.path.join(at, parts[-1])
     if os.path.islink(found):
         raise Refused(f"{path!r} is a link")
@@ -411,9 +348,7 @@ VERBS = {
     "list": list_,
     "look": look,
     "put": put,
-    "prepare": prepare,
     "outputs": outputs,
-    "get": get,
     "remove": remove,
     "follow": follow,
 }
@@ -425,9 +360,7 @@ def main() -> int:
     parser.add_argument("work")
     parser.add_argument("path", nargs="?", default="")
     parser.add_argument("more", nargs="*", default=[])
-    parser.add_argument("--from", dest="start", default="")
     parser.add_argument("--offset", type=int, default=0)
-    parser.add_argument("--bytes", type=int, default=CHUNK)
     parser.add_argument("--last", default="")
     parser.add_argument("--job", default="")
     parser.add_argument("--dashboard", type=int, default=8265)

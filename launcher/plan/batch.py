@@ -5,6 +5,7 @@ Watching it is `launcher.watch_batch`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -330,11 +331,12 @@ def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Ste
     # Where the output lies beyond the head's reach, in an object store, the driver clears it
     # itself: only when it is told to.
     text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return Step(
         title="writing job.json",
         command=site.inside(
             site.head,
-            job_store.prepare(request.work),
+            job_store.put(request.work, "job.json", 0, digest),
             stdin=text.encode,
             shown_stdin=f"printf %s {shlex.quote(text)}",
         ),

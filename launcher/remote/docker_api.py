@@ -7,10 +7,12 @@ The channel is kept and reused for every request: each new one starts a docker c
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import socket
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +36,8 @@ _NOISE: Final = 64 * 2**10  # bytes of a login shell's before it starts
 _LIMIT: Final = 32 * 2**20  # bytes of one answer
 _TIMEOUT: Final = 60.0  # seconds for one answer
 _PIECE: Final = 64 * 2**10
+_BLOCK: Final = 2**20  # bytes of a file at once
+_TRAILER: Final = 16  # blocks behind the last file of an archive
 _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection (MaxSessions)
 # the marker, after whatever a login shell prints
 _PROGRAM: Final = 'echo "$1"; echo "$1" >&2; shift; exec "$@"'
@@ -73,6 +77,36 @@ def errors(node: str) -> Iterator[None]:
             evidence=repr(error)[:300],
             hint="`docker version` on the node",
         ) from error
+
+
+def read_file(client: docker.APIClient, node: str, container: str, path: str) -> Iterator[bytes]:
+    """Yield the content of a regular file in a container, from the archive that Docker makes of
+    it; raises NodeError, also for a link.
+    """
+    with errors(node):
+        blocks, _ = client.get_archive(container, path)
+        with tarfile.open(fileobj=_Blocks(blocks), mode="r|") as archive:
+            member = archive.next()
+            content = archive.extractfile(member) if member and member.isreg() else None
+            if content is None:
+                raise NodeError(node, f"{path} is no regular file")
+            while block := content.read(_BLOCK):
+                yield block
+        for _ in zip(range(_TRAILER), blocks, strict=False):  # so that the channel is used again
+            pass
+
+
+class _Blocks(io.RawIOBase):
+    """Blocks of bytes as a file that can be read once."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._rest = blocks, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes."""
+        self._rest = self._rest or next(self._blocks, b"")
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 class _Client(docker.APIClient):

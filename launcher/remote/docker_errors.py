@@ -6,6 +6,7 @@ The SDK's and urllib3's exceptions stop here.
 from __future__ import annotations
 
 import re
+import tarfile
 from typing import Final
 
 import docker.errors
@@ -23,6 +24,7 @@ KINDS: Final = (
     paramiko.SSHException,
     OSError,
     EOFError,
+    tarfile.TarError,
 )
 
 _SUDO: Final = "set `docker: [sudo, -n, docker]` under `ssh` in the inventory"

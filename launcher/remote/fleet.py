@@ -157,6 +157,12 @@ class Fleet:
                 link.docker_on = where
             return link.docker  # type: ignore[no-any-return]
 
+    def read_file(self, node: str, container: str, path: str) -> Iterator[bytes]:
+        """Yield the content of a regular file in a container; raises ConnectError or NodeError."""
+        from launcher.remote import docker_api  # noqa: PLC0415
+
+        return docker_api.read_file(self.docker(node), node, container, path)
+
     def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
         """Listen on 127.0.0.1:`local_port` (0: any free one) and carry each connection to
         `host`:`port` as seen from `node`.

@@ -7,8 +7,6 @@ from it.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +24,6 @@ NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
 OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
-# what a page may begin with: a file of the ledger
-_PAGE = r"part-[0-9]{6,12}\.json"
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("done", "failed", "refused", "stopped")
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
@@ -91,21 +87,19 @@ def put(work: str, path: str, offset: int, last: str = "") -> Argv:
     )
 
 
-def prepare(work: str) -> Argv:
-    """Write `job.json` from standard input."""
-    return (*_PROGRAM, "prepare", work)
+def outputs(work: str) -> Argv:
+    """Have the list of committed files, with sizes and sha256, written to `outputs_file`."""
+    return (*_PROGRAM, "outputs", work)
 
 
-def outputs(work: str, start: str = "") -> Argv:
-    """Ask for the files that are committed, with sizes and sha256: one page of them, which begins
-    at `start`.
-    """
-    return (*_PROGRAM, "outputs", work, *(("--from", start) if start else ()))
+def outputs_file(work: str) -> str:
+    """Return the file in which `outputs` lists the committed files."""
+    return f"{work}/outputs.json"
 
 
-def get(work: str, path: str, offset: int, count: int) -> Argv:
-    """Ask for a piece of an output file."""
-    return (*_PROGRAM, "get", work, path, "--offset", str(offset), "--bytes", str(count))
+def output_file(work: str, output: Output) -> str:
+    """Return where a committed file is, as the head's container sees it."""
+    return f"{work}/output/{output.path}"
 
 
 def remove(work: str) -> Argv:
@@ -221,9 +215,8 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Page:
-    files: tuple[Output, ...] = ()
-    next: Annotated[str, decode.matches(rf"(?:{_PAGE})?")] = ""
+class _Outputs:
+    files: tuple[Output, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,33 +251,23 @@ def parse_list(answer: Answer) -> tuple[Entry, ...]:
     return tuple(each for each in found if _JOB.fullmatch(each.name))
 
 
-def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
-    """Read the answer to `outputs`: files, and where the next page begins, if there is one.
+def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
+    """Read the list of committed files.
 
     Raises UnreadableAnswer, also for a path that no output of ours has.
     """
-    page = decode.fit(_Page, parse(answer), f"{answer.node}: the list of output files")
-    for each in page.files:
-        if not OUTPUT.fullmatch(each.path):
-            raise UnreadableAnswer(
-                f"{answer.node}: names an output file that no job of vlaunch writes; nothing of it"
-                " was taken",
-                evidence=repr(each.path)[:200],
-            )
-    if len({each.path for each in page.files}) < len(page.files):
+    files = decode.read(_Outputs, text, f"{node}: the list of output files").files
+    paths = [file.path for file in files]
+    if wrong := [path for path in paths if not OUTPUT.fullmatch(path)]:
         raise UnreadableAnswer(
-            f"{answer.node}: names an output file twice", evidence=untrusted.shown(answer.tail)
+            f"{node}: names an output file that no job of vlaunch writes; nothing of it was taken",
+            evidence=repr(wrong[0])[:200],
         )
-    return page.files, page.next
-
-
-def parse_piece(answer: Answer) -> tuple[bytes, int]:
-    """Read the answer to `get`: bytes, and how many the whole file has; raises UnreadableAnswer."""
-    said = parse(answer)
-    try:
-        return base64.b64decode(said["data"], validate=True), int(said["size"])
-    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error):
-        raise UnreadableAnswer(f"{answer.node}: a piece of the output cannot be read") from None
+    if len(set(paths)) < len(paths):
+        raise UnreadableAnswer(
+            f"{node}: names an output file twice", evidence=untrusted.shown(text)
+        )
+    return files
 
 
 def parse_follow(answer: Answer) -> JobUpdate:

@@ -129,6 +129,7 @@ class Cluster:
     server_log: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     followed: list[Command] = field(default_factory=list)
+    contents: dict[str, bytes] = field(default_factory=dict)
     held: list[Command] = field(default_factory=list)
     lock: list[Line | Answer] = field(default_factory=lambda: [Line(node="gpu01", text="locked")])
     holders: list[FakeHeld] = field(default_factory=list)
@@ -208,6 +209,9 @@ def cluster(
 
         def docker(self, node: str) -> FakeDocker:
             return FakeDocker(made.logs.get(node, {}))
+
+        def read_file(self, node: str, container: str, path: str) -> Iterator[bytes]:
+            yield made.contents.get(Path(path).name) or Path(path).read_bytes()
 
         def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
             made.forwards.append((node, host, port, local_port))

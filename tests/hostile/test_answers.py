@@ -336,8 +336,10 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     ),
     "batches": (lambda: {"jobs": [seeds.ENTRY]}, _list),
     "a batch": (lambda: seeds.ENTRY, job_store.parse_entry),
-    "output": (lambda: seeds.OUTPUTS, job_store.parse_outputs),
-    "a piece": (lambda: {"data": "YWJj", "size": 3}, job_store.parse_piece),
+    "output": (
+        lambda: seeds.OUTPUTS,
+        lambda said: job_store.parse_outputs(said.node, said.out),
+    ),
     "a batch followed": (lambda: seeds.FOLLOW, job_store.parse_follow),
     "pairs": (lambda: seeds.PAIRS, _port_probes),
     "network": (_report, _reports),

@@ -71,7 +71,7 @@ def usage(text: str) -> str:
             "@@vlaunch containers\n\n@@vlaunch rc 0\n"
         ),
         lambda: job_store.parse_outputs(
-            answer({"files": [{"path": "summary.json", "bytes": 10**400, "sha256": ""}]})
+            "n1", json.dumps({"files": [{"path": "summary.json", "bytes": 10**400, "sha256": ""}]})
         ),
         lambda: job_store.parse_follow(answer({"job": {"status": "RUNNING"}, "offset": -1})),
     ],

@@ -42,6 +42,21 @@ while True:
         status, body = "200 OK", {"ApiVersion": "1.44"}
     elif path == "/v1.44/containers/c/json":
         status, body = "200 OK", {"Id": "c", "Config": {"Tty": False}}
+    elif "/archive?path=" in path:
+        import io, tarfile
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            entry = tarfile.TarInfo("f")
+            entry.size = 3_000_000
+            if path.endswith("link"):
+                entry.size, entry.type, entry.linkname = 0, tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(entry, io.BytesIO(b"0123456789" * 300_000))
+        stat = "X-Docker-Container-Path-Stat: e30=\\r\\n"
+        data = buffer.getvalue()
+        head = f"HTTP/1.1 200 OK\\r\\n{stat}Content-Length: {len(data)}\\r\\n\\r\\n"
+        sys.stdout.buffer.write(head.encode() + data)
+        sys.stdout.flush()
+        continue
     elif path == "/v1.44/_ping":
         status, body = "200 OK", "OK"
     else:
@@ -66,6 +81,21 @@ def make(server: sshd.Sshd, tmp_path: Path) -> Callable[..., Node]:
         return replace(on.node(), docker=words, connection=kind)
 
     return node
+
+
+@pytest.mark.parametrize("kind", ["ssh", "local"])
+def test_files_are_read_from_a_container(
+    make: Callable[..., Node], tmp_path: Path, kind: Kind
+) -> None:
+    """Over one channel, whatever their size; a link is refused."""
+    with Fleet(sshd.inventory(make(kind=kind))) as fleet:
+        for _ in range(3):
+            blocks = list(fleet.read_file("gpu01", "c", "/data/file"))
+            assert b"".join(blocks) == b"0123456789" * 300_000
+            assert max(map(len, blocks)) <= 2**20
+        with pytest.raises(NodeError, match="no regular file"):
+            list(fleet.read_file("gpu01", "c", "/data/link"))
+    assert (tmp_path / "starts").read_text() == "x"
 
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])

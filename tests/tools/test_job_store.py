@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -45,25 +44,7 @@ def test_questions() -> None:
         "--last",
         SHA,
     )
-    assert job_store.prepare(WORK) == (*program, "prepare", WORK)
     assert job_store.outputs(WORK) == (*program, "outputs", WORK)
-    assert job_store.outputs(WORK, "part-000007.json") == (
-        *program,
-        "outputs",
-        WORK,
-        "--from",
-        "part-000007.json",
-    )
-    assert job_store.get(WORK, "x", 5, 9) == (
-        *program,
-        "get",
-        WORK,
-        "x",
-        "--offset",
-        "5",
-        "--bytes",
-        "9",
-    )
     assert job_store.remove(WORK) == (*program, "remove", WORK)
     follow = ("follow", WORK, "--job", "batch-j-1", "--offset", "7", "--dashboard", "8265")
     assert job_store.follow(WORK, "batch-j-1", 7, 8265) == (*program, *follow)
@@ -115,6 +96,11 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
     )
 
 
+def outputs(files: Any) -> tuple[Output, ...]:
+    """Read a list of files as a head would write it."""
+    return job_store.parse_outputs("n1", json.dumps({"files": files}))
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -135,7 +121,7 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
 def test_a_hostile_head_names_no_other_files(path: str) -> None:
     """Only what a job of vlaunch writes is ever fetched."""
     with pytest.raises(UnreadableAnswer, match="no job of vlaunch writes"):
-        job_store.parse_outputs(answer({"files": [{"path": path, "bytes": 1, "sha256": SHA}]}))
+        outputs([{"path": path, "bytes": 1, "sha256": SHA}])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +141,7 @@ def test_a_hostile_head_names_no_other_files(path: str) -> None:
 def test_a_list_of_files_that_makes_no_sense(files: Any) -> None:
     """Is no list of files."""
     with pytest.raises(UnreadableAnswer):
-        job_store.parse_outputs(answer({"files": files}))
+        outputs(files)
 
 
 def test_output_files() -> None:
@@ -166,46 +152,11 @@ def test_output_files() -> None:
         "errors/part-000002.jsonl",
         "summary.json",
     ]
-    said = {"files": [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]}
+    said = [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]
 
-    files = tuple(Output(path=each, bytes=at, sha256=SHA) for at, each in enumerate(paths))
-    assert job_store.parse_outputs(answer(said)) == (files, "")
-    assert job_store.parse_outputs(answer({**said, "next": "part-000003.json"})) == (
-        files,
-        "part-000003.json",
+    assert outputs(said) == tuple(
+        Output(path=path, bytes=at, sha256=SHA) for at, path in enumerate(paths)
     )
-
-
-@pytest.mark.parametrize(
-    "after", ["--offset", "part-000001.json/../x", "part-٠٠٠٠٠١.json", 7, 0, [[]]]
-)
-def test_a_page_that_leads_nowhere(after: Any) -> None:
-    """What would become part of a command line is not taken from a node."""
-    with pytest.raises(UnreadableAnswer, match="cannot be read"):
-        job_store.parse_outputs(answer({"files": [], "next": after}))
-
-
-def test_a_piece() -> None:
-    """Its bytes, and how long the whole file is."""
-    data = base64.b64encode(b"\x00\xff").decode()
-
-    assert job_store.parse_piece(answer({"data": data, "size": 9})) == (b"\x00\xff", 9)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"data": "!!", "size": 1},
-        {"data": "AA==", "size": None},
-        {"size": 1},
-        {"data": 7, "size": 1},
-        {"data": "AA==", "size": float("inf")},
-    ],
-)
-def test_a_piece_that_is_none(said: dict[str, Any]) -> None:
-    """Is told, and not written."""
-    with pytest.raises(UnreadableAnswer, match=r"cannot be read|gave no answer"):
-        job_store.parse_piece(answer(said))
 
 
 @pytest.mark.parametrize(
