@@ -5,9 +5,9 @@ Standard library only, for any Python from 3.6 on, because it runs with what the
 pairs.py JSON, with the keys node, ip, port (the high one), listen, mtu, deadline, patience, nonce,
 peers ([{name, ip, ports}]).
 
-It ends when all nodes are through, and at its deadline at the latest. If a line comes on standard
-input, the end of that input ends it as well: nobody waits any more. Without such a line its input
-says nothing (ssh and docker give it none).
+It ends once all nodes are through, and at its deadline at the latest; it waits until then for a
+node that it cannot reach in either direction. If a line comes on standard input, the end of that
+input ends it as well. Without such a line its input says nothing (ssh and docker give it none).
 """
 
 import contextlib
@@ -75,11 +75,11 @@ class Talk:
         self.say(f"vlaunch {probe.nonce} {probe.name}")
         threading.Thread(target=self.read, daemon=True).start()
 
-    def say(self, line, wait=1.0):
+    def say(self, line):
         """Send a line; not behind a bulk that hangs, because whoever waits for it would hang as
         well.
         """
-        if not self.sending.acquire(timeout=wait):
+        if not self.sending.acquire(timeout=1.0):
             return
         try:
             self.sock.sendall(line.encode() + b"\n")
@@ -130,10 +130,8 @@ class Talk:
             self.say("all")
         elif line == b"all":
             self.arrived.set()
-        elif line.startswith(b"over "):
-            self.probe.over(line[5:].decode())
-        elif line.startswith(b"ask "):
-            self.probe.asked(self, line[4:].decode())
+        elif line == b"over":
+            self.probe.over(self.peer)
         return True
 
     def bulk(self, patience, until):
@@ -168,7 +166,7 @@ class Probe:
         self.end = time.monotonic() + asked["deadline"]
         self.peers = asked["peers"]
         self.state = threading.Condition()
-        self.talks, self.waiting, self.finished, self.through = {}, {}, set(), 0
+        self.talks, self.finished, self.through = {}, set(), 0
         self.seen = {
             each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
             for each in self.peers
@@ -234,28 +232,14 @@ class Probe:
     def met(self, talk):
         with self.state:
             self.talks.setdefault(talk.peer, []).append(talk)
-            said = ["over " + self.name] if self.through == len(self.peers) else []
-        for line in said:
-            talk.say(line)
+            through = self.through == len(self.peers)
+        if through:
+            talk.say("over")
 
     def over(self, name):
         with self.state:
-            if name in self.finished:
-                return
             self.finished.add(name)
-            askers = self.waiting.pop(name, [])
             self.state.notify_all()
-        for talk in askers:
-            talk.say("over " + name)
-
-    def asked(self, talk, name):
-        """Someone who cannot hear a node wants to know when that one is through; we may hear it."""
-        with self.state:
-            known = name in self.finished
-            if not known:
-                self.waiting.setdefault(name, []).append(talk)
-        if known:
-            talk.say("over " + name)
 
     def knock(self, peer):
         seen = self.seen[peer["name"]]
@@ -272,23 +256,11 @@ class Probe:
             seen["errors"]["0"] = error.strerror or str(error)
         with self.state:
             self.through += 1
-            messages = self.messages(peer["name"])
+            through = self.through == len(self.peers)
+            told = [talk for talks in self.talks.values() for talk in talks if through]
             self.state.notify_all()
-        for talk, line in messages:
-            talk.say(line)
-
-    def messages(self, name):
-        """Return who is to be told what, after a knock at the node of this name; `state` is held.
-
-        Once we are through, all are told. If we have not met that node, the others are asked to say
-        when it is through.
-        """
-        said = []
-        if self.through == len(self.peers):
-            said += [(talk, "over " + self.name) for talks in self.talks.values() for talk in talks]
-        if name not in self.talks:
-            said += [(talks[0], "ask " + name) for talks in self.talks.values()]
-        return said
+        for talk in told:
+            talk.say("over")
 
     def connect(self, peer, seen, until):
         """Try all ports at once until each has its answer; return the talk at the high port, if
@@ -441,13 +413,6 @@ class Probe:
             threading.Thread(target=self.knock, args=(peer,), daemon=True).start()
         with self.state:
             self.wait_for_all()
-            # We may be gone before we are asked: who cannot hear a node that we heard must not wait
-            # for its deadline.
-            finished = sorted(self.finished)
-            told = [talks[0] for talks in self.talks.values()]
-        if finished:
-            for talk in told:
-                talk.say("over " + "\nover ".join(finished), wait=0.2)
         for name, seen in self.seen.items():
             seen["heard"] = name in self.heard or name in self.talks
         return {"node": self.name, "mtu": self.mtu, "unheld": self.unheld, "peers": self.seen}
