@@ -557,9 +557,7 @@ class World:
                 "heard": True,
             }
             peers[peer["name"]] = {**good, **said}
-        return Answer(
-            node=name, code=0, out=json.dumps({"mtu": asked["mtu"], "unheld": {}, "peers": peers})
-        )
+        return Answer(node=name, code=0, out=json.dumps({"mtu": asked["mtu"], "peers": peers}))
 
     def _model(self, machine: Machine, words: Argv) -> Answer:
         name = machine.node.name

@@ -68,9 +68,7 @@ def jobs_folder(inventory: Inventory) -> str:
     return f"{inventory.head.hf_home.rstrip('/')}/vlaunch/{inventory.cluster}/batch"
 
 
-def job_spec(
-    job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, retry_errors: bool = False
-) -> dict[str, Any]:
+def job_spec(job: Job, shipped: Sequence[Shipped], inventory: Inventory) -> dict[str, Any]:
     """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped`
     to it.
 
@@ -78,7 +76,6 @@ def job_spec(
         job: the checked job.
         shipped: what `inputs.shipped` found.
         inventory: the cluster.
-        retry_errors: answer the error rows of earlier runs again.
 
     Raises:
         RequestError: it would be too long, for all the files that are shipped.
@@ -95,7 +92,6 @@ def job_spec(
             digest=digest(what),
             read=replace(job.read, sources=_sources(job, shipped, work)),
             data_parallel=job.data_parallel and on_cluster(job.data_parallel, inventory),
-            retry_errors=retry_errors,
         )
     )
     if (length := len(json.dumps(told))) > MOST:

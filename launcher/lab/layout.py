@@ -25,8 +25,6 @@ LabRdma = Literal["", "infiniband", "roce"]
 _ACCELERATORS: dict[str, LabAccelerator] = {"nvidia": "nvidia", "amd": "amd"}
 _RDMA: dict[str, LabRdma] = {"infiniband": "infiniband", "roce": "roce"}
 
-DEFAULT_NAME = "vlaunch-lab"
-DEFAULT_SUBNET = "10.77.0.0/24"
 RECORD = "lab.json"
 HF_HOME = "/data/huggingface"
 FIRST_HOST = 11

@@ -171,15 +171,12 @@ class Probe:
             each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
             for each in self.peers
         }
-        self.heard, self.unheld = set(), {}
+        self.heard = set()
         self.doors = selectors.DefaultSelector()
         for port in asked["listen"]:
-            try:
+            # In use is fine: a connection to whoever has it proves as much.
+            with contextlib.suppress(OSError):
                 self.listen(port, None)
-            except OSError as error:
-                # In use is fine: a connection to whoever has it proves as much.
-                if error.errno != errno.EADDRINUSE:
-                    self.unheld[str(port)] = error.strerror or str(error)
         self.datagrams = self.socket(socket.SOCK_DGRAM, self.port)
         self.datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self.listen(self.port, "high")  # last: who is greeted there may rely on the other ports
@@ -415,7 +412,7 @@ class Probe:
             self.wait_for_all()
         for name, seen in self.seen.items():
             seen["heard"] = name in self.heard or name in self.talks
-        return {"node": self.name, "mtu": self.mtu, "unheld": self.unheld, "peers": self.seen}
+        return {"node": self.name, "mtu": self.mtu, "peers": self.seen}
 
     def wait_for_all(self):
         """Wait until we and all peers are through, or the time is over; `state` is held."""

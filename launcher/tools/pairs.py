@@ -73,7 +73,6 @@ class _Seen:
 class _Said:
     mtu: int | None
     peers: Mapping[str, _Seen]
-    unheld: Mapping[int, str] = field(default_factory=dict)
 
 
 def probe(
@@ -142,13 +141,6 @@ def parse(answer: Answer) -> tuple[PortProbe, ...]:
         PortProbe(source=answer.node, target=target, wanted=said.mtu, **vars(seen))
         for target, seen in said.peers.items()
     )
-
-
-def parse_unheld(answer: Answer) -> dict[int, str]:
-    """Return the ports that the node could not hold open although nobody has them, with the
-    system's words.
-    """
-    return dict(_said(answer).unheld)
 
 
 def _said(answer: Answer) -> _Said:

@@ -41,7 +41,6 @@ class RayStatus:
     active: int
     gpus_used: float | None
     gpus_total: float | None
-    demands: tuple[str, ...]
 
 
 def start_head(node: Node, inventory: Inventory) -> Argv:
@@ -151,7 +150,6 @@ def parse_status(text: str) -> RayStatus:
         active=sum(int(match[1]) for match in counts if match),
         gpus_used=float(gpu[1]) if gpu else None,
         gpus_total=float(gpu[2]) if gpu else None,
-        demands=tuple(sections.get("Pending Demands", sections.get("Demands", ()))),
     )
 
 

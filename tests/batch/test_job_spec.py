@@ -19,8 +19,8 @@ from tests.batch.conftest import Load
 _CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {thinking: false}}"
 
 
-def _described(job: Job, inventory: Inventory, **options: Any) -> dict[str, Any]:
-    return job_spec.job_spec(job, inputs.shipped(job), inventory, **options)
+def _described(job: Job, inventory: Inventory) -> dict[str, Any]:
+    return job_spec.job_spec(job, inputs.shipped(job), inventory)
 
 
 def _digest(job: Job, inventory: Inventory) -> str:
@@ -91,7 +91,7 @@ def test_the_driver_reads_what_is_written(
     load_text: Load, inventory: Inventory, tmp_path: Path, more: str, model: str | None
 ) -> None:
     """Both sides mean the same by each word."""
-    told = _described(load_text(more, model=model), inventory, retry_errors=True)
+    told = {**_described(load_text(more, model=model), inventory), "retry_errors": True}
     (tmp_path / "job.json").write_text(json.dumps(told))
 
     read = driver.read(str(tmp_path))

@@ -210,7 +210,6 @@ OUTPUTS: Mapping[str, Any] = {
 }
 PAIRS: Mapping[str, Any] = {
     "mtu": 1500,
-    "unheld": {"6379": "in use"},
     "peers": {
         "gpu02": {
             "ports": {"6380": "open", "40123": "timed out"},

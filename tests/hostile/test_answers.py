@@ -276,7 +276,6 @@ def _port_probes(said: Answer) -> None:
     evidence = Evidence(inventory=seeds.inventory(), facts=_facts(), port_probes=probes)
     results = catalogue.run(evidence)
     harmless(shown(ui_checks.render(results)))
-    pairs.parse_unheld(said)
 
 
 def _reports(said: Answer) -> None:

@@ -246,7 +246,7 @@ def test_its_answer_is_one_line_of_json() -> None:
     with probe("a", "") as a:
         out, _ = a.communicate(timeout=10)
 
-    assert json.loads(out) == {"node": "a", "mtu": 9000, "unheld": {}, "peers": {}}
+    assert json.loads(out) == {"node": "a", "mtu": 9000, "peers": {}}
 
 
 def _listens(ip: str, port: int) -> bool:
