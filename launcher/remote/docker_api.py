@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import secrets
 import socket
 import subprocess
@@ -19,8 +18,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import docker
+import docker.errors
 import paramiko
 import requests
+import urllib3
 from docker.constants import DEFAULT_DOCKER_API_VERSION, STREAM_HEADER_SIZE_BYTES
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 from urllib3.connection import HTTPConnection
@@ -28,10 +29,10 @@ from urllib3.connectionpool import HTTPConnectionPool
 
 from launcher.errors import NodeError
 from launcher.model import Node
-from launcher.remote import docker_errors, envelope
-from launcher.remote.output import Output
+from launcher.remote import envelope
+from launcher.tools import symptoms
 
-_DIAL_TIMEOUT: Final = 20.0  # seconds for the docker client on the node to start
+DIAL_TIMEOUT: Final = 20.0  # seconds for the docker client on the node to start
 _NOISE: Final = 64 * 2**10  # bytes of a login shell's before it starts
 _LIMIT: Final = 32 * 2**20  # bytes of one answer
 _TIMEOUT: Final = 60.0  # seconds for one answer
@@ -40,26 +41,50 @@ _BLOCK: Final = 2**20  # bytes of a file at once
 _TRAILER: Final = 16  # blocks behind the last file of an archive
 _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection (MaxSessions)
 # the marker, after whatever a login shell prints
-_PROGRAM: Final = 'echo "$1"; echo "$1" >&2; shift; exec "$@"'
+_PROGRAM: Final = 'echo "$1"; shift; exec "$@"'
+
+
+FAILURES: Final = (
+    docker.errors.DockerException,
+    docker.errors.StreamParseError,
+    requests.exceptions.RequestException,
+    urllib3.exceptions.HTTPError,
+    paramiko.SSHException,
+    tarfile.TarError,
+    OSError,
+    EOFError,
+)
 
 
 def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClient:
-    """Return the API of the Docker daemon on `node`, in the version it speaks; raises NodeError.
+    """Return the API of the Docker daemon on `node`, in the version it speaks; raises `FAILURES`.
 
     Args:
         node: whose `docker` words reach the daemon.
-        transport: its SSH connection; None when the node is this machine, whose socket is then used
-            directly.
+        transport: its SSH connection; None when the node is this machine.
     """
     dial = _Dial(node, transport)
     try:
-        if dial.elsewhere:
-            return docker.APIClient(base_url=dial.elsewhere, version="auto")
         return _Client(dial)
-    except docker_errors.KINDS as error:
-        complaint = dial.complaint()
+    except FAILURES:
         dial.close()
-        raise docker_errors.node_error(node.name, error, complaint) from error
+        raise
+
+
+def node_error(node: str, error: BaseException, output: str = "") -> NodeError:
+    """Return one of `FAILURES` as a NodeError; `output` is what the docker client on the node
+    printed, if it was one.
+    """
+    if isinstance(error, docker.errors.APIError):
+        reason = str(error.explanation or error)
+        first = reason.splitlines()[0] if reason else str(error)
+        return NodeError(node, f"Docker refused: {first}", evidence=reason)
+    evidence = output.strip() or str(error)
+    known = symptoms.first(evidence)
+    if known and known.id.startswith("docker-"):
+        return NodeError(node, known.cause, evidence=evidence, hint=known.fix)
+    message, hint = "Docker's API did not answer", "find out why: `vlaunch check`"
+    return NodeError(node, message, evidence=evidence, hint=hint)
 
 
 @contextlib.contextmanager
@@ -67,13 +92,13 @@ def errors(node: str) -> Iterator[None]:
     """Turn what the Docker SDK raises inside the block into NodeError."""
     try:
         yield
-    except docker_errors.KINDS as error:
-        raise docker_errors.node_error(node, error) from error
+    except FAILURES as error:
+        raise node_error(node, error) from error
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # The SDK takes an answer's form for granted.
         raise NodeError(
             node,
-            "Docker's API said something that cannot be read",
+            "the answer of Docker's API cannot be read",
             evidence=repr(error)[:300],
             hint="`docker version` on the node",
         ) from error
@@ -148,12 +173,6 @@ class _Dial:
 
     def __init__(self, node: Node, transport: paramiko.Transport | None) -> None:
         self.transport = transport
-        host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-        direct = transport is None and node.docker == ("docker",)
-        # This machine's daemon, as its own docker client would find it: by a socket, or (tcp://,
-        # ssh://) by the SDK alone.
-        self._path = host.removeprefix("unix://") if direct and host.startswith("unix://") else ""
-        self.elsewhere = host if direct and not self._path else ""
         self._argv = (*node.docker, "system", "dial-stdio")
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -161,37 +180,7 @@ class _Dial:
 
     def open(self) -> Any:
         """Return a new socket, or something enough like one."""
-        if self.transport is not None:
-            return self._remote(self.transport)
-        return _unix(self._path) if self._path else self._local()
-
-    def complaint(self) -> str:
-        """Start one more docker client, say nothing to it, and return what it prints on standard
-        error.
-        """
-        if self.transport is None:
-            if self._path:
-                return ""
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                ran = subprocess.run(
-                    self._argv,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=_DIAL_TIMEOUT,
-                    check=False,
-                )
-                return ran.stderr.decode("utf-8", errors="replace")
-            return ""
-        output = Output(self._marker)
-        with (
-            contextlib.suppress(OSError, EOFError, paramiko.SSHException),
-            contextlib.closing(self._start(self.transport)) as channel,
-        ):
-            channel.shutdown_write()
-            until = time.monotonic() + _DIAL_TIMEOUT
-            while time.monotonic() < until and (data := channel.recv_stderr(65536)):
-                output.feed(data)
-        return output.end()
+        return self._local() if self.transport is None else self._remote(self.transport)
 
     def close(self) -> None:
         """End the docker clients of this machine; those on a node end with their channels."""
@@ -202,30 +191,21 @@ class _Dial:
             process.wait(timeout=10)
 
     def _remote(self, transport: paramiko.Transport) -> paramiko.Channel:
-        channel = self._start(transport)
-        said = bytearray()
-        until = time.monotonic() + _DIAL_TIMEOUT
-        while not said.endswith(f"{self._marker}\n".encode()):
-            data = channel.recv(4096)
-            if not data or len(said) > _NOISE or time.monotonic() > until:
-                channel.close()
-                why = (
-                    "the login shell does not stop talking"
-                    if data
-                    else "the login shell ended at once"
-                )
-                raise ConnectionError(
-                    said[-2000:].decode("utf-8", errors="replace") if said and not data else why
-                )
-            said += data
-        return channel
-
-    def _start(self, transport: paramiko.Transport) -> paramiko.Channel:
-        channel = transport.open_session(timeout=_DIAL_TIMEOUT)
-        channel.settimeout(_DIAL_TIMEOUT)
+        channel = transport.open_session(timeout=DIAL_TIMEOUT)
+        channel.settimeout(DIAL_TIMEOUT)
         channel.exec_command(
             f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}"
         )
+        output = bytearray()
+        until = time.monotonic() + DIAL_TIMEOUT
+        while not output.endswith(f"{self._marker}\n".encode()):
+            data = channel.recv(4096)
+            if not data or len(output) > _NOISE or time.monotonic() > until:
+                channel.close()
+                raise ConnectionError(
+                    output[-2000:].decode("utf-8", errors="replace") or "the login shell ended"
+                )
+            output += data
         return channel
 
     def _local(self) -> socket.socket:
@@ -246,16 +226,6 @@ class _Dial:
         with self._lock:
             self._processes.append(process)
         return ours
-
-
-def _unix(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    try:
-        made.connect(path)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 class _Connection(HTTPConnection):

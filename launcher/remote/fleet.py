@@ -153,7 +153,14 @@ class Fleet:
         with link.lock:
             where = None if self._nodes[node].connection == "local" else self.transport(node)
             if link.docker is None or link.docker_on is not where:
-                link.docker = docker_api.connect(self._nodes[node], where)
+                try:
+                    link.docker = docker_api.connect(self._nodes[node], where)
+                except docker_api.FAILURES as error:
+                    argv = (*self._nodes[node].docker, "version")
+                    command = Command(node=node, argv=argv, timeout=docker_api.DIAL_TIMEOUT)
+                    answer = self._one(command, Running(), None)
+                    output = "" if answer.ok else answer.tail
+                    raise docker_api.node_error(node, error, output) from error
                 link.docker_on = where
             return link.docker  # type: ignore[no-any-return]
 

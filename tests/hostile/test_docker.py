@@ -14,7 +14,7 @@ import paramiko
 import pytest
 
 from launcher.errors import NodeError
-from launcher.remote import docker_api
+from launcher.remote import channel, docker_api
 from launcher.remote.fleet import Fleet
 from launcher.remote.output import Lines
 from tests.hostile.adversary import Adversary, inventory_of, marker
@@ -70,7 +70,8 @@ def test_a_login_shell_that_never_stops_talking(
     adversary: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given up, and what it says is not kept."""
-    monkeypatch.setattr(docker_api, "_DIAL_TIMEOUT", 0.3)
+    monkeypatch.setattr(docker_api, "DIAL_TIMEOUT", 0.3)
+    monkeypatch.setattr(channel, "GRACE", 0.3)
 
     def act(session: paramiko.Channel, _: str) -> None:
         while one.send(session, b"noise\n" * 1000):
@@ -79,7 +80,7 @@ def test_a_login_shell_that_never_stops_talking(
     one = adversary(act)
     with pytest.raises(NodeError):
         ask(one, lambda client: client.api_version)
-    assert one.sent < 16 * 2**20
+    assert one.sent < 64 * 2**20
 
 
 def test_an_answer_without_end(adversary: Start, monkeypatch: pytest.MonkeyPatch) -> None:
