@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,83 +13,40 @@ from launcher.errors import VlaunchError
 from launcher.lab import machine, wheels
 from tests import wheel
 
-PIN = "torch==2.13.0+cpu"
-INDEX = "https://torch.example/whl/cpu"
-NONE = f"ERROR: No matching distribution found for {PIN}"
+
+def answer(code: int, asked: list[tuple[str, ...]]) -> Callable[..., object]:
+    """Return a stand-in of `machine.attempt`, for a pip that ends with this exit code."""
+
+    def attempt(*argv: str, **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(argv)
+        return subprocess.CompletedProcess(argv, code, "", "ERROR: No matching distribution")
+
+    return attempt
 
 
-class Machine:
-    """Answers pip and uv; `pip` is what pip says of torch, in the order it is asked."""
+def test_torch_may_come_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That one wheel only, beside the indexes of pip's configuration; the size is told first."""
+    asked: list[tuple[str, ...]] = []
+    told: list[str] = []
+    monkeypatch.setattr(machine, "attempt", answer(0, asked))
 
-    def __init__(self, *pip: str, uv: str = f"{PIN}\n    # from {INDEX}\n") -> None:
-        self.pip, self.uv, self.asked = list(pip), uv, list[tuple[str, ...]]()
+    (file,) = wheels.ensure(tmp_path, told.append).iterdir()
+    torch, rest = asked
 
-    def attempt(self, *argv: str, **_: object) -> subprocess.CompletedProcess[str]:
-        """Stand in for `machine.attempt`."""
-        self.asked.append(argv)
-        if argv[1:3] == ("pip", "compile"):
-            assert Path(argv[-1]).read_text() == f"{PIN}\n"
-            return self.ended(argv, self.uv, "" if self.uv else "dns error")
-        said = self.pip.pop(0) if "--requirement" not in argv else ""
-        return self.ended(argv, "", said)
-
-    def ended(self, argv: Sequence[str], out: str, err: str) -> subprocess.CompletedProcess[str]:
-        """Return what became of a program that fails when it complains."""
-        return subprocess.CompletedProcess(list(argv), 1 if err else 0, out, err)
+    assert file.name == "wheels.lock"
+    assert torch[-5:-3] == ("torch==2.13.0+cpu", "--extra-index-url")
+    assert "--extra-index-url" not in rest
+    assert rest[-3:-1] == ("--require-hashes", "--requirement")
+    assert len(told) == 1 and "0.5 GB" in told[0]
 
 
-def ensure(there: Machine, monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
-    """Return what is said while the wheels are downloaded."""
-    said: list[str] = []
-    monkeypatch.setattr(machine, "attempt", there.attempt)
-    found = wheels.ensure(cache, said.append)
-    assert [each.name for each in found.iterdir()] == ["wheels.lock"]
-    return said
-
-
-def test_pips_own_configuration_comes_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Where pip finds torch for CPUs, nobody else is asked; how much comes is said before it."""
-    there = Machine("")
-    said = ensure(there, monkeypatch, tmp_path)
-
-    assert len(there.asked) == 2
-    assert not any("--index-url" in argv for argv in there.asked)
-    assert len(said) == 1 and "0.5 GB" in said[0] and "minute" in said[0]
-
-
-def test_torch_comes_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That one wheel only."""
-    there = Machine(NONE, "")
-    said = ensure(there, monkeypatch, tmp_path)
-    torch, rest = there.asked[2:]
-
-    assert torch[-3:] == (PIN, "--index-url", INDEX)
-    assert "--index-url" not in rest
-    assert rest[-2] == "--requirement"
-    assert INDEX in said[-1]
-
-
-@pytest.mark.parametrize(
-    ("there", "told"),
-    [
-        (Machine(NONE, uv=""), "asking uv where torch==2.13.0+cpu is failed"),
-        (Machine(NONE, uv=f"{PIN}\n"), "uv does not say"),
-        (Machine(NONE, "no route to host"), "downloading torch==2.13.0+cpu failed"),
-        (Machine("no space left", "no space left"), "downloading torch==2.13.0+cpu failed"),
-    ],
-    ids=["no uv", "no index", "no network", "other"],
-)
-def test_torch_cannot_be_had(
-    there: Machine, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is said why, with what to do, and nothing is left."""
+def test_torch_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error says where to get it, and nothing is left."""
+    monkeypatch.setattr(machine, "attempt", answer(1, []))
     with pytest.raises(VlaunchError) as caught:
-        ensure(there, monkeypatch, tmp_path)
+        wheels.ensure(tmp_path, print)
 
-    assert told in caught.value.message
-    assert "pip config" in caught.value.hint
+    assert "download.pytorch.org" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
