@@ -21,13 +21,12 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.plan_case import Case, read
+from benchmarks.plan_case import Case, read, version_of
 from launcher.capacity import working
 from launcher.capacity.architecture import Architecture
 from launcher.capacity.choice import Question, Want, choose, verdict_of
 from launcher.capacity.cluster import Cluster, Host, Link
 from launcher.capacity.estimate import Estimate, Gpu
-from launcher.capacity.versions import version_of
 from launcher.capacity.weights import GIB
 from launcher.tools import expectations_read as expectations
 from launcher.tools.expectations import Expectations

@@ -39,6 +39,27 @@ _ALTERNATING = re.compile(r"alternating: *(\w+), *(\w+)")
 _COUNTED = re.compile(r"(\d+) (\w+)(?:, *|$)")
 _EVERY = re.compile(r"every (\d+)(?:st|nd|rd|th) layer (\w+), the others (\w+)")
 
+_VERSION = re.compile(r"v?0\.(\d{1,3})(?!\d)(\.\d|\.dev)?")
+_MONTH = re.compile(r"(20\d\d)-(\d\d)")
+# The minor release that was the newest in a month, from the logs of `tests/fixtures/planner/`.
+_RELEASES = {
+    "2025-02": 7,
+    "2025-06": 9,
+    "2025-08": 10,
+    "2025-10": 11,
+    "2025-12": 13,
+    "2026-01": 14,
+    "2026-02": 15,
+    "2026-03": 17,
+    "2026-04": 19,
+    "2026-06": 23,
+    "2026-07": 26,
+    "2026-08": 27,
+    "2026-09": 29,
+    "2026-10": 31,
+    "2026-11": 32,
+}
+
 
 class _Gpu(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -101,7 +122,7 @@ class Case(BaseModel):
             tp=self.tp,
             dp=self.dp,
             nodes=self.nodes,
-            version=versions.version_of(self.vllm_version),
+            version=version_of(self.vllm_version),
             flags=Flags(
                 utilization=self.gpu_memory_utilization,
                 length=self.max_model_len,
@@ -149,6 +170,21 @@ class Case(BaseModel):
 def read(text: str) -> list[Case]:
     """Parse a list of cases; raises pydantic's ValidationError."""
     return TypeAdapter(list[Case]).validate_python(yaml.safe_load(text))
+
+
+def version_of(text: str | None) -> tuple[int, int]:
+    """Return major and minor of a version as people write it, or of the newest in the month of a
+    date; today's where the text has neither. YAML makes 0.1 of 0.10; a build without tags calls
+    itself `0.1.dev7`.
+    """
+    match = _VERSION.search(text or "")
+    if match and not (match[2] == ".dev" and match[1] == "1"):
+        minor = int(match[1])
+        return (0, minor * 10 if minor < 4 and not match[2] else minor)
+    if month := _MONTH.search(text or ""):
+        known = [minor for when, minor in _RELEASES.items() if when <= month[0]]
+        return (0, known[-1]) if known else (0, min(_RELEASES.values()))
+    return versions.TODAY
 
 
 def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:

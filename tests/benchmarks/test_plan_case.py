@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from benchmarks.plan import FIXTURES
-from benchmarks.plan_case import Case, read
+from benchmarks.plan_case import Case, read, version_of
 from launcher.errors import RequestError
 from tests.capacity import models
 
@@ -70,3 +70,25 @@ def test_stages_must_match_the_model() -> None:
     """A partition of other layers than the model has is refused."""
     with pytest.raises(RequestError, match="do not go together with a model of 32 layers"):
         case(pp=2, pp_layer_partition=[10, 10]).estimated()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("0.10.1.1", (0, 10)),
+        ("v0.32.0", (0, 32)),
+        ("0.11 nightly of 2025-11-06", (0, 11)),
+        ("0.1", (0, 10)),  # what YAML makes of 0.10
+        ("0.1.dev12345+g0123abc", (0, 32)),  # a build without tags: of any version
+        ("0.1.dev7 of 2025-11-06", (0, 11)),
+        ("0.28.dev3", (0, 28)),
+        ("0.7 (2025-02, V0 engine)", (0, 7)),
+        ("2026-08 (not said)", (0, 27)),
+        ("nightly of 2025-11-06", (0, 11)),
+        ("2024-01-01", (0, 7)),
+        (None, (0, 32)),
+    ],
+)
+def test_versions(text: str | None, version: tuple[int, int]) -> None:
+    """What names no version is of today."""
+    assert version_of(text) == version

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.capacity.architecture_read import architecture_of
 from launcher.capacity.estimate import Engine, Estimate, Gpu, Range, estimate
 from launcher.capacity.flags import Flags, flags_of, length_of
-from launcher.capacity.versions import defaults, sampler, utilization, version_of
+from launcher.capacity.versions import defaults, sampler, utilization
 from launcher.capacity.weights import GIB
 from tests.capacity import models
 
@@ -118,28 +118,6 @@ def test_ranges_are_in_order(
     assert heavier.tokens is not None
     assert 0 <= found.tokens.low <= found.tokens.likely <= found.tokens.high
     assert heavier.tokens.likely <= found.tokens.likely
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("0.10.1.1", (0, 10)),
-        ("v0.32.0", (0, 32)),
-        ("0.11 nightly of 2025-11-06", (0, 11)),
-        ("0.1", (0, 10)),  # what YAML makes of 0.10
-        ("0.1.dev12345+g0123abc", (0, 32)),  # a build without tags: of any version
-        ("0.1.dev7 of 2025-11-06", (0, 11)),
-        ("0.28.dev3", (0, 28)),
-        ("0.7 (2025-02, V0 engine)", (0, 7)),
-        ("2026-08 (not said)", (0, 27)),
-        ("nightly of 2025-11-06", (0, 11)),
-        ("2024-01-01", (0, 7)),
-        (None, (0, 32)),
-    ],
-)
-def test_versions(text: str | None, version: tuple[int, int]) -> None:
-    """What names no version is of today."""
-    assert version_of(text) == version
 
 
 def test_defaults_follow_version_and_gpu() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.plan import Known, known
 from launcher.capacity.architecture_read import architecture_of
-from launcher.capacity.versions import mxfp4_width, version_of
+from launcher.capacity.versions import mxfp4_width
 from launcher.capacity.weights import GIB, Split, counted, stage_bytes
 from tests.capacity import models
 
@@ -40,14 +40,16 @@ def test_weights_are_those_that_were_printed(each: Known) -> None:
 @pytest.mark.parametrize(
     ("gpu", "version", "gib"),
     [
-        ("A100 80GB", "0.14.1", 65.97),  # as H100 without Triton's kernels printed it
-        ("H100 80GB", "0.10.1", 65.97),
-        ("H100 80GB", "0.14.1", 64.38),  # https://github.com/vllm-project/vllm/issues/33155
+        ("A100 80GB", (0, 14), 65.97),  # as H100 without Triton's kernels printed it
+        ("H100 80GB", (0, 10), 65.97),
+        ("H100 80GB", (0, 14), 64.38),  # https://github.com/vllm-project/vllm/issues/33155
     ],
 )
-def test_experts_of_gpt_oss_are_padded_for_the_kernel(gpu: str, version: str, gib: float) -> None:
+def test_experts_of_gpt_oss_are_padded_for_the_kernel(
+    gpu: str, version: tuple[int, int], gib: float
+) -> None:
     """Triton's, which Hopper uses since 0.11, pads less than Marlin's."""
-    width = mxfp4_width(version_of(version), gpu)
+    width = mxfp4_width(version, gpu)
     assert held(models.GPT_OSS_120B, 60.8, mxfp4_width=width) == pytest.approx([gib], rel=0.005)
 
 
