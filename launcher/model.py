@@ -383,7 +383,9 @@ class Answer:
 def natural(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that puts `gpu2` before `gpu10`."""
     return [
-        (0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part
+        (0, int(part)) if part.isdecimal() else (1, part)
+        for part in re.split(r"(\d+)", name)
+        if part
     ]
 
 

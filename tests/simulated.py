@@ -524,16 +524,12 @@ class World:
     def _looked(self, machine: Machine) -> Answer:
         good: Json = {
             "memlock": None,
-            "capeff": "000001ffffffffff",
+            "memlock_unlimited": True,
+            "ipc_lock": True,
             "infiniband": ["uverbs0"],
             "libibverbs": "/usr/lib/libibverbs.so.1",
-            "shm": 1 << 39,
             "python": "3.12.3",
             "ray": "2.60.0",
-            "torch": "2.13.0",
-            "nccl": "2.30.7",
-            "cuda": "13.0.3",
-            "env": {},
         }
         if isinstance(machine.inside, str):
             return Answer(node=machine.node.name, code=0, out=machine.inside)
@@ -585,10 +581,7 @@ class World:
     def _survey(self, machine: Machine, clock: bytes) -> str:
         """Return the parts that a survey adds to the probe's answer, on a healthy node."""
         address = {"ifname": machine.interface, "flags": ["UP", "LOWER_UP"], "mtu": 1500}
-        gpus = "".join(
-            f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0, Disabled, Disabled\n"
-            for at in range(machine.gpus or 0)
-        )
+        gpus = "".join(f"{at}, 0, Disabled, Disabled\n" for at in range(machine.gpus or 0))
         good: dict[str, str | None] = {
             "clock": f"{clock.decode().strip()} {float(clock) + 0.01:.3f}",
             "system": (
@@ -606,15 +599,13 @@ class World:
             "link": json.dumps([address]),
             "route": json.dumps([{"dst": "default", "dev": machine.interface}]),
             "net": (
-                f"{machine.interface}/speed:25000\n{machine.interface}/device/pci:/sys/devices/pci0000:00/0000:00:1f.0"
+                f"{machine.interface}/speed:25000\n{machine.interface}/device/driver:../mlx5_core"
             ),
             "rdma": "",
             "modules": "nvidia",
             "xid": "",
             "logind": "Linger=yes",
             "gpustate": gpus if machine.gpus and self.inventory.accelerator == "nvidia" else None,
-            "cuda": "CUDA Version : 13.0",
-            "models": "",
             "boot": "next=6.8.0-50-generic\ndriver=yes",
             "dockerdisk": "x\n/dev/sda1 1 1 999999999 1% /var/lib/docker",
         }

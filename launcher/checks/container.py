@@ -202,9 +202,9 @@ def _memlock(name: str, inside: Inside) -> Finding:
 
 
 def _ipc_lock(name: str, inside: Inside) -> Finding:
-    if not inside.capabilities:
+    if inside.ipc_lock is None:
         return skipped(name, "the container's capabilities are not known")
-    if "IPC_LOCK" in inside.capabilities:
+    if inside.ipc_lock:
         return passed(name, "the container has IPC_LOCK")
     return failed(
         name,

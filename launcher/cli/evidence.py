@@ -108,9 +108,8 @@ def _look_inside(session: Session, evidence: Evidence) -> Evidence:
     seen: dict[str, inside.Inside] = {}
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
-        own = site.running(session.inventory.node(answer.node))
         try:
-            seen[answer.node] = inside.parse_look(answer, running=own is not None)
+            seen[answer.node] = inside.parse_look(answer)
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
     if seen:

@@ -16,26 +16,25 @@ except ImportError:
     metadata = None
 
 LIBRARIES = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /lib /usr/local/lib"
-WANTED = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "TP_")
+IPC_LOCK = 14  # its bit in CapEff (include/uapi/linux/capability.h)
 
 
-def version(*names):
-    """Return the version of the first of these packages that is there."""
-    for name in names:
-        try:
-            return metadata.version(name)
-        except Exception:  # noqa: S112 - whatever is wrong with an image's packages
-            continue
-    return ""
+def ray():
+    """Return the version of Ray, or nothing."""
+    try:
+        return metadata.version("ray")
+    except Exception:  # whatever is wrong with an image's packages
+        return ""
 
 
-def status(key):
-    """Return a word from what the kernel says of this process."""
+def ipc_lock():
+    """Return whether memory may be locked, by what the kernel says of this process."""
     try:
         with open("/proc/self/status") as file:
-            return next((line.split()[1] for line in file if line.startswith(key + ":")), "0")
-    except OSError:
-        return "0"
+            bits = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return None
+    return bool(int(bits, 16) >> IPC_LOCK & 1)
 
 
 def names(folder):
@@ -56,35 +55,18 @@ def verbs():
     return ""
 
 
-def shm():
-    """Return the size of /dev/shm."""
-    try:
-        found = os.statvfs("/dev/shm")
-        return found.f_frsize * found.f_blocks
-    except OSError:
-        return None
-
-
 def main():
     """Print it."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     said = {
         "memlock": None if soft == resource.RLIM_INFINITY else soft,
-        "capeff": status("CapEff"),
+        "memlock_unlimited": soft == resource.RLIM_INFINITY,
+        "ipc_lock": ipc_lock(),
         "infiniband": names("/dev/infiniband"),
         "imex": names("/dev/nvidia-caps-imex-channels"),
         "libibverbs": verbs(),
-        "shm": shm(),
         "python": platform.python_version(),
-        "ray": version("ray"),
-        "torch": version("torch"),
-        "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
-        "cuda": os.environ.get("CUDA_VERSION", ""),
-        "env": {
-            key: value
-            for key, value in os.environ.items()
-            if key.startswith(WANTED) or key == "VLLM_HOST_IP"
-        },
+        "ray": ray(),
     }
     print(json.dumps(said))
 

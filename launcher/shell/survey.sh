@@ -29,23 +29,15 @@ sh_c modules '[ ! -r /proc/modules ] || grep -oE "$1" /proc/modules' "$modules"
 sh_c xid "$(cat ./survey_xid.sh)"
 if command -v nvidia-smi >/dev/null 2>&1; then
   # Its fields: `nvidia-smi --help-query-gpu`.
-  fields=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total,display_active,mig.mode.current
+  fields=index,ecc.errors.uncorrected.volatile.total,display_active,mig.mode.current
   part gpustate nvidia-smi "--query-gpu=$fields" --format=csv,noheader,nounits
   # The card may be wedged: what has not answered once is not asked three times more.
   if [ "$answers" != 124 ]; then
-    sh_c cuda '
-      said=$(nvidia-smi --version 2>/dev/null | grep CUDA) || said=$(nvidia-smi | grep CUDA)
-      printf "%s\n" "$said"
-    '
     part topo nvidia-smi topo -m
     sh_c fabric "$(cat ./survey_fabric.sh)"
     sh_c imex 'ls /dev/nvidia-caps-imex-channels 2>/dev/null; :'
-    sh_c gpunuma 'cd /sys/bus/pci/drivers/nvidia && grep -H "" *:*/numa_node'
   fi
 fi
-sh_c models '
-  cd "$1/hub" 2>/dev/null && for each in models--*; do [ ! -d "$each" ] || du -sk "$each"; done
-' "$hf"
 sh_c logind "$(cat ./survey_logind.sh)"
 sh_c boot "$(cat ./survey_boot.sh)"
 part survey true

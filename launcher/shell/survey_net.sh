@@ -4,9 +4,7 @@
 # shellcheck disable=SC2035 # no device's name begins with a dash
 
 cd /sys/class/net || exit
-grep -H "" */speed */mtu */operstate */device/numa_node 2>/dev/null
+grep -H "" */speed 2>/dev/null
 for each in */device; do
-  [ -e "$each" ] || continue
-  printf "%s/pci:%s\n" "$each" "$(readlink -f "$each")"
-  printf "%s/driver:%s\n" "$each" "$(readlink "$each/driver")"
+  [ ! -e "$each" ] || printf "%s/driver:%s\n" "$each" "$(readlink "$each/driver")"
 done

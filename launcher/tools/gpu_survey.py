@@ -5,7 +5,7 @@ network cards, who uses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from launcher.tools import untrusted
 from launcher.tools.survey import GpuProcess, GpuState, NvlinkFabric
@@ -16,39 +16,28 @@ _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underli
 _LOST = re.compile(r"Unable to determine the device handle for .*")
 
 
-def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...]:
-    """Read `--query-gpu=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total,display_active,
-    mig.mode.current`, `topo -m` and sysfs' NUMA nodes.
+def read(states: str, topo: str) -> tuple[GpuState, ...]:
+    """Read `--query-gpu=index,ecc.errors.uncorrected.volatile.total,display_active,
+    mig.mode.current` and `topo -m`.
 
-    Raises UnreadableAnswer never: a line that is no GPU is an error message, which is kept with the
-    probe's words.
+    A line that is no GPU is an error message, which is kept with the probe's words.
     """
-    cells = topology(topo or "")
-    nodes = dict(re.findall(r"^([0-9a-f:.]+)/numa_node:(\d{1,4})$", numa, re.MULTILINE | re.ASCII))
+    cells = topology(topo)
     found = []
-    for line in untrusted.cut(states or "").splitlines():
-        fields = [each.strip() for each in line.split(",")]
-        if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
+    for line in untrusted.cut(states).splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 4 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             continue
-        # nvidia-smi writes the PCI domain with eight digits, sysfs with four.
-        pci = (
-            fields[2].lower()[4:]
-            if re.match("0000[0-9A-Fa-f]{4}:", fields[2])
-            else fields[2].lower()
-        )
-        index = int(fields[0])
+        index, near = int(fields[0]), cells.get(f"GPU{int(fields[0])}", {})
         found.append(
             GpuState(
                 index=index,
-                uuid=fields[1],
-                pci=pci,
-                numa=int(nodes[pci]) if pci in nodes else None,
                 # `[N/A]`: has no ECC
-                ecc_errors=int(fields[3]) if re.fullmatch("[0-9]{1,15}", fields[3]) else None,
-                display=fields[4] == "Enabled",
-                mig=fields[5] == "Enabled",
-                affinity=_of(cells.get(f"GPU{index}", {}), gpus=False),
-                peers=_of(cells.get(f"GPU{index}", {}), gpus=True),
+                ecc_errors=int(fields[1]) if re.fullmatch("[0-9]{1,15}", fields[1]) else None,
+                display=fields[2] == "Enabled",
+                mig=fields[3] == "Enabled",
+                affinity={name: word for name, word in near.items() if name[:3] != "GPU"},
+                peers={name: word for name, word in near.items() if name[:3] == "GPU"},
             )
         )
     return tuple(found)
@@ -60,10 +49,6 @@ def lost(text: str) -> tuple[str, ...]:
     return tuple(match[0][:200] for match in found if match)
 
 
-def _of(cells: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
-    return {name: word for name, word in cells.items() if name.startswith("GPU") is gpus}
-
-
 def topology(text: str) -> dict[str, Mapping[str, str]]:
     """Return for each GPU how near it is to each RDMA device and to each GPU, from `nvidia-smi topo
     -m`.
@@ -71,7 +56,8 @@ def topology(text: str) -> dict[str, Mapping[str, str]]:
     Columns are `NIC0` with a legend below the table, in older drivers the devices' own names.
     """
     lines = [_UNDERLINE.sub("", line) for line in untrusted.cut(text).splitlines()]
-    legend = _legend(lines)
+    named = (re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line) for line in lines)
+    legend = {match[1]: match[2] for match in named if match}
     header = next((line for line in lines if re.match(r"\s*GPU0\s", line)), "")
     columns = header.partition("CPU Affinity")[0].split()
     rows: dict[str, Mapping[str, str]] = {}
@@ -83,12 +69,6 @@ def topology(text: str) -> dict[str, Mapping[str, str]]:
         cells = zip(columns, words[1:], strict=False)
         rows[words[0]] = {legend.get(name, name): word for name, word in cells}
     return rows
-
-
-def _legend(lines: Iterable[str]) -> dict[str, str]:
-    """Return the devices' own names by those of the columns."""
-    found = (re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line) for line in lines)
-    return {match[1]: match[2] for match in found if match}
 
 
 def read_processes(text: str) -> tuple[GpuProcess, ...]:
@@ -121,10 +101,8 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
     return tuple(found)
 
 
-def read_fabric(text: str | None) -> NvlinkFabric | None:
-    """Read `switch`, `state` and `service` lines; None where nothing was asked."""
-    if text is None:
-        return None
+def read_fabric(text: str) -> NvlinkFabric:
+    """Read `switch`, `state` and `service` lines."""
     lines = [line.partition(" ") for line in untrusted.cut(text).splitlines()]
     states = [rest.strip() for word, _, rest in lines if word == "state"]
     return NvlinkFabric(
@@ -132,11 +110,3 @@ def read_fabric(text: str | None) -> NvlinkFabric | None:
         states=tuple(each for each in states if each and not each.startswith("[")),
         service=next((rest.strip() for word, _, rest in lines if word == "service"), ""),
     )
-
-
-def read_cuda(text: str) -> str:
-    """Return the CUDA version that the driver supports, from the header or from `nvidia-smi
-    --version`.
-    """
-    match = re.search(r"CUDA (?:[A-Z]+ )?Version\s*:\s*(\d+(?:\.\d+)*)", text, re.ASCII)
-    return match[1] if match else ""

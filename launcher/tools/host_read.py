@@ -1,15 +1,11 @@
-"""How the probe's answer becomes `HostFacts`.
-
-Each part is printed under a marker line with its exit status, so that a missing tool is a fact and
-not an error.
-"""
+"""The probe's answer, read as `HostFacts`."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.tools import (
@@ -20,14 +16,9 @@ from launcher.tools import (
     unfinished,
     untrusted,
 )
-from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
-from launcher.tools.survey_read import Parts, good, said
+from launcher.tools.parts import MARK, read_parts
 
-_T = TypeVar("_T")
-_MARK = "@@vlaunch"
-_OF_DOCKER = ("docker", "info", "image", "images", "containers")
-_JSON = re.compile(r"^[\[{]", re.MULTILINE)
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
 
 
@@ -44,42 +35,50 @@ def parse_probe(text: str) -> HostFacts:
 
 def _read(text: str) -> HostFacts:
     parts = read_parts(text)
-    if not _is_whole(parts):
+    surveyed = "survey" in parts or "clock" not in parts
+    if "home" not in parts or "containers" not in parts or not surveyed:
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
-    info, lost = _info(good(parts, "info")), gpu_survey.lost(said(parts, "gpus"))
+    said, good, read = parts.said, parts.good, parts.read
+    info = read("info", _info) or {}
+    lost = gpu_survey.lost(said("gpus"))
     return HostFacts(
-        home=said(parts, "home"),
-        user=said(parts, "user"),
-        hostname=said(parts, "hostname"),
-        addresses=_told(good(parts, "addr"), _addresses),
-        listening=_told(good(parts, "listen"), _listening),
-        disk_free=_told(good(parts, "disk"), free),
-        docker_disk_free=_told(good(parts, "dockerdisk"), free),
-        infiniband=tuple((good(parts, "infiniband") or "").split()),
-        gpus=_gpus(said(parts, "gpus")) if lost else _told(good(parts, "gpus"), _gpus),
+        home=said("home"),
+        user=said("user"),
+        hostname=said("hostname"),
+        addresses=read("addr", _addresses),
+        listening=read("listen", _listening),
+        disk_free=read("disk", free),
+        docker_disk_free=read("dockerdisk", free),
+        infiniband=read("infiniband", _words) or (),
+        gpus=_gpus(said("gpus")) if lost else read("gpus", _gpus),
         lost_gpus=lost,
-        gpu_processes=_told(good(parts, "gpuapps"), gpu_survey.read_processes),
-        amd_renders=_told(good(parts, "gpus"), _amd_renders),
-        files=_digests(said(parts, "files")),
-        has_directory=good(parts, "files") is not None,
-        token=_token(said(parts, "token").strip()),
-        secret_names=_words(said(parts, "secrets")),
-        memory=good(parts, "memory") or "",
-        in_memory=_told(good(parts, "kept"), _words),
-        folders=_folders(said(parts, "folders")),
-        docker_version=_told(good(parts, "docker"), _version),
+        gpu_processes=read("gpuapps", gpu_survey.read_processes),
+        amd_renders=read("gpus", _amd_renders),
+        files=_digests(said("files")),
+        has_directory=good("files") is not None,
+        token=_token(said("token").strip()),
+        secret_names=_words(said("secrets")),
+        memory=good("memory") or "",
+        in_memory=read("kept", _words),
+        folders=tuple(line for line in said("folders").splitlines() if _FOLDER.fullmatch(line)),
+        docker_version=read("docker", _version),
         runtimes=tuple(sorted((info.get("Runtimes") or {}).keys())),
         log_driver=str(info.get("LoggingDriver") or ""),
-        podman=_is_podman(good(parts, "docker") or "", info),
+        # Its socket names itself; as a program called `docker` its `info` has a form of its own.
+        podman='"Podman Engine"' in (good("docker") or "") or ("host" in info and "store" in info),
         security=_security(info),
-        state=_told(good(parts, "state"), _state),
-        selinux=_told(good(parts, "selinux"), _labels),
-        toolkit=bool(said(parts, "toolkit").strip()),
-        images=_images(parts),
-        containers=docker_read.parse_containers(said(parts, "containers")),
-        given=docker_read.parse_given(said(parts, "given")),
-        compiled=compile_cache.read(good(parts, "compiled")),
-        unfinished=unfinished.read(good(parts, "unfinished")),
+        state=read("state", _state),
+        selinux=read("selinux", _labels),
+        toolkit=bool(said("toolkit").strip()),
+        images={
+            name.removeprefix("image "): read(name, docker_read.parse_image)
+            for name in parts
+            if name.startswith("image ")
+        },
+        containers=docker_read.parse_containers(said("containers")),
+        given=docker_read.parse_given(said("given")),
+        compiled=compile_cache.read(good("compiled")),
+        unfinished=unfinished.read(good("unfinished")),
         said={name: _words_of(out) for name, (out, code) in parts.items() if code != 0},
         # timeout(1) ends with 124, and with 137 when it had to kill
         late=frozenset(name for name, (_, code) in parts.items() if code in (124, 137)),
@@ -87,54 +86,10 @@ def _read(text: str) -> HostFacts:
     )
 
 
-def _is_whole(parts: Parts) -> bool:
-    surveyed = "survey" in parts or "clock" not in parts
-    return "home" in parts and "containers" in parts and surveyed
-
-
-def _told(text: str | None, read: Callable[[str], _T]) -> _T | None:
-    """Read what a part told; None where it could not be asked."""
-    return None if text is None else read(text)
-
-
 def shown(text: str) -> str:
     """Return the end of an answer as evidence, without the part that holds the Ray token."""
-    head, _, rest = text.partition(f"{_MARK} token\n")
-    return untrusted.shown(head + rest[rest.find(_MARK) :] if _MARK in rest else head, last=True)
-
-
-def read_parts(text: str) -> Parts:
-    """Return the parts of an answer by name, each with what it printed and its exit status; what
-    stands before the JSON of Docker is left out.
-    """
-    return _without_noise(_parts(text))
-
-
-def _parts(text: str) -> dict[str, tuple[str, int]]:
-    parts: dict[str, tuple[str, int]] = {}
-    name, lines = "", list[str]()
-    for line in text.splitlines():
-        if not line.startswith(_MARK + " "):
-            lines.append(line)
-            continue
-        word = line[len(_MARK) + 1 :]
-        if word.startswith("rc "):
-            parts[name] = ("\n".join(lines).strip("\n"), int(word[3:]))
-        else:
-            name = word
-        lines = []
-    return parts
-
-
-def _without_noise(parts: Parts) -> Parts:
-    """Take away what stands before the JSON of Docker's command line: warnings of its own and of
-    sudo, which reach the same stream.
-    """
-    found = dict(parts)
-    for name, (out, code) in parts.items():
-        if code == 0 and name.split(" ")[0] in _OF_DOCKER and (at := _JSON.search(out)):
-            found[name] = (out[at.start() :], code)
-    return found
+    head, _, rest = text.partition(f"{MARK} token\n")
+    return untrusted.shown(head + rest[rest.find(MARK) :] if MARK in rest else head, last=True)
 
 
 def _words_of(out: str) -> str:
@@ -144,9 +99,9 @@ def _words_of(out: str) -> str:
     return "\n".join(line for line in out.splitlines() if line not in ("null", "Killed"))
 
 
-def _info(text: str | None) -> Any:
+def _info(text: str) -> Any:
     """Read `docker info`; nothing where Docker did not answer."""
-    return _json(text, "docker info") if text and text.startswith("{") else {}
+    return _json(text, "docker info") if text.startswith("{") else {}
 
 
 def _json(text: str, what: str) -> Any:
@@ -167,13 +122,6 @@ def _token(text: str) -> str:
 def _version(text: str) -> str | None:
     version = _json(text, "docker version").get("Version") if text.startswith("{") else None
     return None if version is None else str(_of(str, version))
-
-
-def _is_podman(version: str, info: Mapping[str, Any]) -> bool:
-    """Tell whether Podman answered: by its socket, which names itself, or as a program called
-    `docker`, whose `info` has a form of its own.
-    """
-    return '"Podman Engine"' in version or ("host" in info and "store" in info)
 
 
 def _security(info: Mapping[str, Any]) -> tuple[str, ...]:
@@ -199,17 +147,11 @@ def _labels(text: str) -> dict[str, str] | None:
     return {path: label.split(":")[2] for label, _, path in rows if label.count(":") >= 2}
 
 
-def _of(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+def _of(kind: type, value: Any, pattern: str = "(?s:.*)") -> Any:
+    """Return a value of the right kind and form; raises TypeError."""
+    if type(value) is not kind or not re.fullmatch(pattern, str(value)):
+        raise TypeError(f"{value!r:.80} is not what was asked for")
     return value
-
-
-def _interface(name: Any) -> str:
-    # as the kernel has it (dev_valid_name)
-    if not isinstance(name, str) or not re.fullmatch(r"[^\s/]{1,64}", name):
-        raise TypeError(f"{name!r:.80} is no network interface")
-    return name
 
 
 def _ip(text: Any, prefix: Any) -> str:
@@ -221,14 +163,14 @@ def _ip(text: Any, prefix: Any) -> str:
 def _addresses(text: str) -> tuple[Address, ...]:
     return tuple(
         Address(
-            interface=_interface(link["ifname"]),
-            ip=_ip(each["local"], each["prefixlen"]),
-            prefix=_of(int, each["prefixlen"]),
+            interface=_of(str, link["ifname"], r"[^\s/]{1,64}"),  # the kernel's dev_valid_name()
+            ip=_ip(info["local"], info["prefixlen"]),
+            prefix=_of(int, info["prefixlen"]),
             up="UP" in link.get("flags", ()),
         )
         for link in _json(text, "ip -j addr")
-        for each in link.get("addr_info", ())
-        if "local" in each
+        for info in link.get("addr_info", ())
+        if "local" in info
     )
 
 
@@ -255,10 +197,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _folders(text: str) -> tuple[str, ...]:
-    return tuple(line for line in text.splitlines() if _FOLDER.fullmatch(line))
-
-
 def _digests(text: str) -> dict[str, str]:
     """Return the digests of files by their names, as sha256sum(1) prints them."""
     rows = (line.partition("  ") for line in text.splitlines())
@@ -266,15 +204,6 @@ def _digests(text: str) -> dict[str, str]:
         name.removeprefix("./"): digest
         for digest, _, name in rows
         if re.fullmatch(r"[0-9a-f]{64}", digest)
-    }
-
-
-def _images(parts: Parts) -> dict[str, Image | None]:
-    """Return the images that were asked for by their names; None for one that is not there."""
-    return {
-        name.removeprefix("image "): _told(good(parts, name), docker_read.parse_image)
-        for name in parts
-        if name.startswith("image ")
     }
 
 

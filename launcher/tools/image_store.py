@@ -12,7 +12,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 from launcher.tools import docker_read, host_read, untrusted
 from launcher.tools.docker import Image
-from launcher.tools.survey_read import Parts, good, said
+from launcher.tools.parts import Parts, read_parts
 
 # Where what is on its way lies: a disk of the node's own that outlasts a reboot (hier(7)). A home
 # may be on a slow file system that all nodes share, and what Docker has belongs to root.
@@ -89,14 +89,14 @@ def ask(docker: Argv, *, cluster: str, node: str, scratch: str = SCRATCH) -> Arg
 
 def parse(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -> Store:
     """Read the answer; raises UnreadableAnswer."""
-    parts = host_read.read_parts(text)
+    parts = read_parts(text)
     if "end" not in parts:
         raise UnreadableAnswer(
             f"what {node} says of its images is incomplete",
             evidence=untrusted.shown(text, last=True),
         )
     try:
-        return _store(parts, f"{scratch}/vlaunch-{_number(said(parts, 'user'))}", cluster, node)
+        return _store(parts, f"{scratch}/vlaunch-{_number(parts.said('user'))}", cluster, node)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UnreadableAnswer(
             f"what {node} says of its images cannot be read ({error!r:.200})",
@@ -105,25 +105,25 @@ def parse(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -> Stor
 
 
 def _store(parts: Parts, top: str, cluster: str, node: str) -> Store:
-    info: dict[str, Any] = untrusted.loads(good(parts, "info") or "{}")
-    listed = good(parts, "images")
-    answered = good(parts, "docker") is not None and listed is not None
-    python = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", (good(parts, "python") or "").strip())
-    devices = [good(parts, each) for each in ("device", "dockerdevice")]
+    info: dict[str, Any] = untrusted.loads(parts.good("info") or "{}")
+    listed = parts.good("images")
+    answered = parts.good("docker") is not None and listed is not None
+    python = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", (parts.good("python") or "").strip())
+    devices = [parts.good(each) for each in ("device", "dockerdevice")]
     return Store(
         images=docker_read.parse_images(listed) if listed else (),
-        free=host_read.free(good(parts, "dockerdisk") or "- - - 0"),
-        scratch=host_read.free(good(parts, "disk") or "- - - 0"),
+        free=host_read.free(parts.good("dockerdisk") or "- - - 0"),
+        scratch=host_read.free(parts.good("disk") or "- - - 0"),
         same_disk=None not in devices and devices[0] == devices[1],
         folder=f"{top}/{cluster}/{node}",
         top=top,
-        unfinished=1024 * _number((good(parts, "unfinished") or "0").split()[0]),
+        unfinished=1024 * _number((parts.good("unfinished") or "0").split()[0]),
         python=(int(python[1]), int(python[2])) if python else (0, 0),
         version=str(info.get("ServerVersion") or ""),
         containerd=any(
             _CONTAINERD in [str(word) for word in each] for each in info.get("DriverStatus") or ()
         ),
-        trouble="" if answered else _trouble(said(parts, "images") or said(parts, "docker")),
+        trouble="" if answered else _trouble(parts.said("images") or parts.said("docker")),
     )
 
 

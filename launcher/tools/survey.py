@@ -25,8 +25,6 @@ class Nic:
     speed: int | None = None
     physical: bool = False
     driver: str = ""
-    pci: str = ""
-    numa: int | None = None
     addresses: tuple[str, ...] = ()
 
 
@@ -66,8 +64,6 @@ class RdmaDevice:
     name: str
     ports: tuple[RdmaPort, ...] = ()
     model: str = ""
-    firmware: str = ""
-    pci: str = ""
     numa: int | None = None
     netdevs: tuple[str, ...] = ()
 
@@ -80,9 +76,6 @@ class GpuState:
     """
 
     index: int
-    uuid: str = ""
-    pci: str = ""
-    numa: int | None = None
     ecc_errors: int | None = None
     display: bool = False
     mig: bool = False
@@ -122,14 +115,6 @@ class GpuProcess:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCache:
-    """A model in the Hugging Face cache; `size` in bytes."""
-
-    name: str
-    size: int
-
-
 LOOKUP_DEADLINE = 5  # seconds, as `shell/survey_names.sh` has it
 
 
@@ -160,7 +145,6 @@ class Survey:
 
     system: str = ""
     kernel: str = ""
-    boot_id: str = ""
     uid: int | None = None
     cpus: int | None = None
     numa_nodes: int | None = None
@@ -178,13 +162,11 @@ class Survey:
     gpus: tuple[GpuState, ...] = ()
     nvlink: NvlinkFabric | None = None
     imex: tuple[str, ...] | None = None
-    driver_cuda: str = ""
     xid: tuple[str, ...] | None = None
     modules: tuple[str, ...] = ()
     docker_storage: str = ""
     docker_cgroup: str = ""
     docker_root: str = ""
-    models: tuple[ModelCache, ...] = ()
     remove_ipc: bool | None = None
     linger: bool | None = None
     next_kernel: str = ""

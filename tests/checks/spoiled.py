@@ -137,12 +137,10 @@ def facts(name: str, **changed: Any) -> HostFacts:
 def inside(**changed: Any) -> Inside:
     """Return what a healthy container sees, with changes."""
     good = Inside(
-        running=True,
         memlock_unlimited=True,
-        capabilities=("IPC_LOCK",),
+        ipc_lock=True,
         infiniband=("uverbs0",),
         libibverbs="/usr/lib/libibverbs.so.1",
-        shm=1 << 39,
         python="3.12.3",
         ray="2.60.0",
     )

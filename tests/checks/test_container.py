@@ -38,7 +38,7 @@ CASES = (
         red={"gpu01": "fail"},
         text="lacks the capability IPC_LOCK",
         fix="--cap-add IPC_LOCK",
-        inside={"gpu01": {"capabilities": ("CHOWN",)}},
+        inside={"gpu01": {"ipc_lock": False}},
     ),
     Case(
         id="libibverbs",

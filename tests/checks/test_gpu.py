@@ -10,6 +10,7 @@ from launcher.checks.catalogue import run
 from launcher.checks.gpu import tag_cuda
 from launcher.tools import survey_read
 from launcher.tools.docker import Image
+from launcher.tools.parts import Parts
 from launcher.tools.survey import GpuState, NvlinkFabric
 from tests.checks.spoiled import (
     GPU,
@@ -368,8 +369,8 @@ def test_channels_are_read() -> None:
     """Their names, none where there are none, and nothing where nobody asked."""
 
     def read(text: str | None) -> tuple[str, ...] | None:
-        parts = {"clock": ("1 1", 0), **({} if text is None else {"imex": (text, 0)})}
-        found = survey_read.read(parts, {})
+        asked = {} if text is None else {"imex": (text, 0)}
+        found = survey_read.read(Parts({"clock": ("1 1", 0), **asked}), {})
         assert found is not None
         return found.imex
 

@@ -39,10 +39,7 @@ def listed(*, lost: int = -1, held: dict[int, int] | None = None) -> str:
 def states(*, display: int = -1) -> str:
     """What it says of their health, of a display and of instances."""
     shown = ("Disabled", "Enabled")
-    return "".join(
-        f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0, {shown[at == display]}, Disabled\n"
-        for at in range(8)
-    )
+    return "".join(f"{at}, 0, {shown[at == display]}, Disabled\n" for at in range(8))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,17 +111,14 @@ def test_the_probe_reads_every_gpu(smi: Smi) -> None:
     )
 
 
-def test_the_survey_reads_identity_errors_and_topology(smi: Smi) -> None:
-    """`--query-gpu`, `topo -m` and `--version`, through the functions that read the real one."""
-    uuids = smi.be("ecc:3")
+def test_the_survey_reads_errors_and_topology(smi: Smi) -> None:
+    """`--query-gpu` and `topo -m`, through the functions that read the real one."""
+    smi.be("ecc:3")
     found = gpu_survey.read(
-        smi.ask(f"--query-gpu={asked('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout, ""
+        smi.ask(f"--query-gpu={asked('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout
     )
 
-    assert [each.uuid for each in found] == uuids
     assert [each.ecc_errors for each in found] == [0, 0, 0, 2, 0, 0, 0, 0]
-    assert found[0].pci == "0000:1b:00.0"
-    assert gpu_survey.read_cuda(smi.ask("--version").stdout) == "13.0"
     assert smi.ask("topo", "-m").stdout.count("NV18") == 8 * 7
 
 

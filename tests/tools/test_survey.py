@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.tools import host, host_read
-from launcher.tools.survey import LOOKUP_DEADLINE, Gid, Lookup, ModelCache, Survey
+from launcher.tools.survey import LOOKUP_DEADLINE, Gid, Lookup, Survey
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +66,7 @@ def test_a_practice_host_is_read_as_recorded() -> None:
         "cgroupfs v1",
         "/var/lib/docker",
     )
-    assert (found.rdma, found.gpus, found.driver_cuda) == ((), (), "")
+    assert (found.rdma, found.gpus) == ((), ())
     assert (found.next_kernel, found.next_kernel_has_driver) == ("", None)
 
 
@@ -86,8 +86,6 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
         f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)
     ]
     assert {found.gpus[0].peers[f"GPU{n}"] for n in range(1, 8)} == {"NV18"}
-    assert found.gpus[3].pci == "0000:5d:00.0"
-    assert [gpu.numa for gpu in found.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [gpu.ecc_errors for gpu in found.gpus] == [0, 0, 0, 0, 0, 0, 3, 0]
     assert found.rdma[1].netdevs == ("ens6f0np0",)
     assert "nvidia_peermem" in found.modules
@@ -110,7 +108,6 @@ def test_trouble_on_a_node_is_read() -> None:
     assert found.own_names == ("127.0.1.1",)
     assert (found.next_kernel, found.next_kernel_has_driver) == ("5.15.0-130-generic", False)
     assert (found.remove_ipc, found.linger, found.synced) == (True, False, True)
-    assert found.models[1] == ModelCache(name="org/a/b", size=8192)
     assert found.skew == pytest.approx(0.0625)
 
 
@@ -127,11 +124,7 @@ def test_a_roce_node_shows_its_gid_table() -> None:
         None,
         True,
     )
-    assert (found.default_nic, found.driver_cuda, found.next_kernel_has_driver) == (
-        "bond0",
-        "13.0",
-        True,
-    )
+    assert (found.default_nic, found.next_kernel_has_driver) == ("bond0", True)
     assert found.nics is not None
     assert [nic.name for nic in found.nics if nic.physical] == [
         "eth0",
@@ -143,20 +136,15 @@ def test_a_roce_node_shows_its_gid_table() -> None:
 
 
 def test_a_gb10_has_no_ecc_and_no_numa() -> None:
-    """And its PCI domains are not zero."""
+    """No count and no place."""
     found = survey("gb10")
 
-    assert [(gpu.pci, gpu.ecc_errors, gpu.numa) for gpu in found.gpus] == [
-        ("000f:01:00.0", None, None)
-    ]
+    assert [gpu.ecc_errors for gpu in found.gpus] == [None]
     assert [device.name for device in found.rdma if device.ports[0].state == "ACTIVE"] == [
         "roceP2p1s0f0",
         "rocep1s0f0",
     ]
-    assert {device.name: (device.pci, device.numa) for device in found.rdma}["roceP2p1s0f0"] == (
-        "0002:01:00.0",
-        None,
-    )
+    assert {device.numa for device in found.rdma} == {None}
     assert (found.remove_ipc, found.linger, found.own_names) == (None, None, ())
 
 
@@ -170,15 +158,8 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
         ("clock", "100 97.25N", "skew", -2.75),
         ("logind", "", "remove_ipc", True),
         ("logind", "RemoveIPC=yes\nRemoveIPC=no", "remove_ipc", False),
-        ("cuda", "CUDA UMD Version: 13.1", "driver_cuda", "13.1"),
         ("modules", "ib_core\nib_core", "modules", ("ib_core",)),
         ("route", "not json", "default_nic", ""),
-        (
-            "models",
-            "du: cannot access\n4\tmodels--gpt2",
-            "models",
-            (ModelCache(name="gpt2", size=4096),),
-        ),
         ("boot", "next=6.8\n", "next_kernel_has_driver", None),
         (
             "names",
