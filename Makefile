@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[12389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures plans exports exports-run lock clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures plans exports exports-run recipes lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -129,6 +129,10 @@ plans: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
+
+# The packaged recipes, from a checkout of github.com/vllm-project/recipes: make recipes FROM=../recipes
+recipes: .venv/installed
+	$(BIN)/python -m benchmarks.package_recipes $(FROM)
 
 # The newest versions that fit pyproject.toml, with hashes; review the difference.
 lock: .venv/installed

@@ -39,7 +39,7 @@ COMMANDS = {
     "recipes": (
         "launcher.cli.recipes",
         "recipes",
-        "the vLLM project's recipes: list, show, update",
+        "the vLLM project's recipes: list, show",
     ),
     "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
     "rollback": ("launcher.cli.rollback", "rollback", "return to the server that answered before"),

@@ -1,341 +1,150 @@
-"""A recipe for `vlaunch serve`: its flags, and what of it is served on a cluster."""
+"""`vlaunch serve --recipe` and `--command`: their flags, and the server that they describe."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from launcher import placement
-from launcher.cli import recipe_source
-from launcher.errors import RequestError
+from launcher.tools import vllm
 
 if TYPE_CHECKING:
-    from launcher.capacity.cluster import Cluster
     from launcher.cli.command import Call
-    from launcher.cli.plan_inputs import Model
-    from launcher.cli.recipe_source import Named
-    from launcher.cli.session import Session
     from launcher.cli.start import Asked
     from launcher.model import Inventory
-    from launcher.recipes.choice import Choice, Fit
-    from launcher.recipes.hardware import Hardware
-    from launcher.recipes.schema import Recipe
-    from launcher.recipes.serving import Content, Serving, Wish
-    from launcher.site import Site
+    from launcher.placement import Placement
+    from launcher.recipes.vllm_command import VllmCommand
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPTIONS = (
+_SIZES = ("--tensor", "-tp", "--pipeline", "-pp", "--data-parallel", "-dp")
+
+
+def complete(ctx: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
+    """Return the packaged recipes whose names begin with `text`, for the shell."""
+    from launcher.recipes import library
+
+    names = library.load().recipes
+    return [CompletionItem(name) for name in names if name.lower().startswith(text.lower())]
+
+
+_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--recipe",
         metavar="NAME",
-        shell_complete=recipe_source.complete,
-        help="Serve as this recipe says: ORG/MODEL of `vlaunch recipes list`, or a file.",
+        shell_complete=complete,
+        help="Serve a recipe: ORG/MODEL from `vlaunch recipes list`, or a file.",
     ),
-    click.option("--variant", metavar="NAME", help="Of a recipe: the checkpoint, such as fp8."),
-    click.option(
-        "--strategy", metavar="NAME", help="Of a recipe: its split, such as multi_node_tp_pp."
-    ),
-    click.option(
-        "--hardware", metavar="NAME", help="Of a recipe: what these nodes are, such as h100."
-    ),
+    click.option("--variant", metavar="NAME", help="Checkpoint of the recipe, such as fp8."),
+    click.option("--hardware", metavar="NAME", help="Hardware of the recipe, such as h100."),
     click.option(
         "--feature",
         "features",
         metavar="NAME[=MODE]",
         multiple=True,
-        help="Of a recipe: turn this on, too.",
+        help="Turn a feature of the recipe on, or off with NAME=off; repeatable.",
     ),
     click.option(
-        "--without-feature",
-        "left_out",
-        metavar="NAME",
-        multiple=True,
-        help="Of a recipe: leave this out.",
+        "--command",
+        "pasted",
+        metavar="'vllm serve …'",
+        help="Serve what this command line starts (-: read it from standard input).",
     ),
-    click.option(
-        "--recipes",
-        "source",
-        metavar="SOURCE",
-        help="Of a recipe: a folder, an archive or a URL with recipes (else: those that are kept).",
-    ),
-)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the command line says of a recipe; `name` is None where none is asked for."""
+    """The flags of a recipe or a pasted command."""
 
-    name: str | None = None
+    recipe: str | None = None
     variant: str | None = None
-    strategy: str | None = None
     hardware: str | None = None
     features: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    source: str | None = None
-
-    @property
-    def more(self) -> dict[str, str]:
-        """The features that are asked for, each with its mode."""
-        return {name: mode for name, _, mode in (each.partition("=") for each in self.features)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What nodes said: their GPU and how many of it, the version of vLLM in the image (None: not
-    known), and whether the variants that are there fit.
-    """
-
-    gpu: str = ""
-    gpus: int = 0
-    version: str | None = None
-    fits: Mapping[str, Fit] = field(default_factory=dict)
+    pasted: str | None = None
 
 
 def flags(function: F) -> F:
-    """Add the flags of a recipe, which the function gets as one value, `recipe`."""
+    """Add the flags, which the function gets as one value, `recipe`."""
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
-        name = given.pop("recipe")
-        said = {each: given.pop(each) for each in Flags.__dataclass_fields__ if each != "name"}
-        if name is None and any(said.values()):
-            raise click.UsageError(
-                "--variant, --strategy, --hardware, --feature, --without-feature and --recipes go"
-                " with --recipe"
-            )
-        return function(*args, recipe=Flags(name=name, **said), **given)
+        found = Flags(**{name: given.pop(name) for name in Flags.__dataclass_fields__})
+        if found.recipe is None and replace(found, pasted=None) != Flags():
+            raise click.UsageError("--variant, --hardware and --feature go with --recipe")
+        if found.recipe is not None and found.pasted is not None:
+            raise click.UsageError("--recipe and --command exclude each other")
+        return function(*args, recipe=found, **given)
 
     for option in reversed(_OPTIONS):
         called = option(called)
     return cast("F", called)
 
 
-def applied(call: Call, flags: Flags, asked: Asked, *, timeout: float | None) -> Asked:
-    """Return a server as its recipe has it; what was asked for without it wins. `timeout` is what
-    the command line says of it.
+def applied(call: Call, flags: Flags, asked: Asked) -> Asked:
+    """Return the server of a recipe or a pasted command, with notes on what vlaunch sets itself.
 
-    Raises RequestError with everything that speaks against the recipe here.
+    Raises RequestError with every problem.
     """
-    from launcher.recipes.serving import Wish
+    from launcher.recipes import pasted
+    from launcher.recipes.adapt import adapt
 
-    whole = call.inventory
-    wish = Wish(
-        args=asked.args,
-        tp=asked.tp,
-        pp=asked.pp,
-        dp=asked.dp,
-        strategy=flags.strategy is not None,
-        backend=asked.backend,
-    )
-    here = placement.narrow(whole, asked.nodes, asked.gpus)
-    found = serving(call, flags, here, wish)
-    policy = asked.policy
-    if timeout is None and found.timeout > policy.start_timeout:
-        policy = replace(policy, start_timeout=found.timeout)
-    own = [f"the model is {asked.model}, in place of {found.model}"] if asked.model else []
-    return replace(
-        asked,
-        model=asked.model or found.model,
-        args=found.args,
-        env=found.env,
-        tp=found.tp,
-        pp=found.pp,
-        dp=found.dp,
-        policy=policy,
-        told=(*found.notes, *own),
-    )
+    here = placement.narrow(call.inventory, asked.nodes, asked.gpus)
+    if flags.pasted is None:
+        command = _of_recipe(call, flags, here)
+    else:
+        command = pasted.parse(sys.stdin.read() if flags.pasted == "-" else flags.pasted)
+    replicas = asked.dp or here.serve.dp
+    found = adapt(command, here, args=asked.args, replicas=replicas, backend=asked.backend)
+    model = asked.model or command.model
+    asked = replace(asked, model=model, args=found.args, env=found.env)
+    split = asked.request(call.inventory, None).placement
+    return replace(asked, told=(*found.notes, *_dropped(found.dropped, asked, split)))
 
 
-def serving(call: Call, flags: Flags, inventory: Inventory, wish: Wish) -> Serving:
-    """Return what the recipe says on the nodes of `inventory`, which are asked unless the call is
-    offline.
-
-    Raises RequestError with everything that speaks against it.
-    """
-    from launcher.recipes import serving as plans
-    from launcher.recipes import sparkrun
-
-    named = recipe_source.named(flags.name or "", flags.source)
-    if isinstance(named, recipe_source.Alone):
-        said = sparkrun.recipe(named.written, named.name)
-        _without_choice(flags)
-        content = sparkrun.content(said, named.name, inventory)
-        version = _version(inventory.image)
-        return plans.serving(content, inventory, wish, version)
-    flags = replace(flags, variant=flags.variant or named.variant or None)
-    recipe = named.said.value
-    seen = unasked(inventory) if call.offline else _look(call, inventory, recipe, flags, wish)
-    content = described(named, flags, inventory, seen, wish)
-    return plans.serving(content, inventory, wish, seen.version)
-
-
-def _without_choice(flags: Flags) -> None:
-    asked = {
-        "--variant": flags.variant,
-        "--strategy": flags.strategy,
-        "--feature": flags.features,
-        "--without-feature": flags.left_out,
+def _dropped(options: Sequence[tuple[str, str]], asked: Asked, split: Placement) -> Iterator[str]:
+    """Describe dropped options, with the values that are used instead."""
+    used = {
+        "--model": asked.model,
+        "--host": asked.host,
+        "--port": str(asked.port),
+        "--distributed-executor-backend": asked.backend,
     }
-    given = [name for name, value in asked.items() if value]
-    if given:
-        raise RequestError(
-            f"a recipe of sparkrun has one way: {' and '.join(given)} cannot be chosen",
-            hint="leave that out; the split: `--tp`, `--pp` and `--dp`",
-        )
+    sizes = "the sizes of the plan" if asked.planned else split.words
+    for text, key in options:
+        value = sizes if key.startswith(_SIZES) else used.get(key)
+        now = f" (vlaunch sets {value})" if value else ""
+        yield f"dropped `{text}`{now}; use {vllm.RESERVED[key]}"
 
 
-def described(named: Named, flags: Flags, inventory: Inventory, seen: Seen, wish: Wish) -> Content:
-    """Return what the recipe of a library says, of the variant, the strategy and the features that
-    are chosen.
-    """
-    from launcher.recipes import content
-
-    said = named.said
-    choice, notes = chosen(named, flags, inventory, seen)
-    source = f"recipe {named.name}, from {named.source}"
-    unknown = [
-        f"`{each}` of the recipe is not known to vlaunch, and not used" for each in said.unknown
-    ]
-    if said.value.recommended_command is not None:
-        unknown.append(
-            "these recipes are a site's JSON, which leaves out what a recipe changes for a"
-            " strategy; an archive of the repository has it"
-        )
-    return content.content(
-        choice, inventory, strategy=wish.strategy, why=(source, *notes), notes=unknown
-    )
-
-
-def chosen(
-    named: Named, flags: Flags, inventory: Inventory, seen: Seen
-) -> tuple[Choice, list[str]]:
-    """Return what of a recipe is served, and why it is that."""
-    from launcher.recipes import choice as rules
-
-    recipe, strategies = named.said.value, named.library.strategies
-    hardware = _hardware(named, flags, inventory, seen)
-    memory = hardware.gpu_gb * inventory.gpus
-
-    def fit(name: str) -> Fit | None:
-        return seen.fits.get(name) or rules.of_size(recipe.variants[name], memory)
-
-    variant, why = rules.variant_for(recipe, hardware, flags.variant, fit)
-    nodes = rules.nodes_for(recipe.variants[variant], hardware) if recipe.variants else 1
-    strategy = rules.strategy_for(recipe, hardware, strategies, flags.strategy, nodes)
-    features, left = rules.features_for(
-        recipe, hardware, variant, strategy.name, more=flags.more, without=flags.left_out
-    )
-    choice = rules.Choice(
-        recipe=recipe, hardware=hardware, variant=variant, strategy=strategy, features=features
-    )
-    names = [f"{name} ({mode})" if mode else name for name, mode in features.items()]
-    off = [name for name in recipe.features if name not in features]
-    notes = [
-        f"variant `{variant}` on {hardware.id}: {why}",
-        f"features: {', '.join(names) or 'none'}"
-        + (f"; off: {', '.join(off)} (`--feature NAME`)" if off else ""),
-        *left,
-    ]
-    return choice, notes
-
-
-def _hardware(named: Named, flags: Flags, inventory: Inventory, seen: Seen) -> Hardware:
-    from launcher.recipes import hardware
-
-    profiles = named.library.profiles
-    if flags.hardware is not None:
-        return hardware.named(flags.hardware, profiles)
-    found = hardware.of_gpu(seen.gpu, seen.gpus, profiles) if seen.gpu else None
-    if found is None:
-        said = f"no hardware of these recipes has the GPU `{seen.gpu}`" if seen.gpu else ""
-        known = [
-            name
-            for name, each in profiles.items()
-            if hardware.Hardware(id=name, profile=each).accelerator == inventory.accelerator
-        ]
-        raise RequestError(
-            said or "which hardware the nodes are is not known",
-            evidence=f"recipes know, of this kind: {', '.join(known) or 'none'}",
-            hint="name the nearest: `--hardware NAME`",
-        )
-    return found
-
-
-def unasked(inventory: Inventory) -> Seen:
-    """Return what is known where no node is asked."""
-    return Seen(version=_version(inventory.image))
-
-
-def _version(image: str) -> str | None:
-    """Return vLLM's version as an image's tag says it."""
-    found = re.search(r":v?(\d+\.\d+(?:\.\d+)*)[^/:]*$", image.partition("@")[0])
-    return found[1] if found else None
-
-
-def _look(call: Call, inventory: Inventory, recipe: Recipe, flags: Flags, wish: Wish) -> Seen:
-    """Ask the nodes what they are, and for the variants of the recipe that they have already."""
-    from launcher.cli import prepare
-    from launcher.site import Site
+def _of_recipe(call: Call, flags: Flags, here: Inventory) -> VllmCommand:
+    """Return the command of a recipe, for the GPUs that the nodes report or `--hardware`."""
+    from launcher.recipes import hardware, library
+    from launcher.recipes.merge import merge
     from launcher.state import observe
 
-    with call.session() as session:
-        facts = observe.observe(session.inventory, session.transport, [inventory.image])
-        site = Site(inventory, facts)
-        used = [gpu for node in inventory.nodes for gpu in facts[node.name].used(node)]
-        version = _version(inventory.image) or prepare.vllm_version(session, facts)
-        fits = dict(_fits(session, site, recipe, flags, wish)) if used else {}
-    least = min((node.gpus for node in inventory.nodes), default=0)
-    return Seen(gpu=used[0].name if used else "", gpus=least, version=version, fits=fits)
-
-
-def _fits(
-    session: Session, site: Site, recipe: Recipe, flags: Flags, wish: Wish
-) -> Iterator[tuple[str, Fit]]:
-    """Judge the variants that a node has whole, by our own reckoning of memory."""
-    from launcher.capacity.cluster import Cluster, Link
-    from launcher.cli import plan_inputs
-    from launcher.state import preflight
-    from launcher.transport import by_node
-
-    link = plan_inputs.link_of(site, Link(), {})
-    cluster = Cluster(hosts=plan_inputs.hosts_of(site), link=link)
-    for name, each in recipe.variants.items():
-        if flags.variant not in (None, name):
-            continue
-        model = each.model_id or recipe.model.model_id
-        asked = [*preflight.read_config(site, model), *preflight.list_files(site, model)]
-        try:
-            found = plan_inputs.model_in(by_node(session.transport, asked), model)
-        except RequestError:
-            continue
-        yield name, _fit(found, cluster, (*recipe.model.base_args, *each.extra_args, *wish.args))
-
-
-def _fit(model: Model, cluster: Cluster, args: Sequence[str]) -> Fit:
-    """Judge a model as `vlaunch plan` does."""
-    from launcher.capacity import choice
-    from launcher.capacity.flags import flags_of
-    from launcher.recipes.choice import Fit
-
-    _, architecture, size = model
-    flags = flags_of(args)
-    context = flags.length or architecture.context or 4096
-    question = choice.Question(
-        model=architecture,
-        weight_bytes=size,
-        cluster=cluster,
-        want=choice.Want(context=context),
-        flags=flags,
-    )
-    planned = choice.choose(question)
-    words = f"{planned.option.words}, with a request of {context:,} tokens"
-    return Fit(
-        fits=planned.verdict != "does-not-fit",
-        why=f"`vlaunch plan` says {planned.verdict}: {words}",
+    packaged, name = library.load(), flags.recipe or ""
+    recipe = packaged.recipe(name)
+    known = packaged.hardware_of(here.accelerator)
+    nodes = hardware.Hardware(accelerator=here.accelerator)
+    if flags.hardware:
+        nodes = hardware.named(flags.hardware, known)
+    elif not call.offline:
+        with call.session() as session:
+            facts = observe.observe(session.inventory, session.transport, [])
+        gpus = [gpu for node in here.nodes for gpu in facts[node.name].used(node)]
+        nodes = hardware.of_gpus(gpus, min(node.gpus for node in here.nodes), known) or nodes
+    return merge(
+        name,
+        recipe,
+        nodes,
+        here.gpus,
+        variant=flags.variant,
+        features={key: mode for key, _, mode in (each.partition("=") for each in flags.features)},
     )

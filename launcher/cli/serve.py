@@ -145,7 +145,8 @@ def serve(
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
-    chosen = model or "" if recipe.name else chosen_model(model, wanted)
+    described = recipe != recipes.Flags()
+    chosen = model or "" if described else chosen_model(model, wanted)
     limit = wanted.serve.timeout if timeout is None else timeout
     asked = Asked(
         name=_name(name),
@@ -167,9 +168,9 @@ def serve(
         fetch=call.fetch,
         no_wait=no_wait,
     )
-    if recipe.name:
-        asked = recipes.applied(call, recipe, asked, timeout=timeout)
     asked = replace(asked, planned=_planned(call, asked, chosen_by))
+    if described:
+        asked = recipes.applied(call, recipe, asked)
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if call.offline:
         _, begun = asked.plan(wanted, ClusterSnapshot(site=Site(wanted)))

@@ -80,7 +80,7 @@ class Asked:
     unsupervised: bool = False  # because of a flag, not of the inventory
     planned: bool = False  # the plan chooses the split
     env: Mapping[str, str] = field(default_factory=dict)
-    told: tuple[str, ...] = ()  # of the recipe
+    told: tuple[str, ...] = ()  # notes on the recipe or the pasted command
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""

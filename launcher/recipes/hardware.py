@@ -1,88 +1,64 @@
-"""Which kind of node, of those that recipes know, a node is."""
+"""The kinds of nodes that recipes tell apart."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from launcher.errors import RequestError
 from launcher.inventory.mistakes import did_you_mean
-from launcher.recipes.schema import Profile
+from launcher.tools.host import Gpu
 
 _T = TypeVar("_T")
-# Words of a profile's name that no driver says, and what counts GPUs (`rtx_pro_6000_8x`).
-_SILENT = re.compile(r"dgx|spark|station|\d+x")
-BRANDS = {"NVIDIA": "nvidia", "AMD": "amd", "Intel": "cpu"}
+# Words of a name that no driver reports, and the number of GPUs (`rtx_pro_6000_8x`).
+_NOT_IN_DRIVER = re.compile(r"dgx|spark|station|\d+x")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A profile by its name."""
+    """A kind of node; `name` and `generation` are empty, and `vram_gb` of all its GPUs is 0, where
+    they are unknown. `accelerator` is the inventory's word, and the brand in recipes.
+    """
 
-    id: str
-    profile: Profile
+    name: str = ""
+    accelerator: str
+    generation: str = ""
+    gpu_count: int = 1
+    vram_gb: float = 0.0
 
-    @property
-    def generation(self) -> str:
-        """The first of its generations, as the recipes' own site takes it."""
-        return next(iter(self.profile.generation), "")
+    def pick(self, values: Mapping[str, _T]) -> _T | None:
+        """Return the value for this hardware: by its name, generation or brand, or the default."""
+        keys = (self.name, self.generation, self.accelerator, "default")
+        return next((values[key] for key in keys if key in values), None)
 
-    @property
-    def accelerator(self) -> str:
-        """The inventory's word for it; empty for what vlaunch cannot run on."""
-        cpu = self.generation == "cpu"
-        brand = self.profile.brand
-        return BRANDS.get(brand, "") if cpu or brand != "Intel" else ""
-
-    @property
-    def gpu_gb(self) -> float:
-        """The memory of one GPU."""
-        return self.profile.vram_gb / self.profile.gpu_count
-
-    def of(self, written: Mapping[str, _T]) -> _T | None:
-        """Return what is written for this hardware: for its name first, then its generation, its
-        brand, and `default`.
-        """
-        keys = (self.id, self.generation, self.profile.brand.lower(), "default")
-        return next((written[key] for key in keys if key in written), None)
-
-    def overriding(self, written: Mapping[str, _T]) -> _T | None:
-        """Return the overrides of its generation; those of all NVIDIA GPUs where it has none."""
-        if self.generation in written:
-            return written[self.generation]
-        return written.get("nvidia") if self.profile.brand == "NVIDIA" else None
+    def excluded(self, words: Mapping[str, str]) -> bool:
+        """True when a recipe says `unsupported` for this hardware."""
+        return self.pick(words) == "unsupported"
 
 
-def named(name: str, known: Mapping[str, Profile]) -> Hardware:
+def named(name: str, known: Mapping[str, Hardware]) -> Hardware:
     """Return the hardware of a name; raises RequestError when there is none."""
     if name not in known:
         raise RequestError(
-            f"no hardware `{name}` in these recipes" + did_you_mean(name, known),
+            f"recipes know no hardware `{name}` of this kind{did_you_mean(name, known)}",
             evidence="known: " + ", ".join(sorted(known)),
-            hint="name one of them with `--hardware`",
+            hint="choose one with `--hardware NAME`",
         )
-    return Hardware(id=name, profile=known[name])
+    return known[name]
 
 
-def of_gpu(gpu: str, count: int, known: Mapping[str, Profile]) -> Hardware | None:
-    """Return the hardware with a GPU as its driver names it, such as `NVIDIA H100 80GB HBM3`, and
-    so many of them; None when no profile has it.
-
-    Of profiles with other numbers of GPUs it is the largest that is not larger.
+def of_gpus(gpus: Sequence[Gpu], count: int, known: Mapping[str, Hardware]) -> Hardware | None:
+    """Return the hardware with `count` such GPUs, or the largest with fewer: the driver calls one
+    `NVIDIA H100 80GB HBM3`, for example. None when none matches.
     """
-    said = set(re.findall(r"[a-z0-9]+", gpu.lower()))
-    fitting = [
-        Hardware(id=name, profile=profile)
-        for name, profile in known.items()
-        if (words := _words(name)) and words <= said
-    ]
-    fewer = [each for each in fitting if each.profile.gpu_count <= count]
-    if fewer:
-        return max(fewer, key=lambda each: each.profile.gpu_count)
-    return min(fitting, key=lambda each: each.profile.gpu_count, default=None)
+    reported = set(re.findall(r"[a-z0-9]+", gpus[0].name.lower())) if gpus else set()
+    matches = [each for name, each in known.items() if _driver_words(name) <= reported]
+    matches.sort(key=lambda each: each.gpu_count)
+    fewer = [each for each in matches if each.gpu_count <= count]
+    return next(iter(fewer[-1:] or matches[:1]), None)
 
 
-def _words(name: str) -> set[str]:
-    return {word for word in name.lower().split("_") if not _SILENT.fullmatch(word)}
+def _driver_words(name: str) -> set[str]:
+    return {word for word in name.split("_") if not _NOT_IN_DRIVER.fullmatch(word)}

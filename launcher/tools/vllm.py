@@ -98,8 +98,8 @@ _GLOO_TIMEOUT = 1800.0  # seconds; torch's default (torch/csrc/distributed/c10d/
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
-# What vlaunch decides itself, with what to use instead. A name that ends in `*` is a prefix.
-_OURS = {
+# Options that vlaunch sets itself, with what to use instead. A name that ends in `*` is a prefix.
+RESERVED = {
     "--model": "`--model` before the `--`",
     "--tensor-parallel-size": "`--tp` of vlaunch",
     "-tp": "`--tp` of vlaunch",
@@ -317,12 +317,16 @@ def collisions(args: Sequence[str]) -> list[str]:
     said = []
     for word in args:
         name = _normal(word)
-        if word.replace("_", "-") in _BALANCING:
-            continue
-        if ours := next((each for each in _OURS if _means(name, each)), None):
+        if (key := reserved(word)) and word.replace("_", "-") not in _BALANCING:
             shown = name if name.startswith("--") else name.rstrip("0123456789")
-            said.append(f"`{shown}`: use {_OURS[ours]}")
+            said.append(f"`{shown}`: use {RESERVED[key]}")
     return list(dict.fromkeys(said))
+
+
+def reserved(word: str) -> str | None:
+    """Return the key of RESERVED that argparse would, or could, take a word for."""
+    name = _normal(word)
+    return next((key for key in RESERVED if _means(name, key)), None)
 
 
 def _normal(word: str) -> str:

@@ -1,236 +1,217 @@
-"""`vlaunch serve --recipe`: what is started on the clusters of the sample inventories, and why."""
+"""`vlaunch serve --recipe` and `--command` on the sample inventories, and `vlaunch recipes`."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from launcher.cli import recipe
 from launcher.cli.main import run
 from tests import golden
 from tests.capacity import models
 from tests.cli.conftest import Cluster
-from tests.recipes import acme
+from tests.recipes import case
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-CLUSTERS = {"h100": "h100-infiniband", "mi300x": "amd", "dgx_spark_gb10": "dgx-spark"}
+PASTED = """
+NCCL_SOCKET_IFNAME=eth9 VLLM_USE_V1=1 vllm serve Qwen/Qwen3-32B --host 127.0.0.1 --port 9000 \\
+  --tensor-parallel-size 16 --distributed-executor-backend mp --nnodes 2 --max-model-len 32768
+"""
+
+
+def serve(*words: str, inventory: str = "h100-infiniband") -> int:
+    """Dry-run on the cluster of a sample inventory."""
+    path = str(ROOT / "inventory" / f"{inventory}.yaml")
+    return run(["serve", "-i", path, "--dry-run", "--offline", *words])
 
 
 def wanted(script: str) -> dict[str, Any]:
-    """Return the server that a script asks for."""
-    (line,) = [each for each in script.splitlines() if '"processes"' in each]
+    """Return the server that a script starts."""
+    (line,) = [line for line in script.splitlines() if '"processes"' in line]
     word = shlex.split(line.replace('"$(date +%s)"', "0"))[2]
-    said: dict[str, Any] = json.loads(word)
-    return said
+    server: dict[str, Any] = json.loads(word)
+    return server
 
 
-def told(script: str) -> str:
-    """Return the notes of a script and, for each process, its variables and its command."""
+def shown(script: str) -> str:
+    """Return the notes of a script and, for each process, its own variables and its command."""
     lines = re.findall(r"^# note: .*", script, re.MULTILINE)
-    for each in wanted(script)["processes"]:
-        env = [f"{name}={text}" for name, text in each["env"].items() if name[:4] == "ACME"]
-        lines.append(f"{each['node']}: {' '.join([*env, shlex.join(each['argv'])])}")
-    return "\n".join(lines).replace(str(acme.FOLDER), "RECIPES") + "\n"
-
-
-def serve(on: str, recipe: str, *words: str) -> int:
-    """Dry-run on the cluster of a sample inventory."""
-    inventory = str(ROOT / "inventory" / f"{CLUSTERS[on]}.yaml")
-    source = ["--recipes", str(acme.FOLDER)]
-    asked = ["--recipe", recipe, "--hardware", on, *source, "--dry-run", "--offline"]
-    return run(["serve", "-i", inventory, *asked, *words])
-
-
-@pytest.mark.parametrize("on", CLUSTERS)
-@pytest.mark.parametrize("recipe", ["Dense-8B", "Experts-600B", "Own-Image-27B"])
-def test_three_recipes_on_three_clusters(
-    on: str, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is started, with every difference from the recipe; or why nothing can be."""
-    code = serve(on, f"acme/{recipe}")
-    ran = capsys.readouterr()
-
-    text = told(ran.out) if code == 0 else ran.err
-    golden.check(GOLDEN / f"recipe-{recipe}-{on}.txt", text)
+    server = wanted(script)
+    for process in server["processes"]:
+        env = server["asked_for"].get("env", {})
+        words = [f"{name}={value}" for name, value in env.items()]
+        lines.append(f"{process['node']}: {' '.join([*words, shlex.join(process['argv'])])}")
+    return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe", "words"),
+    ("name", "inventory", "words"),
     [
-        ("strategy", "acme/Experts-600B", ["--strategy", "multi_node_tp"]),
-        ("replicas", "acme/Experts-600B", ["--strategy", "multi_node_dep", "--backend", "mp"]),
-        ("variant", "acme/Dense-8B-FP8", ["--tp", "1", "--nodes", "gpu01", "--backend", "mp"]),
+        ("deepseek", "h100-infiniband", ["deepseek-ai/DeepSeek-V3", "--hardware", "h200"]),
+        (
+            "qwen",
+            "h100-infiniband",
+            ["Qwen/Qwen3-235B-A22B-Instruct-2507", "--variant", "fp8", "--hardware", "h100"],
+        ),
+        ("gpt-oss", "amd", ["openai/gpt-oss-120b"]),
         (
             "features",
-            "acme/Dense-8B",
-            ["--feature", "spec_decoding=eagle", "--without-feature", "tool_calling"],
+            "gb200",
+            ["openai/gpt-oss-120b", "--feature=spec_decoding", "--feature=tool_calling=off"],
         ),
-        ("own-words", "acme/Dense-8B", ["--model", "/data/dense", "--", "--max-num-seqs=8"]),
+        ("split", "h100-infiniband", ["inclusionAI/Ling-2.6-flash", "--tp", "16", "--pp", "1"]),
     ],
 )
-def test_what_is_asked_for(
-    name: str, recipe: str, words: list[str], capsys: pytest.CaptureFixture[str]
+def test_recipes(
+    name: str, inventory: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own split, replicas, the model of a variant, features, and words of one's own."""
-    assert serve("h100", recipe, *words) == 0
-    golden.check(GOLDEN / f"recipe-{name}.txt", told(capsys.readouterr().out))
+    """What is started, and what of the recipe vlaunch sets itself."""
+    assert serve("--recipe", *words, inventory=inventory) == 0
+    golden.check(GOLDEN / f"recipe-{name}.txt", shown(capsys.readouterr().out))
 
 
-def test_the_command_is_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its own strategy, vLLM gets word for word what the recipe says; only who starts the
-    ranks, and where it listens, is the cluster's.
-    """
-    assert serve("h100", "acme/Experts-600B", "--strategy", "multi_node_tp") == 0
-    (process,) = wanted(capsys.readouterr().out)["processes"]
+@pytest.mark.parametrize("stdin", [False, True])
+def test_a_pasted_command(
+    stdin: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conflicting options are dropped, with what is used instead."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PASTED))
 
-    theirs = "vllm serve acme/Experts-600B --trust-remote-code --enable-expert-parallel"
-    theirs += " --disable-custom-all-reduce --reasoning-parser acme"
-    theirs += " --chat-template examples/acme.jinja --tensor-parallel-size 16"
-    ours = "--pipeline-parallel-size 1 --distributed-executor-backend ray"
-    ours += " --host 0.0.0.0 --port 8000"
-    assert shlex.join(process["argv"]) == f"{theirs} {ours}"
+    assert serve("--command", "-" if stdin else PASTED) == 0
+    golden.check(GOLDEN / "recipe-pasted.txt", shown(capsys.readouterr().out))
+
+
+def test_flags_choose_what_the_command_may_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """The model, the sizes, the address, and arguments after `--`."""
+    words = ["--model", "/data/m", "--backend", "mp", "--tp", "4", "--pp", "2", "--port", "9000"]
+
+    assert serve("--command", PASTED, *words, "--", "--max-model-len=8") == 0
+    out = capsys.readouterr().out
+
+    assert "dropped `--tensor-parallel-size 16` (vlaunch sets TP 4 × PP 2)" in out
+    assert "dropped `--port 9000` (vlaunch sets 9000)" in out
+    assert "`--max-model-len=8` replaces `--max-model-len 32768`" in out
+    argv = wanted(out)["processes"][0]["argv"]
+    assert argv[:4] == ["vllm", "serve", "/data/m", "--max-model-len=8"]
+
+
+def test_replicas_keep_their_load_balancing(capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--dp`, a pasted option for it stays."""
+    text = "vllm serve m -dp 8 --data-parallel-hybrid-lb"
+
+    assert serve("--command", text, "--dp", "2", "--backend", "mp") == 0
+    out = capsys.readouterr().out
+    assert "dropped `-dp 8` (vlaunch sets DP 2 × TP 8 × PP 1)" in out
+    assert "--data-parallel-hybrid-lb" in wanted(out)["processes"][0]["argv"]
+
+
+def test_a_part_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their memory counts for the variant."""
+    words = ["--recipe", "deepseek-ai/DeepSeek-V3", "--hardware", "h100"]
+
+    assert serve(*words) == 0
+    assert serve(*words, "--nodes", "gpu01", "--backend", "mp") == 2
+    assert "variant default needs 805 GB, the GPUs have 640 GB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
-        (["--variant", "fp8"], "go with --recipe"),
-        (["--recipe", "acme/Dense-9B"], "did you mean `acme/Dense-8B`"),
-        (["--recipe", "acme/Dense-8B"], "which hardware the nodes are is not known"),
-        (["--recipe", "none.yaml"], "`none.yaml` cannot be used"),
-        (
-            ["--recipe", str(acme.FOLDER / "sparkrun.yaml"), "--variant", "fp8"],
-            "--variant cannot be chosen",
-        ),
-        (["--recipe", "acme/Sound", "--hardware", "h100"], "vLLM-Omni"),
+        (["--variant", "fp8"], "--variant, --hardware and --feature go with --recipe"),
+        (["--command", "vllm serve m", "--feature", "x"], "go with --recipe"),
+        (["--recipe", "x", "--command", "vllm serve m"], "exclude each other"),
+        (["--recipe", "openai/gpt-oss"], "did you mean `openai/gpt-oss-20b`?"),
+        (["--recipe", "openai/gpt-oss-20b", "--hardware", "mi300x"], "no hardware `mi300x`"),
+        (["--command", "ls"], "the pasted command cannot be used"),
+        (["--command", "vllm serve m --seed $S"], "contains the shell's `$S`"),
+        (["--command", "vllm serve m --api-key k"], "add `secrets: {VLLM_API_KEY:"),
     ],
 )
-def test_wrong_requests(
-    words: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_wrong_requests(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Are refused before a node is contacted."""
+    assert serve(*words) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_secrets_of_a_pasted_command_are_not_shown(
+    up: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Are refused before anything is touched."""
-    monkeypatch.setenv("VLAUNCH_RECIPES", str(acme.FOLDER))
-    inventory = str(ROOT / "inventory" / "h100-infiniband.yaml")
+    """Not in the script, not in the audit log, not on the nodes."""
+    text = "HF_TOKEN=secret-of-mine vllm serve acme/model"
 
-    assert run(["serve", "-i", inventory, "--dry-run", "--offline", *words]) == 2
-    assert said in capsys.readouterr().err
+    ran = up.run("serve", "--command", text, "--skip-network-check", "--no-wait", "--json")
 
-
-def test_a_recipe_of_sparkrun(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its file is named; nothing else is needed."""
-    inventory = str(ROOT / "inventory" / "dgx-spark.yaml")
-    recipe = str(acme.FOLDER / "sparkrun.yaml")
-
-    assert run(["serve", "-i", inventory, "--recipe", recipe, "--dry-run", "--offline"]) == 0
-    golden.check(GOLDEN / "recipe-sparkrun.txt", told(capsys.readouterr().out))
+    assert ran.code == 0, ran.err
+    files = [str(machine.files) for machine in up.world.machines.values()]
+    assert "secret-of-mine" not in "".join([ran.out, ran.err, *files])
 
 
-def test_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What hardware and strategies are, the recipes around it say, or those that are named."""
-    text = (acme.FOLDER / "models" / "acme" / "Dense-8B.yaml").read_text()
-    (tmp_path / "mine.yaml").write_text(text.replace("acme/Dense-8B", "me/Mine"))
+def test_nodes_report_the_hardware(up: Cluster) -> None:
+    """By the name of their GPUs; the variables reach the server's processes."""
+    ran = up.run("serve", "--recipe", str(case.FILE), "--skip-network-check", "--no-wait", "--json")
 
-    assert serve("h100", str(tmp_path / "mine.yaml")) == 0
-    assert wanted(capsys.readouterr().out)["model"] == "me/Mine"
-    inventory = str(ROOT / "inventory" / "h100-infiniband.yaml")
-    path = str(acme.FOLDER / "models" / "acme" / "Dense-8B.yaml")
-    asked = ["--recipe", path, "--hardware", "h100", "--dry-run", "--offline"]
-    assert run(["serve", "-i", inventory, *asked]) == 0
-
-
-def test_a_deadline_of_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is what a start may take, unless the command line says so."""
-    text = (acme.FOLDER / "models" / "acme" / "Dense-8B.yaml").read_text()
-    env = 'base_env: {VLLM_ENGINE_READY_TIMEOUT_S: "7200"}'
-    (tmp_path / "slow.yaml").write_text(text.replace('base_env: {ACME_BASE: "1"}', env))
-    seen = []
-    for words in ([], ["--timeout", "60"]):
-        assert serve("h100", str(tmp_path / "slow.yaml"), *words) == 0
-        said = wanted(capsys.readouterr().out)
-        ready = said["processes"][0]["env"]["VLLM_ENGINE_READY_TIMEOUT_S"]
-        seen.append((said["policy"]["start_timeout"], ready))
-
-    assert seen == [(7200.0, "7200"), (60.0, "3600")]
+    assert ran.code == 0, ran.err
+    server = json.loads(up.world.machines["gpu01"].files["server/default/desired.json"])
+    assert server["asked_for"]["env"] == {"ACME_BASE": "1", "ACME_LAYER": "hopper"}
+    assert server["processes"][0]["env"]["ACME_LAYER"] == "hopper"
+    texts = [event.get("text", "") for event in ran.events]
+    assert any("variant default on h100" in text for text in texts)
 
 
-@pytest.fixture
-def there(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A cluster that is up, and our recipes."""
-    monkeypatch.setenv("VLAUNCH_RECIPES", str(acme.FOLDER))
-    return up
-
-
-def test_nodes_are_asked_what_they_are(there: Cluster) -> None:
-    """The GPU's name tells the hardware, and a model that lies there is judged by `plan`."""
-    for machine in there.world.machines.values():
+def test_the_plan_may_choose_the_sizes(up: Cluster) -> None:
+    """Of a pasted command as of any server; the note does not name others."""
+    for machine in up.world.machines.values():
         machine.config = models.LLAMA_8B
         machine.model = {"model.safetensors": 16_060_556_376, "config.json": 700}
-
-    ran = there.run("serve", "--recipe", "acme/Dense-8B", "--dry-run", "--skip-network-check")
-
-    assert ran.code == 0, ran.err
-    assert "variant `default` on h100: fits: `vlaunch plan` says fits" in ran.out
-    assert wanted(ran.out)["processes"][0]["env"]["ACME_HOPPER"] == "1"
-
-
-def test_the_plan_may_choose_the_split(there: Cluster) -> None:
-    """Of a recipe as of any server; a strategy is a split that is named."""
-    for machine in there.world.machines.values():
-        machine.config = models.LLAMA_8B
-        machine.model = {"model.safetensors": 16_060_556_376, "config.json": 700}
-    words = ("serve", "--recipe", "acme/Dense-8B", "--plan", "auto", "--dry-run")
-
-    ran = there.run(*words, "--skip-network-check")
-    said = wanted(ran.out)["asked_for"]
-
-    assert (said["tp"], said["pp"]) == (1, 1)
-    assert said["env"] == {"ACME_BASE": "1", "ACME_HOPPER": "1"}
-    named = there.run(*words, "--strategy", "single_node_tp")
-    assert (named.code, "--plan auto chooses" in named.err) == (2, True)
-
-
-def test_a_model_that_is_not_there_has_the_recipes_figure(there: Cluster) -> None:
-    """So that a choice can be made before a download."""
-    for machine in there.world.machines.values():
-        machine.model = {}
-
-    ran = there.run("serve", "--recipe", "acme/Experts-600B", "--dry-run", "--skip-network-check")
+    text = "vllm serve acme/Dense-8B -tp 2"
+    ran = up.run("serve", "--command", text, "--plan", "auto", "--dry-run", "--skip-network-check")
 
     assert ran.code == 0, ran.err
-    assert "variant `default` on h100: fits: 720 GB by the recipe's own figure" in ran.out
+    assert "dropped `-tp 2` (vlaunch sets the sizes of the plan)" in ran.out
 
 
-def test_the_image_is_asked_for_its_vllm(there: Cluster) -> None:
-    """Where its tag does not say: a recipe for a newer one is refused, and what helps is named."""
-    inventory = there.path.read_text().replace("v0.32.0", "mine")
-    there.write(inventory)
-    assert there.run("up").code == 0
-    newer = ("--variant", "nvfp4", "--hardware", "b200", "--dry-run", "--skip-network-check")
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["gpt-oss"], ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]),
+        (["OPENAI", "whisper"], ["openai/whisper-large-v3"]),
+        (["qwen/qwen3-235b-a22b-fp8"], ["Qwen/Qwen3-235B-A22B-Instruct-2507"]),
+        (["no-such-word"], []),
+    ],
+)
+def test_a_list_is_filtered(
+    words: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By all words, in any part of a recipe."""
+    assert run(["recipes", "list", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["recipes"] == names
+    assert run(["recipes", "list", *words]) == 0
+    ran = capsys.readouterr()
+    assert [line.split()[0] for line in ran.out.splitlines()] == names
+    assert f"{len(names)} of 148 recipes from https://github.com/vllm-project/recipes" in ran.err
 
-    ran = there.run("serve", "--recipe", "acme/Own-Image-27B", *newer)
 
-    assert ran.code == 2
-    assert "it needs vLLM 0.33.0, and vllm/vllm-openai:mine has 0.32.0" in ran.err
-    assert "name acme/vllm:nv-130 as `image:` in the inventory" in ran.err
+def test_a_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A packaged one with its source, a file by its name."""
+    assert run(["recipes", "show", "openai/gpt-oss-20b"]) == 0
+    assert capsys.readouterr().out.startswith("# https://github.com/vllm-project/recipes at ")
+    assert run(["recipes", "show", str(case.FILE)]) == 0
+    assert capsys.readouterr().out.startswith(f"# {case.FILE}\nmeta:\n  title: Dense 8B\n")
+    assert run(["recipes", "show", "none"]) == 2
 
 
-def test_a_server_is_started(there: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the head is told has the recipe's variables, and the differences are said."""
-    ran = there.run(
-        "serve", "--recipe", "acme/Dense-8B", "--skip-network-check", "--no-wait", "--json"
-    )
+def test_names_are_completed() -> None:
+    """As the shell asks for them."""
+    context, parameter = click.Context(click.Command("x")), click.Argument(["name"])
+    found = recipe.complete(context, parameter, "OPENAI/g")
 
-    assert ran.code == 0, ran.err
-    said = json.loads(there.world.machines["gpu01"].files["server/default/desired.json"])
-    assert said["asked_for"]["env"] == {"ACME_BASE": "1", "ACME_HOPPER": "1"}
-    assert said["processes"][0]["env"]["ACME_HOPPER"] == "1"
-    texts = [each.get("text", "") for each in ran.events]
-    assert any("vlaunch takes its own" in text for text in texts)
+    assert [item.value for item in found] == ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]

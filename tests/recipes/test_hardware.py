@@ -1,12 +1,15 @@
-"""Which kind of node a node is."""
+"""Finding a recipe's hardware by the name of a GPU."""
 
 from __future__ import annotations
 
 import pytest
 
 from launcher.errors import RequestError
-from launcher.recipes import hardware
-from tests.recipes import acme
+from launcher.recipes import library
+from launcher.recipes.hardware import named, of_gpus
+from launcher.tools.host import Gpu
+
+NVIDIA = library.load().hardware_of("nvidia")
 
 
 @pytest.mark.parametrize(
@@ -14,55 +17,34 @@ from tests.recipes import acme
     [
         ("NVIDIA H100 80GB HBM3", 8, "h100"),
         ("NVIDIA H100 80GB HBM3", 4, "h100"),
-        ("NVIDIA GH200 480GB", 1, None),
-        ("NVIDIA H200 NVL", 2, "h200"),
-        ("NVIDIA GB10", 1, "dgx_spark_gb10"),
         ("NVIDIA GB300", 4, "gb300"),
         ("NVIDIA GB300", 1, "dgx_station_gb300"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 4, "rtx_pro_6000"),
+        ("NVIDIA GB10", 1, "dgx_spark_gb10"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 4, "rtx_pro_6000_2x"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 8, "rtx_pro_6000_8x"),
-        ("NVIDIA RTX 6000 Ada Generation", 1, None),
-        ("AMD Instinct MI300X", 8, "mi300x"),
-        ("", 1, None),
+        ("NVIDIA A100-SXM4-80GB", 8, None),
     ],
 )
-def test_by_what_a_driver_says(gpu: str, count: int, name: str | None) -> None:
-    """All words of a profile that a driver says must be in the GPU's name; the number of GPUs
-    decides between two.
-    """
-    found = hardware.of_gpu(gpu, count, acme.library().profiles)
+def test_names_of_drivers(gpu: str, count: int, name: str | None) -> None:
+    """The profile with so many GPUs, else the largest with fewer."""
+    gpus = [Gpu(index=0, name=gpu, memory_total=80_000, memory_used=0, driver="580")]
+    found = of_gpus(gpus, count, NVIDIA)
 
-    assert (found.id if found else None) == name
-
-
-def test_no_such_name() -> None:
-    """The near miss is named."""
-    with pytest.raises(RequestError, match=r"no hardware `h10` .*did you mean `h100`"):
-        acme.hardware("h10")
+    assert (found and found.name) == name
 
 
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("h100", "nvidia"),
-        ("mi300x", "amd"),
-        ("xeon6", "cpu"),
-        ("arc_pro_b60", ""),
-        ("ironwood", ""),
-    ],
-)
-def test_the_inventorys_word(name: str, word: str) -> None:
-    """What vlaunch cannot run on has none."""
-    assert acme.hardware(name).accelerator == word
+def test_no_gpus() -> None:
+    """Nodes may report none."""
+    assert of_gpus([], 8, NVIDIA) is None
 
 
-def test_what_is_written_for_it() -> None:
-    """A name wins over its generation, that over the brand, and all over `default`."""
-    written = {"default": 1, "nvidia": 2, "hopper": 3, "h100": 4}
-
-    assert acme.hardware("h100").of(written) == 4
-    assert acme.hardware("h200").of(written) == 3
-    assert acme.hardware("b200").of(written) == 2
-    assert acme.hardware("mi300x").of(written) == 1
-    assert acme.hardware("b200").overriding({"nvidia": 5, "hopper": 6}) == 5
-    assert acme.hardware("mi300x").overriding({"nvidia": 5}) is None
+def test_unknown_names() -> None:
+    """Only hardware of the inventory's accelerator is offered."""
+    assert named("h200", NVIDIA).generation == "hopper"
+    with pytest.raises(
+        RequestError, match=r"no hardware `h20` of this kind; did you mean `h200`\?"
+    ):
+        named("h20", NVIDIA)
+    with pytest.raises(RequestError, match="no hardware `mi300x`"):
+        named("mi300x", NVIDIA)
+    assert set(library.load().hardware_of("cpu")) == {"xeon5", "xeon6"}

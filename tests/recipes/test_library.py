@@ -1,57 +1,130 @@
-"""Recipes by name, and as a list."""
+"""The packaged recipes, and recipes in files."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from benchmarks import package_recipes
+from launcher.cli.main import run
 from launcher.errors import RequestError
-from launcher.recipes.description import described
-from tests.recipes import acme
+from launcher.recipes import library
+from launcher.recipes.adapt import adapt
+from launcher.recipes.merge import merge
+from launcher.recipes.schema import Recipe
+from tests.recipes import case
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "launcher" / "recipes" / "data"
 
 
-def test_a_recipe_by_the_model_of_a_variant() -> None:
-    """Means that variant."""
-    found = acme.library()
-
-    assert found.named("acme/Dense-8B") == ("acme/Dense-8B", "")
-    assert found.named("acme/Experts-600B-FP4") == ("acme/Experts-600B", "fp4")
-    assert found.named("acme/None") == ("acme/None", "")
-
-
-def test_no_such_recipe() -> None:
-    """The near miss is named, and how to look."""
-    with pytest.raises(RequestError, match="did you mean `acme/Dense-8B`") as error:
-        acme.library().recipe("acme/Dense-7B")
-    assert error.value.hint == "look for it: `vlaunch recipes list Dense-7B`"
-
-
-def test_one_that_cannot_be_read_spoils_no_list() -> None:
-    """It is in the list, with its mistake."""
-    found = acme.library()
-    broken = replace(found, files={**found.files, "models/acme/Bad.yaml": "model: 5"})
-    entries = {each.name: each for each in broken.entries}
-
-    assert "model: should be a mapping" in entries["acme/Bad"].wrong
-    assert entries["acme/Dense-8B"].variants["fp8"] == ("acme/Dense-8B-FP8", "fp8", 10.0)
+def test_every_packaged_recipe_is_merged_on_all_its_hardware() -> None:
+    """Each gives a command without a problem, with every variant and feature, or its own reason."""
+    packaged = library.load()
+    inventory = case.nodes()
+    count = 0
+    for name in packaged.recipes:
+        recipe = packaged.recipe(name)
+        for hardware in packaged.hardware_of("nvidia").values():
+            if hardware.excluded(recipe.meta.hardware):
+                continue
+            for variant in recipe.variants:
+                command = merge(name, recipe, hardware, 16, variant=variant)
+                adapt(command, inventory, args=(), replicas=1, backend="mp")
+                count += 1
+    assert count > 4000
 
 
-def test_what_is_not_used_is_named() -> None:
-    """Keys that are known and have no counterpart, each with the reason."""
-    found = acme.library()
-    unused = {
-        name: described(found.recipe(f"acme/{name}"), name, "x")["not_used"]
-        for name in ("Experts-600B", "Sound", "Own-Image-27B")
-    }
+def test_the_package_names_source_and_licence() -> None:
+    """And holds no guides, no strategies and no recipes of vLLM-Omni."""
+    packaged = library.load()
+    notice = (DATA / "NOTICE").read_text()
+    text = (DATA / "recipes.json").read_text()
 
-    assert unused == {
-        "Experts-600B": {
-            "model.flashinfer_autotune": "a switch of the site's",
-            "strategy_overrides.pd_cluster.prefill": "vlaunch starts no such roles",
-        },
-        "Sound": {"omni": "vlaunch starts vLLM, not vLLM-Omni"},
-        "Own-Image-27B": {
-            "features.helper.companion": "vlaunch starts no program beside vLLM",
-        },
-    }
+    assert packaged.source.partition(" at ")[2] in notice
+    assert "Apache License" in (DATA / "LICENSE").read_text()
+    assert len(packaged.recipes) > 140
+    assert len(text) < 400_000
+    for word in ('"guide"', '"strategy_overrides"', '"omni"', '"description"'):
+        assert word not in text
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V4-Flash"])
+def test_a_shown_recipe_is_a_file_of_its_format(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that it can be edited and served."""
+    assert run(["recipes", "show", name]) == 0
+    path = tmp_path / "mine.yaml"
+    path.write_text(capsys.readouterr().out)
+
+    assert library.read_file(path) == library.load().recipe(name)
+
+
+def test_unknown_names() -> None:
+    """The nearest is named."""
+    with pytest.raises(RequestError, match=r"did you mean `openai/gpt-oss-120b`\?") as raised:
+        library.load().recipe("openai/gpt-oss-12b")
+    assert raised.value.hint == "search for it: `vlaunch recipes list gpt-oss-12b`"
+
+
+@pytest.mark.parametrize(
+    ("text", "evidence"),
+    [
+        ("model: {base_args: 5}\n", ["1: model.base_args: should be a list", "model_id"]),
+        ("meta: {}\n", ["1: `model` is missing"]),
+        (
+            "model:\n  model_id: a/b\nvariants:\n  x:\n    tp: 0\n",
+            ["5: variants.x.tp: should be at least 1"],
+        ),
+        ("model: [\n", ["not valid YAML"]),
+        ("- 1\n", ["should be a mapping"]),
+    ],
+)
+def test_every_mistake_has_its_line(tmp_path: Path, text: str, evidence: list[str]) -> None:
+    """In a file."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+
+    with pytest.raises(RequestError, match="has mistakes") as raised:
+        library.load().recipe(str(path))
+    for part in evidence:
+        assert part in raised.value.evidence
+
+
+def test_a_missing_file() -> None:
+    """Is no mistake in YAML."""
+    with pytest.raises(RequestError, match=r"none\.yaml cannot be read: no such file"):
+        library.load().recipe("none.yaml")
+
+
+def test_writing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout: NVIDIA, AMD and CPUs, without recipes for vLLM-Omni."""
+    checkout, data = tmp_path / "checkout", tmp_path / "data"
+    (checkout / "models" / "acme").mkdir(parents=True)
+    data.mkdir()
+    (checkout / "models/acme/Dense-8B.yaml").write_text(case.FILE.read_text())
+    omni = "meta: {tasks: [omni]}\nmodel: {model_id: acme/Sound}\n"
+    (checkout / "models/acme/Sound.yaml").write_text(omni)
+    (checkout / "LICENSE").write_text("Apache")
+    profile = "generation: x, gpu_count: 2, vram_gb: 4, display_name: X"
+    (checkout / "taxonomy.yaml").write_text(
+        "hardware_profiles:\n"
+        f"  big: {{brand: NVIDIA, {profile}}}\n  tpu: {{brand: Google, {profile}}}\n"
+    )
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(package_recipes, "DATA", data)
+    monkeypatch.setattr(library, "_DATA", data / "recipes.json")
+
+    package_recipes.main(checkout)
+
+    packaged = library.load()
+    assert list(packaged.recipes) == ["acme/Dense-8B"]
+    assert packaged.recipe("acme/Dense-8B") == case.recipe()
+    assert isinstance(packaged.recipe("acme/Dense-8B"), Recipe)
+    assert list(packaged.hardware_of("nvidia")) == ["big"]
+    assert packaged.source.partition(" at ")[2] in (data / "NOTICE").read_text()
