@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,14 +10,10 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.errors import UnreadableAnswer
 from launcher.model import fold
-from launcher.state import audit as plan
-from launcher.tools import audit as tool
+from launcher.tools import audit as trail
 from launcher.tools import untrusted
 from launcher.ui import json_line
 from launcher.ui.terminal import say
-
-if TYPE_CHECKING:
-    from launcher.state.audit import Happened
 
 
 @command(path=True, shows="none", flags=[options.JSON])
@@ -40,10 +35,10 @@ def audit(call: Call, last: int) -> int:
         silent = {name: error.reason for name, error in session.missing.items()}
         entries, strange = [], {}
         for answer in session.transport.run(
-            plan.ask(call.inventory.cluster, session.reached, last)
+            trail.ask(call.inventory.cluster, session.reached, last)
         ):
             try:
-                found, odd = tool.parse(answer)
+                found, odd = trail.parse(answer)
             except UnreadableAnswer as error:
                 silent[answer.node] = "; ".join(
                     filter(None, (error.message.partition(": ")[2], error.evidence.strip()))
@@ -52,7 +47,7 @@ def audit(call: Call, last: int) -> int:
             entries += found
             if odd:
                 strange[answer.node] = odd
-    happened = plan.merge(entries)[-last:]
+    happened = trail.merge(entries)[-last:]
     if call.as_json:
         said = [each.as_json() for each in happened]
         click.echo(
@@ -71,7 +66,7 @@ def audit(call: Call, last: int) -> int:
 
 
 def _print(
-    happened: Sequence[Happened], silent: Mapping[str, str], strange: Mapping[str, int]
+    happened: Sequence[trail.Happened], silent: Mapping[str, str], strange: Mapping[str, int]
 ) -> None:
 
     for each in happened:

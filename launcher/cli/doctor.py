@@ -4,6 +4,7 @@ likely first.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli import duration, options
+from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
@@ -22,10 +23,29 @@ if TYPE_CHECKING:
     from launcher.checks.doctor import Diagnosis
 
 
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def _seconds(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Parse a duration such as `1h30m`; a number without a unit is an error."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"(?:\d{1,6}[dhms])+", text.strip().lower()):
+        raise click.BadParameter(
+            f"`{text}` should be a duration such as `90s`, `30m`, `2h` or `1d`", param=option
+        )
+    return float(
+        sum(
+            int(number) * _SECONDS[unit]
+            for number, unit in re.findall(r"(\d+)([dhms])", text.lower())
+        )
+    )
+
+
 @command(shows="people", flags=[options.JSON])
 @click.option(
     "--since",
-    callback=duration.seconds,
+    callback=_seconds,
     metavar="DURATION",
     help="Look only this far back: 30m, 2h, 1d.",
 )

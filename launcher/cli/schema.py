@@ -13,11 +13,8 @@ def schema(job: bool) -> None:
     """Print the inventory's JSON Schema (or a batch job's), made from the model that validates
     it.
     """
+    from launcher.batch.schema import JobFile
     from launcher.inventory.json_schema import json_schema
 
-    if not job:
-        click.echo(json.dumps(json_schema(), indent=2))
-        return
-    from launcher.batch.schema import JobFile
-
-    click.echo(json.dumps(json_schema(JobFile), indent=2))
+    shown = json_schema(JobFile) if job else json_schema()
+    click.echo(json.dumps(shown, indent=2, ensure_ascii=False))

@@ -1,15 +1,12 @@
 """The inventory's JSON Schema, from the same model that validates, for completion and checks in
 editors.
 
-`python -m launcher.inventory.json_schema` writes it to `schema.json` beside this module, where
-editors find it.
+`vlaunch schema` prints it; `schema.json` beside this module is its output, for editors.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from launcher.inventory.schema import InventoryFile, known, reader, sections
@@ -37,13 +34,3 @@ def _inside(section: type[Any]) -> Iterator[type[Any]]:
         for inner in sections(field.annotation):
             yield inner
             yield from _inside(inner)
-
-
-def write(root: type[Any], path: Path) -> None:
-    """Write the schema where editors find it."""
-    text = json.dumps(json_schema(root), indent=2, ensure_ascii=False)
-    path.write_text(f"{text}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(InventoryFile, Path(__file__).with_name("schema.json"))

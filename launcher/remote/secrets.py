@@ -83,15 +83,6 @@ def _not_fetched(failures: Sequence[str]) -> RequestError:
     return RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
 
 
-def ask_first(sources: Mapping[str, SecretSource]) -> None:
-    """Ask a person for what has to be typed, before a display takes the terminal; `resolve` does
-    not ask for it again.
-    """
-    for name, source in sources.items():
-        if source.prompt is not None and sys.stdin.isatty():
-            from_terminal(name, source.prompt)
-
-
 def recall(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
     """Hide the values that can be had without asking anybody or running anything, for commands that
     do not need them; return the names of the others.

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
-from launcher import shell
+from launcher import secret_patterns, shell
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
+from launcher.model import Answer, Argv, Node, natural
 from launcher.tools import decode
+from launcher.transport import Command
 
 FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
 # A line of at most this many bytes is one write of every shell (dash buffers 8 KiB, bash and
@@ -31,7 +32,6 @@ _OPTION = re.compile(
     r"(--[\w-]*(?:token|secrets?|passwo?r?d|api[_-]?keys?|credentials?))(=.*)?",
     re.IGNORECASE | re.DOTALL,
 )
-_VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
 _ADDRESS = re.compile(r"(\w://)[^/@\s]+@")
 
 
@@ -54,6 +54,20 @@ class Entry:
     vlaunch: _Text = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What one command did on some nodes: `entry` with the nodes that it says the same of."""
+
+    entry: Entry
+    nodes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        said = asdict(self.entry)
+        del said["node"]
+        return {**said, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
+
+
 def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
     """Return the words in front of a command that append a line first; when that fails, the command
     runs unless `strict`.
@@ -74,6 +88,14 @@ def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
     """Print a node's last lines, the newest last; all of them when `last` is 0."""
     count = str(last) if last else "+1"
     return ("sh", "-c", shell.program("audit_read"), "audit", state_dir, cluster, count)
+
+
+def ask(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
+    """Ask each node for its last lines."""
+    return [
+        Command(node=node.name, argv=read(node.state_dir or "", cluster, last), timeout=30)
+        for node in nodes
+    ]
 
 
 def line(entry: Entry) -> str:
@@ -118,6 +140,22 @@ def parse(answer: Answer) -> tuple[list[Entry], int]:
     return entries, strange
 
 
+def merge(entries: Iterable[Entry]) -> list[Happened]:
+    """Put the entries of all nodes in the order of time; what is the same on several nodes, or was
+    read twice, is said once.
+
+    Nodes that share a home share a file, and each of them tells all of it.
+    """
+    same: dict[Entry, list[str]] = {}
+    for entry in dict.fromkeys(entries):
+        same.setdefault(replace(entry, node=""), []).append(entry.node)
+    found = [
+        Happened(entry=entry, nodes=tuple(sorted(nodes, key=natural)))
+        for entry, nodes in same.items()
+    ]
+    return sorted(found, key=lambda each: each.entry.at)
+
+
 def command_line(words: Sequence[str]) -> str:
     """Return a command line as people read it, without what looks like a secret."""
     shown: list[str] = []
@@ -129,7 +167,7 @@ def command_line(words: Sequence[str]) -> str:
         elif option is not None:
             shown.append(f"{option[1]}=***" if option[2] else word)
         else:
-            shown.append(_ADDRESS.sub(r"\1***@", _VALUE.sub("***", word)))
+            shown.append(_ADDRESS.sub(r"\1***@", secret_patterns.VALUE.sub("***", word)))
         # One option may have several values (`--api-key A B`).
         hide = not option[2] if option is not None else hide and not word.startswith("-")
     return " ".join(shown)

@@ -19,7 +19,6 @@ from launcher.ui.findings import WORDS
 # Shares of the median at which a colour begins, worst first; a half and a quarter are where the
 # verdict begins to doubt a pair.
 _STEPS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.25)
-_UNITS = ("GB/s", "MB/s", "kB/s", "B/s")
 _SIGNS = {"fail": "✕", "warn": "▲", "skip": "–", "pass": ""}
 
 

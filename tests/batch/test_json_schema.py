@@ -22,7 +22,7 @@ def _valid(job: object) -> bool:
 
 
 def test_the_file_in_the_package_is_the_schema() -> None:
-    """Regenerate it with `python -m launcher.batch.json_schema`."""
+    """Regenerate it with `vlaunch schema --job > launcher/batch/schema.json`."""
     written = Path(launcher.batch.__file__).with_name("schema.json").read_text(encoding="utf-8")
 
     assert json.loads(written) == json_schema(JobFile)

@@ -417,3 +417,14 @@ def test_a_refusal_that_cannot_be_read_or_kept_is_no_failure(cluster: Cluster) -
     folder.write_text("no folder")
     assert cluster.run(*MISSING).code == 1
     assert cluster.run("doctor").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", "90s"), ("30m", "1800s"), ("1D2h", "93600s")]
+)
+def test_since_takes_a_duration(cluster: Cluster, text: str, seconds: str) -> None:
+    """Days, hours, minutes and seconds, also combined."""
+    tell(cluster)
+    cluster.run("doctor", "--since", text)
+
+    assert cluster.commands[0].argv[10] == seconds

@@ -25,7 +25,7 @@ def _valid(inventory: object) -> bool:
 
 
 def test_the_file_in_the_package_is_the_schema() -> None:
-    """Regenerate it with `python -m launcher.inventory.json_schema`."""
+    """Regenerate it with `vlaunch schema > launcher/inventory/schema.json`."""
     written = Path(launcher.inventory.__file__).with_name("schema.json").read_text(encoding="utf-8")
 
     assert json.loads(written) == json_schema()

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,16 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
 def test_a_command_line_without_what_looks_like_a_secret(words: list[str], shown: str) -> None:
     """By its form; values that are known are taken out besides."""
     assert audit.command_line(words) == shown
+
+
+def test_what_several_nodes_say_is_said_once() -> None:
+    """In the order of time; a file that nodes share is read by each of them, and counts once."""
+    other = replace(ENTRY, node="gpu02")
+    late = replace(ENTRY, at="2026-11-21T22:00:00Z", node="gpu02", changes=("removing",))
+    found = audit.merge([late, ENTRY, other, ENTRY, late])
+
+    assert [(each.nodes, each.entry.changes[0]) for each in found] == [
+        (("gpu01", "gpu02"), "pulling x:1"),
+        (("gpu02",), "removing"),
+    ]
+    assert found[0].as_json()["nodes"] == ["gpu01", "gpu02"]
