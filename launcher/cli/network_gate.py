@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.apply import apply
 from launcher.checks.network import levels, transport
@@ -24,7 +24,7 @@ from launcher.plan.shape import Stage
 from launcher.plan.stop import plan_stop
 from launcher.state import engine_log, verdict
 from launcher.state.snapshot import ClusterSnapshot
-from launcher.state.verdict import Ask, Proof
+from launcher.state.verdict import Ask, Proof, Record
 from launcher.tools import nccl, untrusted
 from launcher.tools.nccl import Reading
 from launcher.transport import by_node
@@ -53,7 +53,7 @@ def prove(
     if _proven(seen, request, seen.network):
         return (), (
             *_exchange(placed, request.args),
-            f"network proven {seen.network['taken']}: {seen.network['summary']}",
+            f"network proven {seen.network.taken}: {seen.network.summary}",
         )
     nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
     ask = Ask(
@@ -63,7 +63,7 @@ def prove(
         collective=placed.crosses or placed.coupled,
         known=expected.load(),
     )
-    proof = Proof(servers=seen.network.get("servers", {}))
+    proof = Proof(servers=seen.network.servers)
     return network.stages(seen.site, ask, proof, taken=now()), _exchange(placed, request.args)
 
 
@@ -122,7 +122,7 @@ def confirm(
     # A gate has just been passed, or the record is of these very containers; any other record is of
     # something else.
     ours = (not start.attached and not allow) or _proven(seen, request, kept)
-    before, level = _before(inventory, seen, kept if ours else {})
+    before, level = _before(inventory, seen, kept if ours else Record())
     if inventory.accelerator == "cpu":
         return untrusted.plain(before)
     logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
@@ -138,7 +138,7 @@ def confirm(
     return _keep(session, seen, kept, start, said)
 
 
-def _proven(seen: ClusterSnapshot, request: Request, kept: Mapping[str, Any]) -> bool:
+def _proven(seen: ClusterSnapshot, request: Request, kept: Record) -> bool:
     """True when the kept verdict is about these very containers and covers what the server
     needs.
     """
@@ -151,12 +151,10 @@ def _proven(seen: ClusterSnapshot, request: Request, kept: Mapping[str, Any]) ->
     )
 
 
-def _before(
-    inventory: Inventory, seen: ClusterSnapshot, kept: Mapping[str, Any]
-) -> tuple[str, Level]:
+def _before(inventory: Inventory, seen: ClusterSnapshot, kept: Record) -> tuple[str, Level]:
     """Say what was proven before the start, and return the level that links must reach."""
-    if kept.get("passed"):
-        return f"{kept['summary']} (proven before the start)", kept["required"]
+    if kept.passed:
+        return f"{kept.summary} (proven before the start)", kept.required
     level, _ = transport.required(inventory, gpus=_gpus(seen), rdma=(), known=expected.load())
     return "not proven", level
 
@@ -215,14 +213,12 @@ def _below(failures: Sequence[Finding], left: str) -> GateError:
     )
 
 
-def _keep(
-    session: Session, seen: ClusterSnapshot, kept: Mapping[str, Any], start: Start, text: str
-) -> str:
+def _keep(session: Session, seen: ClusterSnapshot, kept: Record, start: Start, text: str) -> str:
     """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a
     terminal.
     """
     said = untrusted.plain(text)
-    if kept:
+    if kept.taken:
         server = start.desired
         step = network.confirmed(seen.site, kept, server=server.name, id=server.id, said=said)
         for _ in session.transport.run([step.command]):

@@ -166,21 +166,21 @@ def starts_of(
     return tuple(found)
 
 
-def link_of(site: Site, link: Link, record: Mapping[str, Any]) -> Link:
+def link_of(site: Site, link: Link, record: verdict.Record | None = None) -> Link:
     """Return the link with what was measured, and what the GPUs say of NVLink, where `link` itself
     says nothing.
     """
-    measured = record.get("link")
+    measured = record.link if record else None
     rdma = link.rdma or site.inventory.fabric != "ethernet"
     nvlink = _nvlink(site) if link.nvlink is None else link.nvlink
     if measured is None or link.gbps is not None:
         return replace(link, rdma=rdma, nvlink=nvlink)
     return replace(
         link,
-        rdma=rdma and not measured["tcp"],
+        rdma=rdma and not measured.tcp,
         nvlink=nvlink,
-        gbps=measured["gbps"],
-        latency_us=measured["latency_us"],
+        gbps=measured.gbps,
+        latency_us=measured.latency_us,
     )
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
 from launcher import containers
 from launcher.checks.network import expected, transport
@@ -19,7 +18,7 @@ from launcher.plan import files
 from launcher.plan.shape import Gate, Plan, Stage, Step, observed
 from launcher.site import Site
 from launcher.state import verdict
-from launcher.state.verdict import Ask, Proof
+from launcher.state.verdict import Ask, Proof, Record, ServerLinks
 from launcher.tools import docker
 from launcher.tools import network as probe
 from launcher.transport import Answers, Command
@@ -178,20 +177,20 @@ def record(site: Site, proof: Proof, *, taken: str) -> Step:
     return _store(site, lambda: verdict.as_record(site, proof, taken=taken))
 
 
-def confirmed(site: Site, kept: Mapping[str, Any], *, server: str, id: str, said: str) -> Step:
+def confirmed(site: Site, kept: Record, *, server: str, id: str, said: str) -> Step:
     """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
-    told = {**kept.get("servers", {}), server: {"id": id, "said": said}}
-    return _store(site, lambda: {**kept, "servers": told})
+    servers = {**kept.servers, server: ServerLinks(id=id, said=said)}
+    return _store(site, lambda: replace(kept, servers=servers))
 
 
-def _store(site: Site, said: Callable[[], Mapping[str, Any]]) -> Step:
+def _store(site: Site, record: Callable[[], Record]) -> Step:
     return Step(
         title="keeping the verdict on the head",
         command=Command(
             node=site.head.name,
             argv=("sh", "-c", _STORE + _COPY, "keep", site.state_dir(site.head), verdict.FILE),
             timeout=30,
-            stdin=lambda: json.dumps(said()).encode(),
+            stdin=lambda: json.dumps(asdict(record())).encode(),
             shown_stdin="printf '{}'",
         ),
     )

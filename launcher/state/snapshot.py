@@ -10,6 +10,7 @@ from launcher.site import Site
 from launcher.state import servers
 from launcher.state.history import Answered
 from launcher.state.servers import Kept
+from launcher.state.verdict import Record
 from launcher.tools import model
 
 
@@ -23,7 +24,7 @@ class ClusterSnapshot:
     site: Site
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
-    network: Mapping[str, Any] = field(default_factory=dict)
+    network: Record = field(default_factory=Record)
     weight_bytes: int = 0
     answered: tuple[Answered, ...] = ()
 

@@ -21,6 +21,7 @@ from launcher.state.drift import drift
 from launcher.state.endpoints import EndpointStatus, Heard
 from launcher.state.liveness import BAD, ServerState, judge, unheard, unknown
 from launcher.state.servers import Kept, Server
+from launcher.state.verdict import Record
 from launcher.tools import docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
 from launcher.tools.unfinished import Unfinished
@@ -138,7 +139,7 @@ class Said:
     """
 
     head: Mapping[str, Any] = field(default_factory=dict)
-    network: Mapping[str, Any] = field(default_factory=dict)
+    network: Record = field(default_factory=Record)
     heard: Mapping[str, Mapping[str, Heard]] = field(default_factory=dict)
     batches: tuple[Entry, ...] = ()
 

@@ -10,20 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 from launcher.checks.network.shape import Verdict, rate
+from launcher.errors import UnreadableAnswer
 from launcher.model import LEVELS, Answer, Level, Node, fold
 from launcher.payload.agent import state as agent
 from launcher.payload.batch.columns import finite
 from launcher.placement import narrow
 from launcher.site import Site
 from launcher.state.servers import Kept
+from launcher.tools import decode
 from launcher.tools import network as probe
 from launcher.tools.expectations import Expectations
 from launcher.transport import Command
 
 FILE = agent.NETWORK
+_Positive = Annotated[float, decode.within(1e-9, 1e12)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,48 @@ class Ask:
     known: Expectations = field(default_factory=Expectations)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLinks:
+    """The links that the ranks of the server with this `id` wrote of in their own logs, in
+    words.
+    """
+
+    id: str
+    said: decode.Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLink:
+    """The link between two nodes for the planner: the least bandwidth in GB/s, the median latency
+    in µs, and whether it is TCP.
+    """
+
+    gbps: _Positive
+    latency_us: _Positive
+    tcp: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The last verdict as it is kept on the head; an empty one proves nothing.
+
+    `incarnation` and `nodes` are the containers that it is about; `ranks_per_node` 0 stands for one
+    rank for each GPU; `collective` is whether the all_reduce passed.
+    """
+
+    incarnation: str = ""
+    nodes: tuple[str, ...] = ()
+    taken: str = ""
+    passed: bool = False
+    asked: Level | Literal["auto"] = "auto"
+    required: Level = "any"
+    ranks_per_node: int = 0
+    collective: bool = False
+    summary: decode.Text = ""
+    servers: Mapping[str, ServerLinks] = field(default_factory=dict)
+    link: MeasuredLink | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Proof:
     """What the gate saw, for the step that writes it down and for those who print it.
@@ -55,7 +100,7 @@ class Proof:
     """
 
     verdict: Verdict | None = None
-    servers: Mapping[str, Any] = field(default_factory=dict)
+    servers: Mapping[str, ServerLinks] = field(default_factory=dict)
     reports: dict[str, probe.Report] = field(default_factory=dict)
     ask: Ask | None = None
 
@@ -76,51 +121,37 @@ def incarnation(site: Site) -> str:
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
-def of_server(kept: Mapping[str, Any], server: str, id: str) -> str:
-    """Return what the own logs of a server said of its ranks' links; empty where nobody has
-    looked.
-    """
-    said = kept.get("servers", {}).get(server, {})
-    return str(said["said"]) if said.get("id") == id else ""
-
-
-def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:
-    """Return a verdict as it is kept: which incarnation it is about, and what was proven."""
+def as_record(site: Site, proof: Proof, *, taken: str) -> Record:
+    """Return a verdict as it is kept."""
     verdict = proof.verdict
     if verdict is None:
-        return {}
+        return Record()
     ask = proof.ask or Ask(nonce="")
     here = only(site, ask.nodes)
     collective = verdict.collective
-    said = {
-        "incarnation": incarnation(here),
-        "nodes": [node.name for node in here.nodes],
-        "taken": taken,
-        "passed": verdict.passed,
-        "asked": ask.require or site.inventory.require,
-        "required": verdict.required,
-        "ranks_per_node": ask.ranks_per_node or 0,
-        "collective": collective is not None and not collective.error and collective.correct,
-        "summary": summary(verdict),
-        "servers": proof.servers,
-        "link": _link(verdict),
-    }
-    record: dict[str, Any] = finite(said)
-    return record
+    return Record(
+        incarnation=incarnation(here),
+        nodes=tuple(node.name for node in here.nodes),
+        taken=taken,
+        passed=verdict.passed,
+        asked=ask.require or site.inventory.require,
+        required=verdict.required,
+        ranks_per_node=ask.ranks_per_node or 0,
+        collective=collective is not None and not collective.error and collective.correct,
+        summary=summary(verdict),
+        servers=proof.servers,
+        link=_link(verdict),
+    )
 
 
-def _link(verdict: Verdict) -> dict[str, Any] | None:
-    """Return the link between two nodes for the planner: the least bandwidth in GB/s, the median
-    latency in µs, and whether it is TCP.
-    """
-    cells = [cell for cell in verdict.cells if cell.latency is not None and cell.bandwidth]
-    if not cells:
+def _link(verdict: Verdict) -> MeasuredLink | None:
+    cells = [cell for cell in verdict.cells if cell.latency and cell.bandwidth]
+    bandwidth = min((cell.bandwidth or 0.0 for cell in cells), default=0.0)
+    latency = median(cell.latency or 0.0 for cell in cells) if cells else 0.0
+    if not (0 < bandwidth < math.inf and 0 < latency < math.inf):
         return None
-    return {
-        "gbps": min(cell.bandwidth or 0.0 for cell in cells) / 1e9,
-        "latency_us": median(cell.latency or 0.0 for cell in cells) * 1e6,
-        "tcp": any(cell.level == "any" for cell in verdict.cells),
-    }
+    tcp = any(cell.level == "any" for cell in verdict.cells)
+    return MeasuredLink(gbps=bandwidth / 1e9, latency_us=latency * 1e6, tcp=tcp)
 
 
 def query_record(site: Site) -> Command:
@@ -130,64 +161,29 @@ def query_record(site: Site) -> Command:
     return Command(node=site.head.name, argv=argv, timeout=20)
 
 
-def parse_record(answer: Answer) -> dict[str, Any]:
-    """Read the last verdict; empty where there is none that can be read: then nothing is proven."""
+def parse_record(answer: Answer) -> Record:
+    """Read the last verdict; an empty one where it cannot be read: then nothing is proven."""
     try:
-        found = json.loads(answer.out)
-    except (ValueError, RecursionError):
-        return {}
-    if not _is_record(found):
-        return {}
-    beside = {name: found.pop(name, None) for name in _BESIDE}
-    return found | {name: said for name, said in beside.items() if _BESIDE[name](said)}
+        return decode.read(Record, answer.out, "the last verdict on the network")
+    except UnreadableAnswer:
+        return Record()
 
 
-def _is_record(found: Any) -> TypeGuard[dict[str, Any]]:
-    """True when everything is there on which anything is decided."""
-    texts = ("incarnation", "taken", "required", "summary")
-    return (
-        isinstance(found, dict)
-        and isinstance(found.get("passed"), bool)
-        and all(isinstance(found.get(name), str) for name in texts)
-        and isinstance(found.get("ranks_per_node"), int)
-        and found["required"] in LEVELS
-    )
-
-
-def _are_names(said: Any) -> bool:
-    return isinstance(said, list) and all(isinstance(each, str) for each in said)
-
-
-def _are_servers(said: Any) -> bool:
-    return isinstance(said, dict) and all(isinstance(each, dict) for each in said.values())
-
-
-def _is_link(said: Any) -> bool:
-    if not isinstance(said, dict) or not isinstance(said.get("tcp"), bool):
-        return False
-    figures = [said.get(name) for name in ("gbps", "latency_us")]
-    return all(isinstance(each, (int, float)) and 0 < each < math.inf for each in figures)
-
-
-# What a record may lack; what cannot be read of it is as if it were not there.
-_BESIDE = {"nodes": _are_names, "servers": _are_servers, "link": _is_link}
-
-
-def about(site: Site, kept: Mapping[str, Any]) -> frozenset[str]:
+def about(site: Site, kept: Record) -> frozenset[str]:
     """Return the nodes between whose very containers, as they are now, the kept verdict was made;
     none where they changed.
     """
     known = [node.name for node in site.nodes]
-    names = kept.get("nodes") or known
+    names = kept.nodes or known
     if not set(names) <= set(known):
         return frozenset()
     here = incarnation(only(site, names))
-    return frozenset(names if here and here == kept.get("incarnation") else ())
+    return frozenset(names if here and here == kept.incarnation else ())
 
 
 def proven(
     site: Site,
-    kept: Mapping[str, Any],
+    kept: Record,
     *,
     require: Level | None,
     collective: bool,
@@ -198,34 +194,31 @@ def proven(
     """
     among = [site.inventory.node(name) for name in nodes] or site.nodes
     return (
-        kept.get("passed") is True
-        and (not collective or kept.get("collective") is True)
+        kept.passed
+        and (not collective or kept.collective)
         and _covers_level(kept, require or site.inventory.require)
         and _covers_ranks(kept, among)
         and {node.name for node in among} <= about(site, kept)
     )
 
 
-def _covers_level(kept: Mapping[str, Any], wanted: Level | Literal["auto"]) -> bool:
+def _covers_level(kept: Record, wanted: Level | Literal["auto"]) -> bool:
     """True when the level that was required then is as high as the one that is wanted now.
 
     What `auto` stands for depends on what was found on the nodes: only a verdict on `auto` covers
     it, and the highest level.
     """
-    level = kept.get("required")
-    if level not in LEVELS:
-        return False
     if wanted == "auto":
-        return kept.get("asked") == "auto" or level == LEVELS[-1]
-    return LEVELS.index(level) >= LEVELS.index(wanted)
+        return kept.asked == "auto" or kept.required == LEVELS[-1]
+    return LEVELS.index(kept.required) >= LEVELS.index(wanted)
 
 
-def _covers_ranks(kept: Mapping[str, Any], among: Sequence[Node]) -> bool:
+def _covers_ranks(kept: Record, among: Sequence[Node]) -> bool:
     """True when there was a rank for each GPU: with fewer, some GPUs and their network cards were
     never tried.
     """
-    ranks = kept.get("ranks_per_node", -1)  # 0: one for each GPU
-    return bool(ranks == 0 or ranks >= min(node.gpus for node in among))
+    ranks = kept.ranks_per_node
+    return ranks == 0 or ranks >= min(node.gpus for node in among)
 
 
 def summary(verdict: Verdict) -> str:
@@ -250,7 +243,7 @@ def _span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def told(site: Site, kept: Mapping[str, Any], found: Kept) -> str:
+def told(site: Site, kept: Record, found: Kept) -> str:
     """Say what is proven of the network between these very containers, and what servers' own logs
     say of it.
 
@@ -264,20 +257,19 @@ def told(site: Site, kept: Mapping[str, Any], found: Kept) -> str:
         return "not proven for these containers: `vlaunch check-nccl`"
     among = [node.name for node in site.nodes if node.name in measured]
     part = "" if len(among) == len(own) else f" between {fold(among)}"
-    said = (
-        f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}{part}:"
-        f" {kept.get('summary', '')}"
-    )
+    said = f"{'proven' if kept.passed else 'failed'} {kept.taken}{part}: {kept.summary}"
     return "; ".join((said, *([] if site.inventory.accelerator == "cpu" else _links(kept, found))))
 
 
-def _links(kept: Mapping[str, Any], found: Kept) -> list[str]:
+def _links(kept: Record, found: Kept) -> list[str]:
     """Say what the own logs of servers on several nodes tell of their links."""
     apart = [
         each for each in found.running if each.desired is not None and len(each.desired.places) > 1
     ]
     said = [
-        f"{each.what}: {text}" for each in apart if (text := of_server(kept, each.name, each.id))
+        f"{each.what}: {links.said}"
+        for each in apart
+        if (links := kept.servers.get(each.name)) is not None and links.id == each.id
     ]
     if apart and not said:
         return ["no server's own logs were looked at, its `vlaunch serve` does"]

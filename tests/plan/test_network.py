@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -16,7 +16,7 @@ from launcher.plan import network
 from launcher.site import Site
 from launcher.state import verdict
 from launcher.state.observe import observe
-from launcher.state.verdict import Ask, Proof, as_record
+from launcher.state.verdict import Ask, Proof, Record, ServerLinks, as_record
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
 from tests.conftest import Load
@@ -187,14 +187,14 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
     ask = replace(ASK, nodes=("gpu03", "gpu01"))
     gate, keep = network.stages(Site(inventory, facts), ask, Proof(), taken="now")
     passed = Verdict(backend="nccl", nodes=ask.nodes, required="any", why="", cells=(), findings=())
-    proof = Proof(verdict=passed, ask=ask, servers={"chat": {"id": "1", "said": "s"}})
-    written = {**as_record(Site(inventory, facts), proof, taken="now"), "passed": True}
-    kept = verdict.parse_record(Answer(node="gpu02", code=0, out=json.dumps(written)))
+    proof = Proof(verdict=passed, ask=ask, servers={"chat": ServerLinks(id="1", said="s")})
+    written = replace(as_record(Site(inventory, facts), proof, taken="now"), passed=True)
+    kept = verdict.parse_record(Answer(node="gpu02", code=0, out=json.dumps(asdict(written))))
 
     assert [each.node for each in gate.gates[0].ask] == ["gpu03", "gpu01"]
     assert {step.command.node for step in (*gate.steps, *keep.steps)} == {"gpu02"}
     assert verdict.about(Site(inventory, facts), kept) == {"gpu01", "gpu03"}
-    assert verdict.of_server(kept, "chat", "1") == "s"
+    assert kept.servers["chat"].said == "s"
     for nodes, proven in ((("gpu01", "gpu03"), True), (("gpu02", "gpu03"), False), ((), False)):
         asked = verdict.proven(
             Site(inventory, facts), kept, require="any", collective=False, nodes=nodes
@@ -202,17 +202,16 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
         assert asked is proven
 
 
-def test_what_a_servers_logs_say_is_of_that_server(load: Load) -> None:
-    """Another one of its name has said nothing yet, and a record may hold anything."""
-    kept = {"servers": {"chat": {"id": "1", "said": "NET/IB"}}}
+def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
+    """Of each server by its name, with the id of the very server."""
+    kept = Record(servers={"chat": ServerLinks(id="1", said="NET/IB")})
     step = network.confirmed(Site(load()), kept, server="embed", id="2", said="NET/Socket")
     assert step.command.stdin is not None
-    written = json.loads(step.command.stdin())
 
-    assert [
-        verdict.of_server(written, *each)
-        for each in (("chat", "1"), ("embed", "2"), ("chat", "2"), ("x", "1"))
-    ] == ["NET/IB", "NET/Socket", "", ""]
+    assert json.loads(step.command.stdin())["servers"] == {
+        "chat": {"id": "1", "said": "NET/IB"},
+        "embed": {"id": "2", "said": "NET/Socket"},
+    }
 
 
 def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
@@ -221,7 +220,7 @@ def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     step = network.record(Site(inventory), Proof(), taken="today")
 
     assert step.command.stdin is not None
-    assert step.command.stdin() == b"{}"
+    assert json.loads(step.command.stdin()) == json.loads(json.dumps(asdict(Record())))
     assert step.command.shown_stdin == "printf '{}'"
 
 
