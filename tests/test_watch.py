@@ -4,6 +4,7 @@ which none comes.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -228,7 +229,11 @@ def test_what_a_start_waits_for_is_told(doing: str, told: str) -> None:
 
     assert waits(events)[0] == told
     assert waits(events)[1] == "starting vLLM"
-    seconds = [event.seconds for event in events if event.kind == "wait"]
+    waiting = [event for event in events if event.kind == "wait"]
+    texts = ["", *(event.text for event in waiting)]
+    changed = [before != text for before, text in itertools.pairwise(texts)]
+    assert [event.state == "running" for event in waiting] == changed
+    seconds = [event.seconds for event in waiting]
     assert seconds == sorted(seconds)
     assert 0 <= seconds[0] < seconds[-1] < 60
 

@@ -138,6 +138,17 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
     ]
 
 
+def test_missing_keys_leave_the_rest_to_be_checked(folder: Path) -> None:
+    """Input, output and prompt are missing, and a rule about another key is broken."""
+    path = folder / "bad.yaml"
+    path.write_text("model: org/m\nsampling: {min_tokens: 900}\n")
+
+    missing = [line.partition(": ")[2] for line in _mistakes(path)]
+    assert any("`read` is missing" in line for line in missing)
+    assert any("`write` is missing" in line for line in missing)
+    assert any("should be at most `max_tokens`" in line for line in missing)
+
+
 def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
     """One line above the mistakes, one below."""
     path = folder / "bad.yaml"

@@ -9,13 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
 from launcher.payload.agent import gpu, leftovers, node
-from launcher.payload.agent.node import KEEP, PREPARE, RUN, Node, Order
+from launcher.payload.agent.node import KEEP, PREPARE, RUN, Node, Order, Server
+from launcher.payload.agent.process import RUNNING
 from tests.hostile import mutate
 from tests.payload.agent.waits import lives, until
 
@@ -334,6 +336,18 @@ def test_one_servers_end_is_not_anothers(here: Node) -> None:
 
     assert (lives(first), lives(second)) == (False, True)
     assert here.report()["embed"]["state"] == "running"
+
+
+def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> None:
+    """The same count of answers says nothing about lines that were printed since."""
+    server = Server("chat", str(tmp_path), Order(generation=1, phase=RUN, argv=SLEEP))
+    server.engine.state = RUNNING
+    cleared: list[int] = []
+    for answers in (0, 1, 1, 2):
+        server.engine.well = lambda at=answers: cleared.append(at)  # type: ignore[method-assign]
+        server._hear(SimpleNamespace(answers=answers))  # type: ignore[arg-type]
+
+    assert cleared == [1, 2]
 
 
 @pytest.mark.processes
