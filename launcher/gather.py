@@ -168,7 +168,9 @@ class _OnHead:
 
     def listed(self) -> tuple[Output, ...]:
         """Return the committed files; raises BatchError."""
-        command = self._site.inside(self._site.head, job_store.outputs(self._work), timeout=900)
+        command = self._site.inside(
+            self._site.head, job_store.ask("outputs", self._work), timeout=900
+        )
         began = self._clock()
         while True:
             (answer,) = self._transport.run([command])

@@ -115,11 +115,12 @@ class _Watching:
     def _look(self, now: float) -> JobUpdate | None:
         """Ask once; `None` when nobody could say, which is borne for a while."""
         dashboard = self._site.inventory.ports.dashboard
-        asked = job_store.follow(
+        asked = job_store.ask(
+            "follow",
             self._watched.work,
-            self._watched.job,
-            self._offset,
-            dashboard,
+            job=self._watched.job,
+            offset=self._offset,
+            dashboard=dashboard,
             known=self._progress.state,
             patience=_PATIENCE,
         )

@@ -91,7 +91,7 @@ class Start:
 
 def query_entry(site: Site, work: str) -> Command:
     """Ask the head for one batch job."""
-    return site.inside(site.head, job_store.look(work))
+    return site.inside(site.head, job_store.ask("look", work))
 
 
 def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start:
@@ -181,7 +181,7 @@ def _begin(
     gates = _gates(seen, request, options, have)
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
-        command=site.inside(site.head, job_store.remove(request.work), timeout=300),
+        command=site.inside(site.head, job_store.ask("remove", request.work), timeout=300),
     )
     stages = (
         *(
@@ -336,7 +336,7 @@ def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Ste
         title="writing job.json",
         command=site.inside(
             site.head,
-            job_store.put(request.work, "job.json", 0, digest),
+            job_store.ask("put", request.work, "job.json", offset=0, last=digest),
             stdin=text.encode,
             shown_stdin=f"printf %s {shlex.quote(text)}",
         ),

@@ -30,7 +30,7 @@ def plan_remove(site: Site, found: Sequence[BatchStatus]) -> Plan:
     steps = tuple(
         Step(
             title=f"removing {each.name}",
-            command=site.inside(site.head, job_store.remove(each.work), timeout=300),
+            command=site.inside(site.head, job_store.ask("remove", each.work), timeout=300),
         )
         for each in found
     )

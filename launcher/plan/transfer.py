@@ -62,7 +62,7 @@ def _piece(site: Site, work: str, file: Shipped, offset: int) -> Step:
         title=f"sending {PurePosixPath(file.to).name}",
         command=site.inside(
             site.head,
-            job_store.put(work, file.to, offset, last),
+            job_store.ask("put", work, file.to, offset=offset, last=last),
             timeout=_SECONDS,
             stdin=read,
             shown_stdin=_shown(file.path, offset, count, file.bytes),
@@ -76,9 +76,5 @@ def _shown(path: Path, offset: int, count: int, size: int) -> str:
     quoted = shlex.quote(str(path.absolute()))
     if count == size:
         return f"cat {quoted}"
-    if offset == 0:
-        return f"head -c {count} {quoted}"
-    if offset + count == size:
-        return f"tail -c +{offset + 1} {quoted}"
     # `head` ends before `tail` has written all, which is no failure.
     return f"{{ tail -c +{offset + 1} {quoted} || :; }} | head -c {count}"

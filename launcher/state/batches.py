@@ -55,7 +55,7 @@ class BatchStatus:
 
 def query_list(site: Site) -> Command:
     """Ask the head for all batch jobs."""
-    return site.inside(site.head, job_store.list_(jobs_folder(site.inventory)))
+    return site.inside(site.head, job_store.ask("list", jobs_folder(site.inventory)))
 
 
 def ask_left(inventory: Inventory) -> Command:

@@ -1,8 +1,8 @@
-"""What we say to `payload/desk.py`, which keeps the folders of batch jobs on the head, and how we
-read what it answers.
+"""Commands for `payload/desk.py`, which manages the folders of batch jobs on the head, and parsers
+of its answers.
 
-The head's word is not trusted with paths: only names that this program itself would give are taken
-from it.
+The head is not trusted with paths: only names that this program itself would give are taken from
+it.
 """
 
 from __future__ import annotations
@@ -62,69 +62,22 @@ def named(metadata: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) and _JOB.fullmatch(name) else ""
 
 
-def list_(*roots: str) -> Argv:
-    """Ask for every job below folders."""
-    return (*_PROGRAM, "list", *roots)
-
-
-def look(work: str) -> Argv:
-    """Ask for one job."""
-    return (*_PROGRAM, "look", work)
-
-
-def put(work: str, path: str, offset: int, last: str = "") -> Argv:
-    """Append standard input to a file that is on its way; `last` is the sha256 of all of it, and
-    makes it whole.
-    """
-    return (
-        *_PROGRAM,
-        "put",
-        work,
-        path,
-        "--offset",
-        str(offset),
-        *(("--last", last) if last else ()),
+def ask(verb: str, *words: str, **options: object) -> Argv:
+    """Return a command for the program, with `--name VALUE` for each option but empty ones."""
+    given = (
+        word for name, value in options.items() if value != "" for word in (f"--{name}", str(value))
     )
-
-
-def outputs(work: str) -> Argv:
-    """Have the list of committed files, with sizes and sha256, written to `outputs_file`."""
-    return (*_PROGRAM, "outputs", work)
+    return (*_PROGRAM, verb, *words, *given)
 
 
 def outputs_file(work: str) -> str:
-    """Return the file in which `outputs` lists the committed files."""
+    """Return the file in which the verb `outputs` lists the committed files."""
     return f"{work}/outputs.json"
 
 
 def output_file(work: str, output: Output) -> str:
     """Return where a committed file is, as the head's container sees it."""
     return f"{work}/output/{output.path}"
-
-
-def remove(work: str) -> Argv:
-    """Remove a job's folder and its output, unless its driver lives."""
-    return (*_PROGRAM, "remove", work)
-
-
-def follow(
-    work: str, job: str, offset: int, dashboard: int, *, known: str = "", patience: float = 0.0
-) -> Argv:
-    """Ask how a running job stands, and what its log gained since `offset` bytes; where nothing is
-    new beside the state that is `known`, after so many seconds of `patience`.
-    """
-    return (
-        *_PROGRAM,
-        "follow",
-        work,
-        "--job",
-        job,
-        "--offset",
-        str(offset),
-        "--dashboard",
-        str(dashboard),
-        *(("--known", known, "--patience", f"{patience:g}") if patience else ()),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

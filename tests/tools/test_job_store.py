@@ -20,36 +20,14 @@ def answer(said: object, *, code: int = 0) -> Answer:
     return Answer(node="gpu01", code=code, out=said if isinstance(said, str) else json.dumps(said))
 
 
-def test_questions() -> None:
+def test_commands() -> None:
     """Word for word as the program in the container takes them."""
     program = ("python3", "/opt/vlaunch/desk.py")
 
-    assert job_store.list_("/a", "/b") == (*program, "list", "/a", "/b")
-    assert job_store.look(WORK) == (*program, "look", WORK)
-    assert job_store.put(WORK, "input/0000-x", 24) == (
-        *program,
-        "put",
-        WORK,
-        "input/0000-x",
-        "--offset",
-        "24",
-    )
-    assert job_store.put(WORK, "x", 0, SHA) == (
-        *program,
-        "put",
-        WORK,
-        "x",
-        "--offset",
-        "0",
-        "--last",
-        SHA,
-    )
-    assert job_store.outputs(WORK) == (*program, "outputs", WORK)
-    assert job_store.remove(WORK) == (*program, "remove", WORK)
-    follow = ("follow", WORK, "--job", "batch-j-1", "--offset", "7", "--dashboard", "8265")
-    assert job_store.follow(WORK, "batch-j-1", 7, 8265) == (*program, *follow)
-    patient = job_store.follow(WORK, "batch-j-1", 7, 8265, known="running", patience=3)
-    assert patient == (*program, *follow, "--known", "running", "--patience", "3")
+    assert job_store.ask("list", "/a", "/b") == (*program, "list", "/a", "/b")
+    put = (*program, "put", WORK, "x", "--offset", "0")
+    assert job_store.ask("put", WORK, "x", offset=0, last="") == put
+    assert job_store.ask("put", WORK, "x", offset=0, last=SHA) == (*put, "--last", SHA)
 
 
 def test_a_job_that_is_not_there() -> None:
