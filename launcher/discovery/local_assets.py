@@ -7,7 +7,6 @@ changes nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,23 +100,11 @@ def _free(line: str) -> int | None:
 
 
 def _images(text: str) -> dict[str, str]:
-    try:
-        listed = untrusted.loads(text or "[]")
-    except ValueError:
-        raise UnreadableAnswer(
-            "`docker image inspect` did not answer in JSON", evidence=untrusted.shown(text)
-        ) from None
-    found: dict[str, str] = {}
-    for item in listed if isinstance(listed, list) else []:
-        image = docker_read.parse_image(json.dumps([item]))
-        if image is None or derived.CONTENT in image.labels:
-            continue
-        found |= dict.fromkeys(_tags(item), image.identity)
-    return found
-
-
-def _tags(item: Mapping[str, object]) -> list[str]:
-    """Return the names of an image that look like vLLM's."""
-    tags = item.get("RepoTags")
-    named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    return [tag for tag in named if "vllm" in tag.lower()]
+    """Return the identities of images whose names look like vLLM's."""
+    return {
+        name: image.identity
+        for image in docker_read.parse_images(text)
+        if derived.CONTENT not in image.labels
+        for name in image.names
+        if "vllm" in name.lower()
+    }

@@ -29,6 +29,7 @@ from launcher.tools.derived import WheelFile, WheelSet
 from launcher.tools.image import RAY_EXTRAS, ImagePython, wheel_platforms
 
 _UNFINISHED = ".resolving-"
+_LIST = "wheels.json"  # the SHA-256 of each file of a folder
 _A_DAY = 86400.0  # seconds
 _SCHEME = 3  # raise it when the same inputs would be resolved differently
 _VERSION = re.compile(
@@ -59,15 +60,15 @@ def resolve(image: ImagePython, version: str, cache: Path, *, timeout: float = 6
         RequestError: no wheel of Ray can run in such an image, or none fits its packages.
         VlaunchError: the index cannot be reached, pip failed, or it took too long.
     """
-    entry = cache / "resolutions" / f"{key(image, version)}.json"
-    cached = _recall(entry, cache)
-    if cached is not None:
-        return WheelSet(ray=version, files=cached)
+    folder = cache / key(image, version)
+    if (files := _recall(folder)) is not None:
+        return WheelSet(ray=version, files=files)
     platform = _uv_platform(image)
     cache.mkdir(parents=True, exist_ok=True)
     _sweep(cache)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=_UNFINISHED) as folder:
-        work = Path(folder)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=_UNFINISHED) as temporary:
+        work = Path(temporary)
+        (work / "wheels").mkdir()
         request = f"ray[{RAY_EXTRAS}]=={version}"
         try:
             if _lock(request, image, platform, work, timeout):
@@ -80,9 +81,8 @@ def resolve(image: ImagePython, version: str, cache: Path, *, timeout: float = 6
                 f" {request}",
                 hint="test the package index: `python3 -m pip download --no-deps ray`",
             ) from None
-        files = tuple(_store(path, cache) for path in sorted((work / "wheels").glob("*.whl")))
-    _remember(entry, files)
-    return WheelSet(ray=version, files=files)
+        _store(work / "wheels", folder)
+    return WheelSet(ray=version, files=_recall(folder) or ())
 
 
 def key(image: ImagePython, version: str) -> str:
@@ -268,51 +268,41 @@ def _sweep(cache: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _recall(entry: Path, cache: Path) -> tuple[WheelFile, ...] | None:
+def _recall(folder: Path) -> tuple[WheelFile, ...] | None:
     """Return the files of an earlier resolution, or None when there was none or a file is missing
     or damaged.
     """
     try:
         files = tuple(
-            WheelFile(name=name, sha256=digest, path=_home(cache, name, digest))
-            for name, digest in json.loads(entry.read_text())
+            WheelFile(name=name, sha256=digest, path=folder / name)
+            for name, digest in json.loads((folder / _LIST).read_text()).items()
         )
         complete = all(_digest(file.path) == file.sha256 for file in files)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, AttributeError):
         return None
     return files if complete else None
 
 
-def _remember(entry: Path, files: tuple[WheelFile, ...]) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
-        json.dump([[wheel.name, wheel.sha256] for wheel in files], file)
-    Path(file.name).replace(entry)
-
-
-def _store(path: Path, cache: Path) -> WheelFile:
-    """Move a downloaded wheel to its place in the cache, which its own hash names.
+def _store(downloaded: Path, folder: Path) -> None:
+    """Give downloaded wheels their place in the cache, with a list of their hashes.
 
     Raises:
-        VlaunchError: an earlier wheel of this name had another hash: an index never does that.
+        VlaunchError: an earlier wheel of the same name had another hash: an index never does that.
     """
-    digest = _digest(path)
-    earlier = {wheel.parent for wheel in (cache / "wheels").glob(f"*/{path.name}")}
-    if others := sorted(folder for folder in earlier if folder.name != digest):
-        raise VlaunchError(
-            f"{path.name} has another hash than when it was first downloaded",
-            evidence=[f"sha256 now: {digest}", f"sha256 before: {others[0].name}"],
-            hint="find out why; if you have rebuilt it yourself, forget the earlier one:"
-            f" `rm -r {shlex.quote(str(others[0]))}`",
-        )
-    home = _home(cache, path.name, digest)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(path, home)
-    return WheelFile(name=path.name, sha256=digest, path=home)
-
-
-def _home(cache: Path, name: str, digest: str) -> Path:
-    return cache / "wheels" / digest / name
+    digests = {path.name: _digest(path) for path in sorted(downloaded.glob("*.whl"))}
+    for earlier in folder.parent.glob(f"*/{_LIST}"):
+        with contextlib.suppress(ValueError, AttributeError):  # damaged
+            for name, digest in json.loads(earlier.read_text()).items():
+                if digests.get(name, digest) != digest:
+                    raise VlaunchError(
+                        f"{name} has another hash than when it was first downloaded",
+                        evidence=[f"sha256 now: {digests[name]}", f"sha256 before: {digest}"],
+                        hint="find out why; if you have rebuilt it yourself, forget the earlier"
+                        f" one: `rm -r {shlex.quote(str(earlier.parent))}`",
+                    )
+    (downloaded / _LIST).write_text(json.dumps(digests))
+    shutil.rmtree(folder, ignore_errors=True)
+    downloaded.rename(folder)
 
 
 def _digest(path: Path) -> str:

@@ -204,7 +204,7 @@ def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None
     elif harm == "missing":
         first.files[0].path.unlink()
     else:
-        (cache / "resolutions" / f"{wheels.key(IMAGE, '2.60.0')}.json").write_text('[["ray')
+        (cache / wheels.key(IMAGE, "2.60.0") / "wheels.json").write_text('{"ray')
 
     again = wheels.resolve(IMAGE, "2.60.0", cache)
 
