@@ -139,4 +139,4 @@ def test_sudo_runs_docker_and_nothing_else() -> None:
         if isinstance(node, ast.Constant) and node.value == "sudo"
     ]
 
-    assert found == ["cli/look.py"]  # `init` tries whether Docker needs it
+    assert found == ["cli/init.py"]  # `init` tries whether Docker needs it

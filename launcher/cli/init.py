@@ -6,20 +6,31 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
 from launcher.cli.command import Call, command
-from launcher.errors import InventoryError, RequestError, VlaunchError
+from launcher.cli.session import Session
+from launcher.discovery import local_assets
+from launcher.discovery.asked import absolute, asked, own_ssh
+from launcher.discovery.discover import discover
+from launcher.discovery.shape import DOCKER, HF_HOME, Discovery, Probed, Wishes
+from launcher.discovery.written import write
+from launcher.errors import InventoryError, RequestError, UnreadableAnswer, VlaunchError, together
 from launcher.events import Event
-from launcher.model import Accelerator, Argv, Ssh
+from launcher.inventory.load import loads
+from launcher.model import Accelerator, Argv, Node, Ssh, fold
+from launcher.state import observe
+from launcher.tools import compile_cache, host
+from launcher.transport import Command
 from launcher.ui.progress import Printer
 
-if TYPE_CHECKING:
-    from launcher.discovery.shape import Discovery
+_SUDO: Argv = ("sudo", "-n", "docker")
 
 
 @command(inventory=False, flags=[options.JSON])
@@ -72,11 +83,6 @@ def init(
     ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
     --force.
     """
-    from launcher.cli.look import look
-    from launcher.discovery.asked import absolute, asked
-    from launcher.discovery.discover import discover
-    from launcher.discovery.shape import DOCKER, Wishes
-
     if output == "-" and call.as_json:
         raise click.UsageError(
             "`-o -` writes the inventory to standard output, which --json needs itself"
@@ -99,10 +105,86 @@ def init(
     words = _words(docker)
     with call.printer() as to:
         with call.session(inventory=asked(hosts, wishes, words or DOCKER), to=to) as session:
-            probed = look(session, wishes, words)
+            probed = _look(session, wishes, words)
         data = _write(discover(probed, wishes), path, to, stdout=output == "-", force=force)
     click.echo(data, nl=False)  # after the display has gone
     return 0
+
+
+def _look(reached: Session, wishes: Wishes, call: Argv | None) -> list[Probed]:
+    """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
+    `call` leaves that open. Raises NodeError, every host's story told.
+    """
+    nodes = reached.inventory.nodes
+    reached.begin("look", "Look at the hosts")
+    began = time.monotonic()
+    answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
+    if call is None:
+        answers |= _behind_sudo(reached, answers, wishes)
+    seconds = time.monotonic() - began
+    who = fold([node.name for node in nodes])
+    reached.step("look", "seen", node=who, seconds=seconds)
+    return [replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh)) for node in nodes]
+
+
+def _behind_sudo(
+    reached: Session, answers: Mapping[str, Probed], wishes: Wishes
+) -> dict[str, Probed]:
+    """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps, or
+    would in more time.
+    """
+    refused = [
+        node
+        for node in reached.inventory.nodes
+        if node.docker == DOCKER and _refused(answers[node.name])
+    ]
+    if not refused:
+        return {}
+    again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
+    return {
+        name: each
+        for name, each in again.items()
+        if each.facts.docker_version is not None or "docker" in each.facts.late
+    }
+
+
+def _refused(host: Probed) -> bool:
+    return "permission denied" in host.facts.said.get("docker", "").lower()
+
+
+def _ask(
+    reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
+) -> dict[str, Probed]:
+    """Send the probe, and behind it the question for what a host has; raises NodeError, every
+    host's story told.
+    """
+    commands = []
+    for node in nodes:
+        argv = host.probe(
+            docker[node.name],
+            cluster=wishes.cluster,
+            state_dir="",
+            hf_home=wishes.hf_home or HF_HOME,
+            accelerator=wishes.accelerator or "nvidia",
+            images=(),
+            survey=True,
+            more=compile_cache.script(None, wishes.cluster) + local_assets.script(),
+        )
+        commands.append(Command(node=node.name, argv=argv, timeout=240))
+    answers = {answer.node: answer for answer in reached.transport.run(commands)}
+    facts, failed = observe.read(answers.values())
+    if failed:
+        raise together(list(failed.values()))
+    found = {}
+    for node in nodes:
+        try:
+            has = local_assets.parse(answers[node.name].out)
+        except UnreadableAnswer:
+            has = local_assets.LocalAssets()  # what it is for can be chosen without it
+        found[node.name] = Probed(
+            host=node.host, facts=facts[node.name], assets=has, docker=docker[node.name]
+        )
+    return found
 
 
 def _words(docker: str | None) -> Argv | None:
@@ -134,9 +216,6 @@ def _may_write(path: Path, *, force: bool) -> None:
 
 def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
     """Write the file and return nothing for standard output, or the other way round."""
-    from launcher.discovery.written import write
-    from launcher.inventory.load import loads
-
     text = write(found)
     try:
         loads(text, path)

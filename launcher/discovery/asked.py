@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from launcher.discovery.shape import Wishes
@@ -74,19 +74,13 @@ def _name(host: str, ssh: Ssh, *, alone: bool) -> str:
 
 
 def _login(ssh: Ssh) -> dict[str, str | int]:
-    values = {"user": ssh.user, "port": ssh.port, "identity": ssh.identity, "jump": ssh.jump}
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in asdict(ssh).items() if value is not None}
 
 
 def own_ssh(word: Ssh, common: Ssh) -> Ssh:
     """Return what a host says about its login that `common` does not."""
-    return Ssh(
-        user=word.user if word.user != common.user else None,
-        port=word.port if word.port != common.port else None,
-        identity=word.identity if word.identity != common.identity else None,
-        jump=word.jump if word.jump != common.jump else None,
-        known_hosts=word.known_hosts if word.known_hosts != common.known_hosts else None,
-    )
+    usual = asdict(common)
+    return Ssh(**{key: value for key, value in asdict(word).items() if value != usual[key]})
 
 
 def absolute(wishes: Wishes, folder: Path) -> Wishes:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from launcher.discovery import described, gpus, rdma, software, storage, subnets
+from launcher.discovery import accelerators, described, rdma, software, subnets
 from launcher.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
 from launcher.model import Accelerator, fold
 
@@ -26,19 +27,15 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
     Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
     some of them only.
     """
-    order = names(hosts)
-    kind, counts = software.accelerator(hosts, order, wishes.accelerator)
-    chosen = gpus.Chosen(counts=tuple(counts), ids=tuple(() for _ in hosts))
-    if kind == "nvidia":
-        chosen = gpus.choose(hosts, order, wishes, counts)
-    fabric = rdma.choose(hosts, order) if kind != "cpu" else _no_rdma(hosts)
-    shared = subnets.choose(
-        hosts, {at: each.netdevs for at, each in enumerate(fabric.hosts)}, order
-    )
+    hosts = [replace(host, name=name) for host, name in zip(hosts, names(hosts), strict=True)]
+    chosen = accelerators.choose(hosts, wishes)
+    kind = chosen.kind
+    fabric = rdma.choose(hosts) if kind != "cpu" else _no_rdma(hosts)
+    shared = subnets.choose(hosts, [devices.netdevs for devices in fabric.hosts])
     nodes = tuple(
         DiscoveredNode(
             host=host.host,
-            name=name,
+            name=host.name,
             ip=place.ip,
             gpus=count,
             gpu_ids=ids,
@@ -48,34 +45,37 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
             docker=host.docker,
             ssh=host.ssh,
         )
-        for host, name, place, count, ids, devices in zip(
-            hosts, order, shared.places, chosen.counts, chosen.ids, fabric.hosts, strict=True
+        for host, place, count, ids, devices in zip(
+            hosts, shared.places, chosen.counts, chosen.ids, fabric.hosts, strict=True
         )
     )
-    kept = storage.choose(hosts, order)
+    state_dir, no_state_dir = software.state_dir(hosts)
     args, why = _arguments(hosts, kind)
+    behind = [host.name for host in hosts if host.docker[0] != "docker"]
     return Discovery(
         cluster=wishes.cluster,
-        image=software.image(hosts, order, kind, wishes.image),
+        image=software.image(hosts, kind, wishes.image),
         accelerator=kind,
         fabric=fabric.fabric,
-        hf_home=software.hf_home(hosts, order, wishes.hf_home),
-        state_dir=kept.state_dir,
+        hf_home=software.hf_home(hosts, wishes.hf_home),
+        state_dir=state_dir,
         nodes=nodes,
         ssh=wishes.ssh,
-        summary=described.describe(hosts, order, kind),
+        summary=described.describe(hosts, kind),
         network=(*shared.why, *fabric.why),
-        docker=_docker(hosts, order),
+        docker=(f"{fold(behind)}: the login may not talk to Docker itself",) if behind else (),
         gpus=chosen.why,
         object_store=_object_store(hosts, kind),
         rights=_rights(hosts, kind),
-        env=_cpu_environment(hosts, counts) if kind == "cpu" else _gids(nodes, fabric.fabric),
+        env=_cpu_environment(hosts, chosen.counts)
+        if kind == "cpu"
+        else _gids(nodes, fabric.fabric),
         engine_args=args,
         engine_why=why,
         gid_why=_gid_why(nodes) if fabric.fabric == "roce" else (),
         warnings=(
-            *described.health(hosts, order),
-            *kept.warnings,
+            *described.health(hosts),
+            *no_state_dir,
             *shared.warnings,
             *fabric.warnings,
             *_unequal(hosts, nodes, kind),
@@ -102,28 +102,22 @@ def names(hosts: Sequence[Probed]) -> list[str]:
     """Name the nodes: as they were asked for, or, where that is an address, by the host's own name
     if it is a good one.
     """
-    wanted = [_wanted(host) for host in hosts]
+    wanted = [
+        host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host for host in hosts
+    ]
     counts = Counter(wanted)
     given = {name for name in wanted if counts[name] == 1 and _is_name(name)}
     found = []
     for at, name in enumerate(wanted, start=1):
         own = counts[name] == 1 and _is_name(name)
-        found.append(name if own else _numbered(at, given))
+        free = (f"node{number}" for number in range(at, 10_000) if f"node{number}" not in given)
+        found.append(name if own else next(free))
         given.add(found[-1])
     return found
 
 
-def _wanted(host: Probed) -> str:
-    return host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host
-
-
 def _is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and text.lower() != "localhost"
-
-
-def _numbered(first: int, given: Set[str]) -> str:
-    """Return `node1` or the like, with the first number that no given name has."""
-    return next(name for n in range(first, 10_000) if (name := f"node{n}") not in given)
 
 
 def _is_address(host: str) -> bool:
@@ -134,11 +128,6 @@ def _no_rdma(hosts: Sequence[Probed]) -> rdma.Rdma:
     unused = any(host.survey.rdma for host in hosts)
     which = ", which uses no RDMA device" if unused else ""
     return rdma.ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){which}"])
-
-
-def _docker(hosts: Sequence[Probed], order: Sequence[str]) -> tuple[str, ...]:
-    behind = [name for host, name in zip(hosts, order, strict=True) if host.docker[0] != "docker"]
-    return (f"{fold(behind)}: the login may not talk to Docker itself",) if behind else ()
 
 
 def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:

@@ -1,15 +1,12 @@
-"""What the RDMA devices of all hosts amount to: the fabric, its devices on each host, and the entry
-of their GID tables.
-"""
+"""RDMA of all hosts: the fabric, its devices on each host, and the entry of their GID tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import compress, starmap
 
-from launcher.discovery.described import on_some
+from launcher.discovery.described import lines
 from launcher.discovery.shape import Probed
 from launcher.model import Fabric, fold, natural
 from launcher.tools.survey import RdmaDevice, RdmaPort
@@ -53,7 +50,7 @@ class Rdma:
     warnings: tuple[str, ...] = ()
 
 
-def choose(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
+def choose(hosts: Sequence[Probed]) -> Rdma:
     """Choose InfiniBand when all hosts have a port that is ACTIVE, else RoCE, else plain
     Ethernet.
     """
@@ -64,24 +61,24 @@ def choose(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
                 _beside_gpus(host, _fastest(pairs))
                 for host, pairs in zip(hosts, usable, strict=True)
             ]
-            return _chosen(hosts, order, fabric, kept)
-    return _unusable(hosts, order)
+            return Rdma(
+                fabric=fabric,
+                hosts=tuple(_devices(pairs, fabric) for pairs in kept),
+                why=(_all_kept(fabric, kept), *_each_port(hosts, fabric, kept)),
+                warnings=tuple(_warnings(hosts, fabric, kept)),
+            )
+    return _unusable(hosts)
 
 
 def ethernet(hosts: Sequence[Probed], why: Sequence[str], warnings: Sequence[str] = ()) -> Rdma:
     """Return plain Ethernet, on which no RDMA device is used; `why` says why not."""
-    return Rdma(
-        fabric="ethernet",
-        hosts=tuple(Devices() for _ in hosts),
-        why=tuple(why),
-        warnings=tuple(warnings),
-    )
+    none = tuple(Devices() for _ in hosts)
+    return Rdma(fabric="ethernet", hosts=none, why=tuple(why), warnings=tuple(warnings))
 
 
-def _ports(host: Probed) -> Iterator[_Pair]:
-    for device in sorted(host.survey.rdma, key=lambda each: natural(each.name)):
-        for port in device.ports:
-            yield device, port
+def _ports(host: Probed) -> list[_Pair]:
+    devices = sorted(host.survey.rdma, key=lambda device: natural(device.name))
+    return [(device, port) for device in devices for port in device.ports]
 
 
 def _fits(device: RdmaDevice, port: RdmaPort, layer: str) -> bool:
@@ -90,13 +87,13 @@ def _fits(device: RdmaDevice, port: RdmaPort, layer: str) -> bool:
     return layer == "InfiniBand" or bool(_v2(port))
 
 
-def _is_efa(device: RdmaDevice, port: RdmaPort) -> bool:
-    named = _EFA.match(device.name) is not None or device.model.lower().startswith("efa")
-    return named and port.link_layer not in _LAYERS
-
-
-def _v2(port: RdmaPort) -> list[int]:
-    return [gid.index for gid in port.gids if gid.kind.lower() == "roce v2"]
+def _v2(port: RdmaPort, address: str = "") -> set[int]:
+    """Return the indexes of RoCE v2 in a port's GID table, of addresses that begin so."""
+    return {
+        gid.index
+        for gid in port.gids
+        if gid.kind.lower() == "roce v2" and gid.value.lower().startswith(address)
+    }
 
 
 def _fastest(pairs: Sequence[_Pair]) -> list[_Pair]:
@@ -134,23 +131,15 @@ def _rate(kept: Sequence[_Pair]) -> float:
     return kept[0][1].rate
 
 
-def _chosen(
-    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, kept: Sequence[list[_Pair]]
-) -> Rdma:
-    """Return a fabric that all hosts have, with the ports that are `kept` of each."""
-    return Rdma(
-        fabric=fabric,
-        hosts=tuple(_devices(pairs, fabric) for pairs in kept),
-        why=(_all_kept(fabric, kept), *_each_port(hosts, order, fabric, kept)),
-        warnings=tuple(_warnings(hosts, order, fabric, kept)),
-    )
-
-
 def _devices(kept: Sequence[_Pair], fabric: Fabric) -> Devices:
+    # Of a bond, the GID table has the interface's name.
+    netdevs = {netdev for device, _ in kept for netdev in device.netdevs}
+    netdevs |= {gid.netdev for _, port in kept for gid in port.gids if gid.netdev}
+    common = set.intersection(*(_v2(port, _IPV4) for _, port in kept))
     return Devices(
         hca=tuple(_spelled(device, port) for device, port in kept),
-        netdevs=_interfaces(kept),
-        gid=_gid([port for _, port in kept]) if fabric == "roce" else None,
+        netdevs=frozenset(netdevs),
+        gid=min(common, default=None) if fabric == "roce" else None,
     )
 
 
@@ -168,65 +157,48 @@ def _span(numbers: Set[float]) -> str:
 
 
 def _each_port(
-    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, kept: Sequence[list[_Pair]]
-) -> list[str]:
+    hosts: Sequence[Probed], fabric: Fabric, kept: Sequence[list[_Pair]]
+) -> tuple[str, ...]:
     """Say what is known of each port that is used, then why the others are not."""
-    used: dict[str, list[str]] = {}
-    left_out: dict[str, list[str]] = {}
-    for host, name, pairs in zip(hosts, order, kept, strict=True):
+    used, left_out = list[tuple[str, str]](), list[tuple[str, str]]()
+    for host, pairs in zip(hosts, kept, strict=True):
         for device, port in _ports(host):
             if (device, port) in pairs:
-                used.setdefault(_about(host, device, port), []).append(name)
+                used.append((_about(host, device, port), host.name))
             else:
                 reason = _reason(host, device, port, fabric, _rate(pairs))
-                left_out.setdefault(f"not {_spelled(device, port)}: {reason}", []).append(name)
-    return [text + on_some(names, order) for text, names in (*used.items(), *left_out.items())]
+                left_out.append((f"not {_spelled(device, port)}: {reason}", host.name))
+    return lines([*used, *left_out], hosts)
 
 
 def _warnings(
-    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, kept: Sequence[list[_Pair]]
+    hosts: Sequence[Probed], fabric: Fabric, kept: Sequence[list[_Pair]]
 ) -> Iterator[str]:
-    bare = list(compress(order, (not host.facts.infiniband for host in hosts)))
+    bare = [host.name for host in hosts if not host.facts.infiniband]
     if bare:
         yield (
             f"{fold(bare)}: RDMA ports are ACTIVE, but /dev/infiniband is not there: `sudo modprobe"
             " ib_uverbs`"
         )
-    better = list(compress(order, map(_has_infiniband, hosts)))
+    better = [
+        host.name for host in hosts if any(_fits(*pair, "InfiniBand") for pair in _ports(host))
+    ]
     if fabric == "roce" and better:
-        lacking = [name for name in order if name not in better]
+        lacking = [host.name for host in hosts if host.name not in better]
         yield (
             f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(better)} has: RoCE is all"
             " that they share"
         )
-    yield from _unequal(order, kept)
-
-
-def _has_infiniband(host: Probed) -> bool:
-    return any(_fits(*pair, "InfiniBand") for pair in _ports(host))
-
-
-def _unequal(order: Sequence[str], kept: Sequence[list[_Pair]]) -> Iterator[str]:
-    """Warn when a host has fewer ports than another one, or slower ones."""
     rates = {_rate(pairs) for pairs in kept}
-    if len(rates) == 1 and len({len(pairs) for pairs in kept}) == 1:
-        return
-    each = [
-        f"{name} {len(pairs)}" + (f" at {_rate(pairs):g} Gbit/s" if len(rates) > 1 else "")
-        for name, pairs in zip(order, kept, strict=True)
-    ]
-    yield (
-        f"the hosts have different numbers or rates of RDMA ports ({'; '.join(each)}): the slowest"
-        " sets the pace"
-    )
-
-
-def _interfaces(kept: Sequence[_Pair]) -> frozenset[str]:
-    """Return the devices' interfaces, and those that their addresses are on: of a bond, the GID
-    table has the name.
-    """
-    own = {netdev for device, _ in kept for netdev in device.netdevs}
-    return frozenset(own | {gid.netdev for _, port in kept for gid in port.gids if gid.netdev})
+    if len(rates) > 1 or len({len(pairs) for pairs in kept}) > 1:
+        each = [
+            f"{host.name} {len(pairs)}" + f" at {_rate(pairs):g} Gbit/s" * (len(rates) > 1)
+            for host, pairs in zip(hosts, kept, strict=True)
+        ]
+        yield (
+            f"the hosts have different numbers or rates of RDMA ports ({'; '.join(each)}): the"
+            " slowest sets the pace"
+        )
 
 
 def _about(host: Probed, device: RdmaDevice, port: RdmaPort) -> str:
@@ -253,12 +225,6 @@ def _spelled(device: RdmaDevice, port: RdmaPort) -> str:
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.number}"
 
 
-def _told(device: RdmaDevice, port: RdmaPort) -> str:
-    """Return what is said of a port that is not used."""
-    lacking = "" if _v2(port) else ", no RoCE v2 address"
-    return f"{_spelled(device, port)}: {port.state} {port.link_layer}{lacking}"
-
-
 def _reason(host: Probed, device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
     if _SOFTWARE.match(device.name):
         return "RDMA made of software, over the same network as TCP"
@@ -273,60 +239,40 @@ def _reason(host: Probed, device: RdmaDevice, port: RdmaPort, fabric: Fabric, ow
     return f"{_nearest(host, device)} at best, and every GPU has a nearer port"
 
 
-def _gid(ports: Sequence[RdmaPort]) -> int | None:
-    """Return the first index that is RoCE v2 with an IPv4 address on every port."""
-    tables = [
-        {
-            g.index
-            for g in port.gids
-            if g.kind.lower() == "roce v2" and g.value.lower().startswith(_IPV4)
-        }
-        for port in ports
-    ]
-    return min(set.intersection(*tables), default=None)
-
-
-def _unusable(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
+def _unusable(hosts: Sequence[Probed]) -> Rdma:
     """Say why there is no RDMA; a fabric that only some hosts have is worth a warning."""
-    real = [_of_hardware(host) for host in hosts]
+    real = [[pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)] for host in hosts]
     if not any(real):
-        return ethernet(hosts, [_no_device(hosts)])
+        soft = any(host.survey.rdma for host in hosts)
+        but = " but those made of software (rxe, siw)" if soft else ""
+        return ethernet(hosts, [f"ethernet: no host has an RDMA device{but}"])
     active = [[pair for pair in pairs if pair[1].state == "ACTIVE"] for pairs in real]
-    if all(any(starmap(_is_efa, pairs)) for pairs in active):
-        return _efa(hosts)
-    text = _not_shared(order, active)
-    states = dict.fromkeys(_told(*pair) for host in hosts for pair in _ports(host))
+    if all(any(_is_efa(*pair) for pair in pairs) for pairs in active):
+        text = (
+            "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image"
+            " does not have"
+        )
+        fix = (
+            "the network is left to TCP; with an image that has aws-ofi-nccl, set `network:"
+            " {fabric: infiniband}`, which hands out the devices"
+        )
+        return ethernet(hosts, [f"ethernet: {text}"], [f"{text}: {fix}"])
+    have = [host.name for host, pairs in zip(hosts, active, strict=True) if pairs]
+    lacking = [host.name for host in hosts if host.name not in have]
+    text = "the hosts' RDMA ports are not of one fabric"
+    if lacking:
+        which = f", which {fold(have)} has" if have else ""
+        text = f"no ACTIVE RDMA port on {fold(lacking)}{which}"
+    states = dict.fromkeys(
+        f"{_spelled(device, port)}: {port.state} {port.link_layer}"
+        + ("" if _v2(port) else ", no RoCE v2 address")
+        for host in hosts
+        for device, port in _ports(host)
+    )
     slow = "the network is left to TCP, which is many times slower; see `ibv_devinfo` there"
     return ethernet(hosts, [f"ethernet: {text}", *states], [f"{text}: {slow}"])
 
 
-def _of_hardware(host: Probed) -> list[_Pair]:
-    return [pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)]
-
-
-def _no_device(hosts: Sequence[Probed]) -> str:
-    soft = any(host.survey.rdma for host in hosts)
-    but = " but those made of software (rxe, siw)" if soft else ""
-    return f"ethernet: no host has an RDMA device{but}"
-
-
-def _efa(hosts: Sequence[Probed]) -> Rdma:
-    text = (
-        "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image does"
-        " not have"
-    )
-    fix = (
-        "with an image that has aws-ofi-nccl, set `network: {fabric: infiniband}`, which hands out"
-        " the devices"
-    )
-    return ethernet(hosts, [f"ethernet: {text}"], [f"{text}: the network is left to TCP; {fix}"])
-
-
-def _not_shared(order: Sequence[str], active: Sequence[list[_Pair]]) -> str:
-    """Say what hosts lack for a common fabric, by their ports that are ACTIVE."""
-    have = list(compress(order, active))
-    lacking = [name for name in order if name not in have]
-    if not lacking:
-        return "the hosts' RDMA ports are not of one fabric"
-    which = f", which {fold(have)} has" if have else ""
-    return f"no ACTIVE RDMA port on {fold(lacking)}{which}"
+def _is_efa(device: RdmaDevice, port: RdmaPort) -> bool:
+    named = _EFA.match(device.name) is not None or device.model.lower().startswith("efa")
+    return named and port.link_layer not in _LAYERS

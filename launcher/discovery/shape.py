@@ -22,7 +22,8 @@ GID = "NCCL_IB_GID_INDEX"
 class Probed:
     """A host as it was asked for, and what it said.
 
-    `docker` is what starts Docker there; `ssh` only what was asked for.
+    `docker` is what starts Docker there; `ssh` only what was asked for; `name` is that of the node,
+    once it has one.
     """
 
     host: str
@@ -30,6 +31,7 @@ class Probed:
     assets: LocalAssets = field(default_factory=LocalAssets)
     docker: Argv = DOCKER
     ssh: Ssh = field(default_factory=Ssh)
+    name: str = ""
 
     @property
     def survey(self) -> Survey:

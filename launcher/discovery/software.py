@@ -1,4 +1,4 @@
-"""What the hosts run on and with: accelerators, the vLLM image, the Hugging Face home, and the
+"""Software of the hosts: the vLLM image, the Hugging Face home and the state directory, with the
 words for each choice.
 """
 
@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain
 
-from launcher.discovery.described import on_some, size_of
+from launcher.discovery.described import grouped, lines, on_some, size_of
 from launcher.discovery.local_assets import Home
 from launcher.discovery.shape import HF_HOME, Choice, Probed
-from launcher.errors import RequestError
 from launcher.model import Accelerator, fold, natural
-from launcher.tools import untrusted
 
 VLLM = "v0.32.0"
 # https://docs.vllm.ai/en/stable/deployment/docker/: one repository per platform.
@@ -25,102 +23,29 @@ _IMAGES: dict[Accelerator, str] = {
 # CUDA 13, which the tag without a suffix is built with, needs this driver
 # (https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/).
 _CUDA_13 = 580
-# What each kind of GPU is called, and what to do where there is none.
-_GPUS: dict[Accelerator, tuple[str, str]] = {
-    "nvidia": (
-        "NVIDIA GPU",
-        "mend the driver there (`nvidia-smi`), leave the host out, or use the processors with"
-        " `--accelerator cpu`",
-    ),
-    "amd": (
-        "AMD GPU",
-        "mend the driver there (`ls /sys/class/kfd`), leave the host out, or use `--accelerator"
-        " cpu`",
-    ),
-}
+_NAMES: dict[Accelerator, str] = {"nvidia": "NVIDIA GPUs", "amd": "AMD GPUs", "cpu": "processors"}
 _MANY = 6
 # What an inventory takes (`launcher.values`); others cannot be chosen, however good.
 _PATH = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]")
 _TAG = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
-def accelerator(
-    hosts: Sequence[Probed], order: Sequence[str], wished: Accelerator | None
-) -> tuple[Accelerator, list[int]]:
-    """Return what the model runs on and how many of it each host has; raises RequestError when only
-    some hosts have any.
-    """
-    for kind in _GPUS:
-        counts = [gpus(host, kind) for host in hosts]
-        if wished == kind or (wished is None and any(counts)):
-            if not all(counts):
-                raise _lacking(kind, hosts, order, counts)
-            return kind, counts
-    return "cpu", [max(1, host.survey.numa_nodes or 1) for host in hosts]
-
-
-def gpus(host: Probed, kind: Accelerator) -> int:
-    """Return how many GPUs of a kind a host has."""
-    return len(host.facts.gpus or ()) if kind == "nvidia" else host.amd_gpus
-
-
-def _lacking(
-    kind: Accelerator, hosts: Sequence[Probed], order: Sequence[str], counts: Sequence[int]
-) -> RequestError:
-    have = list(compress(order, counts))
-    lacking = {name: host for name, host in zip(order, hosts, strict=True) if name not in have}
-    word, hint = _GPUS[kind]
-    others = f", while {fold(have)} has some" if have else ""
-    return RequestError(
-        f"{fold(list(lacking))}: no {word} found{others}",
-        evidence=[
-            f"{name}: {_first_line(host.facts.said.get('gpus', '')) or 'none found'}"
-            for name, host in lacking.items()
-        ],
-        hint=hint,
-    )
-
-
-def _first_line(said: str) -> str:
-    return untrusted.shown(said.strip().partition("\n")[0])
-
-
-def image(
-    hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator, wished: str | None
-) -> Choice:
+def image(hosts: Sequence[Probed], kind: Accelerator, wished: str | None) -> Choice:
     """Choose the image: the wish, else one of vLLM that all hosts have, else vLLM's own for the
     accelerator and driver.
     """
-    found = _image(hosts, order, kind)
+    found = _image(hosts, kind)
     return found if wished in (None, found.value) else Choice(value=wished or "", why=("as asked",))
 
 
-def _image(hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator) -> Choice:
-    there, not_there = _listed(hosts, order, kind)
-    if not there:
-        tag, why = _pulled(hosts, kind)
-        return Choice(value=tag, why=(why, *not_there[:_MANY]))
-    others = [f"not {tag}: also on all hosts" for tag in there[:-1]]
-    return Choice(
-        value=there[-1],
-        why=(
-            "on all hosts already, the same on each",
-            *others[-_MANY:],
-            *not_there[:_MANY],
-        ),
+def _image(hosts: Sequence[Probed], kind: Accelerator) -> Choice:
+    owners = grouped(
+        (tag, host.name)
+        for host in hosts
+        for tag in host.assets.images
+        if _TAG.fullmatch(tag) and _built_for(tag) == kind
     )
-
-
-def _listed(
-    hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator
-) -> tuple[list[str], list[str]]:
-    """Return the images that all hosts have, the newest last, and why the others cannot be used."""
-    owners: dict[str, list[str]] = {}
-    for host, name in zip(hosts, order, strict=True):
-        for tag in host.assets.images:
-            if _TAG.fullmatch(tag) and _built_for(tag) == kind:
-                owners.setdefault(tag, []).append(name)
-    there: list[str] = []
+    there: list[str] = []  # on all hosts, the newest last
     not_there: list[str] = []
     for tag, names in sorted(owners.items(), key=lambda item: natural(item[0])):
         if len(names) < len(hosts):
@@ -129,7 +54,12 @@ def _listed(
             not_there.append(f"not {tag}: on all hosts, but not the same image under this name")
         else:
             there.append(tag)
-    return there, not_there
+    if not there:
+        tag, why = _pulled(hosts, kind)
+        return Choice(value=tag, why=(why, *not_there[:_MANY]))
+    others = [f"not {tag}: also on all hosts" for tag in there[:-1]]
+    why = "on all hosts already, the same on each"
+    return Choice(value=there[-1], why=(why, *others[-_MANY:], *not_there[:_MANY]))
 
 
 def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
@@ -143,76 +73,89 @@ def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
     return f"{tag}-cu129", f"{why}; built for CUDA 12.9, because {older}"
 
 
-_NAMES: dict[Accelerator, str] = {"nvidia": "NVIDIA GPUs", "amd": "AMD GPUs", "cpu": "processors"}
-
-
-def hf_home(hosts: Sequence[Probed], order: Sequence[str], wished: str | None) -> Choice:
+def hf_home(hosts: Sequence[Probed], wished: str | None) -> Choice:
     """Choose the Hugging Face home: the wish, else one that has models on all hosts, else the
     default.
     """
-    homes = [_homes(host) for host in hosts]
-    paths = list(dict.fromkeys(chain.from_iterable(homes)))
-    full = [path for path in paths if all(_models(each, path) for each in homes)]
-    asked = wished or HF_HOME
-    chosen = wished or next(iter(full), HF_HOME)
-    free = [_free(host, each, chosen, asked) for host, each in zip(hosts, homes, strict=True)]
-    why = [
-        _why_home(chosen, full),
-        _least(free, order),
-        *(_contents(path, homes, order) for path in paths),
+    # Those that an inventory can name, by their paths.
+    homes = {
+        host.name: {home.path: home for home in host.assets.homes if _PATH.fullmatch(home.path)}
+        for host in hosts
+    }
+    paths = list(dict.fromkeys(chain.from_iterable(homes.values())))
+    full = [
+        path for path in paths if all(path in own and own[path].models for own in homes.values())
     ]
-    return Choice(value=chosen, why=tuple(filter(None, why)))
-
-
-def _homes(host: Probed) -> dict[str, Home]:
-    """Return the Hugging Face homes of a host that an inventory can name, by their paths."""
-    return {home.path: home for home in host.assets.homes if _PATH.fullmatch(home.path)}
-
-
-def _models(homes: Mapping[str, Home], path: str) -> tuple[str, ...]:
-    return homes[path].models if path in homes else ()
-
-
-def _free(host: Probed, homes: Mapping[str, Home], path: str, asked: str) -> int | None:
-    """Return the bytes free for a home; of the one that was asked for, the probe knows them before
-    it is there.
-    """
-    if path in homes:
-        return homes[path].free
-    return host.facts.disk_free if path == asked else None
-
-
-def _why_home(chosen: str, full: Sequence[str]) -> str:
+    chosen = wished or next(iter(full), HF_HOME)
     if chosen in full:
-        return "has models on all hosts"
-    if chosen == HF_HOME:
-        return f"the default{'' if full else ': no cache with models is on all hosts'}"
-    return "as asked"
+        reason = "has models on all hosts"
+    elif chosen == HF_HOME:
+        reason = f"the default{'' if full else ': no cache with models is on all hosts'}"
+    else:
+        reason = "as asked"
+    free = {}
+    for host in hosts:
+        if chosen in homes[host.name]:
+            free[host.name] = homes[host.name][chosen].free
+        elif chosen == (wished or HF_HOME):  # the probe knows it before the home is there
+            free[host.name] = host.facts.disk_free
+    contents = (_contents(path, homes, hosts) for path in paths)
+    return Choice(value=chosen, why=tuple(filter(None, (reason, _least(free), *contents))))
 
 
-def _least(free: Sequence[int | None], order: Sequence[str]) -> str:
+def _least(free: Mapping[str, int | None]) -> str:
     """Say how much is free where it is least; empty when no host knows."""
-    known = [(size, name) for size, name in zip(free, order, strict=True) if size is not None]
+    known = [(size, name) for name, size in free.items() if size is not None]
     if not known:
         return ""
-    least, where = min(known)
+    # Of equal ones, the host that comes first.
+    least, where = min(known, key=lambda pair: pair[0])
     differs = any(size != least for size, _ in known)
-    return f"{size_of(least)} free" + (f", the least of all, on {where}" if differs else "")
+    return f"{size_of(least)} free" + f", the least of all, on {where}" * differs
 
 
-def _contents(path: str, homes: Sequence[Mapping[str, Home]], order: Sequence[str]) -> str:
+def _contents(path: str, homes: Mapping[str, Mapping[str, Home]], hosts: Sequence[Probed]) -> str:
     """Say which models are in a home, and where they are not on all hosts; empty when there is
     none.
     """
-    owners: dict[str, list[str]] = {}
-    for each, name in zip(homes, order, strict=True):
-        for model in _models(each, path):
-            owners.setdefault(model, []).append(name)
-    if not owners:
-        return ""
-    told = [model + on_some(names, order) for model, names in sorted(owners.items())]
+    owners = (
+        (model, name) for name, own in homes.items() if path in own for model in own[path].models
+    )
+    told = lines(sorted(owners, key=lambda pair: pair[0]), hosts)
     more = f" and {len(told) - _MANY} more" if len(told) > _MANY else ""
-    return f"in {path}: {', '.join(told[:_MANY])}{more}"
+    return f"in {path}: {', '.join(told[:_MANY])}{more}" if told else ""
+
+
+def state_dir(hosts: Sequence[Probed]) -> tuple[Choice | None, tuple[str, ...]]:
+    """Choose a folder on a disk of each host's own where homes lie over the network: there, by
+    default, root may not write (exports(5), `root_squash`), which containers are, and hosts would
+    share what engines compile for themselves alone.
+
+    Without a choice the login's home will do, or there is none better, which a warning tells.
+    """
+    compiled = {host.name: host.facts.compiled for host in hosts}
+    kinds = {name: found.kind for name, found in compiled.items() if found and found.remote}
+    if not kinds:
+        return None, ()
+    text = f"the login's home lies on {' and '.join(sorted(set(kinds.values())))}, over the network"
+    disks = [{disk.path: disk.free for disk in host.assets.disks} for host in hosts]
+    free = {
+        path: min(own[path] for own in disks)
+        for path in disks[0]
+        if all(path in own for own in disks)
+    }
+    if not free:
+        user = hosts[0].facts.user or "LOGIN"
+        fix = f"`sudo install -d -o {user} /var/lib/vlaunch` there, then `state_dir:` names it"
+        none = f"{fold(list(kinds))}: {text}, and no disk of all hosts' own is the login's to write"
+        return None, (f"{none}: {fix}",)
+    path = max(free, key=lambda path: free[path])
+    why = (
+        f"{text}{on_some(list(kinds), hosts)}, where containers' root may not write",
+        f"{path} is on a disk of each host's own: {size_of(free[path])} free",
+        "what engines compile lies there, too, in `cache` (`cache_dir:`)",
+    )
+    return Choice(value=f"{path.rstrip('/')}/vlaunch", why=why), ()
 
 
 def _built_for(tag: str) -> Accelerator | None:

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import TypeVar
 
@@ -169,20 +170,10 @@ def _list(words: Sequence[str]) -> str:
 def _ssh(ssh: Ssh) -> str:
     pairs = [
         f"{key}: {value if isinstance(value, int) else scalar(value)}"
-        for key, value in _ssh_values(ssh)
+        for key, value in asdict(ssh).items()
+        if value is not None
     ]
     return f"{{{', '.join(pairs)}}}"
-
-
-def _ssh_values(ssh: Ssh) -> list[tuple[str, str | int]]:
-    values = (
-        ("user", ssh.user),
-        ("port", ssh.port),
-        ("identity", ssh.identity),
-        ("jump", ssh.jump),
-        ("known_hosts", ssh.known_hosts),
-    )
-    return [(key, value) for key, value in values if value is not None]
 
 
 def _usual(values: Sequence[T]) -> T:

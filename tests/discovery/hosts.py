@@ -137,7 +137,8 @@ def host(
         "disk_free": 3500 * GIB,
         **facts,
     }
-    return Probed(host=name, facts=HostFacts(**known, survey=seen), assets=assets or LocalAssets())
+    has = assets or LocalAssets()
+    return Probed(host=name, name=name, facts=HostFacts(**known, survey=seen), assets=has)
 
 
 def h100_pair() -> list[Probed]:

@@ -16,7 +16,7 @@ from tests.discovery.hosts import BRIDGE, host, nic
 
 def chosen(*hosts: Probed, netdevs: dict[int, frozenset[str]] | None = None) -> Shared:
     """What is chosen for these hosts."""
-    return choose(hosts, netdevs or {}, [each.host for each in hosts])
+    return choose(hosts, [(netdevs or {}).get(at, frozenset()) for at in range(len(hosts))])
 
 
 def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[Probed]:
