@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import platform
+import re
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
 from launcher import __version__
-from launcher.cli.bundle import target, writing
 from launcher.cli.command import Call, command
 from launcher.cli.doctor import examine
 from launcher.cli.session import Session
 from launcher.cli.status import look
-from launcher.errors import VlaunchError
+from launcher.errors import RequestError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory
 from launcher.remote.secrets import recall
+from launcher.secret_patterns import clean
 from launcher.state import collect as plan
 from launcher.transport import by_node
 from launcher.ui.progress import Printer, Silent
 from launcher.ui.terminal import say
 
-if TYPE_CHECKING:
-    from launcher.cli.bundle import Bundle
-
+_NAME = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _AT_ONCE = 8  # nodes whose logs are held in memory
 _LIBRARIES = ("fabric", "paramiko", "docker", "click", "rich", "pydantic", "PyYAML", "requests")
 # What one survey of a node answers; the other checks start containers or knock at ports.
@@ -49,6 +55,24 @@ nodes/           for each node: Docker's word on its containers (variables witho
                  the ends of all logs, what the keeper of servers wrote down, the audit trail, and
                  what could not be seen
 {unknown}"""
+
+
+class Bundle:
+    """An archive that is being written. Every text goes through redaction on its way in."""
+
+    def __init__(self, archive: tarfile.TarFile, root: str) -> None:
+        self._archive, self._root, self._at = archive, root, int(time.time())
+        self.sizes: dict[str, int] = {}
+
+    def add(self, name: str, text: str) -> None:
+        """Add one file."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"not a name of ours: {name!r}")
+        data = clean(text).encode("utf-8", "replace")
+        entry = tarfile.TarInfo(f"{self._root}/{name}")
+        entry.size, entry.mode, entry.mtime = len(data), 0o600, self._at
+        self._archive.addfile(entry, io.BytesIO(data))
+        self.sizes[name] = len(data)
 
 
 class _Kept(Silent):
@@ -79,10 +103,10 @@ def collect(call: Call, output: str | None) -> None:
     nobody asked to learn a value. Look at it before you share it. Nothing is changed on any node;
     nodes that cannot be reached are told of in it.
     """
-    path = target(output, call.inventory.cluster)
+    path = _target(output, call.inventory.cluster)
     # The inventory may be somebody else's: no command of its secrets is run for a bug report.
     unknown = recall(call.inventory.secrets, call.inventory.path.parent)
-    with call.printer() as shown, writing(path) as bundle:
+    with call.printer() as shown, _writing(path) as bundle:
         kept = _Kept(shown)
         with call.session(to=kept, partial=True) as session:
             _gather(session, bundle, unknown)
@@ -93,6 +117,50 @@ def collect(call: Call, output: str | None) -> None:
     if unknown:
         say(f"not known here, and so only recognised by their form: {', '.join(unknown)}")
     say(f"look at it before you share it: `tar -xzOf {path} | less`")
+
+
+def _target(option: str | None, cluster: str) -> Path:
+    """Return where the bundle goes: as asked, else a new name in the current folder; raises
+    RequestError when it cannot.
+    """
+    path = Path(
+        option or f"vlaunch-{cluster}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.tar.gz"
+    )
+    if not path.parent.is_dir():
+        raise RequestError(
+            f"`{path.parent}` is not a folder",
+            hint="name a file in a folder that is there: `-o FILE.tar.gz`",
+        )
+    if os.path.lexists(path):
+        raise RequestError(f"`{path}` is there already", hint="name another one: `-o FILE.tar.gz`")
+    return path
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[Bundle]:
+    """Write a bundle beside its place, and put it there when all of it is on the disk; after an
+    error nothing is left.
+    """
+    try:
+        # mkstemp: mode 0600, and a name that nobody else has.
+        descriptor, part = tempfile.mkstemp(prefix=".vlaunch-", dir=path.parent)
+    except OSError as error:
+        raise RequestError(
+            f"`{path.parent}` cannot be written to: {(error.strerror or str(error)).lower()}"
+        ) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w:gz") as archive:
+                yield Bundle(
+                    archive,
+                    path.name.removesuffix(".gz").removesuffix(".tar").lstrip(".") or "bundle",
+                )
+            file.flush()
+            os.fsync(file.fileno())
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
 
 
 def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
@@ -107,7 +175,7 @@ def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
     bundle.add("README.txt", _README.format(cluster=wanted.cluster, unknown=more))
     bundle.add("versions.json", json.dumps(_versions(wanted), indent=1))
     # These come before any log: they learn the Ray token of each node, which logs must not show.
-    bundle.add("status.json", _said(lambda: _status(session)))
+    bundle.add("status.json", _said(lambda: look(session).as_json()))
     bundle.add("checks.json", _said(lambda: _checks(session)))
     bundle.add("inventory.yaml", wanted.path.read_text(encoding="utf-8", errors="replace"))
     bundle.add("doctor.json", _said(lambda: ui.plain(examine(session, wanted.nodes))))
@@ -142,10 +210,6 @@ def _said(ask: Callable[[], object]) -> str:
     except VlaunchError as error:
         answer = {"error": error.message, "evidence": error.evidence}
     return json.dumps(answer, indent=1, default=str)
-
-
-def _status(session: Session) -> object:
-    return look(session).as_json()
 
 
 def _checks(session: Session) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -16,13 +16,16 @@ from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
-from launcher.model import Node
-from launcher.state import doctor as plan
+from launcher.model import Answer, Node
+from launcher.tools import diagnosis, untrusted
+from launcher.tools.diagnosis_read import Told, read
+from launcher.transport import Command
 
 if TYPE_CHECKING:
     from launcher.checks.doctor import Diagnosis
 
 
+_TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -67,8 +70,8 @@ def doctor(
     what Docker and the kernel say, and what the keeper of servers wrote down. Nothing is changed.
     The exit code is 1 when something is found that stands in the way.
 
-    With --from it is any text: what `kubectl logs --prefix`, `journalctl` or `docker compose logs`
-    print, a file, or what `vlaunch collect` made.
+    With --from it is any text: what `kubectl logs --prefix`, `journalctl` print, a file, or what
+    `vlaunch collect` made.
     """
     from launcher.ui import doctor as ui
 
@@ -104,8 +107,8 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     there = session.reached_of(nodes)
     session.wait("doctor", "reading the logs of all nodes")
-    told, silent = plan.parse(
-        session.transport.run(plan.query(inventory.cluster, there, mark, since)), mark
+    told, silent = _parse(
+        session.transport.run(_query(inventory.cluster, there, mark, since)), mark
     )
     unreached = {name: error.brief for name, error in session.missing.items()}
     missing = unreached | silent
@@ -117,3 +120,44 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
         now=time.time(),
         since=since,
     )
+
+
+def _query(
+    cluster: str, nodes: Sequence[Node], mark: str, since: float | None = None
+) -> list[Command]:
+    """Return the question to each node; `mark` must be new, and `since` is how many seconds back
+    its containers' logs go.
+    """
+    return [
+        Command(
+            node=node.name,
+            argv=diagnosis.ask(
+                node.docker,
+                mark=mark,
+                cluster=cluster,
+                state_dir=node.state_dir or "",
+                hf_home=node.hf_home,
+                since=since,
+            ),
+            timeout=_TIMEOUT,
+        )
+        for node in nodes
+    ]
+
+
+def _parse(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[str, str]]:
+    """Read all answers: what each node told, and why one told nothing."""
+    told: dict[str, Told] = {}
+    silent: dict[str, str] = {}
+    for answer in answers:
+        said = read(answer.out, mark)
+        if said.clock is None and not said.lines and not said.states:
+            late = (
+                f"no answer within {answer.seconds:.0f} s"
+                if answer.timed_out
+                else "it answered something else"
+            )
+            silent[answer.node] = f"{late}: {untrusted.shown(answer.tail, last=True)}".strip(": ")
+        else:
+            told[answer.node] = said
+    return told, silent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher import redaction
 from launcher.cli.session import Session
-from launcher.errors import NodeError, UnreadableAnswer
+from launcher.errors import NodeError
 from launcher.model import Inventory, Secret
 from launcher.plan.up import RayImage, base_image
 from launcher.remote import wheels as resolver
@@ -110,19 +110,6 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
         recipe=recipe,
         shown=_shown(recipe),
     )
-
-
-def vllm_version(session: Session, facts: Mapping[str, HostFacts]) -> str | None:
-    """Return the version of vLLM in the inventory's image; None where the head lacks the image, or
-    it cannot be asked.
-    """
-    base = facts[session.inventory.head.name].images.get(session.inventory.image)
-    if base is None:
-        return None
-    try:
-        return _ask(session, base.identity).vllm
-    except (NodeError, UnreadableAnswer):
-        return None
 
 
 def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:

@@ -1,7 +1,7 @@
 """Logs that somebody else gathered: whose line is whose, by the prefix that a tool put before it.
 
 Pure. Known are `kubectl logs --prefix` (`[pod/NAME/CONTAINER] …`), journalctl's short forms (`…
-HOST UNIT[PID]: …`), Docker Compose (`NAME-1  | …`), and lines without a prefix.
+HOST UNIT[PID]: …`), and lines without a prefix.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ _KUBECTL = re.compile(r"\[pod/([a-z0-9.-]{1,253})/([a-z0-9-]{1,63})\] ?(.*)")
 _JOURNAL = re.compile(
     r"((?:[A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]{8,15}(?:Z|[+-]\d\d:?\d\d)))"
     r" ([\w.-]{1,253}) ([\w@.\\/:-]{1,128}?)(?:\[\d{1,9}\])?: (.*)"
-)
-_COMPOSE = re.compile(r"([\w.-]{1,80}?)\s*\| (.*)")
-_SHARE = (
-    0.9  # of the lines that must have compose's form: `|` stands in tables and progress bars, too
 )
 _MOST = 400  # logs
 
@@ -44,17 +40,10 @@ def told(text: str, name: str) -> dict[str, Told]:
 
 def _lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
     """Yield whose each line is, of which log, and what it says."""
-    # Compose erases each of its lines before it writes it, also where no terminal reads it (2.26).
-    lines = untrusted.plain(text.replace("\r", "\n")).splitlines()
-    written = [line for line in lines if line.strip()]
-    matching = sum(1 for line in written if _COMPOSE.match(line))
-    composed = bool(written) and matching >= _SHARE * len(written)
-    for line in lines:
+    for line in untrusted.plain(text.replace("\r", "\n")).splitlines():
         if match := _KUBECTL.match(line):
             yield match[1], match[2], match[3]
         elif match := _JOURNAL.match(line):
             yield match[2], match[3], f"{match[1]} {match[4]}"
-        elif composed and (match := _COMPOSE.match(line)):
-            yield match[1], "", match[2]
         else:
             yield name, "", line

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.bundle import Bundle
+from launcher.cli.collect import Bundle
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_the_secrets_would_be_in_it_without_redaction(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above can fail."""
-    for module in ("launcher.cli.bundle.clean", "launcher.tools.untrusted.redact"):
+    for module in ("launcher.cli.collect.clean", "launcher.tools.untrusted.redact"):
         monkeypatch.setattr(module, lambda text: text)
     leaky.run("collect", "-o", "b.tar.gz")
     text = "\n".join(unpacked(tmp_path / "b.tar.gz").values())

@@ -20,7 +20,6 @@ JOURNAL = (
     "Nov 22 10:00:01 gpu01 vlaunch-chat.service[77]: one\n"
     "2026-11-22T10:00:02+0000 gpu02 kernel: two\n"
 )
-COMPOSE = "head-1    | INFO one\nworker-1  | two | three\n"
 
 
 @pytest.mark.parametrize(
@@ -34,12 +33,10 @@ COMPOSE = "head-1    | INFO one\nworker-1  | two | three\n"
                 "gpu02": {"kernel": ("2026-11-22T10:00:02+0000 two",)},
             },
         ),
-        (COMPOSE, {"head-1": {"log": ("INFO one",)}, "worker-1": {"log": ("two | three",)}}),
-        ("\x1b[2Khead-1  | one\n\x1b[2Khead-1  | two\n", {"head-1": {"log": ("one", "two")}}),
         ("INFO a: b\n a | b\nplain\n", {"FILE": {"log": ("INFO a: b", " a | b", "plain")}}),
         ("", {}),
     ],
-    ids=["kubectl", "journal", "compose", "compose 2.26", "none", "empty"],
+    ids=["kubectl", "journal", "none", "empty"],
 )
 def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Each tool has its own; what has none is the file's."""
