@@ -50,11 +50,11 @@ def firewall(call: Call, form: str, scan: bool) -> None:
     The text is the same for every node, and the same each time. Read it, then load it on each node
     as root.
     """
-    from launcher.remote import ssh_config
+    from launcher.remote import openssh
     from launcher.state.observe import observe
 
-    wanted, config = call.inventory, ssh_config.load()
-    logins = [ssh_config.port_of(config, node) for node in wanted.nodes if node.connection == "ssh"]
+    wanted = call.inventory
+    logins = [openssh.resolve(node).port for node in wanted.nodes if node.connection == "ssh"]
     ranges = []
     if scan:
         with call.session() as session:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -156,7 +156,9 @@ def reach(
     from launcher.remote.fleet import Fleet
 
     with Fleet(
-        inventory, accept_new_host_keys=accept_new_host_keys, ask_passphrase=_ask_passphrase(to)
+        inventory,
+        accept_new_host_keys=accept_new_host_keys,
+        terminal=to.paused if sys.stdin.isatty() else None,
     ) as fleet:
         began = time.monotonic()
         names = [node.name for node in (inventory.nodes if nodes is None else nodes)]
@@ -212,14 +214,3 @@ class Verbose:
             )
             click.echo(f"  + {command.node}: {words}", err=True)
         yield from self._inner.run(commands)
-
-
-def _ask_passphrase(to: Printer) -> Callable[[str], str | None]:
-    def ask(path: str) -> str | None:
-        if not sys.stdin.isatty():
-            return None
-        with to.paused():
-            answer: str = click.prompt(f"Passphrase of {path}", hide_input=True, err=True)
-        return answer
-
-    return ask

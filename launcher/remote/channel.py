@@ -10,7 +10,6 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -18,8 +17,8 @@ import paramiko
 
 from launcher.model import Answer
 from launcher.remote import envelope
-from launcher.remote.output import Output
-from launcher.remote.running import Running
+from launcher.remote.held import Running, Talk
+from launcher.remote.output import OnLine, Output
 from launcher.transport import Command
 
 GRACE: Final = 10.0  # seconds beyond the node's own deadline before this side stops listening
@@ -65,9 +64,8 @@ def run(
     *,
     marker: str,
     running: Running,
-    on_line: Callable[[str], None] | None = None,
-    on_error_line: Callable[[str], None] | None = None,
-    on_talk: Callable[[Callable[[bytes], None]], None] | None = None,
+    on_line: OnLine | None = None,
+    on_talk: Talk | None = None,
 ) -> Answer:
     """Run `command` and return its answer; a broken connection is code 255, never an exception.
 
@@ -76,25 +74,20 @@ def run(
         command: what to run.
         marker: see `envelope.wrap`.
         running: where to register, so that the command can be cancelled.
-        on_line: called with each line of standard output instead of keeping it; `on_error_line`
-            likewise.
-        on_talk: called with what sends more to the standard input, once the command can be talked
-            to.
+        on_line: called with each line instead of keeping it.
+        on_talk: called, when the command has begun, with a function that sends more standard input.
     """
     start = time.monotonic()
-    out, err = Output(marker, on_line), Output(marker, on_error_line)
+    out, err = Output.both(marker, on_line)
     line, stdin = envelope.of(command, marker=marker)
     wake = _Wake()
     late = False
     try:
         channel = transport.open_session(timeout=OPEN_TIMEOUT)
     except (paramiko.SSHException, EOFError, OSError) as error:
-        return Answer(
-            node=command.node,
-            code=255,
-            err=f"{Lost}: {_why(error)}",
-            seconds=time.monotonic() - start,
-        )
+        reason = str(error) or type(error).__name__
+        seconds = time.monotonic() - start
+        return Answer(node=command.node, code=255, err=f"{Lost}: {reason}", seconds=seconds)
     with contextlib.closing(channel), running.until_done(channel.close):
         try:
             channel.in_buffer.set_event(wake)
@@ -105,35 +98,34 @@ def run(
             # the command.
             channel.settimeout(None if math.isinf(command.timeout) else command.timeout + GRACE)
             channel.exec_command(line)
-            sent = _send(channel, stdin)
+            sent = threading.Event()
+            if len(stdin) > _CHUNK:  # does not fit the window: output is read meanwhile
+                threading.Thread(target=_send, args=(channel, stdin, sent), daemon=True).start()
+            else:
+                _send(channel, stdin, sent)
             if on_talk is not None:
                 on_talk(partial(_say, channel, sent))
             late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)
         except (paramiko.SSHException, EOFError, OSError):
-            _rest(channel, out, err)  # what it said before the connection broke is the evidence
-        code, ended = _status(channel.exit_status), channel.eof_received
+            _rest(channel, out, err)  # the output before the connection broke is the evidence
+        # The protocol has room for statuses that POSIX lacks, of which 256 would pass for success.
+        code = channel.exit_status if channel.exit_status <= 255 else _NO_STATUS
     seconds = time.monotonic() - start
-    said, complained = out.end(), err.end()
+    printed, errors = out.end(), err.end()
     timed_out = late or (code in (124, -1) and seconds >= command.timeout)
     if timed_out:
         code = 124
+    elif code == -1 and running.cancelled:
+        code, errors = 255, f"{errors}\ncancelled".strip()
+    elif code == -1 and channel.eof_received:
+        code = 137  # the node reported a signal: `timeout` itself was killed
     elif code == -1:
-        code, why = _unfinished(ended=bool(ended), cancelled=running.cancelled)
-        complained = f"{complained}\n{why}".strip() if why else complained
+        code, errors = 255, f"{errors}\n{Lost}".strip()
     if not out.started and code in (0, 124):
-        code, complained = code or _NO_STATUS, f"{complained}\n{_UNBEGUN}".strip()
+        code, errors = code or _NO_STATUS, f"{errors}\n{_UNBEGUN}".strip()
     return Answer(
-        node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out
+        node=command.node, code=code, out=printed, err=errors, seconds=seconds, timed_out=timed_out
     )
-
-
-def _unfinished(*, ended: bool, cancelled: bool) -> tuple[int, str]:
-    """Return the code of a command that has no exit status, and why, where the node did not say."""
-    if cancelled:
-        return 255, "cancelled"
-    if ended:
-        return 137, ""  # the node reported a signal: `timeout` itself was killed
-    return 255, Lost
 
 
 def _listen(
@@ -143,41 +135,34 @@ def _listen(
     idle_since = 0.0
     while True:
         wake.reset()
-        heard = _drain(channel, out, err)
+        read = _drain(channel, out, err)
         status = channel.exit_status != -1
-        if _is_over(channel):
+        if channel.closed or (channel.eof_received and status):
             _rest(channel, out, err)
             return True
         now = time.monotonic()
-        if heard or not idle_since:
+        if read or not idle_since:
             idle_since = now
         if now >= deadline:
             return False
         if status and now >= idle_since + _LINGER:
             return True
-        if heard:
+        if read:
             continue  # there may be more already
         until = min(deadline, idle_since + _LINGER) if status else deadline
         wake.wait(min(max(0.0, until - now), threading.TIMEOUT_MAX))
 
 
-def _is_over(channel: paramiko.Channel) -> bool:
-    """True when nothing more can come."""
-    return bool(channel.closed or (channel.eof_received and channel.exit_status != -1))
-
-
 def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
-    """Read what is there of each stream, once: who never stops talking must not keep this side from
-    looking at the clock.
-    """
-    heard = False
+    """Read each stream once: endless output must not keep this side from looking at the clock."""
+    read = False
     if channel.recv_ready():
         out.feed(channel.recv(_CHUNK))
-        heard = True
+        read = True
     if channel.recv_stderr_ready():
         err.feed(channel.recv_stderr(_CHUNK))
-        heard = True
-    return heard
+        read = True
+    return read
 
 
 def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
@@ -187,44 +172,20 @@ def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
         pass
 
 
-def _status(said: int) -> int:
-    """Return an exit status as POSIX knows them; the protocol has room for more, of which 256 would
-    pass for success.
-    """
-    return said if said <= 255 else _NO_STATUS
-
-
-def _send(channel: paramiko.Channel, data: bytes) -> threading.Event:
-    """Send the standard input; returns what is set when all of it is sent."""
-    sent = threading.Event()
-    if data and len(data) > _CHUNK:  # does not fit the window: what it says is read meanwhile
-        threading.Thread(target=_feed, args=(channel, data, sent), daemon=True).start()
-        return sent
-    if data:
-        channel.sendall(data + envelope.TRAILER)
-    sent.set()
-    return sent
-
-
-def _say(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
-    """Send a line behind the standard input; in vain when the connection is gone, as its answer
-    tells.
-    """
-    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
-        if sent.wait(OPEN_TIMEOUT):
-            channel.sendall(data)
-
-
-def _feed(channel: paramiko.Channel, data: bytes, sent: threading.Event) -> None:
+def _send(channel: paramiko.Channel, data: bytes, sent: threading.Event) -> None:
     view = memoryview(data)
     # the command may end without reading it all
     with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
         at = 0
         while at < len(view):
             at += channel.send(bytes(view[at : at + _PACKET]))
-        channel.sendall(envelope.TRAILER)
-        sent.set()
+        if data:
+            channel.sendall(envelope.TRAILER)
+    sent.set()
 
 
-def _why(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _say(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
+    """Send a line after the standard input; in vain when the connection is gone."""
+    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
+        if sent.wait(OPEN_TIMEOUT):
+            channel.sendall(data)

@@ -1,8 +1,6 @@
-"""One SSH connection to one node: Fabric says how (`~/.ssh/config` and the inventory), this module
-says how safely.
+"""One SSH connection to one node: OpenSSH says how (`openssh.resolve`), this module connects.
 
-The inventory wins over `~/.ssh/config`. A jump host is connected to once and shared by every node
-behind it; its own key is verified by the same rules. Nothing here runs a command.
+A jump host is logged in to once and shared by every node behind it. Nothing here runs a command.
 """
 
 from __future__ import annotations
@@ -10,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import shlex
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,20 +20,15 @@ from typing import Any, Final
 import paramiko
 from fabric.connection import Config, Connection
 
-from launcher.errors import ConnectError
 from launcher.model import Node, Ssh
-from launcher.remote import ssh_config
-from launcher.remote.connect_errors import JumpFailed, Target, connect_error, resets
-from launcher.remote.hostkeys import VerifyHostKey
-from launcher.remote.known_hosts import KnownHosts
-from launcher.remote.login import AskPassphrase, Identity, Keys
-from launcher.remote.proxy import ProxySocket
+from launcher.remote import openssh
+from launcher.remote.connect_errors import connect_error, resets
+from launcher.remote.known_hosts import KnownHosts, VerifyHostKey
+from launcher.remote.login import Keys
 
 KEEPALIVE: Final = 15  # seconds between keep-alive messages
 # milliseconds of unacknowledged data after which Linux gives a connection up
 _UNANSWERED: Final = 45_000
-_CONNECT_TIMEOUT: Final = 10.0  # seconds; `ssh.connect_timeout` says so, too
-_GLOBAL_KNOWN_HOSTS: Final = "/etc/ssh/ssh_known_hosts"
 
 # Its errors reach the user as ConnectError; its own log lines would be printed next to them.
 if logging.getLogger("paramiko").level == logging.NOTSET:
@@ -43,184 +36,123 @@ if logging.getLogger("paramiko").level == logging.NOTSET:
 
 
 class Connector:
-    """Opens connections that share one configuration, one set of keys, and one connection per jump
-    host.
+    """Opens connections that share one set of keys, and one login per jump host.
+
+    Args:
+        accept_new_host_keys: write an unknown host key down instead of refusing it.
+        terminal: a block in which the user may be asked something; None when that is impossible.
     """
 
     def __init__(
-        self, *, accept_new_host_keys: bool = False, ask_passphrase: AskPassphrase | None = None
+        self, *, accept_new_host_keys: bool = False, terminal: openssh.Terminal | None = None
     ) -> None:
         self._accept_new = accept_new_host_keys
-        self._keys = Keys(ask_passphrase)
-        self._ssh_config = ssh_config.load()
+        self._ask = _one_at_a_time(terminal) if terminal else None
+        self._keys = Keys(self._ask)
         self._known: dict[tuple[Path, ...], KnownHosts] = {}
-        self._jumps: dict[tuple[str, Ssh], _Jump] = {}
+        self._jumps: dict[tuple[str, ...], openssh.JumpHost] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="vlaunch-")
         self._lock = threading.Lock()
 
     def open(self, node: Node) -> Connection:
         """Connect and log in; raises ConnectError."""
-        return self._open(node.name, node.host, node.ssh, (node.host,))
+        target = openssh.resolve(node)
+        try:
+            try:
+                return self._open(target, node.ssh)
+            except Exception as error:
+                if not resets(error):
+                    raise
+            time.sleep(random.uniform(0.2, 0.8))  # noqa: S311 - spreads the retries of many nodes
+            return self._open(target, node.ssh)
+        except Exception as error:
+            raise connect_error(target, error) from error
 
     def close(self) -> None:
-        """Close the jump hosts' connections and let go of the agent."""
+        """Log out of jump hosts and close the connections to agents."""
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
         for jump in jumps:
-            if jump.connection is not None:
-                jump.connection.client.close()
+            jump.close()
         self._keys.close()
+        self._folder.cleanup()
 
-    def _open(self, name: str, host: str, ssh: Ssh, through: tuple[str, ...]) -> Connection:
-        # Fabric empties a connection's configuration for a moment while the connection is made:
-        # none is shared.
-        config = Config(lazy=True, ssh_config=self._ssh_config)
-        connection = Connection(
-            host,
-            user=ssh.user,
-            port=ssh.port,
-            config=config,
-            gateway=False,
-            connect_kwargs={"channel_timeout": 30},
+    def _open(self, target: openssh.Target, ssh: Ssh) -> Connection:
+        verify = VerifyHostKey(
+            self._known_hosts(target), target.known_as, accept_new=self._accept_new
         )
-        settings: Mapping[str, Any] = connection.ssh_config
-        jump = _jump(ssh, settings, through)
-        target = Target(
-            node=name,
-            host=connection.host,
-            port=connection.port,
-            user=connection.user,
-            jump=jump,
-            timeout=ssh.connect_timeout or _CONNECT_TIMEOUT,
-        )
-        try:
-            verify = VerifyHostKey(
-                self._known_hosts(ssh, settings),
-                accept_new=self._accept_new,
-                alias=settings.get("hostkeyalias"),
-            )
-            for attempt in (1, 2):
-                try:
-                    return self._attempt(connection, target, verify, ssh, jump, through)
-                except Exception as error:
-                    connection.client.close()
-                    if attempt == 2 or not resets(error):
-                        raise
-                    # spreads the retries of many nodes
-                    time.sleep(random.uniform(0.2, 0.8))  # noqa: S311
-        except Exception as error:
-            raise connect_error(target, error) from error
-        raise AssertionError("not reached")
-
-    def _attempt(
-        self,
-        connection: Connection,
-        target: Target,
-        verify: VerifyHostKey,
-        ssh: Ssh,
-        jump: str,
-        through: tuple[str, ...],
-    ) -> Connection:
-        settings: Mapping[str, Any] = connection.ssh_config
-        name = target.host if target.port == 22 else f"[{target.host}]:{target.port}"
 
         def transport(sock: Any, **options: Any) -> paramiko.Transport:
             made = paramiko.Transport(sock, **options)
             made.handshake_timeout = target.timeout
-            verify.prefer(made, name)
+            verify.prefer(made)
             return made
 
-        client = paramiko.SSHClient()
-        client.set_missing_host_key_policy(verify)
-        connection.client = client
-        connection.connect_timeout = target.timeout
-        connection.connect_kwargs = {
-            "auth_strategy": _Login(self._keys, _identity(target.user, ssh, settings)),
-            "transport_factory": transport,
-            # before paramiko's own clock for the whole handshake
-            "banner_timeout": target.timeout * 0.8,
-            "auth_timeout": max(30.0, target.timeout),
-            "channel_timeout": 30.0,
-            "sock": self._socket(target, ssh, settings, jump, through),
-        }
+        proxy = self._proxy(target, ssh)
+        connection = Connection(
+            target.host,
+            user=target.user,
+            port=target.port,
+            # Fabric empties a configuration for a moment while it connects: none is shared.
+            config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+            gateway=False,
+            connect_kwargs={
+                "auth_strategy": _Login(self._keys, target),
+                "transport_factory": transport,
+                # before paramiko's own clock for the whole handshake
+                "banner_timeout": target.timeout * 0.8,
+                "auth_timeout": max(30.0, target.timeout),
+                "channel_timeout": 30.0,
+                "timeout": target.timeout,
+                "sock": proxy,
+            },
+        )
+        connection.client.set_missing_host_key_policy(verify)
         try:
             connection.open()
         except Exception as error:
-            proxy = connection.connect_kwargs["sock"]
-            if isinstance(proxy, ProxySocket) and (failure := proxy.failure()) is not None:
+            connection.client.close()
+            if proxy is not None and (failure := proxy.failure()):
                 raise failure from error
             raise
         connection.transport.set_keepalive(KEEPALIVE)
         _give_up_early(connection.transport.sock)
         return connection
 
-    def _socket(
-        self,
-        target: Target,
-        ssh: Ssh,
-        settings: Mapping[str, Any],
-        jump: str,
-        through: tuple[str, ...],
-    ) -> Any:
-        if jump:
-            return self._jump_channel(target, ssh, jump, through)
-        text = str(settings.get("proxycommand", "none"))
-        command = ssh_config.proxy_command(
-            text, host=target.host, port=target.port, user=target.user
-        )
-        return ProxySocket.start(command) if command else None
-
-    def _jump_channel(
-        self, target: Target, ssh: Ssh, jump: str, through: tuple[str, ...]
-    ) -> paramiko.Channel:
-        hops = jump.split(",")
-        last = hops[-1].strip()
-        user, _, address = last.rpartition("@")
-        host, port = _split(address)
-        login = Ssh(
-            user=user or _configured(self._ssh_config, host, "user") or ssh.user,
-            port=port,
-            identity=None if _configured(self._ssh_config, host, "identityfile") else ssh.identity,
-            jump=",".join(hops[:-1]) or None,
-            known_hosts=ssh.known_hosts,
-            connect_timeout=ssh.connect_timeout,
-        )
-        with self._lock:
-            shared = self._jumps.setdefault((host, login), _Jump(threading.Lock()))
-        with shared.lock:
-            if shared.error is not None:
-                raise JumpFailed(jump, shared.error)
-            if shared.connection is None or not shared.connection.transport.is_active():
-                try:
-                    shared.connection = self._open(host, host, login, (*through, address))
-                except ConnectError as error:
-                    shared.error = error
-                    raise JumpFailed(jump, error) from error
-            transport = shared.connection.transport
-        there = (target.host, target.port)
-        channel: paramiko.Channel = transport.open_channel(
-            "direct-tcpip", there, ("", 0), timeout=target.timeout
-        )
-        return channel
-
-    def _known_hosts(self, ssh: Ssh, settings: Mapping[str, Any]) -> KnownHosts:
+    def _proxy(self, target: openssh.Target, ssh: Ssh) -> openssh.Proxy | None:
+        """Return what carries the connection; None for a TCP connection of our own."""
+        errors = Path(self._folder.name, f"{target.node}.err")
+        if not target.jump:
+            message, hint = f"the ProxyCommand for {target.address} failed", f"run {target.proxy}"
+            argv = ["sh", "-c", target.proxy]
+            return openssh.Proxy.start(argv, errors, message, hint) if target.proxy else None
+        options = []
+        if ssh.identity:
+            options += ["-i", ssh.identity]
         if ssh.known_hosts:
-            names = [ssh.known_hosts]
-        else:
-            names = shlex.split(
-                str(settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
-            )
-        files = tuple(Path(name).expanduser() for name in [*names, _GLOBAL_KNOWN_HOSTS])
+            options += [f'-oUserKnownHostsFile="{ssh.known_hosts}"']
+        if self._accept_new:
+            options += ["-oStrictHostKeyChecking=accept-new"]
         with self._lock:
-            if files not in self._known:
-                self._known[files] = KnownHosts(files)
-            return self._known[files]
+            key = (target.jump, *options)
+            if key not in self._jumps:
+                self._jumps[key] = openssh.JumpHost(
+                    target.jump,
+                    options,
+                    Path(self._folder.name, f"jump{len(self._jumps)}"),
+                    ask=self._ask,
+                    timeout=target.timeout,
+                )
+            jump = self._jumps[key]
+        with jump.lock:
+            jump.login()
+        return jump.open(target, errors)
 
-
-@dataclass(slots=True)
-class _Jump:
-    lock: threading.Lock
-    connection: Any = None
-    error: ConnectError | None = None
+    def _known_hosts(self, target: openssh.Target) -> KnownHosts:
+        with self._lock:
+            if target.known_hosts not in self._known:
+                self._known[target.known_hosts] = KnownHosts(target.known_hosts)
+            return self._known[target.known_hosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,43 +162,21 @@ class _Login:
     """
 
     keys: Keys
-    identity: Identity
+    target: openssh.Target
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        self.keys.login(self.identity, transport)
+        self.keys.login(self.target, transport)
 
 
-def _jump(ssh: Ssh, settings: Mapping[str, Any], through: tuple[str, ...]) -> str:
-    if ssh.jump:
-        return ssh.jump
-    jump = str(settings.get("proxyjump", "none"))
-    if jump.lower() == "none":
-        return ""
-    # A wildcard `ProxyJump` in ~/.ssh/config also matches the jump host; ssh(1) does not jump to
-    # itself either.
-    return "" if jump.rsplit(",", maxsplit=1)[-1].strip().rpartition("@")[2] in through else jump
+def _one_at_a_time(terminal: openssh.Terminal) -> openssh.Terminal:
+    lock = threading.Lock()
 
+    @contextlib.contextmanager
+    def ask() -> Iterator[None]:
+        with lock, terminal():
+            yield
 
-def _split(address: str) -> tuple[str, int | None]:
-    """Split `HOST`, `HOST:PORT` or `[V6]:PORT`."""
-    if address.startswith("["):
-        host, _, port = address[1:].partition("]")
-        port = port.lstrip(":")
-    elif address.count(":") == 1:
-        host, _, port = address.partition(":")
-    else:
-        host, port = address, ""
-    return host, int(port) if port.isdigit() else None
-
-
-def _configured(config: paramiko.SSHConfig, host: str, key: str) -> Any:
-    return config.lookup(host).get(key)
-
-
-def _identity(user: str, ssh: Ssh, settings: Mapping[str, Any]) -> Identity:
-    files = (ssh.identity,) if ssh.identity else tuple(settings.get("identityfile", ()))
-    only = str(settings.get("identitiesonly", "no")).lower() == "yes"
-    return Identity(user=user, files=files, required=bool(ssh.identity), only=only)
+    return ask
 
 
 def _give_up_early(sock: Any) -> None:

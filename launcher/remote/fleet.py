@@ -22,9 +22,9 @@ from launcher.errors import ConnectError
 from launcher.model import Answer, Inventory
 from launcher.remote import channel, local
 from launcher.remote.connect import Connector
-from launcher.remote.held import Bounded, Held, Talk
-from launcher.remote.login import AskPassphrase
-from launcher.remote.running import Running
+from launcher.remote.held import Bounded, Held, Running, Talk
+from launcher.remote.openssh import Terminal
+from launcher.remote.output import OnLine
 from launcher.transport import Command
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Fleet:
     Args:
         inventory: whose nodes; at most `inventory.cap` of them are worked on at once.
         accept_new_host_keys: write an unknown host key down instead of refusing it.
-        ask_passphrase: called with the path of an encrypted key, at most once per key; None when
-            nobody can be asked.
+        terminal: a block in which the user may be asked for a passphrase and the like; None when
+            that is impossible.
     """
 
     def __init__(
@@ -64,13 +64,11 @@ class Fleet:
         inventory: Inventory,
         *,
         accept_new_host_keys: bool = False,
-        ask_passphrase: AskPassphrase | None = None,
+        terminal: Terminal | None = None,
     ) -> None:
         self.inventory = inventory
         self._nodes = {node.name: node for node in inventory.nodes}
-        self._connector = Connector(
-            accept_new_host_keys=accept_new_host_keys, ask_passphrase=ask_passphrase
-        )
+        self._connector = Connector(accept_new_host_keys=accept_new_host_keys, terminal=terminal)
         self._links = {node.name: _Link() for node in inventory.nodes}
         self._marker = f"vlaunch-{secrets.token_hex(8)}"
         self._closing: list[Callable[[], None]] = []
@@ -115,30 +113,18 @@ class Fleet:
         return self._work(commands, follow=True)
 
     def hold(self, command: Command) -> Held:
-        """Start a command that lives beside all others, until its `end` is called or the fleet
+        """Start a command that runs beside all others, until its `end` is called or the fleet
         closes.
         """
-
-        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
-            return self._one(command, running, lines, talk if command.talk else None)
-
-        held = Held(command.node, run)
-        self._closing.append(held.end)
-        return held
+        return self._hold(command, self._one)
 
     def hold_here(self, command: Command) -> Held:
         """Like `hold`, on this machine; its node is a name for it."""
-
-        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
-            return self._here(command, running, lines, talk)
-
-        held = Held(command.node, run)
-        self._closing.append(held.end)
-        return held
+        return self._hold(command, self._here)
 
     def run_here(self, command: Command) -> Answer:
         """Run a command on this machine; its node is a name for it."""
-        return self._here(command, Running(), None, None)
+        return self._here(command, Running())
 
     def docker(self, node: str) -> docker.APIClient:
         """Return the Docker API of `node`, over its SSH connection; raises ConnectError or
@@ -151,7 +137,7 @@ class Fleet:
 
         link = self._links[node]
         with link.lock:
-            where = None if self._nodes[node].connection == "local" else self.transport(node)
+            where = self._where(node)
             if link.docker is None or link.docker_on is not where:
                 try:
                     link.docker = docker_api.connect(self._nodes[node], where)
@@ -179,10 +165,12 @@ class Fleet:
         """
         from launcher.remote.tunnel import Tunnel  # noqa: PLC0415 - rarely needed
 
-        where = None if self._nodes[node].connection == "local" else self.transport(node)
-        tunnel = Tunnel(node, where, host, port, local_port)
+        tunnel = Tunnel(node, self._where(node), host, port, local_port)
         self._closing.append(tunnel.close)
         return tunnel
+
+    def _where(self, node: str) -> paramiko.Transport | None:
+        return None if self._nodes[node].connection == "local" else self.transport(node)
 
     def transport(self, node: str) -> paramiko.Transport:
         """Return the open SSH connection of `node`, connecting if need be; raises ConnectError."""
@@ -217,7 +205,11 @@ class Fleet:
         self._connector.close()
 
     def _work(self, commands: Sequence[Command], *, follow: bool) -> Iterator[Line | Answer]:
-        per_node = self._by_node(commands)
+        per_node: dict[str, list[Command]] = {}
+        for command in commands:
+            per_node.setdefault(command.node, []).append(command)
+        if unknown := per_node.keys() - self._nodes.keys():
+            raise KeyError(f"no such node: {', '.join(sorted(unknown))}")
         waiting: queue.SimpleQueue[list[Command]] = queue.SimpleQueue()
         for batch in per_node.values():
             waiting.put(batch)
@@ -240,15 +232,6 @@ class Fleet:
         finally:
             running.cancel()
 
-    def _by_node(self, commands: Sequence[Command]) -> dict[str, list[Command]]:
-        per_node: dict[str, list[Command]] = {}
-        for command in commands:
-            per_node.setdefault(command.node, []).append(command)
-        unknown = per_node.keys() - self._nodes.keys()
-        if unknown:
-            raise KeyError(f"no such node: {', '.join(sorted(unknown))}")
-        return per_node
-
     def _worker(
         self,
         waiting: queue.SimpleQueue[list[Command]],
@@ -268,16 +251,23 @@ class Fleet:
         except BaseException as error:
             answers.put(error)
 
+    def _hold(self, command: Command, run: Callable[..., Answer]) -> Held:
+        def run_held(running: Running, lines: Bounded, talk: Talk) -> Answer:
+            return run(command, running, lines, talk if command.talk else None)
+
+        held = Held(command.node, run_held)
+        self._closing.append(held.end)
+        return held
+
     def _one(
         self,
         command: Command,
         running: Running,
-        lines: _Answers | Bounded | None,
+        lines: _Answers | Bounded | None = None,
         talk: Talk | None = None,
     ) -> Answer:
         if self._nodes[command.node].connection == "local":
             return self._here(command, running, lines, talk)
-        on_line, on_error_line = _heard(command.node, lines)
         try:
             transport = self.transport(command.node)
         except ConnectError as error:
@@ -287,8 +277,7 @@ class Fleet:
             command,
             marker=self._marker,
             running=running,
-            on_line=on_line,
-            on_error_line=on_error_line,
+            on_line=_put(command.node, lines),
             on_talk=talk,
         )
 
@@ -296,24 +285,20 @@ class Fleet:
         self,
         command: Command,
         running: Running,
-        lines: _Answers | Bounded | None,
-        talk: Talk | None,
+        lines: _Answers | Bounded | None = None,
+        talk: Talk | None = None,
     ) -> Answer:
-        on_line, on_error_line = _heard(command.node, lines)
         return local.run(
             command,
             marker=self._marker,
             running=running,
-            on_line=on_line,
-            on_error_line=on_error_line,
+            on_line=_put(command.node, lines),
             on_talk=talk,
         )
 
     def _try(self, name: str) -> ConnectError | None:
-        if self._nodes[name].connection == "local":
-            return None
         try:
-            self.transport(name)
+            self._where(name)
         except ConnectError as error:
             return error
         return None
@@ -322,18 +307,11 @@ class Fleet:
         return max(1, min(wanted, self.inventory.cap))
 
 
-def _heard(
-    node: str, lines: _Answers | Bounded | None
-) -> tuple[Callable[[str], None] | None, Callable[[str], None] | None]:
-    """Return what takes a line of a node's standard output, and of its standard error, where
-    somebody follows.
-    """
+def _put(node: str, lines: _Answers | Bounded | None) -> OnLine | None:
+    """Return the function that takes each line of a followed command."""
     if lines is None:
-        return None, None
-    return (
-        lambda text: lines.put(Line(node=node, text=text)),
-        lambda text: lines.put(Line(node=node, text=text, error=True)),
-    )
+        return None
+    return lambda text, error: lines.put(Line(node=node, text=text, error=error))
 
 
 class _Answers(queue.Queue[Line | Answer | BaseException]):

@@ -1,5 +1,5 @@
-"""A command that lives beside the others, for as long as it is needed: whoever ends its input, ends
-it.
+"""Commands that run: all of a call's can be ended at once, and one can be held beside the others
+until it is ended.
 """
 
 from __future__ import annotations
@@ -7,19 +7,50 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from launcher.model import Answer
 from launcher.remote import envelope
-from launcher.remote.running import Running
 
-# lines that nobody has read yet; the oldest makes room for the next, for nobody may be reading
+# lines that wait to be read; the oldest makes room for the next, for it may be in vain
 _LINES: Final = 100
 _LONGEST: Final = 8192  # characters of one
 
 Talk = Callable[[Callable[[bytes], None]], None]
+
+
+class Running:
+    """The commands of one call. `cancel` ends those that run and any that start afterwards."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[int, Callable[[], None]] = {}
+        self.cancelled = False
+
+    @contextlib.contextmanager
+    def until_done(self, end: Callable[[], None]) -> Iterator[None]:
+        """Have `end` called, from another thread, if all is cancelled before the block is left."""
+        with self._lock:
+            self._ends[id(end)] = end
+            cancelled = self.cancelled
+        try:
+            if cancelled:
+                end()
+            yield
+        finally:
+            with self._lock:
+                del self._ends[id(end)]
+
+    def cancel(self) -> None:
+        """End everything; returns at once, the nodes do the killing."""
+        with self._lock:
+            self.cancelled = True
+            ends = list(self._ends.values())
+        for end in ends:
+            with contextlib.suppress(Exception):
+                end()
 
 
 class Held:
@@ -28,75 +59,68 @@ class Held:
 
     Args:
         node: where it runs.
-        run: runs it to its end; it registers with the `Running`, and calls `put` with each `Line`
-            as it comes, and the last argument with what sends to it.
+        run: runs it to its end; it registers with the `Running`, calls `put` of the second argument
+            with each `Line`, and the last argument with a function that sends bytes to the command.
     """
 
     def __init__(self, node: str, run: Callable[[Running, Bounded, Talk], Answer]) -> None:
         self._node, self._run = node, run
         self._lock = threading.Lock()
-        self._say: Callable[[bytes], None] | None = None
-        self._unsaid: list[bytes] = []
+        self._send: Callable[[bytes], None] | None = None
+        self._unsent: list[bytes] = []
         self._running = Running()
-        self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._over: Answer | None = None
-        self._lines = Bounded(self._said)
+        self._lines = Bounded()
+        self.over: Answer | None = None  # its answer when it has ended, for whatever reason
         threading.Thread(target=self._work, name="held", daemon=True).start()
-
-    @property
-    def over(self) -> Answer | None:
-        """Its answer when it has ended, for whatever reason; None while it runs."""
-        return self._over
 
     def next(self, timeout: float) -> Any:
         """Return the next `Line` that it prints, or the `Answer` that ends it; None when nothing
         came in `timeout` seconds.
         """
         with contextlib.suppress(queue.Empty):
-            return self._said.get(timeout=timeout)
+            return self._lines.queue.get(timeout=timeout)
         return None
 
     def say(self, line: str) -> None:
-        """Say a line to it, once it can be talked to (`Command.talk`); in vain when it is over.
+        """Send a line to a command with `Command.talk`, once it has begun; in vain when it is over.
 
         Raises ValueError for a line that would not arrive as it is.
         """
         data = envelope.spoken(line)
         with self._lock:
-            if self._say is None:
-                self._unsaid.append(data)
+            if self._send is None:
+                self._unsent.append(data)
                 return
-        self._say(data)
+        self._send(data)
 
     def end(self) -> None:
         """End it; returns at once."""
         self._running.cancel()
 
-    def talk(self, say: Callable[[bytes], None]) -> None:
-        """Take what sends to it, when it has begun."""
+    def _begin(self, send: Callable[[bytes], None]) -> None:
         with self._lock:
-            for data in self._unsaid:
-                say(data)
-            self._say, self._unsaid = say, []
+            for data in self._unsent:
+                send(data)
+            self._send = send
 
     def _work(self) -> None:
         try:
-            self._over = self._run(self._running, self._lines, self.talk)
+            self.over = self._run(self._running, self._lines, self._begin)
         # a bug here must reach the caller, not vanish with the thread
         except BaseException as error:
-            self._over = Answer(node=self._node, code=255, err=f"{type(error).__name__}: {error}")
-        self._said.put(self._over)
+            self.over = Answer(node=self._node, code=255, err=f"{type(error).__name__}: {error}")
+        self._lines.queue.put(self.over)
 
 
 class Bounded:
-    """Takes lines for a queue, as many as there is room for."""
+    """A queue of lines that drops the oldest when it is full."""
 
-    def __init__(self, kept: queue.SimpleQueue[Any]) -> None:
-        self._queue = kept
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def put(self, line: Any) -> None:
         """Keep a line."""
-        if self._queue.qsize() >= _LINES:
-            with contextlib.suppress(queue.Empty):  # somebody reads after all
-                self._queue.get_nowait()
-        self._queue.put(replace(line, text=line.text[:_LONGEST]))
+        if self.queue.qsize() >= _LINES:
+            with contextlib.suppress(queue.Empty):  # it is being read after all
+                self.queue.get_nowait()
+        self.queue.put(replace(line, text=line.text[:_LONGEST]))

@@ -1,10 +1,9 @@
-"""Whose key is this?
-
-OpenSSH's known_hosts files, read once for all nodes, and the verdict on a key a server shows.
+"""OpenSSH's known_hosts files, read once for all nodes, and the judgement of a server's key: a
+known one passes, an unknown one is refused unless the user said otherwise, a changed one always is.
 
 The format is sshd(8)'s, "SSH_KNOWN_HOSTS FILE FORMAT": plain and hashed names, wildcards, `!`
-exceptions and `@revoked` lines. Host certificates (`@cert-authority`) are not something paramiko
-can check, so such a line vouches for nobody.
+exceptions and `@revoked` lines. paramiko cannot check host certificates, so `@cert-authority`
+lines are ignored.
 """
 
 from __future__ import annotations
@@ -18,21 +17,25 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+import paramiko
 
 Verdict = Literal["known", "unknown", "changed", "revoked"]
+
+# One kind of key, several signatures (RFC 8332).
+_ALGORITHMS: Final = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     revoked: bool
     names: tuple[str, ...]
-    type: str
-    key: str  # base64, as in the file
+    key: tuple[str, str]  # type and base64, as in the file
 
 
 class KnownHosts:
-    """The keys in `files`; the first file is the one a new key is added to.
+    """The keys in `files`; a new key is added to the first one.
 
     A file that does not exist holds no keys. Raises OSError for one that cannot be read.
     """
@@ -41,26 +44,24 @@ class KnownHosts:
         self.files = tuple(files)
         self._lock = threading.Lock()
         self._plain: dict[str, list[_Line]] = {}
-        self._other: list[_Line] = []
+        self._patterns: list[_Line] = []
         for file in self.files:
             if file.exists():
                 for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
                     self._read(text)
 
     def types(self, name: str) -> tuple[str, ...]:
-        """Return the key types on file for `name` (`HOST`, or `[HOST]:PORT` off port 22), to ask
-        the server for one of them.
-        """
-        return tuple(dict.fromkeys(line.type for line in self._lines(name) if not line.revoked))
+        """Return the key types on file for `name` (`HOST`, or `[HOST]:PORT` off port 22)."""
+        return tuple(dict.fromkeys(line.key[0] for line in self._lines(name) if not line.revoked))
 
     def judge(self, name: str, key_type: str, key: bytes) -> Verdict:
-        """Say what the files say about `key` being shown by the server called `name`."""
+        """Judge the key that the server called `name` shows."""
         shown = (key_type, base64.b64encode(key).decode())
         lines = self._lines(name)
-        if any(line.revoked and (line.type, line.key) == shown for line in lines):
+        if any(line.revoked and line.key == shown for line in lines):
             return "revoked"
-        good = [line for line in lines if not line.revoked]
-        if any((line.type, line.key) == shown for line in good):
+        good = [line.key for line in lines if not line.revoked]
+        if shown in good:
             return "known"
         return "changed" if good else "unknown"
 
@@ -72,13 +73,12 @@ class KnownHosts:
                 return
             file = self.files[0]
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(
-                os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b"
-            ) as stream:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "r+b") as stream:
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(0, size - 1))
-                ends_in_line_break = size == 0 or stream.read(1) == b"\n"
-                stream.write(("" if ends_in_line_break else "\n").encode() + text.encode() + b"\n")
+                line_break = b"" if size == 0 or stream.read(1) == b"\n" else b"\n"
+                stream.write(line_break + text.encode() + b"\n")
             self._read(text)
 
     def _read(self, text: str) -> None:
@@ -88,44 +88,29 @@ class KnownHosts:
         marker = fields.pop(0) if fields[0].startswith("@") else ""
         if len(fields) < 3 or marker not in ("", "@revoked"):
             return
-        line = _Line(bool(marker), tuple(fields[0].split(",")), fields[1], fields[2])
-        if any(_is_pattern(name) for name in line.names):
-            self._other.append(line)
+        line = _Line(bool(marker), tuple(fields[0].split(",")), (fields[1], fields[2]))
+        if any(name[0] in "|!" or "*" in name or "?" in name for name in line.names if name):
+            self._patterns.append(line)
             return
         for name in line.names:
             self._plain.setdefault(name.lower(), []).append(line)
 
     def _lines(self, name: str) -> list[_Line]:
         name = name.lower()
-        return [
-            *self._plain.get(name, ()),
-            *(line for line in self._other if _matches(line.names, name)),
-        ]
-
-
-def _is_pattern(name: str) -> bool:
-    return name.startswith(("|", "!")) or "*" in name or "?" in name
+        patterns = (line for line in self._patterns if _matches(line.names, name))
+        return [*self._plain.get(name, ()), *patterns]
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:
-    found = False
-    for pattern in patterns:
-        if pattern.startswith("|1|"):
-            found = found or _hashed(pattern, name)
-        elif pattern.startswith("!"):
-            if _glob(pattern[1:], name):
-                return False
-        else:
-            found = found or _glob(pattern, name)
-    return found
+    if any(_matches_one(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
+        return False
+    return any(_matches_one(pattern, name) for pattern in patterns)
 
 
-def _glob(pattern: str, name: str) -> bool:
-    # Only `*` and `?` are special here; a `[` is the one of `[host]:port`.
-    return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
-
-
-def _hashed(pattern: str, name: str) -> bool:
+def _matches_one(pattern: str, name: str) -> bool:
+    if not pattern.startswith("|1|"):
+        # Only `*` and `?` are special here; a `[` is the one of `[host]:port`.
+        return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
     try:
         _, _, salt, digest = pattern.split("|")
         return hmac.compare_digest(
@@ -134,3 +119,46 @@ def _hashed(pattern: str, name: str) -> bool:
         )
     except ValueError:
         return False
+
+
+class HostKeyRefused(paramiko.SSHException):
+    """A server's key was not accepted; `verdict` says why."""
+
+    def __init__(self, verdict: Verdict, name: str, key: paramiko.PKey, file: Path) -> None:
+        digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+        super().__init__(f"{name} shows {key.get_name()} SHA256:{digest}")
+        self.verdict = verdict
+        self.name = name
+        self.file = file
+
+
+class VerifyHostKey(paramiko.MissingHostKeyPolicy):
+    """Judge the key of the server called `name`.
+
+    The SSH client itself is given no keys, so paramiko asks here each time. With `accept_new`, an
+    unknown key is written down; a changed one is refused all the same.
+    """
+
+    def __init__(self, known: KnownHosts, name: str, *, accept_new: bool) -> None:
+        self._known, self._name, self._accept_new = known, name, accept_new
+
+    def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
+        """Return if the key is good; raises HostKeyRefused, or OSError if a new key cannot be
+        written down.
+        """
+        verdict = self._known.judge(self._name, key.get_name(), key.asbytes())
+        if verdict == "unknown" and self._accept_new:
+            self._known.add(self._name, key.get_name(), key.asbytes())
+        elif verdict != "known":
+            raise HostKeyRefused(verdict, self._name, key, self._known.files[0])
+
+    def prefer(self, transport: paramiko.Transport) -> None:
+        """Ask the server for a key of a type on file, so that one of another type is no change."""
+        known = [
+            name
+            for kind in self._known.types(self._name)
+            for name in _ALGORITHMS.get(kind, (kind,))
+        ]
+        options = transport.get_security_options()
+        offered = list(options.key_types)
+        options.key_types = sorted(offered, key=lambda name: name not in known)

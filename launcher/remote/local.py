@@ -1,29 +1,27 @@
-"""Run one command on this machine: the node one sits at, with the same envelope and the same
-promises.
-"""
+"""Run one command on this machine, with the same envelope and the same promises as on a node."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import queue
 import selectors
-import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable
 from typing import IO, Final
 
 from launcher.model import Answer
 from launcher.remote import envelope
 from launcher.remote.channel import GRACE
-from launcher.remote.output import Output
-from launcher.remote.running import Running
+from launcher.remote.held import Running, Talk
+from launcher.remote.output import OnLine, Output
 from launcher.transport import Command
 
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _POLL: Final = 0.5  # seconds between looks at whether such a child is all that is left
 _CHUNK: Final = 256 * 2**10
-_STOP, _SAY = b"x", b"s"
 
 
 def run(
@@ -31,13 +29,12 @@ def run(
     *,
     marker: str,
     running: Running,
-    on_line: Callable[[str], None] | None = None,
-    on_error_line: Callable[[str], None] | None = None,
-    on_talk: Callable[[Callable[[bytes], None]], None] | None = None,
+    on_line: OnLine | None = None,
+    on_talk: Talk | None = None,
 ) -> Answer:
     """Run `command` here and return its answer; arguments as for `channel.run`."""
     start = time.monotonic()
-    out, err = Output(marker, on_line), Output(marker, on_error_line)
+    out, err = Output.both(marker, on_line)
     line, stdin = envelope.of(command, marker=marker)
     process = subprocess.Popen(
         ["sh", "-c", line],
@@ -47,128 +44,65 @@ def run(
         start_new_session=True,
         bufsize=0,
     )
-    with (
-        process,
-        _Conversation(process, stdin, out, err) as conversation,
-        running.until_done(conversation.stop),
-    ):
+    unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    unsent.put(stdin + envelope.TRAILER if stdin else b"")
+    threading.Thread(target=_feed, args=(process.stdin, unsent), daemon=True).start()
+    # `timeout`, which leads the group, hands the signal on to all of it
+    with process, running.until_done(process.terminate):
         if on_talk is not None:
-            on_talk(conversation.say)
-        in_time = conversation.hold(deadline=start + command.timeout + GRACE)
+            on_talk(unsent.put)
+        in_time = _listen(process, out, err, running, deadline=start + command.timeout + GRACE)
+        unsent.put(None)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=envelope.KILL_AFTER + 5)
+        process.kill()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     seconds = time.monotonic() - start
-    said, complained = out.end(), err.end()
+    printed, errors = out.end(), err.end()
     timed_out = not in_time or (code in (124, 137) and seconds >= command.timeout)
     if timed_out:
         code = 124
     elif running.cancelled:
-        code, complained = 255, f"{complained}\ncancelled".strip()
+        code, errors = 255, f"{errors}\ncancelled".strip()
     return Answer(
-        node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out
+        node=command.node, code=code, out=printed, err=errors, seconds=seconds, timed_out=timed_out
     )
 
 
-class _Conversation:
-    """Both directions of a running process, by one thread; leaving the block closes them, which
-    ends the process.
-    """
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], stdin: bytes, out: Output, err: Output
-    ) -> None:
-        self._process = process
-        self._selector = selectors.DefaultSelector()
-        self._stopped, self._stop = socket.socketpair()
-        self._selector.register(self._stopped, selectors.EVENT_READ)
+def _listen(
+    process: subprocess.Popen[bytes], out: Output, err: Output, running: Running, *, deadline: float
+) -> bool:
+    """Read until the process has ended or was stopped; False when the deadline came first."""
+    with selectors.DefaultSelector() as selector:
         for pipe, output in ((process.stdout, out), (process.stderr, err)):
-            self._selector.register(_there(pipe), selectors.EVENT_READ, output)
-        self._unsent = [memoryview(stdin), memoryview(envelope.TRAILER)] if stdin else []
-        os.set_blocking(_there(process.stdin).fileno(), False)
-        self._waits_to_say = False
-        self._go_on()
-
-    def __enter__(self) -> _Conversation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._selector.close()
-        for end in (
-            self._process.stdin,
-            self._process.stdout,
-            self._process.stderr,
-            self._stopped,
-            self._stop,
-        ):
-            if end is not None:
-                end.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=envelope.KILL_AFTER + 5)
-            return
-        self._process.kill()
-
-    def stop(self) -> None:
-        """End it, from another thread."""
-        with contextlib.suppress(OSError):
-            self._stop.send(_STOP)
-
-    def say(self, data: bytes) -> None:
-        """Send more to the standard input, from another thread."""
-        self._unsent.append(memoryview(data))
-        with contextlib.suppress(OSError):  # it is over
-            self._stop.send(_SAY)
-
-    def hold(self, *, deadline: float) -> bool:
-        """Talk and listen until the process has ended or was stopped; False when the deadline came
-        first.
-        """
-        open_ends = {self._process.stdout, self._process.stderr}
+            selector.register(pipe, selectors.EVENT_READ, output)  # type: ignore[arg-type]
         quiet_since = time.monotonic()
-        while open_ends:
+        while selector.get_map() and not running.cancelled:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            ready = self._selector.select(min(deadline - now, _POLL))
+            ready = selector.select(min(deadline - now, _POLL))
             for key, _ in ready:
-                if key.fileobj is self._stopped:
-                    if _STOP in self._stopped.recv(_CHUNK):
-                        return True
-                    self._go_on()
-                    continue
-                if key.fileobj is self._process.stdin:
-                    self._say()
-                elif data := os.read(key.fd, _CHUNK):
+                if data := os.read(key.fd, _CHUNK):
                     key.data.feed(data)
                 else:
-                    self._selector.unregister(key.fileobj)
-                    open_ends.discard(key.fileobj)
-            if ready or self._process.poll() is None:
+                    selector.unregister(key.fileobj)
+            if ready or process.poll() is None:
                 quiet_since = now
             elif now >= quiet_since + _LINGER:
-                return True
-        return True
-
-    def _go_on(self) -> None:
-        """Wait for room in the pipe, where something is to be sent."""
-        if self._unsent and not self._waits_to_say:
-            self._selector.register(_there(self._process.stdin), selectors.EVENT_WRITE)
-            self._waits_to_say = True
-
-    def _say(self) -> None:
-        pipe = _there(self._process.stdin)
-        try:
-            written = os.write(pipe.fileno(), self._unsent[0][:_CHUNK])
-        except BrokenPipeError:  # the command has ended without reading it all
-            self._unsent.clear()
-        else:
-            self._unsent[0] = self._unsent[0][written:]
-            if not self._unsent[0]:
-                del self._unsent[0]
-        if not self._unsent:
-            self._selector.unregister(pipe)
-            self._waits_to_say = False
+                break
+    try:
+        process.wait(None if math.isinf(deadline) else max(0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
-def _there(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise ValueError("the process was started without this pipe")
-    return pipe
+def _feed(pipe: IO[bytes], unsent: queue.SimpleQueue[bytes | None]) -> None:
+    # the command may end without reading it all
+    with contextlib.suppress(OSError, ValueError):
+        while (data := unsent.get()) is not None:
+            view = memoryview(data)
+            while view:
+                view = view[pipe.write(view[:_CHUNK]) :]

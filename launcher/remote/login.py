@@ -1,43 +1,24 @@
-"""Which keys are offered to a server, in which order, loaded once for all nodes.
+"""Keys in the order in which they are offered to a server, loaded once for all nodes.
 
-The keys named for the node come first (from the agent when it holds them), then the agent's others,
-then the usual files in `~/.ssh` when none was named. Servers stop listening after a few attempts,
-so the order matters.
+The inventory's key comes first, then the agent's (those that the configuration names before the
+others), then files that the configuration names, or the usual ones. Servers stop listening after a
+few attempts, so the order matters.
 """
 
 from __future__ import annotations
 
-import os
+import getpass
+import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import paramiko
-from paramiko.ssh_exception import PasswordRequiredException
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.ssh_exception import PartialAuthentication, PasswordRequiredException
 
-_USUAL = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
-
-AskPassphrase = Callable[[str], "str | None"]
-
-
-class LoginRefused(paramiko.AuthenticationException):
-    """The server took none of the keys; `tried` says which were offered, `locked` which files could
-    not be opened.
-    """
-
-    def __init__(
-        self,
-        user: str,
-        tried: Sequence[str],
-        locked: Sequence[KeyUnusable],
-        last: BaseException | None,
-    ) -> None:
-        super().__init__(str(last) if last else "no key to offer")
-        self.user = user
-        self.tried = tuple(tried)
-        self.locked = tuple(locked)
-        self.last = last
+from launcher.remote.openssh import Target, Terminal
 
 
 class KeyUnusable(paramiko.SSHException):
@@ -46,43 +27,44 @@ class KeyUnusable(paramiko.SSHException):
     def __init__(self, path: str, problem: str, *, encrypted: bool = False) -> None:
         super().__init__(f"key {path} {problem}")
         self.path = path
-        self.problem = problem
         self.encrypted = encrypted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What one login may use. `required` files must exist; the others are offered if they do."""
+class LoginRefused(paramiko.AuthenticationException):
+    """The server took none of the keys: `tried` names those offered, `locked` are those that could
+    not be opened.
+    """
 
-    user: str
-    files: tuple[str, ...] = ()
-    required: bool = False
-    only: bool = False
+    def __init__(
+        self, tried: Sequence[str], locked: Sequence[KeyUnusable], last: BaseException | None
+    ) -> None:
+        super().__init__(str(last) if last else "no key to offer")
+        self.tried, self.locked, self.last = tuple(tried), tuple(locked), last
 
 
 class Keys:
-    """Key files and the agent, shared by all connections of a fleet; asks for each passphrase at
-    most once.
+    """Key files and agents, shared by all connections; asks for each passphrase at most once.
+
+    `ask` is a block in which the user may be asked; None when that is impossible.
     """
 
-    def __init__(self, ask_passphrase: AskPassphrase | None = None) -> None:
-        self._ask = ask_passphrase
+    def __init__(self, ask: Terminal | None = None) -> None:
+        self._ask = ask
         self._lock = threading.RLock()
         self._files: dict[str, paramiko.PKey | KeyUnusable] = {}
-        self._agent: _Agent | None = None
-        self._agent_keys: tuple[paramiko.AgentKey, ...] | None = None
+        self._agents: dict[str, _Agent] = {}
 
-    def login(self, identity: Identity, transport: paramiko.Transport) -> None:
+    def login(self, target: Target, transport: paramiko.Transport) -> None:
         """Authenticate; raises LoginRefused, KeyUnusable, or what paramiko raises when the
         connection breaks.
         """
         tried: list[str] = []
         locked: list[KeyUnusable] = []
         last: BaseException | None = None
-        for name, key in self._candidates(identity, locked):
+        for name, key in self._candidates(target, locked):
             tried.append(name)
             try:
-                more = transport.auth_publickey(identity.user, key)
+                more = transport.auth_publickey(target.user, key)
             except paramiko.AuthenticationException as error:
                 last = error
                 if transport.is_active() and not isinstance(error, paramiko.BadAuthenticationType):
@@ -90,78 +72,52 @@ class Keys:
                 break
             if not more:
                 return
-            last = paramiko.ssh_exception.PartialAuthentication(list(more))
+            last = PartialAuthentication(list(more))
             break
-        raise LoginRefused(identity.user, tried, locked, last)
+        raise LoginRefused(tried, locked, last)
 
     def close(self) -> None:
-        """Let go of the agent."""
+        """Close the connections to agents."""
         with self._lock:
-            if self._agent is not None:
-                self._agent.close()
-            self._agent = self._agent_keys = None
+            for agent in self._agents.values():
+                agent._close()  # type: ignore[attr-defined]
+            self._agents.clear()
 
     def _candidates(
-        self, identity: Identity, locked: list[KeyUnusable]
+        self, target: Target, locked: list[KeyUnusable]
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Return the keys to offer, each once, with a name for people; files are opened when it is
-        their turn.
-        """
-        agent = {key.asbytes(): key for key in self._from_agent()}
-        offered: set[bytes] = set()
-        for name, key in self._in_order(identity, agent, locked):
-            if key.asbytes() not in offered:
-                offered.add(key.asbytes())
-                yield name, key
+        """Return the keys to offer, with their names; files are opened when it is their turn."""
+        agent = {key.asbytes(): key for key in self._from_agent(target.agent)}
+        files = (target.identity,) if target.identity else target.keys
+        held = {file: agent.pop(_public(file)) for file in files if _public(file) in agent}
+        for file, key in held.items():
+            yield f"{file} (agent)", key
+        left = [file for file in files if file not in held]
+        if target.identity:
+            yield from self._from_files(left, locked, required=True)
+        if not target.only_keys:
+            for key in agent.values():
+                yield f"agent key {key.comment or key.get_name()}", key
+        if not target.identity:
+            yield from self._from_files(left, locked, required=False)
 
-    def _in_order(
-        self,
-        identity: Identity,
-        agent: dict[bytes, paramiko.AgentKey],
-        locked: list[KeyUnusable],
+    def _from_files(
+        self, files: Sequence[str], locked: list[KeyUnusable], *, required: bool
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        for file in identity.files:
-            key = self._open(file, agent, identity, locked)
-            if key is not None:
-                yield (f"{file} (agent)" if isinstance(key, paramiko.AgentKey) else file), key
-        if not identity.only:
-            for held in agent.values():
-                yield f"agent key {held.comment or held.get_name()}", held
-        if identity.files:
-            return
-        for file in _USUAL:
-            key = self._open(file, agent, identity, locked)
-            if key is not None:
+        for file in files:
+            path = Path(file).expanduser()
+            if not required and not path.exists():
+                continue
+            with self._lock:
+                if file not in self._files:
+                    self._files[file] = self._read(path)
+            key = self._files[file]
+            if not isinstance(key, KeyUnusable):
                 yield file, key
-
-    def _open(
-        self,
-        file: str,
-        agent: dict[bytes, paramiko.AgentKey],
-        identity: Identity,
-        locked: list[KeyUnusable],
-    ) -> paramiko.PKey | None:
-        path = Path(file).expanduser()
-        public = _public(path)
-        if public in agent:
-            return agent[public]
-        if not path.exists() and not identity.required:
-            return None
-        key = self._load(path)
-        if not isinstance(key, KeyUnusable):
-            return key
-        # An agent may still hold another key the server takes; only without one is this the end.
-        if identity.required and (not key.encrypted or not agent or identity.only):
-            raise key
-        locked.append(key)
-        return None
-
-    def _load(self, path: Path) -> paramiko.PKey | KeyUnusable:
-        with self._lock:
-            found = self._files.get(str(path))
-            if found is None:
-                found = self._files[str(path)] = self._read(path)
-            return found
+            elif required and not key.encrypted:
+                raise key
+            else:
+                locked.append(key)
 
     def _read(self, path: Path) -> paramiko.PKey | KeyUnusable:
         try:
@@ -175,44 +131,46 @@ class Keys:
         except (paramiko.SSHException, ValueError, paramiko.pkey.UnknownKeyType) as error:
             if "password" not in str(error).lower():
                 return KeyUnusable(str(path), f"is not a private key: {error}")
-        passphrase = self._ask(str(path)) if self._ask is not None else None
-        if not passphrase:
+        if self._ask is None:
             return KeyUnusable(str(path), "is encrypted", encrypted=True)
+        with self._ask():
+            passphrase = getpass.getpass(f"Passphrase of {path}: ").encode()
         try:
             # The library wants bytes here, whatever its annotation says.
-            return paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
+            return paramiko.PKey.from_path(path, passphrase)  # type: ignore[arg-type]
         except (paramiko.SSHException, ValueError, TypeError):
             return KeyUnusable(
                 str(path), "is encrypted, and this is not its passphrase", encrypted=True
             )
 
-    def _from_agent(self) -> tuple[paramiko.AgentKey, ...]:
+    def _from_agent(self, path: str) -> Sequence[AgentKey]:
+        """Return the keys of an agent; one that does not answer holds none."""
         with self._lock:
-            if self._agent_keys is None:
-                self._agent_keys = ()
-                if os.environ.get("SSH_AUTH_SOCK"):
-                    try:
-                        self._agent = _Agent()
-                        self._agent_keys = self._agent.get_keys()
-                    except (paramiko.SSHException, OSError):
-                        pass  # an agent that does not answer holds no keys
-            return self._agent_keys
+            if path and path not in self._agents:
+                self._agents[path] = _Agent(path)
+            return self._agents[path].get_keys() if path else ()
 
 
-class _Agent(paramiko.Agent):
-    """paramiko's agent client, made safe to share: one question at a time."""
+class _Agent(AgentSSH):
+    """paramiko's agent client for a given socket, made safe to share: one question at a time."""
 
-    def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
+    def __init__(self, path: str) -> None:
         super().__init__()
+        self._one_at_a_time = threading.Lock()
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined]
+        except (paramiko.SSHException, OSError):
+            connection.close()
 
-    def _send_message(self, msg):  # type: ignore[no-untyped-def]
+    def _send_message(self, message: Any) -> Any:
         with self._one_at_a_time:
-            return super()._send_message(msg)  # type: ignore[misc]
+            return super()._send_message(message)  # type: ignore[misc]
 
 
-def _public(path: Path) -> bytes:
+def _public(file: str) -> bytes:
     try:
-        return paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
+        return paramiko.pkey.PublicBlob.from_file(f"{Path(file).expanduser()}.pub").key_blob
     except (OSError, ValueError):
         return b""

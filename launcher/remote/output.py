@@ -12,6 +12,8 @@ LONGEST_LINE: Final = 2**20  # bytes of one line that is followed
 TRUNCATED: Final = "\n…[truncated]"
 _NOISE: Final = 64 * 2**10  # bytes looked through for the marker
 
+OnLine = Callable[[str, bool], None]  # a line, and True for one of standard error
+
 
 class Output:
     """One stream of one command.
@@ -27,6 +29,15 @@ class Output:
         self._lines = Lines(on_line) if on_line is not None else None
         self._kept = bytearray()
         self._cut = False
+
+    @classmethod
+    def both(cls, marker: str, on_line: OnLine | None) -> tuple[Output, Output]:
+        """Return the standard output and the standard error of a command."""
+        if on_line is None:
+            return cls(marker), cls(marker)
+        return cls(marker, lambda text: on_line(text, False)), cls(
+            marker, lambda text: on_line(text, True)
+        )
 
     @property
     def started(self) -> bool:

@@ -15,7 +15,7 @@ from tests.cli.conftest import INVENTORY
 # A terminal of its own, a live display that draws, and a fleet that asks for a passphrase as the
 # real one does.
 _PROGRAM = """\
-import fcntl, sys, termios
+import fcntl, getpass, sys, termios
 from pathlib import Path
 sys.path[:0] = {path!r}
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -26,8 +26,8 @@ from launcher.remote import fleet
 from launcher.ui.progress import LiveLines
 
 class Asking:
-    def __init__(self, inventory, ask_passphrase, **_):
-        self.ask = ask_passphrase
+    def __init__(self, inventory, terminal, **_):
+        self.terminal = terminal
     def __enter__(self):
         return self
     def __exit__(self, *_):
@@ -36,7 +36,8 @@ class Asking:
         for node in nodes:
             text = "one row of the display"
             to.show(Event(kind="step", stage="x", node=node, text=text, state="running"))
-        print("heard", len(self.ask("/the/key")))
+        with self.terminal():
+            print("heard", len(getpass.getpass("Passphrase of /the/key: ")))
         return {{}}
 
 fleet.Fleet = Asking

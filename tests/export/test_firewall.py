@@ -17,6 +17,7 @@ from launcher.inventory.load import loads
 from launcher.model import Ports
 from launcher.payload.batch import rank_pool
 from tests import golden
+from tests.remote import sshd
 
 GOLDEN = Path(__file__).parent / "golden"
 NODES = """\
@@ -196,9 +197,8 @@ def test_ssh_stays_open_where_the_launcher_connects(
     """The inventory's port, else that of ~/.ssh/config; a port among those that are closed would
     lock operators out.
     """
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "config").write_text("Host gpu*\n  Port 10022\n")
+    for name, value in sshd.make_home(tmp_path / "home", "Host gpu*\n  Port 10022\n").items():
+        monkeypatch.setenv(name, value)
     path = tmp_path / "inventory.yaml"
     path.write_text(NODES)
 

@@ -12,6 +12,7 @@ import pytest
 from launcher.inventory.load import load
 from launcher.lab import image
 from tests.integration.conftest import VLAUNCH, Practice
+from tests.remote import sshd
 
 pytestmark = pytest.mark.lab
 
@@ -23,13 +24,13 @@ def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
     """The command line of somebody whose `~/.ssh/config` knows the hosts by name, in an empty
     folder.
     """
-    (tmp_path / ".ssh").mkdir(mode=0o700)
-    (tmp_path / ".ssh/config").write_text(
+    home = sshd.make_home(
+        tmp_path,
         "".join(
             f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile"
             f" {bare.lab.identity}\n  UserKnownHostsFile {bare.lab.known_hosts}\n"
             for host in bare.lab.hosts
-        )
+        ),
     )
     folder = tmp_path / "work"
     folder.mkdir()
@@ -37,7 +38,7 @@ def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     env = {key: value for key, value in bare.environment().items() if key != "VLAUNCH_INVENTORY"}
     env |= {
-        "HOME": str(tmp_path),
+        **home,
         "XDG_CACHE_HOME": cache,
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }

@@ -12,6 +12,7 @@ from launcher.inventory.load import load
 from launcher.lab import gpu_image
 from launcher.lab.render import MODEL
 from tests.integration.conftest import Practice
+from tests.remote import sshd
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
@@ -19,15 +20,15 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 def found(practice: Practice, *words: str) -> str:
     """Let `init` look at the hosts, and return the inventory that it writes."""
     home = practice.folder
-    (home / ".ssh").mkdir(mode=0o700, exist_ok=True)
-    (home / ".ssh/config").write_text(
+    env = sshd.make_home(
+        home,
         "".join(
             f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile"
             f" {practice.lab.identity}\n  UserKnownHostsFile {practice.lab.known_hosts}\n"
             for host in practice.lab.hosts
-        )
+        ),
     )
-    env = {"HOME": str(home), "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "/root/.cache")}
+    env["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME", "/root/.cache")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)

@@ -21,6 +21,7 @@ from launcher.lab.render import MODEL
 from tests import golden
 from tests.integration.batches import until
 from tests.integration.conftest import VLAUNCH, Practice, Ran, ended
+from tests.remote import sshd
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
@@ -33,16 +34,16 @@ ON_A_CPU = ("--dtype=float32", "--max-model-len=512", "-cc.mode=2", "-cc.backend
 def hosts(with_gpus: Practice) -> Iterator[Practice]:
     """Two hosts with eight GPUs each, and the inventory that `init` writes of them."""
     home = with_gpus.folder
-    (home / ".ssh").mkdir(mode=0o700)
-    (home / ".ssh/config").write_text(
+    env = sshd.make_home(
+        home,
         "".join(
             f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile"
             f" {with_gpus.lab.identity}\n  UserKnownHostsFile {with_gpus.lab.known_hosts}\n"
             for host in with_gpus.lab.hosts
-        )
+        ),
     )
     words = ("--output", str(with_gpus.inventory), "--force", "--cluster", "gpus")
-    env = {"HOME": str(home), "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "/root/.cache")}
+    env["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME", "/root/.cache")
     patch = pytest.MonkeyPatch()
     for name, value in env.items():
         patch.setenv(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ IMAGE = ImagePython(
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep the user's own ~/.ssh and agent out of the test."""
     folder = tmp_path / "home"
-    (folder / ".ssh").mkdir(parents=True, mode=0o700)
-    monkeypatch.setenv("HOME", str(folder))
+    for name, value in sshd.make_home(folder).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return folder
 
@@ -60,6 +61,25 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
     yield start
     for one in started:
         sshd.stop(one)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """An ssh-agent; call it with a key to add."""
+    path = tmp_path / "agent"
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # printed once it listens
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+
+    def add(key: Path) -> None:
+        subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL)
+
+    yield add
+    process.terminate()
+    process.communicate(timeout=10)
 
 
 def refusal(node: Node, **options: Any) -> ConnectError:

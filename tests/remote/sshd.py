@@ -73,6 +73,21 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def make_home(folder: Path, configuration: str = "") -> dict[str, str]:
+    """Make a home with a configuration of ssh; returns the environment of its user.
+
+    ssh itself takes the home from the system's users, not from HOME: the PATH has one that does.
+    """
+    (folder / ".ssh").mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / ".ssh" / "config").write_text(configuration)
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir(exist_ok=True)
+    program = shutil.which("ssh", path="/usr/bin:/usr/local/bin")
+    ssh.write_text(f'#!/bin/sh\nexec {program} -F "{folder}/.ssh/config" "$@"\n')
+    ssh.chmod(0o755)
+    return {"HOME": str(folder), "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+
+
 def make_key(path: Path, *, passphrase: str = "") -> Path:
     """Write an ed25519 key pair."""
     subprocess.run(

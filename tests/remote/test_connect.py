@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.remote.connect import Connector
 from launcher.remote.fleet import Fleet
-from launcher.transport import Command
 from tests.remote import sshd
 from tests.remote.conftest import refusal, works
 
@@ -39,20 +37,22 @@ def test_refused_connection(server: sshd.Sshd) -> None:
     """A port nobody listens on."""
     port = sshd.free_port()
     error = refusal(server.node(port=port))
-    assert f"nothing listens on 127.0.0.1:{port}" in error.message
+    assert f"cannot connect to 127.0.0.1:{port}: Connection refused" in error.message
     assert f"ssh -p {port} {server.user}@127.0.0.1" in error.hint
 
 
 def test_name_that_does_not_resolve(server: sshd.Sshd) -> None:
     """A name nobody knows."""
-    assert "does not resolve" in refusal(server.node(host="no-such-host.invalid")).message
+    error = refusal(server.node(host="no-such-host.invalid"))
+    assert "no-such-host.invalid" in error.message
+    assert "getent hosts no-such-host.invalid" in error.hint
 
 
 def test_silent_server(server: sshd.Sshd) -> None:
     """Something that accepts connections and says nothing is given up in time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         error = refusal(server.node(port=listener.getsockname()[1], connect_timeout=0.5))
-    assert "did not finish an SSH handshake within 0.5s" in error.message
+    assert "did not finish the login within 0.5s" in error.message
 
 
 def test_dropped_connection_is_tried_once_more(server: sshd.Sshd) -> None:
@@ -74,11 +74,8 @@ def test_dropped_connection_is_tried_once_more(server: sshd.Sshd) -> None:
         error = refusal(server.node(port=listener.getsockname()[1]))
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(timeout=10)
-    assert (
-        "closed the connection before saying SSH" in error.message
-        or "dropped the connection" in error.message
-    )
-    assert "MaxStartups" in error.hint or "sshd's log" in error.hint
+    assert "closed the connection before the login" in error.message
+    assert "MaxStartups" in error.hint
     assert len(tries) == 2
 
 
@@ -107,75 +104,3 @@ def test_every_failure_is_reported(server: sshd.Sshd, tmp_path: Path) -> None:
     ]
     with Fleet(sshd.inventory(*nodes)) as fleet:
         assert list(fleet.connect()) == ["gpu02", "gpu03", "gpu04"]
-
-
-@pytest.fixture
-def both(start_server: Callable[..., sshd.Sshd], tmp_path: Path) -> tuple[sshd.Sshd, sshd.Sshd]:
-    """A jump host and a node, that take the same key, and one file that vouches for both."""
-    jump = start_server("jump")
-    node = start_server("node", authorized=jump.key)
-    node.known_hosts.write_text(node.known_hosts.read_text() + jump.known_hosts.read_text())
-    return jump, node
-
-
-def connections(server: sshd.Sshd) -> int:
-    """Count the connections a server holds."""
-    children = (
-        Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    )
-    return len(children)
-
-
-def test_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
-    """Nodes behind a jump host share one connection to it."""
-    jump, node = both
-    nodes = [node.node(f"gpu0{n}", jump=f"{jump.user}@127.0.0.1:{jump.port}") for n in (1, 2, 3)]
-    with Fleet(sshd.inventory(*nodes)) as fleet:
-        assert fleet.connect() == {}
-        assert connections(jump) == 1
-        argv = ("sh", "-c", "echo $SSH_CONNECTION")
-        answers = list(fleet.run([Command(node=n.name, argv=argv) for n in nodes]))
-        assert len({answer.out for answer in answers if answer.ok}) == 3
-
-
-def test_jump_host_from_ssh_config(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) -> None:
-    """ProxyJump works, also when a wildcard makes it match the jump host itself."""
-    jump, node = both
-    (home / ".ssh" / "config").write_text(
-        f"Host bastion\n  HostName 127.0.0.1\n  Port {jump.port}\n  User {jump.user}\nHost *\n "
-        " ProxyJump bastion\n"
-    )
-    assert works(node.node())
-
-
-def test_jump_hosts_key_is_verified(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
-    """A jump host nobody vouches for is refused like any other server, and named."""
-    jump, node = both
-    only_node = tmp_path / "only_node"
-    only_node.write_text(node.known_hosts.read_text().splitlines()[0] + "\n")
-    error = refusal(
-        node.node(jump=f"{jump.user}@127.0.0.1:{jump.port}", known_hosts=str(only_node))
-    )
-    assert f"jump host {jump.user}@127.0.0.1:{jump.port}" in error.message
-    assert "host key" in error.message
-    assert f"-p {jump.port}" in error.hint
-
-
-def test_unreachable_jump_host(server: sshd.Sshd) -> None:
-    """A jump host that is down is tried once for all nodes, and named in each error."""
-    port = sshd.free_port()
-    nodes = [server.node(f"gpu0{n}", jump=f"127.0.0.1:{port}") for n in (1, 2)]
-    with Fleet(sshd.inventory(*nodes)) as fleet:
-        errors = fleet.connect()
-    assert len(errors) == 2
-    for error in errors.values():
-        assert f"jump host 127.0.0.1:{port}: nothing listens" in error.message
-
-
-def test_node_that_the_jump_host_cannot_reach(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
-    """When the jump host is fine and the node is not, the error says which of the two."""
-    jump, node = both
-    port = sshd.free_port()
-    error = refusal(node.node(jump=f"{jump.user}@127.0.0.1:{jump.port}", port=port))
-    assert "cannot reach" in error.message
-    assert f"127.0.0.1:{port}" in error.message

@@ -77,5 +77,6 @@ def test_changed_host_key(server: sshd.Sshd, tmp_path: Path, accept: bool) -> No
 
 def test_users_own_known_hosts(server: sshd.Sshd, home: Path) -> None:
     """Without a file in the inventory, the user's own counts."""
-    (home / ".ssh" / "known_hosts").write_text(server.known_hosts.read_text())
+    (home / "hosts").write_text(server.known_hosts.read_text())
+    (home / ".ssh" / "config").write_text(f"UserKnownHostsFile {home}/none {home}/hosts\n")
     assert works(server.node(known_hosts=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -71,50 +72,42 @@ def test_encrypted_key_without_anybody_to_ask(locked: sshd.Sshd) -> None:
     assert error.hint == f"ssh-add {locked.key}"
 
 
-def test_encrypted_key_asks_once(locked: sshd.Sshd) -> None:
-    """One question serves all nodes."""
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions, all answered with `open sesame`."""
+    questions: list[str] = []
 
-    def ask(path: str) -> str:
-        asked.append(path)
+    def answer(question: str) -> str:
+        questions.append(question)
         return "open sesame"
 
+    monkeypatch.setattr("getpass.getpass", answer)
+    return questions
+
+
+def test_encrypted_key_asks_once(locked: sshd.Sshd, asked: list[str]) -> None:
+    """One question serves all nodes, while nothing else uses the terminal."""
+    free: list[str] = []
+
+    @contextlib.contextmanager
+    def terminal() -> Iterator[None]:
+        free.append("free")
+        yield
+        free.append(f"{len(asked)} asked")
+
     nodes = [locked.node(f"gpu0{n}") for n in (1, 2, 3)]
-    with Fleet(sshd.inventory(*nodes), ask_passphrase=ask) as fleet:
+    with Fleet(sshd.inventory(*nodes), terminal=terminal) as fleet:
         assert fleet.connect() == {}
-    assert asked == [str(locked.key)]
+    assert asked == [f"Passphrase of {locked.key}: "]
+    assert free == ["free", "1 asked"]
 
 
-def test_wrong_passphrase(locked: sshd.Sshd) -> None:
-    """A wrong passphrase is not asked for again, and is what the error says."""
-    asked: list[str] = []
-
-    def ask(path: str) -> str:
-        asked.append(path)
-        return "open simsim"
-
-    error = refusal(locked.node(), ask_passphrase=ask)
+def test_wrong_passphrase(locked: sshd.Sshd, asked: list[str], tmp_path: Path) -> None:
+    """A wrong passphrase is not asked for again, and the error names it."""
+    other = sshd.make_key(tmp_path / "other", passphrase="open barley")
+    error = refusal(locked.node(identity=str(other)), terminal=contextlib.nullcontext)
     assert "not its passphrase" in error.message
     assert len(asked) == 1
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """An ssh-agent; call it with a key to add."""
-    path = tmp_path / "agent"
-    process = subprocess.Popen(
-        ["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # printed once it listens
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
-
-    def add(key: Path) -> None:
-        subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL)
-
-    yield add
-    process.terminate()
-    process.communicate(timeout=10)
 
 
 def test_agent(server: sshd.Sshd, agent: Callable[[Path], None]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.model import Argv, Mount, Node
 from launcher.remote import local
-from launcher.remote.running import Running
+from launcher.remote.held import Running
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
 from launcher.transport import Command
