@@ -166,11 +166,11 @@ def starts_of(
     return tuple(found)
 
 
-def link_of(site: Site, link: Link, record: verdict.Record | None = None) -> Link:
+def link_of(site: Site, link: Link, record: verdict.Record) -> Link:
     """Return the link with what was measured, and what the GPUs say of NVLink, where `link` itself
     says nothing.
     """
-    measured = record.link if record else None
+    measured = record.link
     rdma = link.rdma or site.inventory.fabric != "ethernet"
     nvlink = _nvlink(site) if link.nvlink is None else link.nvlink
     if measured is None or link.gbps is not None:

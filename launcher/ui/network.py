@@ -142,36 +142,25 @@ def _measured(
 ) -> Iterable[RenderableType]:
     if not verdict.cells:
         return
-    for lines in (1, 2) if len(verdict.nodes) <= _MOST else ():
-        matrix = _matrix(verdict, lines)
-        if (
-            console.measure(matrix, options=options.update(width=10_000)).maximum
-            <= options.max_width
-        ):
-            yield matrix
-            used = [
-                name
-                for name in MARKS
-                if any(mark(cell) == name for cell in verdict.cells if cell.bandwidth is not None)
-            ]
-            yield line(
-                "; ".join(
-                    ["rows send, columns receive", *(f"{name}: {MARKS[name]}" for name in used)]
-                ),
-                "dim",
-            )
-            return
-    yield from _folded(verdict)
+    matrix = _matrix(verdict)
+    width = console.measure(matrix, options=options.update(width=10_000)).maximum
+    if len(verdict.nodes) > _MOST or width > options.max_width:
+        yield from _folded(verdict)
+        return
+    yield matrix
+    marks = {mark(cell) for cell in verdict.cells if cell.bandwidth is not None}
+    legend = [f"{name}: {MARKS[name]}" for name in MARKS if name in marks]
+    yield line("; ".join(["rows send, columns receive", *legend]), "dim")
 
 
-def _matrix(verdict: Verdict, lines: int) -> Table:
+def _matrix(verdict: Verdict) -> Table:
     from rich.table import Table
 
     table = Table(
         box=None,
         pad_edge=False,
         header_style="bold",
-        padding=(0, 2, lines - 1, 0),
+        padding=(0, 2, 1, 0),
         collapse_padding=True,
     )
     table.add_column("FROM ↓ TO →", no_wrap=True, style="bold")
@@ -180,16 +169,16 @@ def _matrix(verdict: Verdict, lines: int) -> Table:
     cells = {(each.source, each.target): each for each in verdict.cells}
     for source in verdict.nodes:
         row = (
-            _entry(cells.get((source, target)), lines) if source != target else _text("·", "dim")
+            _entry(cells.get((source, target))) if source != target else _text("·", "dim")
             for target in verdict.nodes
         )
         table.add_row(_text(source), *row)
     return table
 
 
-def _entry(cell: Cell | None, lines: int) -> Text:
-    """Return a cell's figures on one line or two; what is wrong is a word in front, and a reason
-    where there is no figure.
+def _entry(cell: Cell | None) -> Text:
+    """Return a cell on two lines: bandwidth, then latency and transport; what is wrong is a word in
+    front, and a reason where there is no figure.
     """
     if cell is None:
         return _text("-", "dim")
@@ -197,15 +186,9 @@ def _entry(cell: Cell | None, lines: int) -> Text:
     if cell.bandwidth is None:
         reason = untrusted.plain(cell.text or "no figures").split("\n", 1)[0].removeprefix("was ")
         short = reason if len(reason) <= 14 else reason[:13].rstrip() + "…"
-        return _text(
-            f"{word}{short}" if lines == 1 else f"{word.strip()}\n{short}".strip(),
-            _STYLES[cell.status],
-        )
+        return _text(f"{word.strip()}\n{short}".strip(), _STYLES[cell.status])
     late = f"{span(cell.latency)} " if cell.latency is not None else ""
-    return _text(
-        f"{word}{rate(cell.bandwidth)}{' ' if lines == 1 else chr(10)}{late}{mark(cell)}",
-        _STYLES[cell.status],
-    )
+    return _text(f"{word}{rate(cell.bandwidth)}\n{late}{mark(cell)}", _STYLES[cell.status])
 
 
 def _folded(verdict: Verdict) -> Iterable[RenderableType]:
@@ -215,23 +198,12 @@ def _folded(verdict: Verdict) -> Iterable[RenderableType]:
     seen = ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name])
     yield line(seen, lead="transport  ")
     rows = unlike(verdict)
-    title = "not like the others" if rows else "slowest, though nothing is wrong with them"
-    rows = rows or _slowest(verdict)
     if rows:
         yield ""
-        yield _text(f"{title}:")
+        yield _text("not like the others:")
         yield _pairs(rows[:_PAIRS])
     more = f"{len(rows) - _PAIRS} more; " if len(rows) > _PAIRS else ""
     yield line(f"{more}`vlaunch check-nccl --html FILE` shows every pair", "dim")
-
-
-def _slowest(verdict: Verdict) -> list[tuple[str, str, Cell]]:
-    """Return the three slowest directions, as `unlike` returns its own."""
-    slow = sorted(
-        (each for each in verdict.cells if each.bandwidth is not None),
-        key=lambda cell: cell.bandwidth or 0.0,
-    )
-    return [(each.source, each.target, each) for each in slow[:3]]
 
 
 def _extremes(cells: Sequence[Cell]) -> Table:

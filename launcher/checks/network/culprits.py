@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 
 from launcher.checks.network import causes
-from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, by_node
+from launcher.checks.network.shape import Cell, Measurement, by_node
 from launcher.checks.shape import Finding, failed, warned
-from launcher.model import Node, natural
+from launcher.model import Node
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
 
@@ -163,7 +163,6 @@ def cells(measured: Measurement, found: Sequence[Cell]) -> list[Finding]:
             for name, cell in sick.items()
         ),
         *(_blamed(where, cell, measured) for where, cell in _by_pair(rest).items()),
-        *_unmeasured(found),
     ]
 
 
@@ -175,7 +174,7 @@ def _of_present(measured: Measurement, found: Sequence[Cell]) -> list[Cell]:
 
 
 def _is_bad(cell: Cell) -> bool:
-    return cell.status in ("fail", "warn") and cell.text != UNMEASURED
+    return cell.status in ("fail", "warn")
 
 
 def _one_trouble(bad: Sequence[Cell]) -> bool:
@@ -219,17 +218,6 @@ def _blamed(where: str, cell: Cell, measured: Measurement, *, whole: str = "") -
     """
     text, evidence, fix = _why(measured, cell)
     return Finding(node=where, status=cell.status, text=whole + text, evidence=evidence, fix=fix)
-
-
-def _unmeasured(found: Sequence[Cell]) -> list[Finding]:
-    pairs = dict.fromkeys(
-        " ↔ ".join(sorted((cell.source, cell.target), key=natural))
-        for cell in found
-        if cell.text == UNMEASURED
-    )
-    if not pairs:
-        return []
-    return [Finding(node="", status="fail", text=f"not measured: {', '.join(pairs)}")]
 
 
 def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:

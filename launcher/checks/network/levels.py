@@ -4,7 +4,6 @@ GPUDirect, or NVLink between nodes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,13 +11,10 @@ from typing import Any, Literal
 from launcher.checks.network import causes
 from launcher.checks.shape import Finding, failed, passed, warned
 from launcher.model import LEVEL_WORDS, LEVELS, Level, fold
-from launcher.payload.network_links import KINDS, WORTH, Kind, is_tcp, kind
+from launcher.payload.network_links import KINDS, WORTH, Kind, kind
 from launcher.tools import nccl
 from launcher.tools.nccl import Link, Reading
 
-# rdma_rxe and siw emulate RDMA in the kernel; `rdma link add` leaves the name to the user, and
-# these are the usual ones.
-_EMULATED = re.compile(r"(?:rxe|siw)[\w-]*")
 _HOW = (
     "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
     " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that"
@@ -111,8 +107,6 @@ def judge(
         found = [_nothing(reading)]
     else:
         found = [_level(reading, network, require, hardware)]
-        if require != "any":
-            found += _emulated(reading)
         found += _unseen(reading)
     if reading.alarms and all(each.status == "pass" for each in found):
         found.append(_alarmed(reading))
@@ -170,26 +164,6 @@ def judge_files(
     return (*found, *each)
 
 
-def _emulated(reading: Reading) -> list[Finding]:
-    """Warn of hosts whose links between nodes use RDMA that is made in software."""
-    found: dict[str, dict[str, None]] = {}
-    for link in between_nodes(reading):
-        device = -1 if link.device is None else link.device
-        name = reading.devices.get(link.host, {}).get(device, "").partition(":")[0]
-        if _EMULATED.fullmatch(name) and not is_tcp(link.network):
-            found.setdefault(link.host, {})[name] = None
-    fix = "name the NIC's own devices in `network: {hca: […]}`; `rdma link` shows which are there"
-    return [
-        warned(
-            host,
-            f"the RDMA device {', '.join(names)} is software over the kernel's network: no faster"
-            " than TCP",
-            fix=fix,
-        )
-        for host, names in found.items()
-    ]
-
-
 def _alarmed(reading: Reading) -> Finding:
     hosts = sorted({host for text in reading.alarms for host in reading.warnings[text] if host})
     count = len(reading.alarms)
@@ -214,10 +188,6 @@ def _nothing(reading: Reading) -> Finding:
     if near := _near(reading):
         said = "it has only links inside nodes: " + ", ".join(
             f"{count} {kind}" for kind, count in sorted(near.items())
-        )
-    elif reading.collnet:
-        said = (
-            f"it has only links of CollNet ({reading.collnet}), which replace no link between ranks"
         )
     elif reading.truncated:
         said = "it is cut off before the first link"

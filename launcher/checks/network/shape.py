@@ -12,8 +12,6 @@ from launcher.checks.shape import Finding
 from launcher.model import Inventory, Level
 from launcher.tools.network import Collective, Report
 
-UNMEASURED = "was not measured"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:

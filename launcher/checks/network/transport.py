@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal
 
 from launcher.checks.network import culprits, levels
-from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, Verdict, rate
+from launcher.checks.network.shape import Cell, Measurement, Verdict, rate
 from launcher.checks.shape import Finding, Status
 from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level, fold
 from launcher.tools import nccl
@@ -282,7 +282,7 @@ def _received(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Trans
 def _trouble(found: Sequence[Transfer]) -> str:
     """Say what is wrong with the transfers of a direction, and nothing where they arrived whole."""
     if not found:
-        return UNMEASURED
+        return "was not measured"
     failed = next((each for each in found if each.error or not each.correct), None)
     if failed is None:
         return ""

@@ -85,19 +85,18 @@ class Reading:
     """The facts of a log. Every collection has a limit, so that no log can fill the memory.
 
     `links` has each link once, `network_links` counts the lines, `local` those inside nodes by kind
-    (`P2P`, `SHM`), `collnet` CollNet's, which are of no link. `using` are the networks that NCCL
-    announced. `devices` has the network devices by host and NCCL's index where a `NET/IB : Using`
-    line names them (`mlx5_0:1/RoCE`); `providers` are libfabric's, by host. `warnings` has the
-    hosts that wrote each WARN or telling INFO line, `alarms` are those that NCCL itself calls WARN.
-    `ranks` is the host of each rank that announced itself in a communicator (`commId`), `sizes` how
-    many ranks that has, `nodes` the most nodes of a communicator. `truncated`: the log ends within
-    a line; `overflow`: it has more links than are kept.
+    (`P2P`, `SHM`). `using` are the networks that NCCL announced. `devices` has the network devices
+    by host and NCCL's index where a `NET/IB : Using` line names them (`mlx5_0:1/RoCE`); `providers`
+    are libfabric's, by host. `warnings` has the hosts that wrote each WARN or telling INFO line,
+    `alarms` are those that NCCL itself calls WARN. `ranks` is the host of each rank that announced
+    itself in a communicator (`commId`), `sizes` how many ranks that has, `nodes` the most nodes of
+    a communicator. `truncated`: the log ends within a line; `overflow`: it has more links than are
+    kept.
     """
 
     links: dict[Link, None] = field(default_factory=dict)
     network_links: int = 0
     local: dict[str, int] = field(default_factory=dict)
-    collnet: int = 0
     using: dict[str, None] = field(default_factory=dict)
     versions: dict[str, None] = field(default_factory=dict)
     devices: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -134,7 +133,7 @@ class Reading:
         if " via " in body and (match := _CHANNEL.search(body)):
             self._channel(_host(head), match, times)
         else:
-            self._sentence(_host(head), body, times)
+            self._sentence(_host(head), body)
 
     def add(self, other: Reading) -> None:
         """Take in another log, as if both were one; links and warnings of both count once."""
@@ -142,7 +141,6 @@ class Reading:
         self.network_links += other.network_links
         self.truncated |= other.truncated
         self.overflow |= other.overflow
-        self.collnet += other.collnet
         self.nodes = max(self.nodes, other.nodes)
         for link in other.links:
             self._link(link)
@@ -182,7 +180,7 @@ class Reading:
         self._kinds.add(kind)
         self.links[link] = None
 
-    def _sentence(self, host: str, text: str, times: int) -> None:
+    def _sentence(self, host: str, text: str) -> None:
         """Take in a sentence that is not about one link, by the first form that it has."""
         if match := _COMMUNICATOR.search(text):
             communicator = match[3].lower()
@@ -192,8 +190,6 @@ class Reading:
             self.nodes = max(self.nodes, int(match[1]))
         elif match := _PROVIDER.search(text):
             _put(_of_host(self.providers, host), match[1].lower())
-        elif " via COLLNET/" in text:
-            self.collnet += times
         elif match := _DEVICES.search(text):
             self._name_devices(host, match)
         elif match := _USING.search(text):

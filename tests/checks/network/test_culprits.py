@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.checks.network import culprits, transport
-from launcher.checks.network.shape import UNMEASURED, Cell, Measurement
+from launcher.checks.network.shape import Cell, Measurement
 from launcher.checks.shape import Finding
 from launcher.tools.network import RankReport, Report
 from tests.checks.network.reports import GDR, NAMES, healthy, three
@@ -141,15 +141,14 @@ def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
 
 
 def test_pairs_that_were_not_measured_are_named_once() -> None:
-    """Together, after what is known; where no rank came to life, the nodes are told of instead."""
-    found = told(cells(*both(("n1", "n2"), ("n1", "n3")), bandwidth=None, text=UNMEASURED))
-    nobody = told(
-        cells(*both(("n1", "n2")), text=UNMEASURED),
-        {name: Report(node=name, backend="nccl") for name in NAMES},
+    """By their node; where no rank came to life, the nodes are named instead."""
+    missing = cells(
+        *both(("n1", "n2"), ("n1", "n3")), transport="", bandwidth=None, text="was not measured"
     )
+    (found,) = told(missing)
 
-    assert [(each.node, each.text) for each in found] == [("", "not measured: n1 ↔ n2, n1 ↔ n3")]
-    assert nobody == []
+    assert (found.node, found.text) == ("n1", "every pair with this node: was not measured")
+    assert told(missing, {name: Report(node=name, backend="nccl") for name in NAMES}) == []
 
 
 def ranked(rank: RankReport) -> list[Finding]:
