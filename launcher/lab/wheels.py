@@ -9,14 +9,13 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from importlib import resources
 from pathlib import Path
 
 from launcher.errors import VlaunchError
 from launcher.lab import machine
 from launcher.lab.machine import Say
-from launcher.tools.image import wheel_platforms
+from launcher.tools.image import pip_download
 
 PYTHON = "3.11"  # Debian 12's own
 _GLIBC_MINOR = 36
@@ -73,21 +72,5 @@ def ensure(cache: Path, say: Say) -> Path:
 
 def _download(directory: Path, *what: str) -> tuple[str, ...]:
     """Return the argv that downloads wheels for the image; what is there already is taken."""
-    return (
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
-        *(
-            "--python-version",
-            PYTHON,
-            "--implementation",
-            "cp",
-            "--abi",
-            f"cp{PYTHON.replace('.', '')}",
-        ),
-        *("--abi", "abi3", "--abi", "none"),
-        *(
-            word
-            for platform in wheel_platforms(os.uname().machine, _GLIBC_MINOR)
-            for word in ("--platform", platform)
-        ),
-        *("--dest", str(directory), "--find-links", str(directory), *what),
-    )
+    pip = pip_download(PYTHON, os.uname().machine, _GLIBC_MINOR)
+    return (*pip, "--quiet", "--dest", str(directory), "--find-links", str(directory), *what)

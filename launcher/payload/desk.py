@@ -1,7 +1,7 @@
 """Manage the folders of batch jobs inside the head container, and print one JSON object.
 
 Standard library only, without Ray or pyarrow, so that an answer costs a Python start. A path that
-is given to it is relative and stays in its folder. Usage: desk.py list ROOT… |
+is given to it is relative and stays in its folder. Usage: desk.py list FOLDER |
 look|outputs|remove WORK | put WORK PATH --offset N [--last SHA256] | follow WORK --job SUBMISSION …
 """
 
@@ -41,26 +41,19 @@ class Refused(Exception):
 
 
 def list_(args: argparse.Namespace) -> object:
-    """How every job in some folders stands; not what they are made of, which would make the answer
-    too long.
-    """
+    """Return how each job below a folder is; not its spec, which would make the answer too long."""
     found = []
-    for root in [args.work, *args.more]:
-        with (
-            contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(root) as entries,
-        ):
-            found += [
-                each.path
-                for each in entries
-                if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
-            ]
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(args.work) as jobs:
+        found = [
+            job.path
+            for job in jobs
+            if NAME.fullmatch(job.name) and job.is_dir(follow_symlinks=False)
+        ]
     return {"jobs": [standing(work) for work in sorted(found) if read(work, "job.json")]}
 
 
 def look(args: argparse.Namespace) -> object:
-    """One job: how it stands, what it is, what it came to, whether rows of it are written, and
-    which files it was sent.
+    """Return how one job is, its spec, whether rows of it are written, and the files it was sent.
 
     The files are as many as the launcher describes a job with: it refuses more, so that the answer
     is not too long.
@@ -75,12 +68,7 @@ def look(args: argparse.Namespace) -> object:
                 if stat.S_ISREG(info.st_mode):
                     sent[os.path.relpath(os.path.join(above, name), args.work)] = info.st_size
     job = read(args.work, "job.json")
-    said = {
-        "job": job,
-        "summary": read(args.work, "summary.json"),
-        "written": written(args.work, job),
-        "inputs": sent,
-    }
+    said = {"job": job, "written": written(args.work, job), "inputs": sent}
     return {**standing(args.work), **said}
 
 
@@ -359,7 +347,6 @@ def main() -> int:
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("work")
     parser.add_argument("path", nargs="?", default="")
-    parser.add_argument("more", nargs="*", default=[])
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--last", default="")
     parser.add_argument("--job", default="")
@@ -367,7 +354,6 @@ def main() -> int:
     parser.add_argument("--known", default="")
     parser.add_argument("--patience", type=float, default=0.0)
     args = parser.parse_args()
-    args.more = [each for each in (args.path, *args.more) if each]
     try:
         answer = VERBS[args.verb](args)
     except (Refused, OSError, ValueError, KeyError, TypeError) as error:

@@ -26,7 +26,7 @@ from uv import find_uv_bin
 
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools.derived import WheelFile, WheelSet
-from launcher.tools.image import RAY_EXTRAS, ImagePython, wheel_platforms
+from launcher.tools.image import RAY_EXTRAS, ImagePython, pip_download
 
 _UNFINISHED = ".resolving-"
 _LIST = "wheels.json"  # the SHA-256 of each file of a folder
@@ -153,14 +153,9 @@ def _write_site(image: ImagePython, site: Path) -> str:
 
 
 def _download(image: ImagePython, work: Path, timeout: float) -> None:
-    major, minor = image.python.split(".")[:2]
-    platforms = wheel_platforms(image.machine, _glibc_minor(image))
-    target = [word for platform in platforms for word in ("--platform", platform)]
-    target += ["--python-version", _release(image), "--implementation", "cp"]
-    target += ["--abi", f"cp{major}{minor}", "--only-binary", ":all:"]
-    files = ["--dest", str(work / "wheels"), "--requirement", str(work / "requirements.txt")]
-    pip = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps"]
-    _run([*pip, *target, *files], {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+    pip = pip_download(_release(image), image.machine, _glibc_minor(image))
+    files = ("--dest", str(work / "wheels"), "--requirement", str(work / "requirements.txt"))
+    _run((*pip, "--require-hashes", *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
 
 
 def _run(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:

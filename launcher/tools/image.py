@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -73,13 +74,22 @@ print(json.dumps({
 """
 
 
-def wheel_platforms(machine: str, glibc_minor: int) -> Iterator[str]:
-    """Yield every wheel platform that runs with glibc 2.MINOR, newest first (PEP 600); pip does not
+def pip_download(python: str, machine: str, glibc_minor: int) -> Argv:
+    """Return the command with which this machine's pip downloads wheels for another Python, without
+    their dependencies.
+
+    It names every wheel platform that runs with glibc 2.MINOR, newest first (PEP 600): pip does not
     derive the older ones.
     """
-    yield from (f"manylinux_2_{minor}_{machine}" for minor in range(glibc_minor, 4, -1))
-    yield from (f"manylinux{year}_{machine}" for year in ("2014", "2010", "1"))
-    yield f"linux_{machine}"
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc_minor, 4, -1)]
+    platforms += [f"manylinux{year}_{machine}" for year in ("2014", "2010", "1")]
+    platforms += [f"linux_{machine}"]
+    major, minor = python.split(".")[:2]
+    target = ("--python-version", python, "--implementation", "cp", "--abi", f"cp{major}{minor}")
+    return (
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", *target),
+        *(word for platform in platforms for word in ("--platform", platform)),
+    )
 
 
 def normalise(name: str) -> str:

@@ -134,15 +134,14 @@ class Entry:
 
     `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
 
-    `written` is False when it is known that no row of it is in a file. Of a job in a list `job`,
-    `summary` and `inputs` are not told.
+    `written` is False when it is known that no row of it is in a file. A job in a list has neither
+    `job` nor `inputs`.
     """
 
     name: _Sentence = ""
     absent: bool = False
     job: _Object = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    summary: _Object = field(default_factory=dict)
     alive: Annotated[bool, decode.Or(False)] = False
     inputs: Annotated[Mapping[str, _Size], decode.Or({})] = field(default_factory=dict)
     written: Annotated[bool, decode.Or(True)] = True

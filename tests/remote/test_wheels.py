@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -327,8 +328,10 @@ def test_uv_gets_the_newest_platform_that_it_knows(libc_version: str, platform: 
 
 def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
     """With the older names of the same platforms, which most wheels still carry."""
-    platforms = list(images.wheel_platforms("x86_64", 31))
+    argv = images.pip_download("3.11", "x86_64", 31)
+    platforms = [word for option, word in pairwise(argv) if option == "--platform"]
 
+    assert argv[argv.index("--abi") + 1] == "cp311"
     assert platforms[0] == "manylinux_2_31_x86_64"
     assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
 
