@@ -24,8 +24,6 @@ class _Job:
     status: str | None = None
     message: str | None = None
     metadata: Mapping[str, str] | None = None
-    start_time: Number | None = None
-    end_time: Number | None = None
     driver_exit_code: Whole | None = None
 
 
@@ -50,9 +48,7 @@ class _Said:
     unreachable: tuple[str, ...] = ()
     listening: bool = False
     health: Whole = 0
-    health_said: str = ""
     models: tuple[str, ...] = ()
-    models_status: Whole = 0
     capacity: Mapping[str, str] | None = None
     log: str = ""
     offset: Whole = 0

@@ -118,8 +118,6 @@ def job(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         "status": "RUNNING",
         "message": "",
         "metadata": dict(metadata),
-        "start_time": 1_790_000_000_000,
-        "end_time": None,
         "driver_exit_code": None,
     }
 
@@ -143,9 +141,7 @@ COMPLETION: Mapping[str, Any] = {
 }
 SERVER: Mapping[str, Any] = {
     "health": 200,
-    "health_said": "",
     "models": ["m"],
-    "models_status": 200,
     "capacity": {
         "kv_cache_size_tokens": "1000",
         "kv_cache_max_concurrency": "3.5",

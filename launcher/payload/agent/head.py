@@ -105,16 +105,7 @@ def submitted(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def shown(job: dict[str, object]) -> dict[str, object]:
-    wanted = (
-        "submission_id",
-        "job_id",
-        "status",
-        "message",
-        "metadata",
-        "start_time",
-        "end_time",
-        "driver_exit_code",
-    )
+    wanted = ("submission_id", "job_id", "status", "message", "metadata", "driver_exit_code")
     return {key: job.get(key) for key in wanted}
 
 
@@ -152,14 +143,13 @@ def kept(name: str, now: float) -> dict[str, object]:
 
 def server(args: argparse.Namespace) -> dict[str, object]:
     """What vLLM's API says: `/health`, the models, the capacity and the load in `/metrics`."""
-    health, said = api(args, "/health", timeout=3)
-    answer: dict[str, object] = {"health": health, "health_said": said[:300] if health == 0 else ""}
+    health, _ = api(args, "/health", timeout=3)
+    answer: dict[str, object] = {"health": health}
     if health == 200:
         status, text = api(args, "/v1/models")
         answer["models"] = (
             [each["id"] for each in json.loads(text)["data"]] if status == 200 else []
         )
-        answer["models_status"] = status
         metrics = api(args, "/metrics")[1]
         answer["capacity"] = capacity(metrics)
         if found := read_counters(metrics):
