@@ -33,8 +33,7 @@ class Gpu:
     `memory` is GB as sold (`None`: it has none of its own, or there are several), `driver` the
     oldest driver branch that knows it, `gpudirect` whether a network card may reach its memory
     (GPUDirect RDMA), `datacenter` whether it is sold for data centres, `cuda_gib` the GiB that CUDA
-    reports by the GB that are sold. `busbw` is all_reduce bus bandwidth between nodes in GB/s by
-    kind of network (`ib`, `efa`, …), `busbw_node` inside one.
+    reports by the GB that are sold.
     """
 
     model: Words
@@ -45,8 +44,6 @@ class Gpu:
     gpudirect: bool = True
     datacenter: bool = True
     cuda_gib: Mapping[int, Positive] = field(default_factory=dict)
-    busbw: Mapping[str, Positive] = field(default_factory=dict)
-    busbw_node: Positive | None = None
 
     def reported(self, name: str) -> float | None:
         """Return the GiB that CUDA reports of the card of this name, such as `A100 80GB`; where the

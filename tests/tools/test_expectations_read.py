@@ -116,14 +116,14 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
     """The rest of an entry stays ours; a new model is looked at first and matches its own name."""
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "gpus:\n- {model: H100, busbw: {ib: 380}}\n- {model: H100 80GB HBM3e, memory: 94}\n"
+        "gpus:\n- {model: H100, driver: 999}\n- {model: H100 80GB HBM3e, memory: 94}\n"
         "nics:\n- {model: ConnectX-7, share: 0.8}\n"
     )
     ours, mine = load(), load(path)
     before, after = ours.gpu("NVIDIA H100 PCIe"), mine.gpu("NVIDIA H100 PCIe")
 
     assert before is not None
-    assert after == replace(before, busbw={"ib": 380.0})
+    assert after == replace(before, driver=999)
     assert [each.memory for each in (mine.gpu("NVIDIA H100 80GB HBM3e"),) if each] == [94]
     assert [(each.share, each.rate) for each in (mine.nic("MT4129"),) if each] == [(0.8, 400)]
 
