@@ -172,6 +172,26 @@ def test_further_arguments_reach_docker_unchanged(machine: Machine) -> None:
     assert call.index("--shm-size") < start < call.index("IMAGE")
 
 
+def test_rdma(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices, the right to lock memory and no limit on it; an error without the devices."""
+    for exists in (False, True):
+        shell = machine.root / "bash_env"
+        shell.write_text(
+            '[() { if test "$*" = "-d /dev/infiniband ]"; then '
+            + f'{str(exists).lower()}; else builtin [ "$@"; fi; }}\n'
+        )
+        monkeypatch.setenv("BASH_ENV", str(shell))
+        ran = machine.run("--rdma", *_HEAD)
+        if not exists:
+            assert ran.returncode == 2
+            assert "no /dev/infiniband" in ran.stderr
+    (call,) = machine.calls("run", "--detach")
+
+    assert _values(call, "--device") == ["/dev/infiniband"]
+    assert _values(call, "--cap-add") == ["IPC_LOCK"]
+    assert _values(call, "--ulimit") == ["memlock=-1", "stack=67108864"]
+
+
 @pytest.mark.parametrize("word", ["--gpus=2", "--device=nvidia.com/gpu=all"])
 def test_chosen_gpus_replace_all(machine: Machine, word: str) -> None:
     """Docker would add two `--gpus` up."""
