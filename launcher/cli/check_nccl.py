@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +25,6 @@ from launcher.ui.terminal import say, show
 
 if TYPE_CHECKING:
     from launcher.checks.network.shape import Verdict
-    from launcher.checks.shape import Finding
     from launcher.state.verdict import Ask
 
 Require = Literal["auto", "any", "rdma", "gdrdma"]
@@ -214,23 +213,12 @@ def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int
             **levels.as_json(nccl.merge(readings.values())),
             "required": require,
             "passed": status != "fail",
-            "findings": [_plain(each) for each in found],
+            "findings": [asdict(each) for each in found],
         }
         click.echo(json_line.dumps(said))
     else:
         ui.show(found)
     return options.exit_code(failed=status == "fail", warned=status == "warn", strict=call.strict)
-
-
-def _plain(finding: Finding) -> dict[str, str]:
-    """Return a finding ready for JSON."""
-    return {
-        "status": finding.status,
-        "node": finding.node,
-        "text": finding.text,
-        "evidence": finding.evidence,
-        "fix": finding.fix,
-    }
 
 
 def _refuse_inventories(files: Sequence[str]) -> None:

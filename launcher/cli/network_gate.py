@@ -134,7 +134,7 @@ def confirm(
     else:
         _require(session, seen, start, reading, level, allow=allow)
         said = f"{link.title}, {reading.network_links} links (from the engine's own logs)"
-        said += _unsure(silent)
+        said += f"; {fold(silent)} not confirmed" if silent else ""
     return _keep(session, seen, kept, start, said)
 
 
@@ -172,12 +172,8 @@ def _silent(session: Session, logs: Mapping[str, Reading]) -> list[str]:
             f"{fold(silent)}: the ranks' own logs tell of no link between nodes; what they use is"
             " not confirmed"
         )
-        _warn(session, text + _silenced(session.inventory))
+        session.warn("network", text + _silenced(session.inventory))
     return silent
-
-
-def _unsure(silent: list[str]) -> str:
-    return f"; {fold(silent)} not confirmed" if silent else ""
 
 
 def _require(
@@ -198,7 +194,7 @@ def _require(
     if failures and not allow:
         raise _below(failures, "" if start.attached else _stop(session, start))
     for each in told:
-        _warn(session, each.text)
+        session.warn("network", each.text)
 
 
 def _below(failures: Sequence[Finding], left: str) -> GateError:
@@ -230,10 +226,6 @@ def _silenced(inventory: Inventory) -> str:
     """Name the user's own variables that may have kept NCCL from writing."""
     names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
     return f": take {', '.join(sorted(names))} out of `env:`" if names else ""
-
-
-def _warn(session: Session, text: str) -> None:
-    session.warn("network", text)
 
 
 def _stop(session: Session, start: Start) -> str:

@@ -32,7 +32,7 @@ class _Group:
         self.group.allreduce([tensor]).wait()
 
     def abort(self) -> None:
-        abort(self.group)
+        self.group.abort()
 
 
 class Gloo(_Group):
@@ -93,14 +93,6 @@ class Nccl(_Group):
 
 
 LANES = {"gloo": Gloo, "nccl": Nccl}
-
-
-def abort(group) -> None:
-    """End a group without waiting for its other members; torch before 2.6 has no `abort` for
-    Gloo.
-    """
-    if hasattr(group, "abort"):
-        group.abort()
 
 
 def gloo_devices(ip: str) -> list[dict[str, str]]:

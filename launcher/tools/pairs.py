@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from launcher.errors import UnreadableAnswer
@@ -50,8 +50,8 @@ class PortProbe:
     tells which way is blocked.
     """
 
-    source: str
-    target: str
+    source: str = ""
+    target: str = ""
     ports: Mapping[int, Reached] = field(default_factory=dict)
     bulk: bool | None = None
     largest: int | None = None
@@ -61,18 +61,9 @@ class PortProbe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
-    ports: Mapping[int, Reached]
-    bulk: bool | None
-    largest: int | None
-    errors: Mapping[int, str]
-    heard: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Said:
     mtu: int | None
-    peers: Mapping[str, _Seen]
+    peers: Mapping[str, PortProbe]
 
 
 def probe(
@@ -136,14 +127,6 @@ def parse(answer: Answer) -> tuple[PortProbe, ...]:
     """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where
     it could not begin.
     """
-    said = _said(answer)
-    return tuple(
-        PortProbe(source=answer.node, target=target, wanted=said.mtu, **vars(seen))
-        for target, seen in said.peers.items()
-    )
-
-
-def _said(answer: Answer) -> _Said:
     line = answer.out.strip().rpartition("\n")[2]
     try:
         said = untrusted.loads(line)
@@ -153,4 +136,8 @@ def _said(answer: Answer) -> _Said:
         raise UnreadableAnswer("the pair probe gave no answer", evidence=answer.tail)
     if isinstance(error := said.get("error"), str):
         raise UnreadableAnswer(f"the pair probe could not begin: {error}", evidence=answer.tail)
-    return decode.fit(_Said, said, "what the pair probe saw")
+    found = decode.fit(_Said, said, "what the pair probe saw")
+    return tuple(
+        replace(seen, source=answer.node, target=target, wanted=found.mtu)
+        for target, seen in found.peers.items()
+    )

@@ -184,17 +184,18 @@ def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[st
     """Return the second measurement with the better figures of both: what disturbs a transfer never
     makes it faster.
     """
-    found = {}
-    for name, report in second.items():
-        before = {
-            (t.source, t.target, t.local_rank): t
-            for t in (first[name].transfers if name in first else ())
-        }
-        transfers = tuple(
-            _best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers
+    before = {
+        (t.source, t.target, t.local_rank): t for report in first.values() for t in report.transfers
+    }
+    return {
+        name: replace(
+            report,
+            transfers=tuple(
+                _best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers
+            ),
         )
-        found[name] = replace(report, transfers=transfers)
-    return found
+        for name, report in second.items()
+    }
 
 
 def _best(before: Transfer | None, after: Transfer) -> Transfer:
