@@ -39,9 +39,7 @@ from benchmarks.spread_network import (
     goodput,
     inside,
     ip,
-    limit,
     network,
-    tell,
     unlimit,
 )
 from launcher.cli.model_copying import STREAMS as STREAMS_OF_COPIES
@@ -61,33 +59,7 @@ CHUNK, STREAMS = 512 * 1024, 2  # scaled to 200 MB: 400 chunks, as 100 GB have 2
 RATE = 100.0  # Mbit/s, for which these are
 PORT = 29570
 NOTHING = Inventory(path=Path("x"), cluster="bench", image="none", nodes=())
-CASES = ("chain", "tools", "kill", "cable", "again", "download", "nothing", "cpu")
-# A download's files, which come four at a time, as Hugging Face's client fetches them.
-DOWNLOADED = 30
-_DOWNLOAD = """
-import os, socket, sys, time
-from concurrent.futures import ThreadPoolExecutor
-def fetch(name, size):
-    sock, left = socket.create_connection((sys.argv[1], 29574)), size
-    buffer, path = bytearray(1 << 18), os.path.join(sys.argv[2], name)
-    sock.sendall(name.encode() + b"\\n")
-    with open(path + ".incomplete", "wb", buffering=0) as file:
-        while left: got = sock.recv_into(buffer); file.write(memoryview(buffer)[:got]); left -= got
-    os.utime(path + ".incomplete", ns=(0, int(sys.argv[3]))); os.rename(path + ".incomplete", path)
-names, size = sys.argv[5:], int(sys.argv[4])
-print("ready", flush=True); sys.stdin.readline(); began = time.monotonic()
-with ThreadPoolExecutor(4) as pool: list(pool.map(fetch, names, [size] * len(names)))
-print(time.monotonic() - began)
-"""
-_HUB = """
-import os, socketserver, sys
-class Give(socketserver.StreamRequestHandler):
-    def handle(self):
-        with open(os.path.join(sys.argv[2], self.rfile.readline().decode().strip()), "rb") as file:
-            self.connection.sendfile(file)
-class Hub(socketserver.ThreadingTCPServer): allow_reuse_address, request_queue_size = True, 64
-with Hub((sys.argv[1], 29574), Give) as hub: print("ready", flush=True); hub.serve_forever()
-"""
+CASES = ("chain", "tools", "kill", "cable", "again", "nothing", "cpu")
 # What a node in the middle cannot do without: receive, take the SHA-256, write, pass on.
 _BARE = """
 import hashlib, os, socket, sys, time
@@ -117,7 +89,6 @@ class Bench:
     chunk: int = CHUNK
     streams: int = STREAMS
     rate: float = RATE
-    growing: bool = False  # the source's files come meanwhile
 
     def root(self, node: int) -> Path:
         return self.base / f"n{node}" / "m"
@@ -187,7 +158,6 @@ class Bench:
             streams=self.streams,
             listen=(address(node), PORT),
             source=node == 0,
-            growing=self.growing and node == 0,
             label="files",
             cipher=self.cipher,
         )
@@ -296,41 +266,6 @@ def cut(bench: Bench, manifest: Manifest, count: int) -> float:
     return moved(came)
 
 
-def downloaded(bench: Bench, manifest: Manifest, count: int) -> float:
-    """Return the time of a copy of what the source downloads meanwhile at a quarter of the links'
-    rate, against that of the download.
-    """
-    hub, size = bench.base / "hub", manifest.bytes // DOWNLOADED
-    hub.mkdir()
-    names = [f"file-{number}" for number in range(DOWNLOADED)]
-    for name in names:
-        (hub / name).write_bytes(os.urandom(size))
-    shutil.rmtree(bench.root(0))
-    bench.root(0).mkdir()
-    limit(count, bench.rate / 4)
-    gives = begin(count, _HUB, address(count), str(hub))
-    files = bench.listed(hub)
-    mtime = str(files.files[0].mtime)
-    fetches = begin(0, _DOWNLOAD, address(count), str(bench.root(0)), mtime, str(size), *names)
-    bench.growing = True
-    try:
-        tell(fetches)
-        began = time.monotonic()
-        came = bench.run(files, count)
-        whole = time.monotonic() - came.seconds + moved(came) - began
-        ended = float(fetches.communicate(timeout=60)[0])
-    finally:
-        bench.growing = False
-        for each in (gives, fetches):
-            each.kill()
-            each.communicate()
-        limit(count, bench.rate)
-    assert filecmp.cmpfiles(hub, bench.root(0), names, shallow=False)[0] == names
-    bench.check(range(1, count))
-    shutil.rmtree(hub)
-    return whole / ended
-
-
 def nothing(bench: Bench, count: int) -> float:
     """Return the seconds of a copy of 10,000 files that all nodes have, programs' start included:
     `vlaunch model push --compare` does that; without it names, sizes and times are compared.
@@ -398,16 +333,13 @@ Run = Callable[[Bench, Manifest, int], float]
 
 @dataclass(frozen=True)
 class Case:
-    """Something that is measured with so many nodes: `run` returns its seconds, or, `relative`, a
-    ratio of its own.
-    """
+    """A measurement with `count` nodes: `run` returns its seconds."""
 
     kind: str
     name: str
     count: int
     goal: str
     run: Run
-    relative: bool = False
 
 
 def usual(counts: Sequence[int]) -> int:
@@ -421,7 +353,6 @@ def cases(
     """Return what is measured."""
     goals = {4: "≤ 1.05", 8: "≤ 1.08", 16: "≤ 1.12"}
     middle = usual(counts)
-    many = 8 if 8 in counts else max(counts)
 
     def case(kind: str, name: str, goal: str, run: Run) -> Case:
         return Case(kind, f"{name}, N = {middle}", middle, goal, run)
@@ -431,14 +362,6 @@ def cases(
         case("kill", "a node killed at 40 %: the others", "+ 0.1", killed),
         case("cable", "its cable pulled instead: the others", "+ 6 s", cut),
         case("again", "stopped at half, started again: both", "≤ 1.1", interrupted),
-        Case(
-            "download",
-            f"downloaded at a quarter of the rate meanwhile, against the download, N = {many}",
-            many,
-            "≤ 1.05",
-            downloaded,
-            relative=True,
-        ),
         *(
             Case("tools", f"{name}, N = {count}", count, "", by_tool(tool))
             for count in counts
@@ -484,7 +407,7 @@ def one_round(bench: Bench, chosen: Sequence[Case], rows: Mapping[str, Row], bus
         bench.forget(case.count)
         value = case.run(bench, manifest, case.count)
         bench.check([n for n in range(1, case.count) if (bench.root(n) / "file-0").exists()])
-        rows[case.name].add(value if case.relative else value / one, busy)
+        rows[case.name].add(value / one, busy)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -512,8 +435,7 @@ def main() -> None:
     size = 2 ** round(math.log2(CHUNK * asked.rate / RATE))
     try:
         bench = Bench(base, rate=asked.rate, chunk=size)
-        # one more, from which is downloaded
-        with network(most + 1, asked.rate):
+        with network(most, asked.rate):
             rows = measure(bench, asked)
     finally:
         shutil.rmtree(base, ignore_errors=True)

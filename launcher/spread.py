@@ -29,10 +29,9 @@ def spread(
     connections: Connections,
     *,
     total: int,
-    stalled: float = STALLED,
 ) -> Generator[Event, None, Spread]:
     """Run a copy to its end; the first of `parts` is the source, the others follow it in the chain.
-    `total` are the bytes of all files, `stalled` the seconds without any byte after which it fails.
+    `total` are the bytes of all files.
 
     A node that fails stops no other: the nodes behind it fetch from the one before it. Whatever
     happens, no program is left running; what nodes have stays, and the same copy continues with it.
@@ -41,7 +40,7 @@ def spread(
         NodeError: a program did not begin, or the source failed.
         VlaunchError: nothing moved for too long.
     """
-    run = _Run(parts, connections, total, stalled)
+    run = _Run(parts, connections, total)
     try:
         yield from run.begin()
         yield from run.move()
@@ -57,12 +56,11 @@ class _Run:
         parts: Sequence[Part],
         connections: Connections,
         total: int,
-        stalled: float,
     ) -> None:
         self._parts = {each.name: each for each in parts}
         self._source = parts[0].name
         self._connections, self._clock = connections, connections.clock
-        self._total, self._stalled = total, stalled
+        self._total = total
         self._began = self._clock()
         self._members: dict[str, Member] = {}
         self._ordered = False
@@ -255,7 +253,7 @@ class _Run:
             raise VlaunchError(f"the copies on {fold(other)} differ from the source's")
 
     def _check_stall(self, now: float) -> None:
-        if now - self._moved_at < self._stalled:
+        if now - self._moved_at < STALLED:
             return
         waits = [
             f"{name}: {told(self._members[name].have)} of {told(self._total)}, from"
@@ -264,7 +262,7 @@ class _Run:
             if not self._members[name].root
         ]
         raise VlaunchError(
-            f"no byte has moved for {self._stalled:.0f}s",
+            f"no byte has moved for {STALLED:.0f}s",
             evidence=waits,
             hint="see whether the nodes reach each other at the copy's port: `vlaunch check --only"
             " ports-reachable`; the same command goes on from there",

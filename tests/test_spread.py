@@ -222,24 +222,6 @@ def test_a_file_that_is_not_what_was_published_goes_nowhere(chain: Chain) -> Non
     assert content(chain.roots["n1"]) == {}
 
 
-def test_what_is_being_downloaded_is_passed_on(chain: Chain) -> None:
-    """File by file as each gets its name."""
-    root = chain.roots["n0"]
-    manifest = Manifest(rows(root), CHUNK)
-    late = root / "model-2.safetensors"
-    late.rename(chain.base / "late")
-
-    def arrive(name: str, has: float) -> None:
-        if name == "n3" and has * TOTAL == TOTAL - 3_000_000 and not late.exists():
-            (chain.base / "late").rename(late)
-
-    came = chain.run(manifest, at=arrive, growing=True)
-
-    assert late.exists()
-    assert content(chain.roots["n3"]) == content(root)
-    assert came.failed == {}
-
-
 def test_two_nodes_that_see_the_same_folder_are_one(chain: Chain) -> None:
     """One of them gets the files."""
     chain.roots["n2"] = chain.roots["n1"]

@@ -4,11 +4,10 @@ of it.
 
 from __future__ import annotations
 
-import math
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,7 +65,6 @@ def copy(
     wishes: Mapping[str, Any],
     *,
     local: str = "",
-    also: Callable[[], None] | None = None,
     last: bool = True,
 ) -> None:
     """Copy, and tell what came of it.
@@ -77,8 +75,6 @@ def copy(
         wishes: more that programs are asked, see `chain.copy`; `encrypt` says whether what nodes
             send each other is encrypted, and the inventory where it does not.
         local: the folder, where this machine is the source.
-        also: what gets the files for the source meanwhile; it is called about once a second, and
-            raises when that has failed.
         last: whether the command ends with it.
 
     Raises:
@@ -87,14 +83,15 @@ def copy(
     """
     from launcher.plan.members import Connections
     from launcher.sizes import told
-    from launcher.spread import STALLED, spread
+    from launcher.spread import spread
 
     session = programs.session
-    parts = _parts(programs, copying, local, wishes, growing=also is not None)
+    parts = _parts(programs, copying, local, wishes)
     what = f"{called(copying)}, {told(copying.manifest.bytes)}"
-    on_the_way = "Copy {}, from {}" if also is None else "Download {}, on {}"
-    session.begin("copy", on_the_way.format(what, copying.source))
-    if copying.targets:
+    if not copying.targets:
+        session.begin("copy", f"Compare {what}, with the digests of the hub")
+    else:
+        session.begin("copy", f"Copy {what}, from {copying.source}")
         session.note("copy", f"order: {' → '.join((copying.source, *copying.targets))}")
 
     def tunnel(name: str, port: int) -> int:
@@ -108,16 +105,12 @@ def copy(
     def check() -> None:
         """Stop when the lock is lost."""
         list(session.transport.run(()))
-        if also is not None:
-            also()
 
     came = session.show(
         spread(
             parts,
             Connections(hold=hold, tunnel=tunnel, check=check),
             total=copying.manifest.bytes,
-            # Downloads come file by file; who watches them says when nothing comes any more.
-            stalled=STALLED if also is None else math.inf,
         )
     )
     _tell(session, copying, came, last=last)
@@ -128,8 +121,6 @@ def _parts(
     copying: Copying,
     local: str,
     wishes: Mapping[str, Any],
-    *,
-    growing: bool,
 ) -> list[Part]:
     """Return everybody's part, the source's first."""
     from launcher.plan.members import Part
@@ -157,9 +148,7 @@ def _parts(
         "about": about,
     }
     names = [name for name in (copying.source, *copying.targets) if name != chain.HERE]
-    words = {
-        name: [f"copying {copying.model}"] for name in names if growing or name != copying.source
-    }
+    words = {name: [f"copying {copying.model}"] for name in copying.targets}
     before = session.transport.record("model push", words)
     parts = []
     if local:
@@ -180,7 +169,6 @@ def _parts(
             root=chain.root(programs.where(node), node, copying.model),
             listen=(node.ip, inventory.ports.copy) if copying.targets else None,
             source=name == copying.source,
-            growing=growing and name == copying.source,
             alone=not copying.targets,
             label=copying.label,
             links=copying.links,

@@ -1,6 +1,4 @@
-"""`vlaunch model pull`: one node downloads a model, and passes on to the others each file that is
-there.
-"""
+"""`vlaunch model pull`: download a model on one node, then copy it to the others."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.model_push import how, look
 from launcher.errors import NodeError, UnreadableAnswer, VlaunchError
-from launcher.model import Answer, Inventory, Node, Secret
+from launcher.model import Answer, Inventory, Node, Secret, fold
 
 if TYPE_CHECKING:
     from launcher.cli.model_programs import Programs
     from launcher.cli.session import Session
-    from launcher.plan.copying import Copying
-    from launcher.plan.fetching import Wish
-    from launcher.tools.chain import Resolved, Seen
+    from launcher.plan.file_filter import FileFilter
+    from launcher.tools.chain import Resolved, Said
 
 _RESOLVE = 120.0  # seconds
-_STALLED = 300.0  # seconds without a byte; Hugging Face's client tries again for a while
+_STALLED = 300.0  # seconds without a byte; Hugging Face's client retries for a while
 _TELL = 10.0
+_MAIN = "main"
 _HINTS = {
     "GatedRepoError": "ask for access on the model's page, and give a token that has it:"
     " `secrets: {HF_TOKEN: {env: HF_TOKEN}}`",
@@ -45,7 +43,7 @@ _OFFLINE = (
 
 @command(
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON],
-    short_help="download a model on one node, and bring it to all",
+    short_help="Download a model on one node, then copy it to all",
 )
 @click.argument("name", metavar="MODEL")
 @click.option("-n", "--node", metavar="NAME", help="The node that downloads (the head).")
@@ -73,40 +71,35 @@ def pull(
     **wishes: Any,
 ) -> None:
     """Download MODEL from Hugging Face on one node, with the client and the token of the cluster
-    (`secrets: {HF_TOKEN: …}`), and bring it to all nodes while it comes.
+    (`secrets: {HF_TOKEN: …}`), then copy it from node to node.
 
-    Weights come in safetensors alone, unless others are asked for. What a node has already is not
-    downloaded. After Ctrl-C, or whatever else went wrong, the same command goes on: with the files
-    that were not whole.
+    Only safetensors weights are downloaded unless you ask for others. Files that a node has are
+    copied from it instead. After an interruption, the same command continues with the files that
+    are incomplete.
     """
-    from launcher.plan.fetching import Wish
+    from launcher.plan.file_filter import FileFilter
 
     if name.startswith((".", "/", "~")):
         raise click.UsageError("a folder is not downloaded: see `vlaunch model push --help`")
     inventory = call.inventory
     wanted = chosen(inventory, targets)
     fetcher = chosen(inventory, [node])[0] if node else _default(inventory, wanted)
-    token = _token(inventory)
+    files = FileFilter(include=include, exclude=exclude, every=every)
     asked = [each for each in inventory.nodes if each in wanted or each is fetcher]
     with call.session(nodes=asked) as session, call.locked(session) as ours:
-        programs = look(ours, asked, name)
-        found = _resolve(programs, fetcher, name, revision, token)
-        wish = Wish(include=include, exclude=exclude, every=every)
-        job = _Job(programs, fetcher, name, revision, token, wanted)
-        job.run(found, wish, dry_run=call.dry_run, wishes=wishes)
+        pulling = _Pull(look(ours, asked, name), fetcher, name, revision)
+        pulling.run(wanted, files, dry_run=call.dry_run, wishes=wishes)
 
 
 def download(session: Session, name: str, nodes: Sequence[Node], wishes: Mapping[str, Any]) -> None:
-    """Bring a model that no node has all of to some nodes, for a command that goes on then; one of
-    them downloads it. `wishes` are those of `model_copying.copy`. Raises what the command does.
+    """Download a model on one of `nodes` and copy it to the others, as a part of another command.
+    `wishes` are those of `model_copying.copy`. Raises what the command does.
     """
-    from launcher.plan.fetching import Wish
+    from launcher.plan.file_filter import FileFilter
 
-    fetcher, token = _default(session.inventory, nodes), _token(session.inventory)
-    programs = look(session, nodes, name)
-    found = _resolve(programs, fetcher, name, "", token)
-    job = _Job(programs, fetcher, name, "", token, nodes)
-    job.run(found, Wish(), wishes=wishes, last=False)
+    fetcher = _default(session.inventory, nodes)
+    pulling = _Pull(look(session, nodes, name), fetcher, name, "")
+    pulling.run(nodes, FileFilter(), wishes=wishes, last=False)
 
 
 def _default(inventory: Inventory, wanted: Sequence[Node]) -> Node:
@@ -121,183 +114,152 @@ def _token(inventory: Inventory) -> Secret | None:
     return resolve(source, inventory.path.parent).get("HF_TOKEN")
 
 
-def _resolve(
-    programs: Programs, node: Node, name: str, revision: str, token: Secret | None
-) -> Resolved:
-    """Ask the hub, from the node that will download; raises NodeError."""
-    from launcher.tools import chain
-
-    programs.session.wait("look", f"{node.name} asks the hub for {name}")
-    request = chain.resolve(name, revision=revision, env=node.env, token=token)
-    answers = programs.session.transport.run([programs.command(node, request, timeout=_RESOLVE)])
-    (answer,) = list(answers)
-    try:
-        return chain.parse_resolved(answer)
-    except UnreadableAnswer as error:
-        why = error.message.partition("cannot do it: ")[2] or error.message
-        raise _refused(node.name, name, why, error.evidence) from None
-
-
 def _refused(node: str, name: str, why: str, evidence: str = "") -> NodeError:
     hint = next((hint for word, hint in _HINTS.items() if word in why), _OFFLINE)
     return NodeError(node, f"cannot download {name}", evidence=[why, evidence], hint=hint)
 
 
-class _Job:
-    """One download, and the copy that goes along with it."""
+class _Pull:
+    """A download on the node `fetcher`, and the copy that follows it."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        fetcher: Node,
-        name: str,
-        revision: str,
-        token: Secret | None,
-        wanted: Sequence[Node],
-    ) -> None:
+    def __init__(self, programs: Programs, fetcher: Node, name: str, revision: str) -> None:
         self._programs, self._session = programs, programs.session
         self._fetcher, self._name, self._revision = fetcher, name, revision
-        self._token, self._wanted = token, wanted
-        self._held: Any = None
-        self._have, self._moved_at, self._told_at = 0, time.monotonic(), 0.0
-        self._downloaded = False
-        self._total = 0
+        self._token = _token(self._session.inventory)
 
     def run(
         self,
-        found: Resolved,
-        wish: Wish,
+        wanted: Sequence[Node],
+        files: FileFilter,
         *,
+        wishes: Mapping[str, Any],
         dry_run: bool = False,
-        wishes: Mapping[str, Any] | None = None,
         last: bool = True,
     ) -> None:
-        """Do what is missing; raises RequestError and what a copy does. `wishes` and `last` are
-        those of `model_copying.copy`.
+        """Download what no node has, and copy it; raises RequestError and what a copy does.
+        `wishes` and `last` are those of `model_copying.copy`.
         """
         from launcher.cli import model_copying
-        from launcher.plan.fetching import choose
+        from launcher.plan.copying import plan_copy
+        from launcher.plan.file_filter import check_room, choose, holders
 
-        rows = choose(self._name, found, wish)
+        resolved = self._resolve()
+        rows = choose(self._name, resolved, files)
         seen = self._programs.look(self._name, files=True)
-        copying = self._planned(found, rows, seen)
-        fetches = not copying.complete
+        has = holders(self._name, resolved, rows, seen)
+        if not has:
+            check_room(self._name, rows, seen)
+            if dry_run:
+                self._print(wanted, resolved, rows)
+                return
+            self._download(resolved, rows)
+            seen = self._programs.look(self._name, files=True)
+        source = self._fetcher.name if not has or self._fetcher.name in has else has[0]
+        targets = [node.name for node in wanted]
+        copying = plan_copy(
+            self._name,
+            seen,
+            source=source,
+            revision=resolved.revision,
+            targets=targets,
+            partial=not has,
+        )
+        ref = (f"refs/{self._ref(resolved)}", resolved.revision)
+        copying = replace(copying, refs=tuple(sorted({*copying.refs, ref})))
         if dry_run:
-            if fetches:
-                click.echo(f"{self._fetcher.name} would download from Hugging Face")
             model_copying.print_plan(copying)
-        elif fetches:
-            self._fetch(copying, [row[0] for row in rows], wishes or {}, last=last)
-        elif copying.targets:
-            model_copying.copy(self._programs, copying, wishes or {}, last=last)
+        elif copying.targets or not has:
+            model_copying.copy(self._programs, copying, wishes, last=last)
         elif last:
             model_copying.nothing(self._session, copying)
 
-    def _planned(
-        self, found: Resolved, rows: Sequence[tuple[str, int, str]], seen: dict[str, Seen]
-    ) -> Copying:
-        """Plan a copy from a node that has all that is wanted, or else a download."""
-        from launcher.plan.copying import plan_copy
-        from launcher.plan.fetching import check_room, plan_fetch
+    def _ref(self, resolved: Resolved) -> str:
+        return self._revision if self._revision not in ("", resolved.revision) else _MAIN
 
-        targets = [node.name for node in self._wanted]
-        has = _with_all(self._name, found, rows, seen)
-        if has:
-            first = self._fetcher.name if self._fetcher.name in has else has[0]
-            copying = plan_copy(
-                self._name, seen, source=first, revision=found.revision, targets=targets
-            )
-            return replace(copying, refs=_refs(copying, self._revision))
-        copying = plan_fetch(
-            self._name,
-            found,
-            rows,
-            source=self._fetcher.name,
-            targets=[node.name for node in self._programs.nodes],
-            revision=self._revision,
-        )
-        for node, each in seen.items():
-            check_room(self._name, each, node, copying)
-        return copying
-
-    def _fetch(
-        self, copying: Copying, files: Sequence[str], wishes: Mapping[str, Any], *, last: bool
-    ) -> None:
-        from launcher.cli import model_copying
+    def _resolve(self) -> Resolved:
+        """Ask the hub, from the node that will download; raises NodeError."""
         from launcher.tools import chain
 
-        node = self._fetcher
-        where = self._programs.where(node)
+        node, programs = self._fetcher, self._programs
+        programs.session.wait("look", f"{node.name} asks the hub for {self._name}")
+        request = chain.resolve(
+            self._name, revision=self._revision, env=node.env, token=self._token
+        )
+        command = programs.command(node, request, timeout=_RESOLVE)
+        (answer,) = programs.session.transport.run([command])
+        try:
+            return chain.parse_resolved(answer)
+        except UnreadableAnswer as error:
+            why = error.message.partition("cannot do it: ")[2] or error.message
+            raise _refused(node.name, self._name, why, error.evidence) from None
+
+    def _print(
+        self, wanted: Sequence[Node], resolved: Resolved, rows: Sequence[tuple[str, int, str]]
+    ) -> None:
+        from launcher.sizes import told
+
+        size = told(sum({digest: size for _, size, digest in rows}.values()))
+        click.echo(
+            f"{self._name} ({resolved.revision[:12]}): {self._fetcher.name} would download {size}"
+            f" in {len(rows)} files from Hugging Face"
+        )
+        if others := [node.name for node in wanted if node is not self._fetcher]:
+            click.echo(f"  then {fold(others)} would get it from there")
+
+    def _download(self, resolved: Resolved, rows: Sequence[tuple[str, int, str]]) -> None:
+        """Download files, and show the progress; raises NodeError and LockError."""
+        from launcher.sizes import told
+        from launcher.tools import chain
+
+        session, name, node = self._session, self._name, self._fetcher
+        total = told(sum({digest: size for _, size, digest in rows}.values()))
+        session.begin("download", f"Download {name}, {total}, on {node.name}")
         request = chain.download(
-            self._name,
-            hub=where.path(f"{node.hf_home}/hub"),
-            revision=copying.revision,
-            files=files,
+            name,
+            hub=self._programs.where(node).path(f"{node.hf_home}/hub"),
+            revision=resolved.revision,
+            ref=self._ref(resolved),
+            files=[row[0] for row in rows],
             env=node.env,
             token=self._token,
         )
-        self._total = copying.manifest.bytes
-        self._moved_at = time.monotonic()
-        self._held = self._session.fleet.hold(self._programs.command(node, request))
+        before = session.transport.record("model pull", {node.name: [f"downloading {name}"]})
+        began = moved_at = told_at = time.monotonic()
+        have = 0
+        held = session.fleet.hold(
+            self._programs.command(node, request, before=before.get(node.name, ()))
+        )
         try:
-            model_copying.copy(self._programs, copying, wishes, also=self._check, last=last)
+            while (event := self._next(held)) is None or event.event != "downloaded":
+                list(session.transport.run(()))  # raises when the lock is lost
+                now = time.monotonic()
+                if event is not None and event.have != have:
+                    have, moved_at = event.have, now
+                if now - moved_at > _STALLED:
+                    raise _refused(node.name, name, f"no byte has come for {_STALLED:.0f}s")
+                if now - told_at > _TELL:
+                    told_at = now
+                    session.wait("download", f"{told(have)} of {total}")
         finally:
-            self._held.end()
+            held.end()
+        session.step(
+            "download", f"{total} downloaded", node=node.name, seconds=time.monotonic() - began
+        )
 
-    def _check(self) -> None:
-        """Hear how far the download is; raises NodeError when it has failed or stands still."""
-        while not self._downloaded and (said := self._held.next(0)) is not None:
-            self._take(said)
-        now = time.monotonic()
-        if not self._downloaded and now - self._moved_at > _STALLED:
-            why = f"no byte has come for {_STALLED:.0f}s"
-            raise _refused(self._fetcher.name, self._name, why)
-        if not self._downloaded and now - self._told_at > _TELL:
-            from launcher.sizes import told
-
-            self._told_at = now
-            text = f"downloading: {told(self._have)} of {told(self._total)}"
-            data = {"bytes": self._have, "total": self._total}
-            self._session.note("download", text, node=self._fetcher.name, data=data)
-
-    def _take(self, said: Any) -> None:
+    def _next(self, held: Any) -> Said | None:
+        """Return the next event of the download; raises NodeError when it failed."""
         from launcher.tools import chain
 
-        name = self._fetcher.name
-        if isinstance(said, Answer):
-            raise _refused(name, self._name, "the download ended without a word", said.tail)
-        if said.error:
-            return
+        message = held.next(1.0)
+        if isinstance(message, Answer):
+            why = "the download ended without a message"
+            raise _refused(self._fetcher.name, self._name, why, message.tail)
+        if message is None or message.error:
+            return None
         try:
-            event = chain.said(name, said.text)
+            event = chain.said(self._fetcher.name, message.text)
         except VlaunchError:
-            return  # what the client prints by itself
+            return None  # printed by Hugging Face's client
         if event.event == "failed":
-            raise _refused(name, self._name, event.why)
-        if event.event == "downloaded":
-            self._downloaded = True
-            self._session.note("download", "downloaded", node=name, state="ok")
-        elif event.have != self._have:
-            self._have, self._moved_at = event.have, time.monotonic()
-
-
-def _with_all(
-    name: str, found: Resolved, rows: Sequence[tuple[str, int, str]], seen: dict[str, Seen]
-) -> list[str]:
-    """Return the nodes that have all wanted files of a revision, by their names and sizes."""
-    wanted = {(f"blobs/{digest}", size) for _, size, digest in rows}
-    there = []
-    for node, each in seen.items():
-        for model in each.models:
-            for one in model.revisions:
-                files = {(row.name, row.size) for row in one.rows}
-                whole = wanted <= files and not one.why and not model.unfinished
-                if one.revision == found.revision and whole:
-                    there.append(node)
-    return there
-
-
-def _refs(copying: Copying, revision: str) -> tuple[tuple[str, str], ...]:
-    """Return under which names a revision is found: as it was asked for."""
-    name = revision if revision and revision != copying.revision else "main"
-    return tuple(sorted({*copying.refs, (f"refs/{name}", copying.revision)}))
+            raise _refused(self._fetcher.name, self._name, event.why)
+        return event

@@ -55,6 +55,7 @@ def plan_copy(
     revision: str = "",
     targets: Sequence[str] = (),
     compare: bool = False,
+    partial: bool = False,
 ) -> Copying:
     """Return the copy that brings a model to all nodes, or to `targets`.
 
@@ -65,12 +66,14 @@ def plan_copy(
         revision: a commit, or the name of one; `main` by default.
         targets: nodes that shall have it.
         compare: names, sizes and times are no reason to leave a node out.
+        partial: the source may have only some files of the model.
 
     Raises:
         RequestError: nobody has it, nodes differ in what it is, or there is no room.
     """
     has = {name: there for name, each in seen.items() if (there := _found(each, model, revision))}
-    source = _source(model, revision, has, source, seen)
+    if not (partial and source in has):
+        source = _source(model, revision, has, source, seen)
     kind, found = has[source]
     rows = found.rows
     wanted = tuple(name for name in (targets or seen) if name != source)

@@ -229,7 +229,6 @@ def copy(
     streams: int,
     listen: tuple[str, int] | None,
     source: bool = False,
-    growing: bool = False,
     alone: bool = False,
     compare: bool = False,
     cached: bool = False,
@@ -250,8 +249,8 @@ def copy(
         key: 64 digits that only those who take part know.
         streams: connections to the node before it.
         listen: address and port to serve at; None for who only gives.
-        source: it has the files, or, `growing`, gets them meanwhile from somebody else.
-        alone: nobody fetches from it: it only reads and writes down.
+        source: it has the files.
+        alone: no node fetches from it: it reads the files and records their digests.
         compare: believe nothing that was written down of it: read and compare what is there.
         cached: leave what is read and written in the page cache: it is about to be read again.
         rate: bytes a second that it sends at most; 0: as many as go.
@@ -270,7 +269,6 @@ def copy(
         "key": key,
         "streams": streams,
         "source": source,
-        "growing": growing,
         "alone": alone,
         "compare": compare,
         "cached": cached,
@@ -298,13 +296,14 @@ def download(
     *,
     hub: str,
     revision: str,
+    ref: str,
     files: Sequence[str],
     env: Mapping[str, str],
     token: Secret | None,
 ) -> dict[str, Any]:
-    """Ask to download files of a model into a cache."""
+    """Ask to download files of a commit into a cache, where `ref` points to it afterwards."""
     asked = resolve(name, revision=revision, env=env, token=token)
-    return {**asked, "verb": "download", "hub": hub, "files": list(files)}
+    return {**asked, "verb": "download", "hub": hub, "ref": ref, "files": list(files)}
 
 
 def remove(*roots: str) -> dict[str, Any]:

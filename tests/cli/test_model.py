@@ -140,9 +140,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """What `spread` is called with; of all nodes but the last one it says that they have it now."""
     called: list[Part] = []
 
-    def fake(
-        parts: list[Part], connections: Any, *, total: int, stalled: float
-    ) -> Generator[Event, None, Spread]:
+    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
         called.extend(parts)
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")

@@ -60,9 +60,7 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """What `spread` is called with; then all have the model."""
     called: list[Part] = []
 
-    def fake(
-        parts: list[Part], connections: Any, *, total: int, stalled: float
-    ) -> Generator[Event, None, Spread]:
+    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
         called.extend(parts)
         assert nodes.world.verbs() == []  # no server is asked for before
         yield Event(kind="wait", stage="copy", text="moving")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.model import Answer
+from launcher.remote.fleet import Line
 from launcher.spread import Part
 from launcher.tools import chain
 from launcher.transport import Command
@@ -21,16 +22,22 @@ TOKEN = "hf_thisMustStayHidden"
 
 
 @pytest.fixture
-def hub(nodes: Cluster) -> dict[str, Any]:
+def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
     """What the hub has, as a node's program tells it; tests change it."""
+    nodes.lock.append(Line(node="gpu01", text='{"event": "downloaded", "bytes": 5}'))
     nodes.write(nodes.path.read_text() + "secrets: {HF_TOKEN: {env: HF_TOKEN}}\n")
     rows = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in FILES.items()]
     said: dict[str, Any] = {"event": "resolved", "revision": COMMIT, "files": rows, "asked": {}}
     simulated = nodes.world.answer
+    downloads: list[Command] = []
 
     def answer(command: Command) -> Answer | None:
         if command.argv == chain.on_node(nodes.world.inventory).argv and command.stdin is not None:
             request = json.loads(command.stdin())["request"]
+            last = nodes.held[-1] if nodes.held else command
+            if "downloading org/m" in " ".join(last.before) and last not in downloads:
+                downloads.append(last)
+                in_hub(home(tmp_path, last.node))
             if request["verb"] == "resolve":
                 said["asked"] = {**request, "node": command.node}
                 told = {key: value for key, value in said.items() if key != "asked"}
@@ -44,25 +51,46 @@ def hub(nodes: Cluster) -> dict[str, Any]:
 def test_one_node_downloads_for_all(
     nodes: Cluster, hub: dict[str, Any], parts: list[Part], tmp_path: Path
 ) -> None:
-    """The head, unless another one is named; the token is in no command line, nor in any output."""
+    """The head, unless another one is named; then it is copied from there. The token is in no
+    command line, nor in any output.
+    """
     ran = nodes.run("model", "pull", "org/m", "--rate", "1GB")
 
     assert hub["asked"]["node"] == "gpu01"
     assert hub["asked"]["token"] == TOKEN
-    assert [each.name for each in parts] == ["gpu01", "gpu02"]
-    asked = requests(parts)
-    assert [(each["source"], each["growing"]) for each in asked] == [(True, True), (False, False)]
-    assert asked[0]["refs"] == asked[1]["refs"] == [["refs/main", COMMIT]]
     fetches = nodes.held[-1]
     assert fetches.stdin is not None
     request = json.loads(fetches.stdin())["request"]
-    assert (request["verb"], request["token"]) == ("download", TOKEN)
+    assert (request["verb"], request["token"], request["ref"]) == ("download", TOKEN, "main")
     assert sorted(request["files"]) == sorted(FILES)
     assert request["hub"] == f"{home(tmp_path, 'gpu01')}/hub"
+    assert "downloading org/m" in " ".join(fetches.before)
+    assert [each.name for each in parts] == ["gpu01", "gpu02"]
+    assert requests(parts)[1]["refs"] == [["refs/main", COMMIT]]
+    assert "5 MiB downloaded" in ran.err
     assert TOKEN not in " ".join(word for each in nodes.held for word in each.words)
     assert TOKEN not in ran.out + ran.err
     nodes.run("model", "pull", "org/m", "--node", "gpu02")
     assert hub["asked"]["node"] == "gpu02"
+
+
+def test_a_download_for_one_node_is_compared(
+    nodes: Cluster, hub: dict[str, Any], parts: list[Part]
+) -> None:
+    """With the hub's digests, by a copy without targets."""
+    nodes.run("model", "pull", "org/m", "--to", "gpu01")
+
+    assert [(each["source"], each["alone"]) for each in requests(parts)] == [(True, True)]
+
+
+def test_a_download_that_fails(nodes: Cluster, hub: dict[str, Any], parts: list[Part]) -> None:
+    """Is told with its reason, and nothing is copied."""
+    failed = json.dumps({"event": "failed", "why": "LocalEntryNotFoundError: no route"})
+    nodes.lock[1] = Line(node="gpu01", text=failed)
+    ran = nodes.run("model", "pull", "org/m")
+
+    assert (ran.code, parts) == (1, [])
+    assert "LocalEntryNotFoundError: no route" in ran.err
 
 
 def test_a_dry_run_says_what_would_come(nodes: Cluster, hub: dict[str, Any]) -> None:
@@ -71,9 +99,8 @@ def test_a_dry_run_says_what_would_come(nodes: Cluster, hub: dict[str, Any]) -> 
 
     assert ran.code == 0
     assert ran.out.splitlines() == [
-        "gpu01 would download from Hugging Face",
-        f"org/m ({COMMIT[:12]}): 5 MiB in 2 files, from gpu01",
-        "  gpu02 would get 5 MiB, from gpu01",
+        f"org/m ({COMMIT[:12]}): gpu01 would download 5 MiB in 2 files from Hugging Face",
+        "  then gpu02 would get it from there",
     ]
     assert nodes.held == []
 
@@ -85,7 +112,6 @@ def test_what_a_node_has_is_not_downloaded(
     in_hub(home(tmp_path, "gpu02"))
     nodes.run("model", "pull", "org/m")
     assert [each.name for each in parts] == ["gpu02", "gpu01"]
-    assert [each["growing"] for each in requests(parts)] == [False, False]
     in_hub(home(tmp_path, "gpu01"))
     ran = nodes.run("model", "pull", "org/m")
 

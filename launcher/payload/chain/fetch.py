@@ -14,6 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from . import place
+from .look import folder
+from .store import discard
+
 _TELL = 1.0  # seconds
 _BUSY = (429, 500, 502, 503, 504)
 _AGAIN = (1.0, 3.0, 9.0)  # seconds
@@ -40,11 +44,13 @@ def resolve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def download(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
-    """Download the named files of a commit into the cache `hub`; raises NotFetched.
+    """Download the named files of a commit into the cache `hub`, and point `ref` to the commit;
+    raises NotFetched.
 
-    What it holds so far is told each second. Whole files stay, whatever happens.
+    Progress is told each second. Complete files stay, whatever happens.
     """
-    repo = os.path.join(request["hub"], "models--" + request["name"].replace("/", "--"))
+    repo = os.path.join(request["hub"], folder(request["name"]))
+    discard(repo)  # files of an interrupted copy, which the client cannot use
     done = threading.Event()
 
     def watch() -> None:
@@ -63,6 +69,8 @@ def download(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, An
             )
     finally:
         done.set()
+    place.point(repo, f"refs/{request['ref']}", request["revision"])
+    place.give_to_owner(repo)
     return {"bytes": _held(os.path.join(repo, "blobs"))}
 
 

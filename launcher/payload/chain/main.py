@@ -128,8 +128,7 @@ class _Copy:
         self._store.begin(source=bool(request["source"]))
         self._reader: Reader | None = None
         if request["source"]:
-            growing, alone = bool(request.get("growing")), bool(request.get("alone"))
-            self._reader = Reader(self._store, growing=growing, alone=alone)
+            self._reader = Reader(self._store, alone=bool(request.get("alone")))
         self._upstream = Upstream(tell)
         self._cipher = Cipher(request.get("cipher"))
         self._take = Streams(
@@ -255,7 +254,7 @@ class _Copy:
         try:
             if self._loader is not None:
                 self._loader.finish()
-            elif self._reader is None or self._request.get("growing"):
+            elif self._reader is None:
                 place.finish(self._store, self._request)
             else:
                 self._keep_record()

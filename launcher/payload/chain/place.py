@@ -41,13 +41,13 @@ def finish(store: Store, request: dict[str, Any]) -> None:
             _land(store, at)
     for name, target in request.get("links", ()):
         _link(root, name, target)
-    _give_to_owner(root)
+    give_to_owner(root)
     about = request.get("about", {})
     record.keep(root, request["label"], store.manifest, bytes(store.digests), about)
     for name, text in request.get("refs", ()):
-        _write(below(root, _safe_parent(root, name)), text)
+        point(root, name, text)
     discard(root)
-    _give_to_owner(root, STATE, "refs")
+    give_to_owner(root, STATE, "refs")
 
 
 def _land(store: Store, at: int) -> None:
@@ -84,15 +84,17 @@ def _safe_parent(root: str, name: str) -> str:
     return name
 
 
-def _write(path: str, text: str) -> None:
+def point(root: str, name: str, commit: str) -> None:
+    """Write a reference to a commit; raises OSError and Unsafe."""
+    path = below(root, _safe_parent(root, name))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(open_plain(f"{path}.new", flags), "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(commit)
     os.replace(f"{path}.new", path)
 
 
-def _give_to_owner(root: str, *below: str) -> None:
-    """What root made belongs to whom the folder around it belongs: all, or what is `below`."""
+def give_to_owner(root: str, *below: str) -> None:
+    """Give files that root made to the owner of the folder around them: all, or those `below`."""
     owner = os.stat(os.path.dirname(root.rstrip("/")))
     if os.geteuid() != 0 or (owner.st_uid, owner.st_gid) == (0, 0):
         return

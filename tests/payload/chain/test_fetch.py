@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.model import Inventory, Secret
-from launcher.payload.chain.files import File, Manifest
 from launcher.tools import chain
-from tests.chains import Chain, content
 from tests.hub_stand_in import COMMIT, Hub
 
 pytestmark = pytest.mark.processes
@@ -70,6 +67,7 @@ def download(hub: Hub, folder: Path, token: str = "") -> dict[str, Any]:
         "org/m",
         hub=str(folder),
         revision=COMMIT,
+        ref="main",
         files=WANTED,
         env={"HF_ENDPOINT": hub.start()},
         token=Secret(token) if token else None,
@@ -115,6 +113,7 @@ def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
         name: FILES[name] for name in WANTED
     }
     assert not (snapshot / "m.bin").exists()
+    assert (snapshot.parents[1] / "refs" / "main").read_text() == COMMIT
 
 
 def test_it_ends_with_its_input(tmp_path: Path) -> None:
@@ -127,30 +126,3 @@ def test_it_ends_with_its_input(tmp_path: Path) -> None:
     assert program.wait(20) == 3
     assert program.stdout is not None
     program.stdout.close()
-
-
-def test_what_comes_is_passed_on(tmp_path: Path) -> None:
-    """While the rest is still coming: at the end all nodes have it, with links and names."""
-    nodes = Chain(tmp_path, 3)
-    for name in nodes.names:
-        nodes.roots[name] = tmp_path / name / "models--org--m"
-    hub = Hub(FILES, rate=2_000_000)
-    rows = [(hub.digest(name), len(FILES[name])) for name in WANTED]
-    blobs = [File(f"blobs/{digest}", size, 0, digest) for digest, size in sorted(set(rows))]
-    links = [[f"snapshots/{COMMIT}/{name}", f"blobs/{hub.digest(name)}"] for name in WANTED]
-    said: list[dict[str, Any]] = []
-    fetched = threading.Thread(
-        target=lambda: said.append(ask(download(hub, tmp_path / "n0"))), daemon=True
-    )
-    fetched.start()
-    manifest = Manifest(blobs, 128 * 1024)
-    came = nodes.run(manifest, links=links, growing=True, refs=[["refs/main", COMMIT]])
-    fetched.join(20)
-
-    assert said[0]["event"] == "downloaded"
-    assert came.failed == {}
-    for name in nodes.names:
-        root = nodes.roots[name]
-        there = content(root / "snapshots")
-        assert there == {f"{COMMIT}/{each}": FILES[each] for each in WANTED}
-        assert (root / "refs" / "main").read_text() == COMMIT
