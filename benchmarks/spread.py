@@ -42,7 +42,7 @@ from benchmarks.spread_network import (
     network,
     unlimit,
 )
-from launcher.cli.model_copying import STREAMS as STREAMS_OF_COPIES
+from launcher.cli.copying import STREAMS as STREAMS_OF_COPIES
 from launcher.events import Event
 from launcher.model import Inventory
 from launcher.payload.chain.files import File, Manifest
@@ -268,7 +268,7 @@ def cut(bench: Bench, manifest: Manifest, count: int) -> float:
 
 def nothing(bench: Bench, count: int) -> float:
     """Return the seconds of a copy of 10,000 files that all nodes have, programs' start included:
-    `vlaunch model push --compare` does that; without it names, sizes and times are compared.
+    `vlaunch model copy --compare` does that; without it names, sizes and times are compared.
     """
     root = bench.root(0)
     shutil.rmtree(root)

@@ -20,7 +20,7 @@ _STAGE: Final = "copy"
 BEGIN: Final = 90.0  # seconds until all programs listen; a container may have to start
 SILENT: Final = 20.0  # seconds without a word, until a program counts as dead
 STALLED: Final = 90.0  # seconds in which no byte comes to anybody
-_FINISH: Final = 120.0, 20e6  # seconds, and bytes a second that a disk writes at the least
+_FINISH: Final = 120.0, 5e6  # seconds, and bytes a second that `docker load` takes at least
 _LOOK, _POLL, _TELL = 1.0, 0.05, 10.0  # seconds
 
 

@@ -1,10 +1,7 @@
-"""Small images in the forms in which Docker saves them: 20.10's own, and the OCI layout of 25 and
-newer, which containerd's store writes, too, with layers packed as they came.
-"""
+"""Small images as Docker saves them: as 20.10 does, and in the OCI layout of 25 and newer."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -47,12 +44,10 @@ def config_of(layers: Sequence[bytes]) -> bytes:
     ).encode()
 
 
-def classic(*, wrong: bool = False, twice: bool = False) -> bytes:
+def classic(*, twice: bool = False) -> bytes:
     """As Docker 20.10 saves it: a folder a layer, an equal one as a link."""
     config = config_of(LAYERS)
     files = {f"id{at}/layer.tar": each for at, each in enumerate(LAYERS) if at != 2}
-    if wrong:
-        files["id1/layer.tar"] = b"other"
     files |= {f"{sha(config)}.json": config, "id0/VERSION": b"1.0"}
     rows = [
         {
@@ -66,23 +61,10 @@ def classic(*, wrong: bool = False, twice: bool = False) -> bytes:
     return tar_of(files, {"id2/layer.tar": "../id0/layer.tar"})
 
 
-def modern(*, packed: bool = False, wrong: bool = False, manifest: bool = True) -> bytes:
-    """As Docker 25 and newer save it; `packed` as containerd's store does."""
+def modern() -> bytes:
+    """As Docker 25 and newer save it."""
     config = config_of(LAYERS)
-    layers = [gzip.compress(each, mtime=0) if packed else each for each in LAYERS]
-    paths = [f"blobs/sha256/{sha(each)}" for each in layers]
-    files = dict(zip(paths, layers, strict=True)) | {f"blobs/sha256/{sha(config)}": config}
-    said = {
-        "schemaVersion": 2,
-        "config": {"digest": f"sha256:{sha(config)}"},
-        "layers": [{"digest": f"sha256:{sha(each)}"} for each in layers],
-        "annotations": {"of": "the publisher"},
-    }
-    if manifest:
-        text = json.dumps(said).encode()
-        files[f"blobs/sha256/{sha(text)}"] = text
-    if wrong:
-        files[paths[1]] = gzip.compress(b"other", mtime=0) if packed else b"other"
+    paths = [f"blobs/sha256/{sha(layer)}" for layer in LAYERS]
+    files = {**dict(zip(paths, LAYERS, strict=True)), f"blobs/sha256/{sha(config)}": config}
     rows = [{"Config": f"blobs/sha256/{sha(config)}", "RepoTags": [NAME], "Layers": paths}]
-    files |= {"manifest.json": json.dumps(rows).encode(), "index.json": b"{}"}
-    return tar_of(files)
+    return tar_of({**files, "manifest.json": json.dumps(rows).encode(), "index.json": b"{}"})

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.payload.chain import archive
+from launcher.payload.chain import images
 from launcher.payload.chain.files import File, Manifest
 from launcher.plan.members import Part
-from launcher.tools import image_copy
 from tests.chains import CHUNK, Chain, when
 from tests.image_tars import NAME, sha, tar_of
 
@@ -23,35 +22,39 @@ LAYERS = tuple(random.Random(1).randbytes(size) for size in (9_000_017, 1_000_00
 
 
 class Images(Chain):
-    """Nodes whose Docker writes what it is given into a file; `n0` has the image's blobs."""
+    """Nodes whose Docker writes what it is given into a file; `n0` has the image's files."""
 
-    image: archive.Image
+    exported: dict[str, Any]
     refuses: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        root = self.roots["n0"]
-        root.mkdir(exist_ok=True)
-        self.image = archive.split(io.BytesIO(tar_of_layers()), str(root))
+        saved = self.base / "saved"
+        saved.write_bytes(tar_of_layers())
+        root, top = str(self.roots["n0"]), str(self.base / "n0")
+        (self.base / "n0").chmod(0o700)
+        asked = {"of": "1", "root": root, "top": top, "need": 1, "save": ["cat", str(saved)]}
+        self.exported = images.export(asked)
 
     @property
     def manifest(self) -> Manifest:
-        """What travels."""
-        rows = [(self.image.config, self.image.config_size)]
-        rows += [(each.digest, each.size) for each in self.image.layers]
-        return Manifest([File(name, size, sum=name) for name, size in rows], CHUNK)
+        """What is copied."""
+        return Manifest([File(*row) for row in self.exported["files"]], CHUNK)
 
     def given(self, name: str) -> Path:
         """What a node's Docker was given."""
         return self.base / name / "given"
 
     def has_it(self, name: str) -> bool:
-        """True when a node's Docker was given the whole image, and nothing else of it is left."""
+        """True when a node's Docker was given all files, and nothing else of it is left."""
         try:
-            image = archive.split(io.BytesIO(self.given(name).read_bytes()))
-        except (OSError, archive.NotAnImage):
+            with tarfile.open(self.given(name)) as tar:
+                sums = {each.name: sha(tar.extractfile(each).read()) for each in tar}  # type: ignore[union-attr]
+        except (OSError, tarfile.TarError):
             return False
-        return image == self.image and not self.roots[name].exists()
+        root = self.roots["n0"]
+        wanted = {row[0]: sha((root / row[0]).read_bytes()) for row in self.exported["files"]}
+        return sums == wanted and not self.roots[name].exists()
 
     def _part(
         self,
@@ -63,10 +66,9 @@ class Images(Chain):
         more: dict[str, Any],
     ) -> Part:
         script = "echo no space left >&2; exit 1" if name == self.refuses else 'cat > "$0"'
-        docker = ("sh", "-c", script, str(self.given(name)))
         top = self.roots[name].parent
         top.chmod(0o700)
-        load = image_copy.load(docker, self.image, [NAME], top=str(top))
+        load = {"load": ["sh", "-c", script, str(self.given(name))], "top": str(top)}
         more = more if name == source else {**more, "load": load}
         return super()._part(name, manifest, source, links, gives, more)
 
@@ -87,7 +89,7 @@ def chain(tmp_path: Path) -> Images:
 
 
 def test_every_docker_is_given_the_image(chain: Images) -> None:
-    """From blobs that come along the chain, and of which nothing is left."""
+    """From files that come along the chain, and of which nothing is left."""
     came = chain.run(chain.manifest)
 
     assert came.failed == {}

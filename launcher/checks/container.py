@@ -55,7 +55,7 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
             f"image {image} is not there",
             fix=(
                 f"run `docker pull {image}` on {name}, or bring it from another node: "
-                f"`vlaunch image push {image}`"
+                f"`vlaunch image copy {image}`"
             ),
         )
         for name in images
@@ -71,7 +71,7 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
             f"{image} is another image than on {fold(usual)}",
             evidence="\n".join(f"{name}: {found.id[:19]}" for name, found in there.items()),
             fix=(
-                f"bring one to all: `vlaunch image push {image} --from {usual[0]}`; or give the"
+                f"bring one to all: `vlaunch image copy {image} --from {usual[0]}`; or give the"
                 " image by digest in the inventory"
             ),
         )

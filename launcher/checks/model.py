@@ -89,7 +89,7 @@ def _nowhere(node: Node, model: str) -> Finding:
             node,
             f"has no {model}",
             fix=(
-                f"copy it from this machine: `vlaunch model push ./FOLDER --as {model}`; it must"
+                f"copy it from this machine: `vlaunch model copy ./FOLDER --as {model}`; it must"
                 " lie below `hf_home:` or one of `mounts:`"
             ),
         )
@@ -98,7 +98,7 @@ def _nowhere(node: Node, model: str) -> Finding:
             node,
             f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
             fix=(
-                f"bring it: `vlaunch model pull {model}`, or from this machine `vlaunch model push"
+                f"bring it: `vlaunch model pull {model}`, or from this machine `vlaunch model copy"
                 f" {model} --here`; or take HF_HUB_OFFLINE out"
             ),
         )
@@ -108,8 +108,8 @@ def _nowhere(node: Node, model: str) -> Finding:
 def _copy(model: str, source: Node, target: Node) -> str:
     if source.name == target.name:
         return f"go on with the download: `vlaunch model pull {model}`"
-    push = f"vlaunch model push {model} --from {source.name} --to {target.name}"
-    return f"copy it from {source.name}: `{push}`"
+    line = f"vlaunch model copy {model} --from {source.name} --to {target.name}"
+    return f"copy it from {source.name}: `{line}`"
 
 
 def _token(evidence: Evidence) -> Sequence[Finding]:

@@ -333,7 +333,7 @@ def _model_on(
             node,
             f"{name} is not the same model on all nodes",
             evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
-            fix=f"bring one of them everywhere: `vlaunch model push {name} --from {whole[0]}`",
+            fix=f"bring one of them everywhere: `vlaunch model copy {name} --from {whole[0]}`",
         )
     return passed(node, "has the model")
 
@@ -366,10 +366,10 @@ def _absent(
 def bring(name: str, whole: Sequence[str]) -> str:
     """Say how a model gets to nodes that lack it; `whole` are those that have all of it."""
     if whole:
-        return f"copy it from {whole[0]}: `vlaunch model push {name}`, or add `--fetch`"
+        return f"copy it from {whole[0]}: `vlaunch model copy {name}`, or add `--fetch`"
     if name.startswith("/"):
         return (
-            f"copy it from this machine: `vlaunch model push ./FOLDER --as {name}`; it must lie"
+            f"copy it from this machine: `vlaunch model copy ./FOLDER --as {name}`; it must lie"
             " below `hf_home:` or one of `mounts:`"
         )
     return f"download it once for all nodes: `vlaunch model pull {name}`, or add `--fetch`"

@@ -13,7 +13,7 @@ import click
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
-from launcher.cli.image_push import pull, push
+from launcher.cli.image_copy import copy, look, pull
 from launcher.cli.model import NODE
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     Images of one name stand in one line as long as layers and configuration are the same. The exit
     code is 1 when a node cannot be asked.
     """
-    from launcher.cli import image_copying
     from launcher.ui import images as ui
     from launcher.ui import json_line
     from launcher.ui.terminal import say, show
@@ -49,7 +48,7 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
         reached = session.reached_of(picked)
-        seen = image_copying.look(session, reached) if reached else {}
+        seen = look(session, reached) if reached else {}
         remarks = [error.message for error in session.missing.values()]
     remarks += [f"{name}: Docker: {each.trouble}" for name, each in seen.items() if each.trouble]
     if call.as_json:
@@ -79,5 +78,5 @@ def _as_json(cluster: str, seen: Mapping[str, Store], remarks: Sequence[str]) ->
     return {"cluster": cluster, "nodes": nodes, "remarks": list(remarks)}
 
 
-image.add_command(push)
+image.add_command(copy)
 image.add_command(pull)

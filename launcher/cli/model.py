@@ -14,8 +14,8 @@ import click
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
+from launcher.cli.model_copy import copy
 from launcher.cli.model_pull import pull
-from launcher.cli.model_push import push
 from launcher.errors import RequestError
 from launcher.model import Node, fold
 
@@ -199,5 +199,5 @@ def _tell_removed(session: Session, name: str, freed: Mapping[str, int]) -> None
     session.done(text, stage="model", data={"freed": dict(freed)})
 
 
-model.add_command(push)
+model.add_command(copy)
 model.add_command(pull)

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from launcher.state.snapshot import ClusterSnapshot
 
 
-_WISHES = {"cached": True}  # what is about to be loaded stays in memory
-
-
 def for_server(
     session: Session, asked: Asked, seen: ClusterSnapshot, *, dry_run: bool
 ) -> tuple[Asked, ClusterSnapshot, float]:
@@ -114,7 +111,7 @@ def note(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> str:
     if not lack:
         return ""
     whole = [name for name, found in seen.models.items() if found.where == "there"]
-    how = f"push {model}" if whole or model.startswith("/") else f"pull {model}"
+    how = f"copy {model}" if whole or model.startswith("/") else f"pull {model}"
     names = fold([node.name for node in lack])
     return f"first, {names} would be given {model}: `vlaunch model {how} --dry-run` says how"
 
@@ -127,19 +124,20 @@ def bring(session: Session, seen: ClusterSnapshot, model: str, nodes: Sequence[N
         RequestError: nobody has a folder, nodes that have the model differ, or there is no room.
         NodeError: a node does not have it, or the download failed.
     """
-    from launcher.cli import model_copying, model_pull, model_push
+    from launcher.cli import model_copy, model_pull
+    from launcher.cli.copying import Options
     from launcher.plan.copying import plan_copy, whole_on
 
     lack = lacking(seen, model, nodes)
     if not lack:
         return 0.0
     began = time.monotonic()
-    programs = model_push.look(session, session.reached, model)
+    given = Options(cached=True)  # vLLM is about to read it
+    programs = model_copy.look(session, session.reached, model)
     found = programs.look(model, files=True)
     if whole_on(model, found) or model.startswith("/"):
         copying = plan_copy(model, found, targets=[node.name for node in lack])
-        if copying.targets:
-            model_copying.copy(programs, copying, _WISHES, last=False)
+        model_copy.bring(programs, copying, given, last=False)
     else:
-        model_pull.download(session, model, nodes, _WISHES)
+        model_pull.download(session, model, nodes, given)
     return time.monotonic() - began

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from launcher.cli import options
+from launcher.cli import model_copy, options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
-from launcher.cli.model_push import how, look
+from launcher.cli.copying import Options
+from launcher.cli.model_copy import look, transfer
+from launcher.cli.model_programs import Programs
+from launcher.cli.session import Session
 from launcher.errors import NodeError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer, Inventory, Node, Secret, fold
-
-if TYPE_CHECKING:
-    from launcher.cli.model_programs import Programs
-    from launcher.cli.session import Session
-    from launcher.plan.file_filter import FileFilter
-    from launcher.tools.chain import Resolved, Said
+from launcher.plan.copying import plan_copy
+from launcher.plan.file_filter import FileFilter, check_room, choose, holders
+from launcher.remote.secrets import resolve
+from launcher.sizes import told
+from launcher.tools import chain
+from launcher.tools.chain import Resolved, Said
 
 _RESOLVE = 120.0  # seconds
 _STALLED = 300.0  # seconds without a byte; Hugging Face's client retries for a while
@@ -37,7 +40,7 @@ _HINTS = {
 }
 _OFFLINE = (
     "does that node reach the hub? Proxies and HF_ENDPOINT come from `env:` of the inventory; a"
-    " model that is downloaded elsewhere is brought with `vlaunch model push`"
+    " model that is downloaded elsewhere is brought with `vlaunch model copy`"
 )
 
 
@@ -47,18 +50,11 @@ _OFFLINE = (
 )
 @click.argument("name", metavar="MODEL")
 @click.option("-n", "--node", metavar="NAME", help="The node that downloads (the head).")
-@click.option(
-    "--to",
-    "targets",
-    multiple=True,
-    metavar="NODE",
-    help="Only to this node (may be given several times).",
-)
 @click.option("--revision", default="", help="A commit, or the name of one (main).")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files like *.json.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like these.")
 @click.option("--all-files", "every", is_flag=True, help="Weights in other forms, too.")
-@how
+@transfer
 def pull(
     call: Call,
     name: str,
@@ -68,7 +64,7 @@ def pull(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     every: bool,
-    **wishes: Any,
+    **limits: Any,
 ) -> None:
     """Download MODEL from Hugging Face on one node, with the client and the token of the cluster
     (`secrets: {HF_TOKEN: …}`), then copy it from node to node.
@@ -77,10 +73,9 @@ def pull(
     copied from it instead. After an interruption, the same command continues with the files that
     are incomplete.
     """
-    from launcher.plan.file_filter import FileFilter
 
     if name.startswith((".", "/", "~")):
-        raise click.UsageError("a folder is not downloaded: see `vlaunch model push --help`")
+        raise click.UsageError("a folder is not downloaded: see `vlaunch model copy --help`")
     inventory = call.inventory
     wanted = chosen(inventory, targets)
     fetcher = chosen(inventory, [node])[0] if node else _default(inventory, wanted)
@@ -88,18 +83,17 @@ def pull(
     asked = [each for each in inventory.nodes if each in wanted or each is fetcher]
     with call.session(nodes=asked) as session, call.locked(session) as ours:
         pulling = _Pull(look(ours, asked, name), fetcher, name, revision)
-        pulling.run(wanted, files, dry_run=call.dry_run, wishes=wishes)
+        pulling.run(wanted, files, Options(**limits), dry_run=call.dry_run)
 
 
-def download(session: Session, name: str, nodes: Sequence[Node], wishes: Mapping[str, Any]) -> None:
+def download(session: Session, name: str, nodes: Sequence[Node], given: Options) -> None:
     """Download a model on one of `nodes` and copy it to the others, as a part of another command.
-    `wishes` are those of `model_copying.copy`. Raises what the command does.
+    Raises what the command does.
     """
-    from launcher.plan.file_filter import FileFilter
 
     fetcher = _default(session.inventory, nodes)
     pulling = _Pull(look(session, nodes, name), fetcher, name, "")
-    pulling.run(nodes, FileFilter(), wishes=wishes, last=False)
+    pulling.run(nodes, FileFilter(), given, last=False)
 
 
 def _default(inventory: Inventory, wanted: Sequence[Node]) -> Node:
@@ -108,7 +102,6 @@ def _default(inventory: Inventory, wanted: Sequence[Node]) -> Node:
 
 def _token(inventory: Inventory) -> Secret | None:
     """Fetch the token, where the inventory names one; raises RequestError."""
-    from launcher.remote.secrets import resolve
 
     source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
     return resolve(source, inventory.path.parent).get("HF_TOKEN")
@@ -131,17 +124,14 @@ class _Pull:
         self,
         wanted: Sequence[Node],
         files: FileFilter,
+        given: Options,
         *,
-        wishes: Mapping[str, Any],
         dry_run: bool = False,
         last: bool = True,
     ) -> None:
         """Download what no node has, and copy it; raises RequestError and what a copy does.
-        `wishes` and `last` are those of `model_copying.copy`.
+        `given` and `last` are those of `model_copy.bring`.
         """
-        from launcher.cli import model_copying
-        from launcher.plan.copying import plan_copy
-        from launcher.plan.file_filter import check_room, choose, holders
 
         resolved = self._resolve()
         rows = choose(self._name, resolved, files)
@@ -167,18 +157,15 @@ class _Pull:
         ref = (f"refs/{self._ref(resolved)}", resolved.revision)
         copying = replace(copying, refs=tuple(sorted({*copying.refs, ref})))
         if dry_run:
-            model_copying.print_plan(copying)
-        elif copying.targets or not has:
-            model_copying.copy(self._programs, copying, wishes, last=last)
-        elif last:
-            model_copying.nothing(self._session, copying)
+            model_copy.print_plan(copying)
+        else:
+            model_copy.bring(self._programs, copying, given, last=last, verify=not has)
 
     def _ref(self, resolved: Resolved) -> str:
         return self._revision if self._revision not in ("", resolved.revision) else _MAIN
 
     def _resolve(self) -> Resolved:
         """Ask the hub, from the node that will download; raises NodeError."""
-        from launcher.tools import chain
 
         node, programs = self._fetcher, self._programs
         programs.session.wait("look", f"{node.name} asks the hub for {self._name}")
@@ -190,13 +177,12 @@ class _Pull:
         try:
             return chain.parse_resolved(answer)
         except UnreadableAnswer as error:
-            why = error.message.partition("cannot do it: ")[2] or error.message
+            why = chain.reason(error)
             raise _refused(node.name, self._name, why, error.evidence) from None
 
     def _print(
         self, wanted: Sequence[Node], resolved: Resolved, rows: Sequence[tuple[str, int, str]]
     ) -> None:
-        from launcher.sizes import told
 
         size = told(sum({digest: size for _, size, digest in rows}.values()))
         click.echo(
@@ -208,8 +194,6 @@ class _Pull:
 
     def _download(self, resolved: Resolved, rows: Sequence[tuple[str, int, str]]) -> None:
         """Download files, and show the progress; raises NodeError and LockError."""
-        from launcher.sizes import told
-        from launcher.tools import chain
 
         session, name, node = self._session, self._name, self._fetcher
         total = told(sum({digest: size for _, size, digest in rows}.values()))
@@ -248,7 +232,6 @@ class _Pull:
 
     def _next(self, held: Any) -> Said | None:
         """Return the next event of the download; raises NodeError when it failed."""
-        from launcher.tools import chain
 
         message = held.next(1.0)
         if isinstance(message, Answer):

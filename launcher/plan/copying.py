@@ -170,7 +170,7 @@ def _source(
             + (", or not all of it" if has else f" ({fold(list(seen))} were asked)"),
             evidence=evidence,
             hint="see what is where: `vlaunch model list`; a folder of this machine is copied with"
-            " `vlaunch model push ./FOLDER`",
+            " `vlaunch model copy ./FOLDER`",
         )
     first = next(iter(whole))
     others = [
@@ -185,7 +185,7 @@ def _source(
                 f"{name}: {found.revision or f'{found.count} files'}, {told(found.size)}"
                 for name, (_, found) in whole.items()
             ],
-            hint=f"say whose it shall be: `vlaunch model push {model} --from {first}`",
+            hint=f"say whose it shall be: `vlaunch model copy {model} --from {first}`",
         )
     return first
 

@@ -1,5 +1,5 @@
-"""Which nodes get which layers of an image, and from whom: decided from what each Docker has,
-before anything is written.
+"""Plan of a copy of an image: the nodes that lack it and the layers that they lack, decided from
+what each Docker has before anything is written.
 """
 
 from __future__ import annotations
@@ -10,29 +10,22 @@ from typing import Final
 
 from launcher.errors import NodeError, RequestError, together
 from launcher.model import fold
-from launcher.payload.chain import archive
 from launcher.payload.chain.files import File, Manifest
-from launcher.plan.copying import chunk, in_order
+from launcher.plan.copying import Copying, chunk, in_order
 from launcher.sizes import told
 from launcher.tools import image_store
+from launcher.tools.chain import Exported
 from launcher.tools.docker import Image
 from launcher.tools.image_store import Store
 
 _MARGIN: Final = 1.02  # how much more room than bytes there must be
-_ZSTD: Final = 23  # version of Docker
+_LIST: Final = "see what is where: `vlaunch image list`"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Nodes that have the first `has` layers of an image, and so lack the same ones: one chain."""
-
-    has: int
-    targets: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageCopying:
-    """One copy to be: `source` has the image, each group's nodes get what they lack of it.
+class ImagePlan:
+    """A copy of an image: `lacking` are the nodes that get it from `source`, in the order of the
+    chain. All of them have its first `has` layers.
 
     `complete` are the nodes that have it already, `order` is all nodes in the inventory's.
     `unnamed` are those that have it under other names alone, each with its ID there.
@@ -41,7 +34,8 @@ class ImageCopying:
     name: str
     source: str
     image: Image
-    groups: tuple[Group, ...]
+    lacking: tuple[str, ...]
+    has: int
     unnamed: Mapping[str, str]
     complete: tuple[str, ...]
     order: tuple[str, ...]
@@ -49,14 +43,12 @@ class ImageCopying:
     @property
     def targets(self) -> tuple[str, ...]:
         """The nodes that get something, or a name for what they have."""
-        given = tuple(name for group in self.groups for name in group.targets)
-        return (*given, *self.unnamed)
+        return (*self.lacking, *self.unnamed)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What the image is called on the nodes then."""
-        tagged = ":" in self.name.rpartition("/")[2]
-        return (self.name if tagged else f"{self.name}:latest",)
+    def tagged(self) -> str:
+        """The image's name with its tag."""
+        return self.name if ":" in self.name.rpartition("/")[2] else f"{self.name}:latest"
 
 
 def plan_image(
@@ -65,7 +57,7 @@ def plan_image(
     *,
     source: str = "",
     targets: Sequence[str] = (),
-) -> ImageCopying:
+) -> ImagePlan:
     """Return the copy that brings an image to all nodes, or to `targets`.
 
     Args:
@@ -91,18 +83,15 @@ def plan_image(
             " there: Docker knows digests of what came from a registry alone",
             hint="name it by a tag; the nodes' images are compared with each other all the same",
         )
-    twins = {node: each.id for node in lacking if (each := _twin(seen[node], image)) is not None}
-    groups: dict[int, list[str]] = {}
-    for node in [node for node in lacking if node not in twins]:
-        groups.setdefault(_has(seen[node], image), []).append(node)
-    return ImageCopying(
+    unnamed = {node: twin.id for node in lacking if (twin := _twin(seen[node], image)) is not None}
+    lacking = [node for node in lacking if node not in unnamed]
+    return ImagePlan(
         name=name,
         source=source,
         image=image,
-        groups=tuple(
-            Group(has=count, targets=in_order(groups[count], source)) for count in sorted(groups)
-        ),
-        unnamed=twins,
+        lacking=in_order(lacking, source),
+        has=min((_has(seen[node], image) for node in lacking), default=0),
+        unnamed=unnamed,
         complete=tuple(node for node in seen if node in there and node in (source, *wanted)),
         order=tuple(seen),
     )
@@ -134,19 +123,16 @@ def _source(name: str, has: Mapping[str, Image], seen: Mapping[str, Store], sour
         raise RequestError(
             f"no node has {name} ({fold(list(seen))} were asked)",
             hint=f"have one fetch it: `vlaunch image pull {name}`, or bring it from this machine:"
-            f" `vlaunch image push {name} --here`",
+            f" `vlaunch image copy {name} --here`",
         )
     first = next(iter(has))
     if others := [node for node in has if has[node].identity != has[first].identity]:
         raise RequestError(
             f"{name} is not the same image on {fold([first, *others])}",
             evidence=[f"{node}: {short(each)}, {told(each.size)}" for node, each in has.items()],
-            hint=f"say whose it shall be: `vlaunch image push {name} --from {first}`",
+            hint=f"say whose it shall be: `vlaunch image copy {name} --from {first}`",
         )
     return first
-
-
-_LIST: Final = "see what is where: `vlaunch image list`"
 
 
 def short(image: Image) -> str:
@@ -176,67 +162,62 @@ def _check_able(seen: Mapping[str, Store], nodes: Sequence[str]) -> None:
         raise together(errors, "cannot take part")
 
 
-def check_export(copying: ImageCopying, store: Store) -> int:
-    """Return the bytes that the source needs while the image is taken out of its Docker; raises
-    NodeError when there are fewer.
+def plan_files(plan: ImagePlan, exported: Exported) -> Copying:
+    """Return the copy of the files of an image, without layers that all targets have."""
+    present = {*exported.layers[: plan.has]} - {*exported.layers[plan.has :]}
+    files = [File(*row) for row in exported.files if row[0] not in present]
+    total = sum(each.size for each in files)
+    return Copying(
+        model=plan.name,
+        revision="",
+        source=plan.source,
+        targets=plan.lacking,
+        complete=plan.complete,
+        manifest=Manifest(files, chunk(total)),
+        links=(),
+        refs=(),
+        missing=dict.fromkeys(plan.lacking, total),
+        order=plan.order,
+    )
 
-    Docker's classic store writes all of it to its own disk first.
+
+def check_source(plan: ImagePlan, store: Store) -> int:
+    """Return the bytes that the source needs for its export of the image; raises NodeError when
+    there are fewer.
+
+    Docker's classic store first writes all of it to its own disk.
     """
-    need = round(copying.image.size * _MARGIN)
-    own = 0 if store.containerd else need
-    _check(copying.source, store, scratch=need - store.unfinished, docker=own)
+    need = round(plan.image.size * _MARGIN)
+    docker = 0 if store.containerd else need
+    if errors := _check(plan.source, store, scratch=need - store.unfinished, docker=docker):
+        raise errors[0]
     return max(0, need - store.unfinished)
 
 
-def check_targets(copying: ImageCopying, image: archive.Image, seen: Mapping[str, Store]) -> None:
-    """Raise NodeError for every node that has too little room for what it gets, or a Docker that
-    cannot unpack it.
+def check_targets(plan: ImagePlan, copying: Copying, seen: Mapping[str, Store]) -> None:
+    """Raise NodeError for every node that has too little room.
 
-    What comes lies there three times for a while: as it came, in Docker's temporary folder, and
-    unpacked.
+    The files are stored three times for a while: as they came, in Docker's temporary folder, and
+    unpacked. Containerd's store exports layers packed.
     """
-    errors = _too_old(copying, image, seen)
-    if errors:
-        raise together(errors, "cannot take this image")
-    for group in copying.groups:
-        missing = manifest(image, group.has).bytes
-        unpacked = missing if not _packed(image) else copying.image.size
-        for node in group.targets:
-            try:
-                scratch = round(missing * _MARGIN) - seen[node].unfinished
-                docker = round((missing + unpacked) * _MARGIN)
-                _check(node, seen[node], scratch=scratch, docker=docker)
-            except NodeError as error:
-                errors.append(error)
+    missing = copying.manifest.bytes
+    unpacked = plan.image.size if seen[plan.source].containerd else missing
+    docker = round((missing + unpacked) * _MARGIN)
+    errors = [
+        error
+        for node in plan.lacking
+        for error in _check(
+            node,
+            seen[node],
+            scratch=round(missing * _MARGIN) - seen[node].unfinished,
+            docker=docker,
+        )
+    ]
     if errors:
         raise together(errors, "has too little room for the image")
 
 
-def _too_old(
-    copying: ImageCopying, image: archive.Image, seen: Mapping[str, Store]
-) -> list[NodeError]:
-    """Return an error for every node whose Docker does not know zstd, which came with 23.0
-    (moby #28394; tried: 20.10 does not, 26.1 does).
-    """
-    if "+zstd" not in image.manifest:
-        return []
-    majors = {name: seen[name].version.partition(".")[0] for name in copying.targets}
-    return [
-        NodeError(
-            name,
-            f"Docker {seen[name].version} cannot unpack layers packed with zstd",
-            hint="install Docker 23.0 or newer there, or take an image that is packed with gzip",
-        )
-        for name, major in majors.items()
-        if major.isdigit() and int(major) < _ZSTD
-    ]
-
-
-def _packed(image: archive.Image) -> bool:
-    return any(each.digest != each.diff for each in image.layers)
-
-
-def _check(node: str, store: Store, *, scratch: int, docker: int) -> None:
+def _check(node: str, store: Store, *, scratch: int, docker: int) -> list[NodeError]:
     if store.same_disk:
         enough = scratch + docker <= store.free
         text = f"{told(scratch + docker)} are needed, {told(store.free)} are free"
@@ -247,20 +228,10 @@ def _check(node: str, store: Store, *, scratch: int, docker: int) -> None:
             f" {told(store.scratch)} are free;"
             f" {told(docker)} where Docker keeps images, {told(store.free)} are free"
         )
-    if not enough:
-        raise NodeError(
-            node,
-            f"has too little room for the image: {text}",
-            hint="remove images that no container uses: `vlaunch exec --host -- docker image prune"
-            " -a -f`; or stage the copy on another disk: `--scratch FOLDER`",
-        )
-
-
-def manifest(image: archive.Image, has: int) -> Manifest:
-    """Return what travels to nodes that have the first `has` layers: the configuration, and the
-    other layers, each once.
-    """
-    sizes = {image.config: image.config_size}
-    sizes.update({each.digest: each.size for each in image.layers[has:]})
-    files = [File(digest, size, sum=digest) for digest, size in sizes.items()]
-    return Manifest(files, chunk(sum(sizes.values())))
+    if enough:
+        return []
+    hint = (
+        "remove images that no container uses: `vlaunch exec --host -- docker image prune -a -f`;"
+        " or stage the copy on another disk: `--scratch FOLDER`"
+    )
+    return [NodeError(node, f"has too little room for the image: {text}", hint=hint)]

@@ -81,7 +81,7 @@ def _given(site: Site) -> tuple[str, ...]:
     if site.inventory.image_source == "registry" or not getting:
         return ()
     names = fold([node.name for node in getting])
-    return (f"{names} gets the image from another node, as with `vlaunch image push`",)
+    return (f"{names} gets the image from another node, as with `vlaunch image copy`",)
 
 
 def rights(inventory: Inventory) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""What we say to `payload/chain/`, the program of one node in a copy of a model, and what it says.
+"""Requests to `payload/chain/`, the program of one node in a copy of a model or an image, and its
+answers.
 
 It is sent as text on standard input, with its request and so with the key of the copy: none of it
 is in a command line, and nothing stays on the node.
@@ -36,7 +37,6 @@ _MODULES: Final = (
     "take",
     "source",
     "cache",
-    "archive",
     "images",
     "look",
     "fetch",
@@ -69,10 +69,7 @@ class Said:
     have: Whole = 0
     received: Whole = 0
     sent: Whole = 0
-    read: Whole = 0
     port: Whole = 0
-    bytes: Whole = 0
-    strangers: Whole = 0
     number: Whole = 0
     cpu: float = 0.0
     start: float = 0.0
@@ -131,7 +128,6 @@ class Seen:
 
     models: tuple[Model, ...]
     free: Whole
-    python: tuple[Whole, Whole]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +136,14 @@ class Resolved:
 
     revision: Annotated[str, decode.matches("[0-9a-f]{40}")]
     files: tuple[tuple[str, Whole, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Files of an image as `docker save` prints it; `layers` names its layers', in order."""
+
+    files: tuple[tuple[str, Whole, int, str], ...]
+    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +263,7 @@ def copy(
         label: what the copy is written down as; for a source nothing is when it is empty.
         links, refs: see `payload/chain/place.py`.
         about: what is written down of the copy besides.
-        load: what Docker is given of it; see `image_copy.load`.
+        load: what makes the files an image; see `load`.
     """
     return {
         "verb": "copy",
@@ -281,6 +285,33 @@ def copy(
         **({"listen": list(listen)} if listen is not None else {}),
         **(load or {}),
     }
+
+
+def load(docker: Argv, *, top: str) -> dict[str, Any]:
+    """Ask a target to give the files to Docker, and to remove them then, with empty folders up to
+    `top`.
+    """
+    return {"load": [*docker, "load", "--quiet"], "top": top}
+
+
+def export(docker: Argv, *, image: str, id_: str, root: str, top: str, need: int) -> dict[str, Any]:
+    """Ask for an image's files in a folder.
+
+    Args:
+        docker: the command that starts Docker's.
+        image: its name.
+        id_: its identity; a complete export of the same one is reused.
+        root: the folder, which is below `top`, the login's own.
+        top: see `root`.
+        need: bytes that must be free there.
+    """
+    asked = {"verb": "export", "of": id_, "root": root, "top": top, "need": need}
+    return {**asked, "save": [*docker, "save", image]}
+
+
+def drop(root: str, top: str) -> dict[str, Any]:
+    """Ask to remove a folder, and empty ones above it up to `top`."""
+    return {"verb": "drop", "root": root, "top": top}
 
 
 def resolve(
@@ -326,7 +357,7 @@ def doubt(number: int) -> str:
     return json.dumps({"order": "doubt", "number": number})
 
 
-def simply(order: Literal["go", "finish", "end"]) -> str:
+def simply(order: Literal["go", "finish"]) -> str:
     """Order what needs no more words."""
     return json.dumps({"order": order})
 
@@ -354,10 +385,21 @@ def parse_resolved(answer: Answer) -> Resolved:
     return decode.read(Resolved, line, f"what {answer.node} heard of the model")
 
 
+def parse_exported(answer: Answer) -> Exported:
+    """Read the files of an image; raises UnreadableAnswer."""
+    line = last(answer, "exported")
+    return decode.read(Exported, line, f"what {answer.node} says of the image")
+
+
 def parse_removed(answer: Answer) -> int:
     """Return the bytes that were freed; raises UnreadableAnswer."""
     line = last(answer, "removed")
     return decode.read(_Result, line, f"what {answer.node} says of its model").bytes
+
+
+def reason(error: UnreadableAnswer) -> str:
+    """Return what a program said of its failure."""
+    return error.message.partition("cannot do it: ")[2] or error.message
 
 
 def last(answer: Answer, event: str) -> str:

@@ -132,7 +132,7 @@ _IMAGE = (
         cause="the registry does not give this image",
         fix=(
             "check `image:` in the inventory, log in with `docker login` on the node, or bring the"
-            " image from another node with `vlaunch image push`"
+            " image from another node with `vlaunch image copy`"
         ),
         source="Docker's own words",
     ),
@@ -144,7 +144,7 @@ _IMAGE = (
         ),
         cause="the node cannot reach the registry",
         fix=(
-            "bring the image from a node that has it: `vlaunch image push IMAGE`, or from this"
+            "bring the image from a node that has it: `vlaunch image copy IMAGE`, or from this"
             " machine with `--here`; for all times: `image_source: nodes` in the inventory"
         ),
         source="Docker's own words",
@@ -241,7 +241,7 @@ _MODEL = (
         pattern=unfinished.PATTERN,
         cause="a copy or a download of a model is not finished",
         fix=(
-            "go on with it: `vlaunch model push MODEL`, or `vlaunch model pull MODEL`; or free its"
+            "go on with it: `vlaunch model copy MODEL`, or `vlaunch model pull MODEL`; or free its"
             " room: `vlaunch model remove MODEL`"
         ),
         source="Our own words; an interruption leaves it",

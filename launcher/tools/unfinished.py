@@ -31,11 +31,11 @@ class Unfinished:
         if self.kind == "copy":
             return (
                 f"a copy of {self.model} is not finished, {told(self.bytes)} so far: `vlaunch model"
-                f" push {self.model}` goes on"
+                f" copy {self.model}` continues it"
             )
         return (
             f"a download of {self.model} runs or was interrupted, {told(self.bytes)} so far:"
-            f" `vlaunch model pull {self.model}` goes on"
+            f" `vlaunch model pull {self.model}` continues it"
         )
 
 

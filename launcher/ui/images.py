@@ -52,7 +52,7 @@ def _cells(name: str, found: Sequence[tuple[str, Image]]) -> tuple[str, ...]:
 def _differing(rows: Sequence[tuple[str, str]]) -> list[str]:
     names = [name for name, _ in rows if name != _NONE]
     return [
-        f"{name} is not the same image everywhere; `vlaunch image push {name} --from NODE` mends it"
+        f"{name} is not the same image everywhere; `vlaunch image copy {name} --from NODE` mends it"
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
 

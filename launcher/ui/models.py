@@ -72,7 +72,7 @@ def _troubles(model: Model) -> list[str]:
     if model.unfinished:
         said.append(
             f"{model.name}: a copy is unfinished, {told(model.unfinished)} so far; the same"
-            f" `vlaunch model push {model.name}` goes on with it"
+            f" `vlaunch model copy {model.name}` goes on with it"
         )
     if model.downloading:
         said.append(

@@ -144,7 +144,7 @@ def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
         f"{NAME} is another image than on gpu[02-03]",
     )
     assert "gpu01: sha256:bbbb" in found.evidence
-    assert f"vlaunch image push {NAME} --from gpu02" in found.fix
+    assert f"vlaunch image copy {NAME} --from gpu02" in found.fix
     assert "by digest" in found.fix
 
 
@@ -154,7 +154,7 @@ def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
 
     assert (found.node, found.text) == ("gpu02", f"image {NAME} is not there")
     assert f"docker pull {NAME}" in found.fix
-    assert f"vlaunch image push {NAME}" in found.fix
+    assert f"vlaunch image copy {NAME}" in found.fix
 
 
 @pytest.mark.parametrize(

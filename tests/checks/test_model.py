@@ -12,7 +12,7 @@ CASES = (
         id="model",
         red={"gpu02": "fail"},
         text="has no org/model, while gpu[01,03] has it",
-        fix="vlaunch model push org/model --from gpu01 --to gpu02",
+        fix="vlaunch model copy org/model --from gpu01 --to gpu02",
         files={"gpu02": None},
     ),
     Case(
@@ -26,7 +26,7 @@ CASES = (
         id="model",
         red={"gpu03": "fail"},
         text="config.json has 701 bytes, 700 on gpu[01-02]",
-        fix="vlaunch model push org/model --from gpu01 --to gpu03",
+        fix="vlaunch model copy org/model --from gpu01 --to gpu03",
         files={"gpu03": {**FILES, "config.json": 701}},
     ),
     Case(
@@ -48,7 +48,7 @@ CASES = (
         id="model",
         red=dict.fromkeys(NODES, "fail"),
         text="has no /models/m",
-        fix="vlaunch model push ./FOLDER --as /models/m",
+        fix="vlaunch model copy ./FOLDER --as /models/m",
         files=dict.fromkeys(NODES),
         evidence={"model": "/models/m"},
     ),

@@ -355,10 +355,10 @@ def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -
 @pytest.mark.parametrize(
     ("model", "there", "fix"),
     [
-        ("org/m", True, "copy it from n1: `vlaunch model push org/m`, or add `--fetch`"),
+        ("org/m", True, "copy it from n1: `vlaunch model copy org/m`, or add `--fetch`"),
         ("org/m", False, "download it once for all nodes: `vlaunch model pull org/m`, or add"),
-        ("/hf/m", True, "copy it from n1: `vlaunch model push /hf/m`"),
-        ("/hf/m", False, "`vlaunch model push ./FOLDER --as /hf/m`"),
+        ("/hf/m", True, "copy it from n1: `vlaunch model copy /hf/m`"),
+        ("/hf/m", False, "`vlaunch model copy ./FOLDER --as /hf/m`"),
     ],
 )
 def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) -> None:

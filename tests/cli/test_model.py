@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher import spread as spreading
+from launcher.cli import copying
 from launcher.errors import ConnectError
 from launcher.events import Event
 from launcher.model import Answer
@@ -115,7 +115,7 @@ def test_a_node_that_is_away_is_not_known(nodes: Cluster, tmp_path: Path) -> Non
 def test_a_dry_run_says_who_gets_what(nodes: Cluster, tmp_path: Path) -> None:
     """And takes no lock."""
     in_hub(home(tmp_path, "gpu01"))
-    ran = nodes.run("model", "push", "org/m", "--dry-run")
+    ran = nodes.run("model", "copy", "org/m", "--dry-run")
 
     assert ran.code == 0
     assert ran.out.splitlines() == [
@@ -129,7 +129,7 @@ def test_nothing_to_copy(nodes: Cluster, tmp_path: Path) -> None:
     """Both have it."""
     for node in ("gpu01", "gpu02"):
         in_hub(home(tmp_path, node))
-    ran = nodes.run("model", "push", "org/m", "--json")
+    ran = nodes.run("model", "copy", "org/m", "--json")
 
     assert (ran.code, ran.events[-1]["data"]) == (0, {"changed": 0})
     assert "is on gpu[01-02] already" in ran.events[-1]["text"]
@@ -149,7 +149,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
         members[parts[-1].name].failed = "No space left on device"
         return Spread(seconds=2.0, members=members)
 
-    monkeypatch.setattr(spreading, "spread", fake)
+    monkeypatch.setattr(copying, "spread", fake)
     return called
 
 
@@ -167,7 +167,7 @@ def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_pat
     in no command line. Who did not get it fails the command.
     """
     in_hub(home(tmp_path, "gpu02"))
-    ran = nodes.run("model", "push", "org/m", "--rate", "10MB")
+    ran = nodes.run("model", "copy", "org/m", "--rate", "10MB")
 
     asked = requests(parts)
     assert [each.name for each in parts] == ["gpu02", "gpu01"]
@@ -183,17 +183,17 @@ def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_pat
     assert ran.code == 1
     assert "gpu01: does not have org/m" in ran.err
     assert "No space left on device" in ran.err
-    assert "the same command goes on where it was" in ran.err
+    assert "run the same command again" in ran.err
     assert nodes.trace[-1] == "free"
 
 
 def test_a_folder_of_this_machine(nodes: Cluster, parts: list[Part], tmp_path: Path) -> None:
     """It has no address: it brings its files. Where it goes has to be said when homes differ."""
     plain(tmp_path / "mine")
-    ran = nodes.run("model", "push", "./mine")
+    ran = nodes.run("model", "copy", "./mine")
     assert (ran.code, "--as PATH" in ran.err) == (2, True)
     nodes.write(nodes.path.read_text().replace("gpu02/hf", "gpu01/hf"))
-    nodes.run("model", "push", "./mine")
+    nodes.run("model", "copy", "./mine")
 
     assert [each.name for each in parts] == [chain.HERE, "gpu01", "gpu02"]
     assert [each.gives for each in parts] == [True, False, False]
@@ -218,7 +218,7 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[Part], tmp_path: P
 )
 def test_wrong_requests(nodes: Cluster, words: tuple[str, ...], said: str) -> None:
     """Are told before anything is touched."""
-    ran = nodes.run("model", "push", *words)
+    ran = nodes.run("model", "copy", *words)
 
     assert ran.code == 2
     assert said in ran.err
@@ -228,7 +228,7 @@ def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
     """In revision, or in files."""
     in_hub(home(tmp_path, "gpu01"))
     in_hub(home(tmp_path, "gpu02"), "2" * 40)
-    ran = nodes.run("model", "push", "org/m")
+    ran = nodes.run("model", "copy", "org/m")
 
     assert ran.code == 2
     assert "org/m is not the same on gpu[01-02]" in ran.err

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import spread as spreading
+from launcher.cli import copying
 from launcher.events import Event
 from launcher.model import Answer
 from launcher.payload.chain.main import main
@@ -70,7 +70,7 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
         members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
         return Spread(seconds=2.0, members=members)
 
-    monkeypatch.setattr(spreading, "spread", fake)
+    monkeypatch.setattr(copying, "spread", fake)
     return called
 
 
@@ -123,7 +123,7 @@ def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[Part]) -> None:
     ran = serve(nodes, "--fetch", "--dry-run")
 
     assert (ran.code, parts, nodes.held) == (0, [], nodes.held[:1])
-    assert "gpu02 would be given org/m: `vlaunch model push org/m --dry-run` says how" in ran.out
+    assert "gpu02 would be given org/m: `vlaunch model copy org/m --dry-run` says how" in ran.out
 
 
 def test_a_half_finished_copy_is_refused(
@@ -143,7 +143,7 @@ def test_a_half_finished_copy_is_refused(
 
     assert ran.code == 1
     assert "gpu02: the copy of org/m is not finished there" in ran.err
-    assert "`vlaunch model push org/m`, or add `--fetch`" in ran.err
+    assert "`vlaunch model copy org/m`, or add `--fetch`" in ran.err
     assert serve(nodes, "--fetch").code == 0
     assert parts
 

@@ -34,7 +34,7 @@ def test_a_model_that_is_not_the_same_everywhere(three: Practice, how: str) -> N
         assert found["node"] == "node2"
         assert how == "is not there" or "config.json" in found["text"]
         assert (
-            "`vlaunch model push /data/huggingface/tiny-llama --from node1 --to node2`"
+            "`vlaunch model copy /data/huggingface/tiny-llama --from node1 --to node2`"
             in found["fix"]
         )
     finally:
@@ -144,7 +144,7 @@ def test_another_image_of_the_same_name(three: Practice) -> None:
             "node3",
             f"{name} is another image than on node[1-2]",
         )
-        assert f"`vlaunch image push {name} --from node1`" in found["fix"]
+        assert f"`vlaunch image copy {name} --from node1`" in found["fix"]
     finally:
         three.docker("node3", "tag", right, name)
         three.docker("node3", "rmi", "kept")

@@ -116,10 +116,10 @@ def received(events: list[dict[str, Any]]) -> dict[str, int]:
     return found
 
 
-def push(practice: Practice, chance: random.Random, *words: str) -> subprocess.Popen[str]:
+def start(practice: Practice, chance: random.Random, *words: str) -> subprocess.Popen[str]:
     """Start a copy, and return when the slowest node has some share of it."""
     share = chance.uniform(0.05, 0.7)
-    copying = practice.start("model", "push", NAME, "--json", *words)
+    copying = practice.start("model", "copy", NAME, "--json", *words)
     assert copying.stdout is not None
     for line in copying.stdout:
         data = json.loads(line).get("data", {})
@@ -156,7 +156,7 @@ def broken(practice: Practice, copying: subprocess.Popen[str], victim: str) -> i
 
 def again(practice: Practice, *words: str) -> list[dict[str, Any]]:
     """Run the same command once more, which must do the rest."""
-    ran = practice.vlaunch("model", "push", NAME, "--json", *words)
+    ran = practice.vlaunch("model", "copy", NAME, "--json", *words)
     assert ran.code == 0, ran.said
     return ran.events
 
@@ -168,9 +168,9 @@ def mended(practice: Practice) -> None:
 
 
 def test_every_byte_is_equal_in_about_the_time_of_one_copy(four: Practice) -> None:
-    """And each link carries the model once; a second push moves nothing, also when all is read."""
+    """And each link carries the model once; a second copy moves nothing, also when all is read."""
     before = sent(four.lab.host("node1"))
-    ran = four.vlaunch("model", "push", NAME, "--json")
+    ran = four.vlaunch("model", "copy", NAME, "--json")
 
     assert ran.code == 0, ran.said
     same(four, *OTHERS)
@@ -188,7 +188,7 @@ def test_eight_hosts(light_eight: Practice) -> None:
     """A gigabyte in 40 files, in about the time of one copy."""
     for practice in limited(light_eight, times=5):
         before = sent(practice.lab.host("node1"))
-        ran = practice.vlaunch("model", "push", NAME, "--json", timeout=900)
+        ran = practice.vlaunch("model", "copy", NAME, "--json", timeout=900)
 
         assert ran.code == 0, ran.said
         same(practice, *(f"node{number}" for number in range(2, 9)))
@@ -200,7 +200,7 @@ def test_eight_hosts(light_eight: Practice) -> None:
 
 def test_the_launcher_is_killed(four: Practice, chance: random.Random) -> None:
     """Nothing goes on without it, and the same command does not send again what has come."""
-    kill(push(four, chance))
+    kill(start(four, chance))
     time.sleep(3)
     for host in four.lab.hosts:
         assert "vlaunch_chain" not in four.on(host.name, "ps", "-ef")
@@ -222,7 +222,7 @@ def program(practice: Practice, name: str) -> int:
 def test_a_nodes_program_is_killed(four: Practice, chance: random.Random, source: bool) -> None:
     """It is named. Without the source nobody has it all; without another one the others do."""
     victim = "node1" if source else chance.choice(OTHERS)
-    copying = push(four, chance)
+    copying = start(four, chance)
     four.on(victim, "kill", "-9", str(program(four, victim)))
 
     assert broken(four, copying, victim) == 1
@@ -232,7 +232,7 @@ def test_a_nodes_program_is_killed(four: Practice, chance: random.Random, source
 def test_a_node_is_gone_for_good(four: Practice, chance: random.Random) -> None:
     """The others have it."""
     victim = four.lab.host(chance.choice(OTHERS))
-    copying = push(four, chance)
+    copying = start(four, chance)
     host_faults.power_off(victim)
     try:
         assert broken(four, copying, victim.name) == 1
@@ -244,7 +244,7 @@ def test_a_node_is_gone_for_good(four: Practice, chance: random.Random) -> None:
 def test_a_cable_is_cut(four: Practice, chance: random.Random, seconds: int) -> None:
     """For a while, or until the copy is over; at most one repetition brings the rest."""
     host = four.lab.host(chance.choice(["node1", *OTHERS]))
-    copying = push(four, chance)
+    copying = start(four, chance)
     host_faults.unplug(host)
     try:
         if seconds:
@@ -262,7 +262,7 @@ def test_a_disk_is_filled(four: Practice, chance: random.Random) -> None:
     host = four.lab.host(chance.choice(OTHERS))
     host_faults.small_disk(host, NAME, 2 * TOTAL // MB)
     try:
-        copying = push(four, chance)
+        copying = start(four, chance)
         host_faults.fill(host, NAME)
         code, said = end(copying)
         assert (code, host.name in said, "No space left on device" in said) == (1, True, True)
@@ -283,7 +283,7 @@ def test_a_byte_changes_on_a_disk(four: Practice, chance: random.Random) -> None
     source = folder(four.lab.host("node1"))
     host_faults.loop_disk(host, NAME, 2 * TOTAL // MB)
     try:
-        copying = push(four, chance)
+        copying = start(four, chance)
         assert any(host_faults.rot(host, NAME, _block(source, chance)) for _ in range(50))
         code, said = end(copying)
         same(four, *{*OTHERS} - {host.name})
@@ -311,7 +311,7 @@ def test_bytes_change_on_their_way(four: Practice, chance: random.Random, how: s
     host = four.lab.host(chance.choice(["node1", "node2", "node3"]))
     host_faults.garble(host, PORT, chance.randint(100, 400))
     try:
-        ran = four.vlaunch("model", "push", NAME, how, "--json")
+        ran = four.vlaunch("model", "copy", NAME, how, "--json")
     finally:
         changed = host_faults.ungarble(host)
     assert changed > 0
@@ -323,7 +323,7 @@ def test_bytes_change_on_their_way(four: Practice, chance: random.Random, how: s
 
 def test_nothing_is_left(four: Practice, chance: random.Random) -> None:
     """Of a model that is removed, nor of a copy that was interrupted."""
-    kill(push(four, chance))
+    kill(start(four, chance))
     ran = four.vlaunch("model", "remove", NAME, "--yes")
 
     assert ran.code == 0, ran.said
@@ -405,7 +405,7 @@ def test_a_model_that_one_host_lacks_is_brought_and_served(pair: Practice) -> No
     try:
         refused = pair.vlaunch("serve", "--skip-network-check")
         assert refused.code == 1
-        assert "`vlaunch model push /data/huggingface/tiny-llama`, or add" in refused.err
+        assert "`vlaunch model copy /data/huggingface/tiny-llama`, or add" in refused.err
         ran = serve(pair, "--skip-network-check", "--fetch", "--json")
         assert ran.events[-1]["data"]["fetch_seconds"] > 0
         assert filecmp.cmpfiles(away, two, [each.name for each in away.iterdir()], False)[1:] == (

@@ -53,7 +53,7 @@ def hub(*revisions: Revision, **changes: Any) -> Model:
 
 
 def seen(*models: Model, free: int = 100 * GB) -> Seen:
-    return Seen(models=models, free=free, python=(3, 11))
+    return Seen(models=models, free=free)
 
 
 def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.errors import NodeError, RequestError
-from launcher.payload.chain import archive
-from launcher.plan.image_copying import Group, check_export, check_targets, manifest, plan_image
+from launcher.plan.copying import Copying
+from launcher.plan.image_copying import check_source, check_targets, plan_files, plan_image
+from launcher.tools.chain import Exported
 from launcher.tools.docker import Image
 from launcher.tools.image_store import Store
 
@@ -37,39 +37,44 @@ def store(*images: Image, **more: Any) -> Store:
     return Store(**{**folders, **about, "images": images, **more})
 
 
-def exported(*, packed: bool = False) -> archive.Image:
-    rows = [archive.Layer("f" * 64 if packed else each, GIB, each) for each in LAYERS]
-    return archive.Image("e" * 64, 1000, json.dumps({}), tuple(rows))
+PATHS = tuple(f"blobs/sha256/{layer}" for layer in LAYERS)
+EXPORTED = Exported(
+    files=(("manifest.json", 1000, 0, ""), *((path, GIB, 0, path[-64:]) for path in PATHS)),
+    layers=PATHS,
+)
 
 
-def test_nodes_that_lack_the_same_are_one_chain() -> None:
-    """Those that lack most come first; who has the image under this name gets nothing."""
+def plan_targets(seen: dict[str, Store]) -> Copying:
+    """Plan a copy, and check the room on its targets."""
+    plan = plan_image("x:1", seen)
+    copying = plan_files(plan, EXPORTED)
+    check_targets(plan, copying, seen)
+    return copying
+
+
+def test_nodes_that_lack_it_are_one_chain() -> None:
+    """They get the layers that one of them lacks; nodes with this image get nothing."""
     seen = {
         "n1": store(image("x:1")),
-        "n2": store(),
+        "n2": store(image("other:1", identity="o")),
         "n3": store(image("base:1", layers=LAYERS[:2], identity="base")),
         "n4": store(image("x:1")),
-        "n5": store(),
-        "n6": store(image("other:1", identity="o")),
     }
-    copying = plan_image("x:1", seen)
+    plan = plan_image("x:1", seen)
 
-    assert (copying.source, copying.complete) == ("n1", ("n1", "n4"))
-    assert copying.groups == (
-        Group(has=0, targets=("n2", "n5")),
-        Group(has=2, targets=("n3",)),
-        Group(has=3, targets=("n6",)),
-    )
-    assert copying.names == ("x:1",)
+    assert (plan.source, plan.complete) == ("n1", ("n1", "n4"))
+    assert (plan.lacking, plan.has) == (("n2", "n3"), 2)
+    assert plan_image("x:1", {**seen, "n5": store()}).has == 0
+    assert plan.tagged == "x:1"
 
 
 def test_only_some_nodes_shall_have_it() -> None:
     """The others are left as they are."""
     seen = {"n1": store(), "n2": store(image("x:latest")), "n3": store()}
-    copying = plan_image("x", seen, targets=["n3"])
+    plan = plan_image("x", seen, targets=["n3"])
 
-    assert (copying.source, copying.targets) == ("n2", ("n3",))
-    assert copying.names == ("x:latest",)
+    assert (plan.source, plan.targets) == ("n2", ("n3",))
+    assert plan.tagged == "x:latest"
 
 
 def test_containerds_store_gets_all_layers() -> None:
@@ -77,17 +82,20 @@ def test_containerds_store_gets_all_layers() -> None:
     base = image("base:1", layers=LAYERS[:2], identity="base")
     seen = {"n1": store(image("x:1")), "n2": store(base, containerd=True)}
 
-    assert plan_image("x:1", seen).groups == (Group(has=0, targets=("n2",)),)
+    assert plan_image("x:1", seen).has == 0
 
 
-def test_what_travels_is_each_blob_once() -> None:
-    """The configuration, and the layers that are missing; their digests are their names."""
-    rows = [archive.Layer(each * 64, 10, each * 64) for each in "aba"]
-    made = manifest(archive.Image("e" * 64, 1000, "{}", tuple(rows)), 1)
+def test_layers_that_all_have_are_not_sent() -> None:
+    """Unless the same file is also a layer further up. All other files are."""
+    base = image("base:1", layers=LAYERS[:2], identity="base")
+    plan = plan_image("x:1", {"n1": store(image("x:1")), "n2": store(base)})
+    copying = plan_files(plan, EXPORTED)
 
-    assert [(each.name[0], each.size) for each in made.files] == [("e", 1000), ("b", 10), ("a", 10)]
-    assert all(each.sum == each.name for each in made.files)
-    assert manifest(archive.Image("e" * 64, 1000, "{}", tuple(rows)), 3).bytes == 1000
+    assert [each.name for each in copying.manifest.files] == ["manifest.json", PATHS[2]]
+    assert [each.sum for each in copying.manifest.files] == ["", LAYERS[2]]
+    assert (copying.targets, copying.missing) == (("n2",), {"n2": GIB + 1000})
+    again = replace(EXPORTED, layers=(*PATHS, PATHS[0]))
+    assert PATHS[0] in [each.name for each in plan_files(plan, again).manifest.files]
 
 
 def test_nobody_has_it() -> None:
@@ -141,33 +149,35 @@ def test_room_is_looked_at_before() -> None:
     temporary folder, and unpacked.
     """
     tight = {"n1": store(image("x:1")), "n2": store(free=6 * GIB), "n3": store(scratch=GIB)}
-    copying = plan_image("x:1", tight)
+    plan = plan_image("x:1", tight)
 
-    assert check_export(copying, tight["n1"]) == round(3 * GIB * 1.02)
+    assert check_source(plan, tight["n1"]) == round(3 * GIB * 1.02)
     with pytest.raises(NodeError, match="too little room") as caught:
-        check_targets(copying, exported(), tight)
+        plan_targets(tight)
     assert "n2: has too little room" in caught.value.evidence
     assert "n3: has too little room" in caught.value.evidence
     with pytest.raises(NodeError, match="too little room"):
-        check_export(copying, store(image("x:1"), scratch=2 * GIB))
-    room = {"n1": tight["n1"], "n2": store(free=7 * GIB, scratch=4 * GIB)}
-    check_targets(plan_image("x:1", room), exported(), room)
+        check_source(plan, store(image("x:1"), scratch=2 * GIB))
+    plan_targets({"n1": tight["n1"], "n2": store(free=7 * GIB, scratch=4 * GIB)})
 
 
 def test_one_disk_holds_all_of_it() -> None:
     """Where both folders are on it, what they need is added up; what lies there already counts."""
     seen = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
     with pytest.raises(NodeError, match="too little room"):
-        check_targets(plan_image("x:1", seen), exported(), seen)
+        plan_targets(seen)
     seen["n2"] = replace(seen["n2"], unfinished=GIB)
-    check_targets(plan_image("x:1", seen), exported(), seen)
+    plan_targets(seen)
 
 
 def test_packed_layers_need_room_for_what_is_in_them() -> None:
     """As much as the source's Docker says that all take."""
-    seen = {"n1": store(image("x:1")), "n2": store(free=4 * GIB)}
+    large = replace(image("x:1"), size=6 * GIB)
+    seen = {"n1": store(large), "n2": store(free=7 * GIB)}
+    plan_targets(seen)
+    seen["n1"] = replace(seen["n1"], containerd=True)
     with pytest.raises(NodeError, match="too little room"):
-        check_targets(plan_image("x:1", seen), exported(packed=True), seen)
+        plan_targets(seen)
 
 
 def test_the_same_image_under_another_name_is_only_named() -> None:
@@ -175,7 +185,7 @@ def test_the_same_image_under_another_name_is_only_named() -> None:
     seen = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
     copying = plan_image("x:1", seen)
 
-    assert copying.groups == ()
+    assert copying.lacking == ()
     assert copying.unnamed == {"n2": image("x:1").id}
     assert copying.targets == ("n2",)
 
@@ -184,13 +194,3 @@ def test_docker_does_not_answer_anywhere_else() -> None:
     """Whether it is there is not known then."""
     with pytest.raises(NodeError, match="Docker does not answer"):
         plan_image("x:1", {"n1": store(), "n2": store(trouble="Cannot connect")})
-
-
-def test_a_docker_that_does_not_know_zstd() -> None:
-    """Is named before anything travels to it."""
-    seen = {"n1": store(image("x:1")), "n2": store(version="20.10.24"), "n3": store(version="26.1")}
-    packed = replace(exported(packed=True), manifest='{"mediaType": "application/x.tar+zstd"}')
-    with pytest.raises(NodeError, match=r"n2: Docker 20.10.24 cannot unpack .* zstd"):
-        check_targets(plan_image("x:1", seen), packed, seen)
-    del seen["n2"]
-    check_targets(plan_image("x:1", seen), packed, seen)

@@ -119,7 +119,7 @@ def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
     found = {"revision": "v1.0", "size": 1, "count": 1, "used": 0, "why": ""}
     model = {"name": "a/b", "root": "/hf/hub/models--a--b", "kind": "hub", "refs": {}}
     model |= {"copied": False, "unfinished": 0, "downloading": 0, "left_over": 0}
-    seen = {"event": "seen", "free": 1, "python": [3, 11]}
+    seen = {"event": "seen", "free": 1}
     good = chain.parse_look(answer({**seen, "models": [{**model, "revisions": [found]}]}))
     assert good.models[0].revisions[0].revision == "v1.0"
 

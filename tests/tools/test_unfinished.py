@@ -42,6 +42,6 @@ def test_each_says_how_it_goes_on() -> None:
     (one,) = unfinished.read("noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n")
 
     assert one.words == (
-        "a copy of org/m is not finished, 2 MiB so far: `vlaunch model push org/m` goes on"
+        "a copy of org/m is not finished, 2 MiB so far: `vlaunch model copy org/m` continues it"
     )
     assert unfinished.read(None) == ()

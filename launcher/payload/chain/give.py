@@ -50,7 +50,6 @@ class Listener:
         self._door = socket.create_server(where, backlog=256)
         self._pending: list[socket.socket] = []
         self._lock = threading.Lock()
-        self.strangers = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -84,7 +83,6 @@ class Listener:
         finally:
             with self._lock, contextlib.suppress(ValueError):
                 self._pending.remove(sock)
-            self.strangers += not want
         with contextlib.suppress(OSError):
             if want == wire.PULL:
                 wire.patient(guest, _PROOF, _SEND)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,11 +39,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
             there = any(os.path.lexists(os.path.join(path, one)) for one in ("config.json", STATE))
             if there and path != request.get("path"):
                 models += _plain(path, request)
-    return {
-        "models": models,
-        "free": _free(request["room"]),
-        "python": list(sys.version_info[:2]),
-    }
+    return {"models": models, "free": _free(request["room"])}
 
 
 def _free(path: str) -> int:

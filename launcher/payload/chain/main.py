@@ -55,8 +55,12 @@ def main(request: dict[str, Any]) -> int:
             tell("seen", **look(request))
         elif request["verb"] == "resolve":
             tell("resolved", **resolve(request))
-        elif request["verb"] in images.VERBS:
-            images.do(request, tell)
+        elif request["verb"] == "export":
+            _end_with_input()
+            tell("exported", **images.export(request))
+        elif request["verb"] == "drop":
+            images.drop(request["root"], request["top"])
+            tell("dropped")
         elif request["verb"] == "download":
             _end_with_input()
             tell("downloaded", **download(request, tell))
@@ -134,7 +138,6 @@ class _Copy:
         self._take = Streams(
             self._store, self._key, self._streams, self._upstream, self._look_again, self._cipher
         )
-        self._loader = images.Loader(self._store, request) if "load" in request else None
         self._cache = None if request.get("cached") else Cache(self._store)
         self._through = not request["source"]  # the reader has read all, and all is right
         self._wrong: BaseException | None = None
@@ -163,10 +166,8 @@ class _Copy:
         told = False
         while True:
             with contextlib.suppress(queue.Empty):
-                if self._do(self._orders.get(timeout=_TELL)):
-                    return
-            refused = self._loader.failed if self._loader is not None else None
-            for error in (self._take.broken, self._wrong, refused):
+                self._do(self._orders.get(timeout=_TELL))
+            for error in (self._take.broken, self._wrong):
                 if error is not None:
                     raise error
             if self._finished:
@@ -175,7 +176,7 @@ class _Copy:
                 return
             if self._claim is not None:
                 self._claim.renew()
-            self._progress(listener.strangers if listener else 0)
+            self._progress()
             if not told and self._through and self._store.complete():
                 told = True
                 root = self._store.root_digest()
@@ -213,8 +214,8 @@ class _Copy:
             self._claim.release()
         os._exit(code)
 
-    def _do(self, order: dict[str, Any]) -> bool:
-        """Do as ordered; True when that was the last."""
+    def _do(self, order: dict[str, Any]) -> None:
+        """Do as ordered."""
         if order["order"] == "go":
             self._go()
         elif order["order"] == "before":
@@ -228,7 +229,6 @@ class _Copy:
         elif order["order"] == "finish":
             # Beside the signs of life: a disk may take minutes to write what is still in memory.
             threading.Thread(target=self._finish, daemon=True).start()
-        return bool(order["order"] == "end")
 
     def _go(self) -> None:
         """Begin: read, or fetch."""
@@ -236,8 +236,6 @@ class _Copy:
         work = [self._take.start if self._reader is None else self._read]
         if self._cache is not None:
             work.append(self._cache.follow)
-        if self._loader is not None:
-            work.append(self._loader.run)
         for each in work:
             threading.Thread(target=each, daemon=True).start()
 
@@ -252,8 +250,9 @@ class _Copy:
 
     def _finish(self) -> None:
         try:
-            if self._loader is not None:
-                self._loader.finish()
+            if "load" in self._request:
+                images.load(self._store, self._request["load"])
+                images.drop(self._root, self._request["top"])
             elif self._reader is None:
                 place.finish(self._store, self._request)
             else:
@@ -304,14 +303,12 @@ class _Copy:
                     wire.close(sock)
             time.sleep(0.5)
 
-    def _progress(self, strangers: int) -> None:
+    def _progress(self) -> None:
         store = self._store
         tell(
             "progress",
             have=store.bytes,
             received=store.received,
             sent=store.sent,
-            read=self._reader.read if self._reader else 0,
             source=self._upstream.current,
-            strangers=strangers,
         )

@@ -89,17 +89,3 @@ def keep(root: str, label: str, manifest: Manifest, digests: bytes, about: dict[
         with open(open_plain(f"{path}.new", flags), "wb") as file:
             file.write(data)
         os.replace(f"{path}.new", path)
-
-
-def labels(root: str) -> dict[str, dict[str, Any]]:
-    """Return what was written down of each copy below a folder, without its files."""
-    folder = os.path.join(root, STATE, _RECORDS)
-    found = {}
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        if name.endswith(".json"):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                with open(os.path.join(folder, name), encoding="utf-8") as file:
-                    said = json.load(file)
-                said["files"] = len(said["files"])
-                found[name[:-5]] = said
-    return found

@@ -19,12 +19,11 @@ class Altered(Exception):
 
 
 class Reader:
-    """Reader of a store that is the source. `read` counts its bytes; `alone`: no node fetches."""
+    """Reader of a store that is the source. `alone`: no node fetches from it."""
 
     def __init__(self, store: Store, *, alone: bool = False) -> None:
         self._store, self._alone = store, alone
         self._buffer = memoryview(bytearray(store.manifest.chunk))
-        self.read = 0
 
     def run(self) -> None:
         """Read all files; raises Altered and OSError."""
@@ -49,7 +48,6 @@ class Reader:
                 self._fill(source.fileno(), view, file.name)
                 total.add(view)
                 store.have(number, hashlib.sha256(view).digest())
-                self.read += len(view)
             after = os.fstat(source.fileno())
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
             raise Altered(f"{file.name} changed while it was read")

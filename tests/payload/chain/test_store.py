@@ -92,7 +92,8 @@ def test_a_finished_copy_is_known(tmp_path: Path) -> None:
     assert list(store(tmp_path, sum_=SUM).states) == [HAVE] * 4
     unbelieved = store(tmp_path, sum_=SUM, believed=False)
     assert list(unbelieved.states) == [PROVE] * 4
-    assert list(record.labels(str(tmp_path))) == ["files"]
+    records = tmp_path / ".vlaunch" / "records"
+    assert sorted(each.name for each in records.iterdir()) == ["files.digests", "files.json"]
 
 
 def test_a_changed_file_is_not_known(tmp_path: Path) -> None:

@@ -1,31 +1,44 @@
-"""`vlaunch model push`: a model from one node, or from this machine, to all nodes, in a chain."""
+"""`vlaunch model copy`: copy a model from one node, or from this machine, to all nodes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from launcher import sizes
+from launcher.cli import copying as copies
 from launcher.cli import options
 from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
+from launcher.cli.copying import Options
+from launcher.cli.model_programs import Programs, check_path
+from launcher.cli.session import Session
 from launcher.errors import RequestError
 from launcher.model import Inventory, Node, fold
-
-if TYPE_CHECKING:
-    from launcher.cli.model_programs import Programs
-    from launcher.cli.session import Session
-    from launcher.tools.chain import Seen
+from launcher.payload.chain import look as scan
+from launcher.plan.copying import Copying, plan_copy
+from launcher.sizes import told
+from launcher.tools import chain, decode
+from launcher.tools.chain import HERE, Seen
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+TO = click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    metavar="NODE",
+    help="Only to this node (may be given several times).",
+)
 
-def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
-    """Read bytes a second; raises BadParameter."""
-    from launcher import sizes
+
+def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
+    """Parse bytes a second; raises BadParameter."""
 
     if value is None:
         return 0
@@ -35,8 +48,8 @@ def rate_of(_: click.Context, __: click.Parameter, value: str | None) -> int:
         raise click.BadParameter("should be bytes a second, such as 500MB") from None
 
 
-def how(function: F) -> F:
-    """Add the flags of a transfer: `rate` and `encrypt`."""
+def transfer(function: F) -> F:
+    """Add the flags of a transfer: `targets`, `rate` and `encrypt`."""
     for option in (
         click.option(
             "--encrypt/--no-encrypt",
@@ -47,8 +60,9 @@ def how(function: F) -> F:
             ),
         ),
         click.option(
-            "--rate", callback=rate_of, metavar="SIZE", help="Bytes a second of each node, at most."
+            "--rate", callback=_rate, metavar="SIZE", help="Bytes a second of each node, at most."
         ),
+        TO,
     ):
         function = option(function)
     return function
@@ -56,27 +70,20 @@ def how(function: F) -> F:
 
 @command(
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON],
-    short_help="bring a model to all nodes, from one that has it or from this machine",
+    short_help="Copy a model to all nodes, from a node that has it or from this machine",
 )
 @click.argument("name", metavar="MODEL|PATH")
 @click.option("--from", "source", metavar="NODE", help="Copy from this node.")
 @click.option("--here", is_flag=True, help="Copy from this machine.")
 @click.option("--as", "as_", metavar="PATH", help="A folder's path on the nodes (with --here).")
 @click.option(
-    "--to",
-    "targets",
-    multiple=True,
-    metavar="NODE",
-    help="Only to this node (may be given several times).",
-)
-@click.option(
     "--compare",
     is_flag=True,
-    help="Read what is there already, instead of believing sizes and times.",
+    help="Read files that are there already, instead of trusting sizes and times.",
 )
 @click.option("--revision", default="", help="A commit, or the name of one (main).")
-@how
-def push(
+@transfer
+def copy(
     call: Call,
     name: str,
     source: str | None,
@@ -85,23 +92,19 @@ def push(
     targets: tuple[str, ...],
     compare: bool,
     revision: str,
-    **wishes: Any,
+    **limits: Any,
 ) -> None:
-    """Copy a model to every node, each node passing on to the next one what it has already got, so
-    that all have it in about the time of one copy.
+    """Copy a model to every node. Each node passes on what it has received to the next one, so all
+    have it in about the time of one copy.
 
     MODEL is a name such as Qwen/Qwen3-8B, in the Hugging Face cache of a node, or a folder of the
     nodes as containers see it (/data/models/mine). ./FOLDER and ~/FOLDER are of this machine, as
     is whatever is named with --here.
 
-    Nodes that have some of it get the rest. A node that fails stops no other. After Ctrl-C, or
-    whatever else went wrong, the same command goes on where it was. Every byte is compared on every
-    node before it counts, and a model is seen only when it is whole.
+    Nodes that have some of it get the rest. A node that fails stops no other. After an
+    interruption, the same command continues the copy. Every byte is compared on every node before
+    it counts, and a model is seen only when it is complete.
     """
-    from launcher.cli import model_copying
-    from launcher.cli.model_programs import check_path
-    from launcher.plan.copying import plan_copy
-    from launcher.tools.chain import HERE
 
     if (as_ or here) and source:
         raise click.UsageError("--from names a node; --here and --as are for this machine")
@@ -128,12 +131,84 @@ def push(
             compare=compare,
         )
         if call.dry_run:
-            model_copying.print_plan(copying)
-        elif not copying.targets:
-            model_copying.nothing(ours, copying)
+            print_plan(copying)
         else:
-            wishes["compare"] = compare
-            model_copying.copy(programs, copying, wishes, local=local.path if local else "")
+            given = Options(compare=compare, **limits)
+            bring(programs, copying, given, local=local.path if local else "")
+
+
+def print_plan(copying: Copying) -> None:
+    """Print what would be done."""
+
+    size = told(copying.manifest.bytes)
+    files = len(copying.manifest.files)
+    click.echo(f"{copies.called(copying)}: {size} in {files} files, from {copying.source}")
+    before = copying.source
+    for name in copying.targets:
+        click.echo(f"  {name} would get {told(copying.missing[name])}, from {before}")
+        before = name
+    if there := [name for name in copies.present(copying) if name != copying.source]:
+        click.echo(f"  {fold(there)} has it already")
+
+
+def bring(
+    programs: Programs,
+    copying: Copying,
+    given: Options,
+    *,
+    local: str = "",
+    last: bool = True,
+    verify: bool = False,
+) -> None:
+    """Copy a model, and show the result.
+
+    Args:
+        programs: where each node's program runs.
+        copying: the plan.
+        given: the options of the copy.
+        local: the folder, where this machine is the source.
+        last: whether the command ends with it.
+        verify: whether the source's files are compared although no node lacks them.
+
+    Raises:
+        NodeError: a node does not have it.
+        LockError: the cluster's lock was lost.
+    """
+
+    session, name = programs.session, copies.called(copying)
+    if not copying.targets and not verify:
+        if last:
+            copies.nothing(session, name, copies.present(copying))
+        return
+    places = {
+        node.name: copies.Place(
+            where=programs.where(node), root=chain.root(programs.where(node), node, copying.model)
+        )
+        for node in programs.nodes
+    }
+    if local:
+        where = copies.on_here(session.inventory)
+        places[HERE] = copies.Place(where=where, root=local)
+    came = copies.run(session, "model copy", copying, places, given)
+    done = [name for name in copying.targets if name not in came.failed]
+    for node in done:
+        member = came.members[node]
+        if not member.shared:
+            text = f"{told(member.received)} received, every byte compared"
+            session.step("copy", text, node=node, seconds=member.seconds)
+    received = {node: came.members[node].received for node in done}
+    most = max(received.values(), default=0)
+    rate = f", {told(round(most / max(came.seconds, 0.001)))}/s" if most else ""
+    total, nodes = copying.manifest.bytes, copies.present(copying, [copying.source, *done])
+    data = {
+        "bytes": total,
+        "nodes": nodes,
+        "failed": came.failed,
+        "received": received,
+        "changed": len(done),
+    }
+    text = f"{name} is on {fold(nodes)}: {told(total)}{rate}"
+    copies.report(session, copying.model, data, text=text, seconds=came.seconds, last=last)
 
 
 class _Local:
@@ -147,7 +222,6 @@ class _Local:
     @classmethod
     def find(cls, inventory: Inventory, name: str, as_: str | None) -> _Local:
         """Find what a name means here; raises RequestError."""
-        from launcher.payload.chain.look import folder
 
         path = Path(name).expanduser()
         if path.is_dir() and (name.startswith((".", "~", "/")) or as_):
@@ -163,26 +237,22 @@ class _Local:
         if name.startswith((".", "~", "/")):
             raise RequestError(f"{name}: no such folder on this machine")
         hub = _own_hub()
-        if not (hub / folder(name)).is_dir():
+        if not (hub / scan.folder(name)).is_dir():
             raise RequestError(
                 f"{name} is not in this machine's Hugging Face cache", evidence=str(hub)
             )
-        return cls(str(hub / folder(name)), name, {"hub": str(hub), "name": name})
+        return cls(str(hub / scan.folder(name)), name, {"hub": str(hub), "name": name})
 
     def seen(self) -> Seen:
         """Look at it."""
-        from launcher.payload.chain.look import look
-        from launcher.tools import decode
-        from launcher.tools.chain import Seen
 
-        said = look({**self.request, "files": True, "room": self.path})
+        said = scan.look({**self.request, "files": True, "room": self.path})
         seen = decode.fit(Seen, said, "what this machine has")
         return replace(seen, models=tuple(replace(each, name=self.model) for each in seen.models))
 
 
 def _own_hub() -> Path:
     """Return this machine's cache, where huggingface_hub looks for it."""
-    import os
 
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
@@ -190,7 +260,6 @@ def _own_hub() -> Path:
 
 def look(session: Session, asked: Sequence[Node], model: str) -> Programs:
     """Tell what is looked for, and return what to look with."""
-    from launcher.cli.model_programs import Programs
 
     session.begin("look", f"Look for {model} on {fold([node.name for node in asked])}")
     return Programs(session, asked)
