@@ -9,8 +9,9 @@ import queue
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 
-Merged = queue.Queue[tuple[str, str] | None]
+Line = tuple[str, str]  # where it comes from, and its text
 
 # of a server, or of a batch job, with the process of an engine
 _NAME = re.compile(rf"{state.NAME.pattern}|batch:[a-z0-9._-]{{1,40}}(?::\d{{1,10}})?")
@@ -72,121 +73,95 @@ def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[s
 
 def _merged(
     session: Session, nodes: Sequence[Node], server: str | None, *, follow: bool, tail: int
-) -> Iterator[tuple[str, str]]:
-    """Yield (where, line) of all logs as lines come: of containers through the Docker API, of
-    servers from inside them.
+) -> Iterator[Line]:
+    """Yield the lines of all logs as they come: of containers through the Docker API, of servers
+    from inside them. Each source has a thread, for a followed one does not end.
     """
+    lines: queue.Queue[Line | None] = queue.Queue(maxsize=1000)
+    sources: list[Iterable[Line]] = [_servers(session, nodes, server, follow, tail)]
+    if server is None:
+        with ThreadPoolExecutor(session.inventory.cap) as pool:
+            for found in pool.map(lambda node: _containers(session, node, follow, tail), nodes):
+                sources += found
 
-    lines: Merged = queue.Queue(maxsize=1000)
-    readers = [
-        threading.Thread(
-            target=_servers, args=(session, nodes, server, lines, follow, tail), daemon=True
-        )
-    ]
-    for node in nodes if server is None else ():
-        readers.append(
-            threading.Thread(
-                target=_containers, args=(session, node, lines, follow, tail), daemon=True
-            )
-        )
-    for reader in readers:
-        reader.start()
-    open_ = len(readers)
-    while open_:
+    def feed(source: Iterable[Line]) -> None:
+        try:
+            for line in source:
+                lines.put(line)
+        finally:
+            lines.put(None)
+
+    for source in sources:
+        threading.Thread(target=feed, args=(source,), daemon=True).start()
+    left = len(sources)
+    while left:
         try:
             item = lines.get(timeout=None if follow else _LIMIT + 20)
         except queue.Empty:
             raise DeadlineError(
-                f"{fold([node.name for node in nodes])}: does not come to the end of its logs",
-                hint="ask one node after the other: `vlaunch logs NODE`",
+                f"{fold([node.name for node in nodes])}: the logs did not end in time",
+                hint="read one node after the other: `vlaunch logs NODE`",
             ) from None
         if item is None:
-            open_ -= 1
+            left -= 1
         else:
             yield item
 
 
-def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail: int) -> None:
-    """Put the lines of all containers of a node; each is read by a thread of its own, for a
-    followed one does not end.
-    """
+def _containers(session: Session, node: Node, follow: bool, tail: int) -> list[Iterable[Line]]:
+    """Return the logs of a node's containers."""
     from launcher.remote import docker_api
 
+    label = f"{CLUSTER}={session.inventory.cluster}"
     try:
         client = session.fleet.docker(node.name)
         with docker_api.errors(node.name):
-            found = list(
-                client.containers(
-                    all=True, filters={"label": f"{CLUSTER}={session.inventory.cluster}"}
-                )
-            )[:_MOST]
-        readers = [
-            threading.Thread(
-                target=_container, args=(client, node, each, lines, follow, tail), daemon=True
-            )
-            for each in found
-        ]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
+            found = list(client.containers(all=True, filters={"label": label}))[:_MOST]
     except VlaunchError as error:
-        lines.put((node.name, f"[{error.message}]"))
-    finally:
-        lines.put(None)
+        return [[(node.name, f"[{error.message}]")]]
+    return [_container(client, node, container["Id"], follow, tail) for container in found]
 
 
 def _container(
-    client: APIClient, node: Node, each: dict[str, Any], lines: Merged, follow: bool, tail: int
-) -> None:
+    client: APIClient, node: Node, container: str, follow: bool, tail: int
+) -> Iterator[Line]:
     from launcher.remote import docker_api
 
-    count = 0
-
-    def line(text: str) -> None:
-        nonlocal count
-        count += 1
-        if follow or count <= tail:  # whatever comes beyond was not asked for
-            lines.put((node.name, text))
-
-    whole = Lines(line)
+    texts: list[str] = []
+    whole, count = Lines(texts.append), 0
     try:
         with docker_api.errors(node.name):
-            for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
+            for chunk in client.logs(container, stream=True, follow=follow, tail=tail):
                 whole.feed(chunk)
-                if count > tail and not follow:
-                    return
+                for text in texts:
+                    count += 1
+                    if count > tail and not follow:
+                        return
+                    yield node.name, text
+                texts.clear()
         whole.end()
     except VlaunchError as error:
         whole.end()
-        lines.put((node.name, f"[{error.message}]"))
+        texts.append(f"[{error.message}]")
+    yield from ((node.name, text) for text in texts)
 
 
 def _servers(
-    session: Session,
-    nodes: Sequence[Node],
-    server: str | None,
-    lines: Merged,
-    follow: bool,
-    tail: int,
-) -> None:
-    """Put the lines of all servers' engines; a node that has no container says nothing."""
-    said: Counter[str] = Counter()
-    try:
-        for item in session.fleet.stream(
-            [_asked(session.inventory, node, server, follow, tail) for node in nodes]
-        ):
-            if isinstance(item, Answer) or item.error:
-                continue
-            name, _, text = item.text.partition(" ")
-            if not _NAME.fullmatch(name):
-                continue  # not a line of ours
-            where = f"{item.node}/{name}"
-            said[where] += 1
-            if follow or said[where] <= tail:  # whatever comes beyond was not asked for
-                lines.put((where, text))
-    finally:
-        lines.put(None)
+    session: Session, nodes: Sequence[Node], server: str | None, follow: bool, tail: int
+) -> Iterator[Line]:
+    """Yield the lines of all servers' engines; a node that has no container says nothing."""
+    counts: Counter[str] = Counter()
+    commands = [_asked(session.inventory, node, server, follow, tail) for node in nodes]
+    for item in session.fleet.stream(commands):
+        if isinstance(item, Answer) or item.error:
+            continue
+        name, _, text = item.text.partition(" ")
+        if not _NAME.fullmatch(name):
+            continue  # not a line of ours
+        where = f"{item.node}/{name}"
+        counts[where] += 1
+        if follow or counts[where] <= tail:
+            yield where, text
 
 
 def _asked(
