@@ -54,8 +54,9 @@ while True:
             archive.addfile(entry, io.BytesIO(b"0123456789" * 300_000))
         stat = "X-Docker-Container-Path-Stat: e30=\\r\\n"
         data = buffer.getvalue()
-        head = f"HTTP/1.1 200 OK\\r\\n{stat}Content-Length: {len(data)}\\r\\n\\r\\n"
-        sys.stdout.buffer.write(head.encode() + data)
+        head = f"HTTP/1.1 200 OK\\r\\n{stat}Transfer-Encoding: chunked\\r\\n\\r\\n"
+        head += f"{len(data):x}\\r\\n"
+        sys.stdout.buffer.write(head.encode() + data + b"\\r\\n0\\r\\n\\r\\n")
         sys.stdout.flush()
         continue
     elif path == "/v1.44/_ping":
