@@ -183,9 +183,11 @@ def outputs(args: argparse.Namespace) -> object:
             data = file.read()
         digest = hashlib.sha256(data).hexdigest()
         files.append({"path": "summary.json", "bytes": len(data), "sha256": digest})
-    with opened(os.path.join(args.work, "outputs.json"), os.O_WRONLY | os.O_CREAT) as file:
-        file.truncate(0)
-        file.write(json.dumps({"files": files}).encode())
+    path = os.path.join(args.work, "outputs.json")
+    # Docker reads it as root, who has no rights on some network file systems.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+        json.dump({"files": files}, file)
     return {"files": len(files)}
 
 
