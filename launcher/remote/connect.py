@@ -13,8 +13,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import paramiko
@@ -97,7 +98,8 @@ class Connector:
             config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
             gateway=False,
             connect_kwargs={
-                "auth_strategy": _Login(self._keys, target),
+                # called when the host key has been verified
+                "auth_strategy": SimpleNamespace(authenticate=partial(self._keys.login, target)),
                 "transport_factory": transport,
                 # before paramiko's own clock for the whole handshake
                 "banner_timeout": target.timeout * 0.8,
@@ -123,9 +125,7 @@ class Connector:
         """Return what carries the connection; None for a TCP connection of our own."""
         errors = Path(self._folder.name, f"{target.node}.err")
         if not target.jump:
-            message, hint = f"the ProxyCommand for {target.address} failed", f"run {target.proxy}"
-            argv = ["sh", "-c", target.proxy]
-            return openssh.Proxy.start(argv, errors, message, hint) if target.proxy else None
+            return openssh.Proxy(["sh", "-c", target.proxy], errors) if target.proxy else None
         options = []
         if ssh.identity:
             options += ["-i", ssh.identity]
@@ -153,19 +153,6 @@ class Connector:
             if target.known_hosts not in self._known:
                 self._known[target.known_hosts] = KnownHosts(target.known_hosts)
             return self._known[target.known_hosts]
-
-
-@dataclass(frozen=True, slots=True)
-class _Login:
-    """The shape paramiko asks for: something with `authenticate`, called when the host key has been
-    verified.
-    """
-
-    keys: Keys
-    target: openssh.Target
-
-    def authenticate(self, transport: paramiko.Transport) -> None:
-        self.keys.login(self.target, transport)
 
 
 def _one_at_a_time(terminal: openssh.Terminal) -> openssh.Terminal:

@@ -13,7 +13,7 @@ from paramiko import ssh_exception
 from launcher.errors import ConnectError
 from launcher.remote.known_hosts import HostKeyRefused
 from launcher.remote.login import KeyUnusable, LoginRefused
-from launcher.remote.openssh import ProxyFailed, Target
+from launcher.remote.openssh import JumpFailed, ProxyFailed, Target, words
 
 
 def connect_error(target: Target, error: BaseException) -> ConnectError:
@@ -41,8 +41,14 @@ def resets(error: BaseException) -> bool:
 
 
 def _explain(target: Target, error: BaseException) -> tuple[str, str]:
+    jump = " ".join(words(target.jump))
+    if isinstance(error, JumpFailed):
+        return f"cannot log in to jump host {target.jump}", f"make `ssh {jump} true` work"
+    if isinstance(error, ProxyFailed) and target.jump:
+        hint = f"ssh -W [{target.host}]:{target.port} {jump}"
+        return f"jump host {target.jump} cannot reach {target.address}", hint
     if isinstance(error, ProxyFailed):
-        return error.message, error.hint
+        return f"the ProxyCommand for {target.address} failed", f"try `{target.ssh}`"
     if isinstance(error, HostKeyRefused):
         return _host_key(target, error)
     if isinstance(error, KeyUnusable):

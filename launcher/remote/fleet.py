@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from launcher.errors import ConnectError
@@ -24,7 +23,6 @@ from launcher.remote import channel, local
 from launcher.remote.connect import Connector
 from launcher.remote.held import Bounded, Held, Running, Talk
 from launcher.remote.openssh import Terminal
-from launcher.remote.output import OnLine
 from launcher.transport import Command
 
 if TYPE_CHECKING:
@@ -76,12 +74,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
@@ -92,10 +85,14 @@ class Fleet:
         for name in names:
             self._links[name].failed = None
         with ThreadPoolExecutor(self._width(len(names)), thread_name_prefix="connect") as pool:
-            results = pool.map(self._try, names)
-            return {
-                name: error for name, error in zip(names, results, strict=True) if error is not None
-            }
+            pending = {name: pool.submit(self._where, name) for name in names}
+        errors = {}
+        for name, future in pending.items():
+            try:
+                future.result()
+            except ConnectError as error:
+                errors[name] = error
+        return errors
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands and yield each answer as it comes; see `Transport.run`."""
@@ -116,15 +113,15 @@ class Fleet:
         """Start a command that runs beside all others, until its `end` is called or the fleet
         closes.
         """
-        return self._hold(command, self._one)
+        return self._hold(command, here=False)
 
     def hold_here(self, command: Command) -> Held:
         """Like `hold`, on this machine; its node is a name for it."""
-        return self._hold(command, self._here)
+        return self._hold(command, here=True)
 
     def run_here(self, command: Command) -> Answer:
         """Run a command on this machine; its node is a name for it."""
-        return self._here(command, Running())
+        return self._run(command, Running(), here=True)
 
     def docker(self, node: str) -> docker.APIClient:
         """Return the Docker API of `node`, over its SSH connection; raises ConnectError or
@@ -144,7 +141,7 @@ class Fleet:
                 except docker_api.FAILURES as error:
                     argv = (*self._nodes[node].docker, "version")
                     command = Command(node=node, argv=argv, timeout=docker_api.DIAL_TIMEOUT)
-                    answer = self._one(command, Running(), None)
+                    answer = self._run(command, Running())
                     output = "" if answer.ok else answer.tail
                     raise docker_api.node_error(node, error, output) from error
                 link.docker_on = where
@@ -214,12 +211,11 @@ class Fleet:
         for batch in per_node.values():
             waiting.put(batch)
         answers = _Answers(_AHEAD if follow else 0)
-        running = answers.running
         all_at_once = follow or any(command.together for command in commands)
         width = len(per_node) if all_at_once else self._width(len(per_node))
         for _ in range(width):
             threading.Thread(
-                target=self._worker, args=(waiting, answers, running, follow), daemon=True
+                target=self._worker, args=(waiting, answers, follow), daemon=True
             ).start()
         try:
             left = len(commands)
@@ -230,88 +226,57 @@ class Fleet:
                 yield item
                 left -= isinstance(item, Answer)
         finally:
-            running.cancel()
+            answers.running.cancel()
 
     def _worker(
-        self,
-        waiting: queue.SimpleQueue[list[Command]],
-        answers: _Answers,
-        running: Running,
-        follow: bool,
+        self, waiting: queue.SimpleQueue[list[Command]], answers: _Answers, follow: bool
     ) -> None:
+        running = answers.running
         try:
             while not running.cancelled:
                 for command in waiting.get_nowait():
                     if running.cancelled:
                         return
-                    answers.put(self._one(command, running, answers if follow else None))
+                    answers.put(self._run(command, running, answers if follow else None))
         except queue.Empty:
             return
         # a bug here must reach the caller, not vanish with the thread
         except BaseException as error:
             answers.put(error)
 
-    def _hold(self, command: Command, run: Callable[..., Answer]) -> Held:
-        def run_held(running: Running, lines: Bounded, talk: Talk) -> Answer:
-            return run(command, running, lines, talk if command.talk else None)
+    def _hold(self, command: Command, *, here: bool) -> Held:
+        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
+            return self._run(command, running, lines, talk if command.talk else None, here=here)
 
-        held = Held(command.node, run_held)
+        held = Held(command.node, run)
         self._closing.append(held.end)
         return held
 
-    def _one(
+    def _run(
         self,
         command: Command,
         running: Running,
         lines: _Answers | Bounded | None = None,
         talk: Talk | None = None,
+        *,
+        here: bool = False,
     ) -> Answer:
-        if self._nodes[command.node].connection == "local":
-            return self._here(command, running, lines, talk)
+        def put(text: str, error: bool) -> None:
+            if lines is not None:
+                lines.put(Line(node=command.node, text=text, error=error))
+
+        options: dict[str, Any] = {"marker": self._marker, "running": running, "on_talk": talk}
+        options["on_line"] = put if lines is not None else None
+        if here or self._nodes[command.node].connection == "local":
+            return local.run(command, **options)
         try:
             transport = self.transport(command.node)
         except ConnectError as error:
             return Answer(node=command.node, code=255, err=f"{error}\n{error.evidence}".strip())
-        return channel.run(
-            transport,
-            command,
-            marker=self._marker,
-            running=running,
-            on_line=_put(command.node, lines),
-            on_talk=talk,
-        )
-
-    def _here(
-        self,
-        command: Command,
-        running: Running,
-        lines: _Answers | Bounded | None = None,
-        talk: Talk | None = None,
-    ) -> Answer:
-        return local.run(
-            command,
-            marker=self._marker,
-            running=running,
-            on_line=_put(command.node, lines),
-            on_talk=talk,
-        )
-
-    def _try(self, name: str) -> ConnectError | None:
-        try:
-            self._where(name)
-        except ConnectError as error:
-            return error
-        return None
+        return channel.run(transport, command, **options)
 
     def _width(self, wanted: int) -> int:
         return max(1, min(wanted, self.inventory.cap))
-
-
-def _put(node: str, lines: _Answers | Bounded | None) -> OnLine | None:
-    """Return the function that takes each line of a followed command."""
-    if lines is None:
-        return None
-    return lambda text, error: lines.put(Line(node=node, text=text, error=error))
 
 
 class _Answers(queue.Queue[Line | Answer | BaseException]):
@@ -324,25 +289,21 @@ class _Answers(queue.Queue[Line | Answer | BaseException]):
         super().__init__(most)
         self.running = Running()
 
-    def put(
-        self, item: Line | Answer | BaseException, block: bool = True, timeout: float | None = None
-    ) -> None:
-        """Hand over; in vain once all is cancelled and nobody reads any more."""
+    def put(self, item: Line | Answer | BaseException) -> None:  # type: ignore[override]
+        """Hand over; in vain once all is cancelled."""
         while not self.running.cancelled:
             with contextlib.suppress(queue.Full):
                 super().put(item, timeout=_POLL)
                 return
 
 
+@dataclass(slots=True)
 class _Link:
-    """What is open to one node."""
+    """The connection to one node, or the error of the last try."""
 
-    __slots__ = ("connection", "docker", "docker_on", "failed", "failed_until", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.connection: Any = None
-        self.docker: Any = None
-        self.docker_on: Any = None  # the connection it rides on
-        self.failed: ConnectError | None = None
-        self.failed_until = 0.0
+    lock: Any = field(default_factory=threading.RLock)
+    connection: Any = None
+    docker: Any = None
+    docker_on: Any = None  # the connection that Docker's API uses
+    failed: ConnectError | None = None
+    failed_until: float = 0.0

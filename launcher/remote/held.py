@@ -78,7 +78,7 @@ class Held:
         came in `timeout` seconds.
         """
         with contextlib.suppress(queue.Empty):
-            return self._lines.queue.get(timeout=timeout)
+            return self._lines.get(timeout=timeout)
         return None
 
     def say(self, line: str) -> None:
@@ -109,18 +109,15 @@ class Held:
         # a bug here must reach the caller, not vanish with the thread
         except BaseException as error:
             self.over = Answer(node=self._node, code=255, err=f"{type(error).__name__}: {error}")
-        self._lines.queue.put(self.over)
+        self._lines.put(self.over)
 
 
-class Bounded:
-    """A queue of lines that drops the oldest when it is full."""
+class Bounded(queue.SimpleQueue[Any]):
+    """Lines, and the answer behind them; drops the oldest line when it is full."""
 
-    def __init__(self) -> None:
-        self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def put(self, line: Any) -> None:
-        """Keep a line."""
-        if self.queue.qsize() >= _LINES:
+    def put(self, item: Any) -> None:  # type: ignore[override]
+        """Keep a line or an answer."""
+        if self.qsize() >= _LINES:
             with contextlib.suppress(queue.Empty):  # it is being read after all
-                self.queue.get_nowait()
-        self.queue.put(replace(line, text=line.text[:_LONGEST]))
+                self.get_nowait()
+        super().put(item if isinstance(item, Answer) else replace(item, text=item.text[:_LONGEST]))

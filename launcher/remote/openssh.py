@@ -152,58 +152,50 @@ def _message(errors: Path | str) -> str:
 
 
 class ProxyFailed(Exception):
-    """The program that should carry a connection failed: `reason` is its last line."""
+    """The program that should carry a connection failed; the text is its last line."""
 
-    def __init__(self, message: str, reason: str, hint: str) -> None:
-        super().__init__(reason)
-        self.message, self.hint = message, hint
+
+class JumpFailed(Exception):
+    """The login to a jump host failed; the text is the last line of ssh."""
 
 
 class Proxy(socket.socket):
     """A connection that a program carries: the other end is its standard input and output.
 
-    Closing it ends the program.
-
-    Args:
-        argv: the program.
-        errors: the file for its standard error.
-        message: the error when it fails; `hint` likewise.
+    Closing it ends the program. Its standard error goes to the file `errors`.
     """
 
-    process: subprocess.Popen[bytes]
-    errors: Path
-    message: str
-    hint: str
-
-    @classmethod
-    def start(cls, argv: Sequence[str], errors: Path, message: str, hint: str) -> Proxy:
-        """Start the program."""
+    def __init__(self, argv: Sequence[str], errors: Path) -> None:
         ours, theirs = socket.socketpair()
-        proxy = cls(fileno=ours.detach())
-        proxy.errors, proxy.message, proxy.hint = errors, message, hint
+        super().__init__(fileno=ours.detach())
+        self._errors = errors
         with theirs, errors.open("wb") as file:
             end = theirs.fileno()
-            proxy.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 argv, stdin=end, stdout=end, stderr=file, start_new_session=True
             )
-        return proxy
 
     def failure(self) -> ProxyFailed | None:
         """Return the error of a program that ended by itself; the connection is closed."""
         self.close()
-        if self.process.returncode == -signal.SIGKILL:
+        if self._process.returncode == -signal.SIGKILL:
             return None
-        reason = _message(self.errors) or f"exit status {self.process.returncode}"
-        return ProxyFailed(self.message, reason, self.hint)
+        return ProxyFailed(_message(self._errors) or f"exit status {self._process.returncode}")
 
     def close(self) -> None:
         """Close the connection, which ends the program."""
         super().close()
         try:
-            self.process.wait(timeout=0.5)
+            self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def words(jump: str) -> list[str]:
+    """Return the words after `ssh` for the last of the jump hosts."""
+    first, _, last = jump.rpartition(",")
+    return [*(("-J", first) if first else ()), f"ssh://{last}"]
 
 
 class JumpHost:
@@ -220,10 +212,8 @@ class JumpHost:
     def __init__(
         self, jump: str, options: Sequence[str], path: Path, *, ask: Terminal | None, timeout: float
     ) -> None:
-        first, _, last = jump.rpartition(",")
         self.lock = threading.Lock()
-        self._jump, self._path, self._ask = jump, path, ask
-        self._there = [*(("-J", first) if first else ()), f"ssh://{last}"]
+        self._path, self._ask, self._there = path, ask, words(jump)
         self._options = [f"-oControlPath={path}", f"-oConnectTimeout={max(1, round(timeout))}"]
         self._options += ["-oServerAliveInterval=15", *options]
         self._deadline = _TYPING if ask else timeout * (2 + jump.count(","))
@@ -233,15 +223,10 @@ class JumpHost:
     def open(self, target: Target, errors: Path) -> Proxy:
         """Open a connection to a node through the jump host."""
         there = ["-W", f"[{target.host}]:{target.port}", *self._there]
-        return Proxy.start(
-            ["ssh", *self._options, "-oBatchMode=yes", *there],
-            errors,
-            f"jump host {self._jump} cannot reach {target.address}",
-            f"ssh {' '.join(there)}",
-        )
+        return Proxy(["ssh", *self._options, "-oBatchMode=yes", *there], errors)
 
     def login(self) -> None:
-        """Log in, unless that is done; raises ProxyFailed."""
+        """Log in, unless that is done; raises JumpFailed."""
         if self._process is not None and self._process.poll() is None:
             return
         until, message = self._failed
@@ -250,10 +235,7 @@ class JumpHost:
                 message = self._login()
             self._failed = (time.monotonic() + _REMEMBERED, message)
         if message:
-            there = " ".join(self._there)
-            raise ProxyFailed(
-                f"cannot log in to jump host {self._jump}", message, f"make `ssh {there} true` work"
-            )
+            raise JumpFailed(message)
 
     def _login(self) -> str:
         """Log in and return "", or the reason why that failed."""

@@ -1,13 +1,11 @@
-"""A local TCP port that leads to an address as a node sees it: how an endpoint behind a firewall is
-reached.
-"""
+"""A local TCP port that leads to an address as a node sees it, for endpoints behind a firewall."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from launcher.errors import NodeError
 
@@ -17,14 +15,6 @@ if TYPE_CHECKING:
 _CHUNK: Final = 64 * 2**10
 _CONNECT_TIMEOUT: Final = 15.0
 _EVERY: Final = 1.0  # seconds between looks at the SSH connection
-
-
-class _Stream(Protocol):
-    def recv(self, nbytes: int, /) -> bytes: ...
-
-    def sendall(self, data: bytes, /) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tunnel:
@@ -42,9 +32,7 @@ class Tunnel:
     def __init__(
         self, node: str, transport: paramiko.Transport | None, host: str, port: int, local_port: int
     ) -> None:
-        self._node = node
-        self._transport = transport
-        self._there = (host, port)
+        self._node, self._transport, self._there = node, transport, (host, port)
         try:
             self._listener = socket.create_server(("127.0.0.1", local_port))
         except OSError as error:
@@ -53,8 +41,7 @@ class Tunnel:
                 node, f"port {local_port} of this machine is taken", evidence=str(error), hint=hint
             ) from error
         self.port: int = self._listener.getsockname()[1]
-        self._open: set[_Stream] = set()
-        self._closed = False
+        self._open: set[Any] = {self._listener}  # sockets and channels, which have the same methods
         threading.Thread(target=self._accept, name=f"tunnel-{node}", daemon=True).start()
 
     def __enter__(self) -> Tunnel:
@@ -78,20 +65,17 @@ class Tunnel:
 
     def close(self) -> None:
         """Stop listening and drop the connections in it."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
         for stream in list(self._open):
-            _end(stream)
+            with contextlib.suppress(OSError, EOFError):
+                stream.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            with contextlib.suppress(OSError, EOFError):
+                stream.close()
 
     def _accept(self) -> None:
-        while not self._closed:
-            try:
+        with contextlib.suppress(OSError):  # closed
+            while True:
                 here, origin = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._carry, args=(here, origin), daemon=True).start()
+                threading.Thread(target=self._carry, args=(here, origin), daemon=True).start()
 
     def _carry(self, here: socket.socket, origin: tuple[str, int]) -> None:
         with contextlib.closing(here):
@@ -107,7 +91,7 @@ class Tunnel:
                 back.join()
                 self._open -= {here, there}
 
-    def _connect(self, origin: tuple[str, int]) -> _Stream:
+    def _connect(self, origin: tuple[str, int]) -> Any:
         if self._transport is None:
             return socket.create_connection(self._there, timeout=_CONNECT_TIMEOUT)
         return self._transport.open_channel(
@@ -115,16 +99,9 @@ class Tunnel:
         )
 
 
-def _pump(source: _Stream, sink: _Stream) -> None:
+def _pump(source: Any, sink: Any) -> None:
     with contextlib.suppress(OSError, EOFError):
         while data := source.recv(_CHUNK):
             sink.sendall(data)
     with contextlib.suppress(OSError, EOFError):
-        sink.shutdown(socket.SHUT_WR)  # type: ignore[attr-defined]
-
-
-def _end(stream: _Stream) -> None:
-    with contextlib.suppress(OSError, EOFError):
-        stream.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-    with contextlib.suppress(OSError, EOFError):
-        stream.close()
+        sink.shutdown(socket.SHUT_WR)

@@ -14,7 +14,7 @@ from paramiko import ssh_exception
 from launcher.remote.connect_errors import connect_error, resets
 from launcher.remote.known_hosts import HostKeyRefused
 from launcher.remote.login import KeyUnusable, LoginRefused
-from launcher.remote.openssh import ProxyFailed, Target
+from launcher.remote.openssh import JumpFailed, ProxyFailed, Target
 
 TARGET = Target(node="gpu02", host="10.0.0.12", port=2222, user="ops", jump="bastion", timeout=7)
 KEY = paramiko.ECDSAKey.generate()
@@ -105,7 +105,8 @@ def test_any_exception_of_the_library(kind: type[Exception]) -> None:
             "second proof (keyboard-interactive)",
             "only a key",
         ),
-        (ProxyFailed("jump host b cannot reach x", "refused", "ssh -W"), "jump host b", "ssh -W"),
+        (JumpFailed("refused"), "log in to jump host bastion", "ssh ssh://bastion true"),
+        (ProxyFailed("x"), "bastion cannot reach 10.0.0.12", "-W [10.0.0.12]:2222 ssh://bastion"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

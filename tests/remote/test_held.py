@@ -86,7 +86,7 @@ def test_a_flood_that_nobody_reads_takes_no_memory(fleet: Fleet) -> None:
         "-c",
         "yes | head -n 20000; head -c 100000 /dev/zero | tr '\\0' x; echo; echo over >&2; cat",
     )
-    assert processes.awaited(lambda: held._lines.queue.qsize() >= 100)
+    assert processes.awaited(lambda: held._lines.qsize() >= 100)
     lines = []
     while (line := held.next(0.3)) is not None:
         lines.append(line)
