@@ -14,7 +14,7 @@ from typing import Literal
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv, Level
-from launcher.tools import decode, untrusted
+from launcher.tools import decode
 from launcher.tools.decode import Text
 
 Backend = Literal["nccl", "gloo"]
@@ -254,19 +254,14 @@ def parse_report(answer: Answer) -> Report:
     """
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        said = untrusted.loads(line)
-    except ValueError:
-        raise _unreadable(answer, answer.tail or "(it printed nothing)") from None
-    try:
-        return decode.fit(Report, said, "the report", closed=True)
+        return decode.read(Report, line, "the report", closed=True)
     except UnreadableAnswer as error:
-        raise _unreadable(answer, f"{error}: {untrusted.shown(line)}") from None
-
-
-def _unreadable(answer: Answer, evidence: str) -> UnreadableAnswer:
-    what = (
-        "did not end in time"
-        if answer.timed_out
-        else f"ended with exit code {answer.code} and no report that can be read"
-    )
-    return UnreadableAnswer(f"{answer.node}: the network probe {what}", evidence=evidence)
+        what = (
+            "did not end in time"
+            if answer.timed_out
+            else f"ended with exit code {answer.code} and no report that can be read"
+        )
+        evidence = f"{error}: {error.evidence}" if line.startswith("{") else answer.tail
+        raise UnreadableAnswer(
+            f"{answer.node}: the network probe {what}", evidence=evidence or "(it printed nothing)"
+        ) from None

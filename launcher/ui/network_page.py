@@ -19,6 +19,15 @@ from launcher.ui.findings import WORDS
 # Shares of the median at which a colour begins, worst first; a half and a quarter are where the
 # verdict begins to doubt a pair.
 _STEPS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.25)
+_LEGEND = (
+    ("s5", "over 1.25× as fast as the median"),
+    ("s4", "0.9× to 1.25×"),
+    ("s3", "0.75× to 0.9×"),
+    ("s2", "0.5× to 0.75×"),
+    ("s1", "0.25× to 0.5×"),
+    ("s0", "under 0.25×"),
+    ("none", "no figure"),
+)
 _SIGNS = {"fail": "✕", "warn": "▲", "skip": "–", "pass": ""}
 
 
@@ -133,33 +142,13 @@ def _measured(verdict: Verdict, field: str) -> Map:
             number if own == unit else f"{number} {own}",
         )
 
-    legend = (
-        [
-            (f"s{step}", _range(step, median, words, less=less))
-            for step in reversed(range(len(_STEPS)))
-        ]
-        if found
-        else []
-    )
     return Map(
         id=field,
         name=field.capitalize(),
         unit=unit,
         rows=_rows(verdict, shown),
-        legend=(*legend, ("none", "no figure")),
+        legend=_LEGEND if found else _LEGEND[-1:],
     )
-
-
-def _range(step: int, median: float, words: Callable[[float], str], *, less: bool) -> str:
-    """Return the figures a colour stands for: `22.4 GB/s to 31.1 GB/s`."""
-    figures = [
-        words(median / share if less else median * share) if share else ""
-        for share in (*_STEPS, 0.0)[step : step + 2]
-    ]
-    low, high = reversed(figures) if less else figures
-    if low and high:
-        return f"{low} to {high}"
-    return f"over {low}" if low else f"under {high}"
 
 
 def _transports(verdict: Verdict) -> Map:

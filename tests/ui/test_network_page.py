@@ -200,15 +200,13 @@ def test_a_share_of_nothing_is_like_the_others() -> None:
     assert network_page.share(0.0, 1.0, less_is_better=True) == 5
 
 
-def test_the_legend_says_the_figures() -> None:
-    """A colour's words are the figures it stands for, best first."""
-    legends = {
-        each.id: [words for _, words in each.legend]
-        for each in network_page.maps(verdict(4, bad=False))
-    }
+def test_the_legend_names_each_colour() -> None:
+    """With the steps of the scale, best first, and the transports that are there."""
+    bandwidth, latency, transport = network_page.maps(verdict(4, bad=False))
+    numbers = {f"s{step}": begin for step, begin in enumerate(network_page._STEPS)}
 
-    assert legends["bandwidth"][0].startswith("over ")
-    assert legends["bandwidth"][-2].startswith("under ")
-    assert legends["latency"][0].startswith("under ")
-    assert legends["latency"][-2].startswith("over ")
-    assert legends["transport"] == ["GDR: RDMA with GPUDirect"]
+    assert bandwidth.legend == latency.legend
+    assert [colour for colour, _ in bandwidth.legend] == [*sorted(numbers, reverse=True), "none"]
+    for colour, words in bandwidth.legend[:-2]:
+        assert f"{numbers[colour]:g}×" in words
+    assert [words for _, words in transport.legend] == ["GDR: RDMA with GPUDirect"]
