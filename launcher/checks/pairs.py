@@ -1,4 +1,4 @@
-"""Whether nodes reach each other, each direction of each pair by itself: fixed ports, a high port,
+"""Checks of connections between nodes, for each direction of each pair: fixed ports, a high port,
 full-size packets.
 """
 
@@ -91,8 +91,8 @@ def _mtu(evidence: Evidence, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What is asked of each direction. `unknown` and `well` are what a node is told of which
-    nothing is known, and of which all is well.
+    """A check of each direction. `unknown` and `well` are the texts for nodes of which nothing is
+    known, and of which all is well.
     """
 
     trouble: _Trouble
@@ -151,8 +151,8 @@ def _port_probes(evidence: Evidence) -> list[PortProbe]:
 
 @dataclass(frozen=True)
 class _Directions:
-    """What is wrong with each direction, as `_Trouble` says it. There are as many as the square of
-    the nodes, so that all of them are gone through once, and not for each node.
+    """The trouble of each direction, as `_Trouble` returns it. Directions grow with the square of
+    the nodes: they are grouped once, not for each node.
     """
 
     seen: Mapping[tuple[str, str], tuple[str, str] | None]

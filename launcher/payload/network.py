@@ -73,7 +73,7 @@ class Child:
             os.close(theirs)
 
     def pipes(self):
-        """What a rank that was started is read from, each descriptor with what takes it in."""
+        """Return the descriptors that a started rank is read from, each with its reader."""
         return (self.events, self.heard), (self.process.stdout.fileno(), self.printed)
 
     def heard(self, data: bytes) -> None:
@@ -245,7 +245,7 @@ class Probe:
                     pass
 
     def pair_logs(self, folder: str) -> dict[str, str]:
-        """What NCCL wrote while each peer was measured, all ranks of this node together."""
+        """Return NCCL's lines of each peer's measurement, of all ranks of this node."""
         found: dict[str, str] = {}
         share = network_node.LOG_LIMIT // max(1, sum(len(child.logged) for child in self.children))
         for child in self.children:
@@ -285,7 +285,7 @@ def ignored(_data: bytes) -> None:
 
 
 def why(child: Child, reason: str) -> str:
-    """Why a rank did not measure a pair: its own word, else the probe's, with how far it came."""
+    """Return why a rank did not measure a pair: its own error, else the probe's, and its phase."""
     said = (
         reason
         if child.killed and not child.error

@@ -1,5 +1,5 @@
-"""How the network probe measures: lanes over torch's process groups, data that cannot be mistaken,
-sizes that fit the link.
+"""Measurements of the network probe: lanes over torch's process groups, data that cannot be
+mistaken, sizes that fit the link.
 
 `torch` is handed in by the rank (see `network_rank.py`); this file imports the standard library
 only.
@@ -20,7 +20,7 @@ LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
 
 
 class _Group:
-    """What ranks do together over a process group of torch's, whatever is below it."""
+    """Operations over one of torch's process groups, whatever is below it."""
 
     def send(self, tensor, peer: int) -> None:
         self.group.send([tensor], peer, 0).wait()

@@ -1,4 +1,4 @@
-"""What a path of NCCL's (`via …`) is: over which network it goes, and what that is worth.
+"""The network and level of a path in NCCL's log (`via …`).
 
 Pure; standard library only. The launcher reads logs with it, and the gate of an exported group the
 log of its own probe (`network_gate.py`). NCCL 2.4 to 2.30, RCCL: src/transport/net.cc, p2p.cc.

@@ -121,8 +121,8 @@ def logs(folder: str, limit: int = LOG_LIMIT) -> str:
 
 
 def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
-    """What a process wrote between two sizes of its log, after what it said before of devices: it
-    looks at those once.
+    """Return the lines of a process between two sizes of its log, and its earlier lines on devices,
+    which it writes once.
     """
     for path in glob.glob(os.path.join(folder, f"nccl.*.{pid}.log")):
         data = _read(path).encode()

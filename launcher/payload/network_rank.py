@@ -220,7 +220,7 @@ class Rank:
         self.store.set(f"over/{name}", json.dumps(sorted({*self.lost, *missing})))
 
     def silent(self, error: Exception, seconds: float) -> str:
-        """What a failed wait means: the head never answered, or the store is gone."""
+        """Return the meaning of a failed wait: the head never answered, or the store is gone."""
         if "timeout" in str(error) or "timed out" in str(error):
             return f"{self.called([0])} said nothing for {seconds + SLACK:.0f} s"
         return f"the store is gone: {self.called([0])} ended ({short(error)})"
@@ -373,7 +373,7 @@ def memory(torch, backend: str) -> int:
 
 
 def log_size() -> int:
-    """How much NCCL has written to this process's log: what it adds while a pair is measured is
+    """Return the size of this process's log of NCCL: the lines added while a pair is measured are
     that pair's.
     """
     folder = os.path.dirname(os.environ.get("NCCL_DEBUG_FILE", ""))

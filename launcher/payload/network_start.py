@@ -1,4 +1,4 @@
-"""How the probes of all nodes begin together: they come to the head's, which lets all go when every
+"""The common start of all nodes' probes: they connect to the head's, which lets all go when every
 rank has torch.
 
 Standard library only; imported by `network.py`. The head's probe answers at the rendezvous port

@@ -1,5 +1,5 @@
-"""What a rank of the network probe does together with others, in groups that may hang: one pair of
-ranks, or all of them.
+"""Work of a rank of the network probe with others, in groups that may hang: one pair of ranks, or
+all of them.
 
 Imported by `network_rank.py`. Whatever hangs is left behind in its thread; the process ends without
 waiting for it.
@@ -91,7 +91,7 @@ class PairWork(Work):
         self.step = step
 
     def told(self, error: object) -> str:
-        """What went wrong: while doing what, with whom."""
+        """Return the error with the step and the other side."""
         if isinstance(error, Failed):
             return str(error)
         waited = f"no end after {self.of.args.pair_timeout:.0f} s"

@@ -1,5 +1,5 @@
-"""What a network check asked for and what came of it, kept on the head so that `serve` and `status`
-know what is proven.
+"""The last verdict on the network: kept on the head, so that `serve` and `status` know what is
+proven.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _Positive = Annotated[float, decode.within(1e-9, 1e12)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """How to check: the required level (`None`: the inventory's), ranks a node (`None`: its GPUs),
-    and deadlines in seconds.
+    """The options of a check: the required level (`None`: the inventory's), ranks a node (`None`:
+    its GPUs), and deadlines in seconds.
 
     `nonce` tells this run's ranks from those of another; `nodes` are those between which to measure
     (none named: all). `collective` means that collectives will cross nodes. `known` is what GPUs
@@ -93,7 +93,7 @@ class Record:
 
 @dataclass(slots=True, kw_only=True)
 class Proof:
-    """What the gate saw, for the step that writes it down and for those who print it.
+    """The results of the gate, for the step that keeps them and for those who print them.
 
     `servers` is what the kept record says of servers' own logs: that stays when another verdict
     takes its place.

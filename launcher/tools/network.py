@@ -1,5 +1,5 @@
-"""What we say to `payload/network.py`, the probe that runs in the containers that will serve, and
-how its reports are read.
+"""Commands for `payload/network.py`, the probe that runs in the containers that will serve, and
+its reports.
 
 One probe a node; each starts one rank per GPU (or CPU slot). All ranks meet at a store on the head.
 Pairs of nodes are measured first, round by round, so that a pair that hangs spares the others; then
@@ -69,7 +69,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """How far one rank came.
+    """The progress of one rank.
 
     `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs; `ended`
     means it did all it was asked; `tail` is the end of what it printed. `torch` and `meeting` are
@@ -90,7 +90,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one node's probe says.
+    """The report of one node's probe.
 
     `log` is what NCCL wrote there, its telling lines only; `env` its network variables;
     `infiniband` is what is in the container's /dev/infiniband (None: not known), `memlock` the

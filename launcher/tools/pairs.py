@@ -1,8 +1,8 @@
-"""Whether nodes reach each other: TCP on the cluster's ports and a high one, large transfers,
-packets that must not be split.
+"""The probe of connections between nodes: TCP on the cluster's ports and a high one, large
+transfers, packets that must not be split.
 
-Each node listens and knocks at all the others at the same time (`payload/pairs.py`, standard
-library only).
+All nodes listen and connect to each other at the same time (`payload/pairs.py`, standard library
+only).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortProbe:
-    """What one node saw of another.
+    """Connections from one node to another.
 
     `ports` says per TCP port what became of a connection; `bulk` whether a megabyte came through
     (`None`: no connection to try it on); `largest` is the largest IP packet in bytes that passed

@@ -1,5 +1,5 @@
-"""Why NCCL fell short of what was asked of it: what it wrote, its environment and its container,
-against a table of causes.
+"""Causes of a network below its level: NCCL's lines, its environment and its container against a
+table.
 
 Order matters: what explains the rest stands first. Sources: NVIDIA/nccl net_ib, net_socket.cc,
 plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.

@@ -1,5 +1,5 @@
-"""Who is to blame for a network that is not well (a node, a rank, a pair, one direction), the
-likely cause, and the fix.
+"""The node, rank, pair or direction that a bad network comes from, the likely cause, and the
+fix.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
 
 
 def _on_host(name: str, fix: str, fabric: str) -> str:
-    """Where the inventory has the fabric already, its devices are missing on the node itself."""
+    """Return the fix for a node: with the fabric in the inventory, the node lacks its devices."""
     if fabric == "ethernet" or "set `network: {fabric:" not in fix:
         return fix
     return (

@@ -15,8 +15,8 @@ from launcher.tools.network import Collective, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What the probe of each node reported; nodes whose probe said nothing that can be read are in
-    `missing`, with the reason.
+    """The report of each node's probe; nodes without a readable report are in `missing`, with the
+    reason.
     """
 
     inventory: Inventory
