@@ -30,9 +30,6 @@ def ask(model: str, token: Secret | None) -> Hub:
     import requests  # noqa: PLC0415 - only this question needs it
 
     where = os.environ.get("HF_ENDPOINT") or _HOME
-    host = _host(where)
-    if host is None:
-        return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {where}")
     value = token.reveal() if token is not None else ""
     if not value.isascii() or not value.isprintable():
         return Hub(status="unauthorized", text="the token has characters that no token has")
@@ -52,15 +49,10 @@ def ask(model: str, token: Secret | None) -> Hub:
         ) as answer:
             return _read(model, token, answer)
     except requests.RequestException as error:
+        if isinstance(error, ValueError):
+            return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {where}")
+        host = urllib.parse.urlsplit(where).hostname
         return Hub(status="offline", text=f"{host}: {type(error).__name__}")
-
-
-def _host(where: str) -> str | None:
-    try:
-        split = urllib.parse.urlsplit(where)
-        return split.hostname if split.scheme in ("http", "https") and " " not in where else None
-    except ValueError:
-        return None
 
 
 def _read(model: str, token: Secret | None, answer: requests.Response) -> Hub:
