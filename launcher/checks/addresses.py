@@ -34,8 +34,10 @@ def _address(host: Host) -> Finding | None:
     if addresses is None:
         return skipped(node, _NO_IP)
     wanted = ipaddress.ip_address(node.ip)
-    has = next((one for one in addresses if _parsed(one.ip) == wanted), None)
-    known = "\n".join(f"{one.interface} {one.ip}" for one in addresses if one.interface != "lo")
+    has = next((address for address in addresses if _parsed(address.ip) == wanted), None)
+    known = "\n".join(
+        f"{address.interface} {address.ip}" for address in addresses if address.interface != "lo"
+    )
     if has is None:
         return failed(
             node,
@@ -46,7 +48,7 @@ def _address(host: Host) -> Finding | None:
     if node.interface and has.interface != node.interface:
         fix = f"set `network: {{interface: {has.interface}}}` for {node.name}"
         text = f"there is no interface `{node.interface}` with an address"
-        if node.interface in {one.interface for one in addresses}:
+        if node.interface in {address.interface for address in addresses}:
             text = f"{node.ip} is on `{has.interface}`, not on `{node.interface}`"
             fix += ", or correct its `ip:`"
         return failed(node, text, evidence=known, fix=fix)
@@ -84,7 +86,7 @@ def _unique(host: Host) -> Finding:
 
 def _subnet(host: Host) -> str | Finding:
     ip = host.node.ip
-    own = next((one for one in host.facts.addresses or () if one.ip == ip), None)
+    own = next((address for address in host.facts.addresses or () if address.ip == ip), None)
     return skipped(host, f"the interface with {ip} is not known") if own is None else _network(own)
 
 
@@ -197,7 +199,9 @@ def _hostname(host: Host) -> Finding:
     if not own:
         text = f"its name `{name}` resolves to nothing"
         return warned(node, text, fix=f"run on {node.name}: `{add}`")
-    networks = [_network(one) for one in host.facts.addresses or () if one.ip == node.ip]
+    networks = [
+        _network(address) for address in host.facts.addresses or () if address.ip == node.ip
+    ]
     if any(address == node.ip or _within(address, networks) for address in own):
         return passed(node, "its own name resolves to an address on the cluster's network")
     if not networks:
@@ -222,7 +226,7 @@ def _within(address: str, networks: Sequence[str]) -> bool:
 
 def _interface(host: Host) -> Finding:
     node, facts = host.node, host.facts
-    names = {one.interface for one in facts.addresses or ()}
+    names = {address.interface for address in facts.addresses or ()}
     if facts.survey is not None and facts.survey.nics:
         names = {nic.name for nic in facts.survey.nics}
     given = {variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)}
@@ -272,11 +276,11 @@ def _lookups(host: Host) -> Finding:
         return skipped(host, UNSURVEYED)
     if survey.lookups is None:
         return skipped(host, "`getent` is not installed; no name was looked up")
-    slow = [one for one in survey.lookups if not one.answered or one.seconds >= _SLOW]
+    slow = [lookup for lookup in survey.lookups if not lookup.answered or lookup.seconds >= _SLOW]
     if not slow:
         return passed(host, "names of nodes and its own are found within a second")
-    took = f"took {max(one.seconds for one in slow):.0f} s"
-    if silent := [one for one in slow if not one.answered]:
+    took = f"took {max(lookup.seconds for lookup in slow):.0f} s"
+    if silent := [lookup for lookup in slow if not lookup.answered]:
         took = f"got no answer within {LOOKUP_DEADLINE} s"
     text = f"looking up {_sought(silent or slow)} {took}"
     return warned(host, text, evidence="\n".join(survey.asks), fix=_hosts_lines(host.evidence))
@@ -286,10 +290,10 @@ def _sought(slow: Sequence[Lookup]) -> str:
     """Return in words what was looked up, the same on all nodes with the same trouble."""
     parts = []
     for kind, of in (("reverse", "the name of"), ("forward", "the address of")):
-        if words := sorted({one.what for one in slow if one.kind == kind}):
+        if words := sorted({lookup.what for lookup in slow if lookup.kind == kind}):
             more = f" and {len(words) - 3} more" if len(words) > 3 else ""
             parts.append(f"{of} {', '.join(words[:3])}{more}")
-    if any(one.kind == "own" for one in slow):
+    if any(lookup.kind == "own" for lookup in slow):
         parts.append("its own name")
     return " and ".join(parts)
 

@@ -58,7 +58,10 @@ def noticed(evidence: Evidence) -> Sequence[Finding]:
     beside it, and what a server needs is judged when one is asked for.
     """
     found = GPU_MEMORY.judge(evidence)
-    return [replace(one, status="warn") if one.status == "fail" else one for one in found]
+    return [
+        replace(finding, status="warn") if finding.status == "fail" else finding
+        for finding in found
+    ]
 
 
 def left_for_server(
@@ -88,7 +91,7 @@ def _full(host: Host, share: float) -> list[tuple[Gpu, list[GpuProcess]]]:
     return [
         (gpu, here)
         for gpu in host.facts.used(host.node)
-        if (here := [one for one in strangers if one.gpu == gpu.uuid])
+        if (here := [process for process in strangers if process.gpu == gpu.uuid])
         and gpu.memory_total - _held(here) < share * gpu.memory_total
     ]
 
@@ -102,7 +105,7 @@ def _room(host: Host, count: int, share: float) -> Finding:
         host,
         f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory held by {_owners(here)},"
         f" and the server claims {share:.0%} of it",
-        evidence="\n".join(_who(one) for _, those in full for one in those[:4]),
+        evidence="\n".join(_who(process) for _, those in full for process in those[:4]),
         fix=f"{_end(host, here)}, or claim less: `-- --gpu-memory-utilization 0.5`",
     )
 
@@ -117,12 +120,14 @@ def _memory(host: Host) -> Finding:
         return judge(
             host,
             f"{held} MiB of GPU memory held by {_owners(strangers)}",
-            evidence="\n".join(_who(one) for one in strangers[:8]),
+            evidence="\n".join(_who(process) for process in strangers[:8]),
             fix=_end(host, strangers),
         )
     if displays := _displays(host):
         return displays
-    held = _held([one for one in host.facts.gpu_processes if one.gpu not in _others(host)])
+    held = _held(
+        [process for process in host.facts.gpu_processes if process.gpu not in _others(host)]
+    )
     text = f"{held} MiB held, by this cluster's own containers" if held else ""
     return passed(host, text or "nobody holds GPU memory")
 
@@ -134,7 +139,7 @@ def _displays(host: Host) -> Finding | None:
     drawn = {state.index for state in host.survey.gpus if state.display} if host.survey else set()
     told = []
     for gpu in host.facts.used(host.node):
-        known = [one for one in host.facts.gpu_processes or () if one.gpu == gpu.uuid]
+        known = [process for process in host.facts.gpu_processes or () if process.gpu == gpu.uuid]
         if gpu.index in drawn and gpu.memory_used - _held(known) >= _STRANGER_MIB:
             told.append(f"GPU {gpu.index}: {gpu.memory_used - _held(known)} MiB")
     if not told:
@@ -151,9 +156,9 @@ def _strangers(host: Host) -> list[GpuProcess]:
     """Return the processes on the node's GPUs that are not in this cluster's containers."""
     ours, others = {container.id for container in host.facts.containers}, _others(host)
     return [
-        one
-        for one in host.facts.gpu_processes or ()
-        if one.gpu not in others and not one.runs_in(ours)
+        process
+        for process in host.facts.gpu_processes or ()
+        if process.gpu not in others and not process.runs_in(ours)
     ]
 
 
@@ -164,7 +169,7 @@ def _others(host: Host) -> set[str]:
 
 
 def _held(processes: Sequence[GpuProcess]) -> int:
-    return sum(one.memory for one in processes)
+    return sum(process.memory for process in processes)
 
 
 def _end(host: Host, strangers: Sequence[GpuProcess]) -> str:
@@ -174,13 +179,13 @@ def _end(host: Host, strangers: Sequence[GpuProcess]) -> str:
 
 
 def _owners(strangers: Sequence[GpuProcess]) -> str:
-    users = sorted({one.user or "somebody unknown" for one in strangers})
+    users = sorted({process.user or "somebody unknown" for process in strangers})
     return ", ".join(users) + f" ({len(strangers)} process{'es' if len(strangers) > 1 else ''})"
 
 
-def _who(one: GpuProcess) -> str:
-    where = f", container {one.container[:12]}" if one.container else ""
-    return f"{one.user or '?'}: pid {one.pid} {one.name}, {one.memory} MiB{where}"
+def _who(process: GpuProcess) -> str:
+    where = f", container {process.container[:12]}" if process.container else ""
+    return f"{process.user or '?'}: pid {process.pid} {process.name}, {process.memory} MiB{where}"
 
 
 def _unknown(host: Host) -> Finding:

@@ -282,7 +282,7 @@ def _gid(host: Host) -> int | Finding:
 def _wrong_gid(name: str, ports: Sequence[_Port], index: int) -> Finding | None:
     """Judge that the index the inventory gives is a RoCE v2 GID on every port in use."""
     for device, port in ports:
-        gid = next((one for one in port.gids if one.index == index), None)
+        gid = next((gid for gid in port.gids if gid.index == index), None)
         if gid is None:
             what = "is empty"
         elif gid.kind == "RoCE v2" and (not device.netdevs or gid.netdev in ("", *device.netdevs)):

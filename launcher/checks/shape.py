@@ -289,17 +289,17 @@ def alike(
     def judge(evidence: Evidence) -> Sequence[Finding]:
         hosts = evidence.reached
         known = {host.name: value(host) for host in hosts}
-        values = {name: one for name, one in known.items() if not isinstance(one, Finding)}
+        values = {name: found for name, found in known.items() if not isinstance(found, Finding)}
         counted = list(values.values())
         common = max(counted, key=counted.count, default=None)
-        others = fold([name for name, one in values.items() if one == common])
+        others = fold([name for name, found in values.items() if found == common])
 
-        def finding(host: Host, one: T | Finding) -> Finding:
-            if isinstance(one, Finding):
-                return one
-            if common is not None and one != common:
-                return differs(host, one, common, others)
-            return same(host, one) if same else passed(host, str(one))
+        def finding(host: Host, found: T | Finding) -> Finding:
+            if isinstance(found, Finding):
+                return found
+            if common is not None and found != common:
+                return differs(host, found, common, others)
+            return same(host, found) if same else passed(host, str(found))
 
         return [finding(host, known[host.name]) for host in hosts]
 

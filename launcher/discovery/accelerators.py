@@ -117,7 +117,9 @@ def _why_not(host: Probed, gpu: Gpu, wishes: Wishes) -> str:
     for given in host.facts.given:
         if given.cluster != wishes.cluster and given.has(gpu.index, gpu.uuid):
             return f"cluster {given.cluster} has it"
-    state = next((one for one in host.survey.gpus if one.index == gpu.index), GpuState(index=0))
+    state = next(
+        (state for state in host.survey.gpus if state.index == gpu.index), GpuState(index=0)
+    )
     if state.mig:
         return "split into instances (MIG)"
     if state.display:

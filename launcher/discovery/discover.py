@@ -51,6 +51,9 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
     )
     state_dir, no_state_dir = software.state_dir(hosts)
     args, why = _arguments(hosts, kind)
+    env, gid_why = _roce_gid(nodes) if fabric.fabric == "roce" else ({}, ())
+    if kind == "cpu":
+        env = _cpu_environment(hosts, chosen.counts)
     behind = [host.name for host in hosts if host.docker[0] != "docker"]
     return Discovery(
         cluster=wishes.cluster,
@@ -67,12 +70,10 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         gpus=chosen.why,
         object_store=_object_store(hosts, kind),
         rights=_rights(hosts, kind),
-        env=_cpu_environment(hosts, chosen.counts)
-        if kind == "cpu"
-        else _gids(nodes, fabric.fabric),
+        env=env,
         engine_args=args,
         engine_why=why,
-        gid_why=_gid_why(nodes) if fabric.fabric == "roce" else (),
+        gid_why=gid_why,
         warnings=(
             *described.health(hosts),
             *no_state_dir,
@@ -161,31 +162,18 @@ def _rights(hosts: Sequence[Probed], kind: Accelerator) -> dict[str, Choice]:
     return {}
 
 
-def _gids(nodes: Sequence[DiscoveredNode], fabric: str) -> dict[str, Choice]:
-    """Return the GID index when it is the same on all nodes; where it differs, each node says its
-    own.
+def _roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice], tuple[str, ...]]:
+    """Return the GID index when it is the same on all nodes, or why it is not: where it differs,
+    each node says its own.
     """
-    indexes = {node.gid for node in nodes}
-    if fabric != "roce" or len(indexes) > 1 or indexes == {None}:
-        return {}
-    return {
-        GID: Choice(
-            value=str(nodes[0].gid),
-            why=("RoCE v2 over IPv4 in the GID table of every device (`show_gids`)",),
-        )
-    }
-
-
-def _gid_why(nodes: Sequence[DiscoveredNode]) -> tuple[str, ...]:
     without = [node.name for node in nodes if node.gid is None]
     if without:
-        which = fold(without)
-        return (
-            f"{GID} is left to NCCL on {which}: no index is RoCE v2 over IPv4 on all devices there",
-        )
+        why = "no index is RoCE v2 over IPv4 on all devices there"
+        return {}, (f"{GID} is left to NCCL on {fold(without)}: {why}",)
     if len({node.gid for node in nodes}) > 1:
-        return (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
-    return ()
+        return {}, (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
+    why = "RoCE v2 over IPv4 in the GID table of every device (`show_gids`)"
+    return {GID: Choice(value=str(nodes[0].gid), why=(why,))}, ()
 
 
 def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str, Choice]:
@@ -193,21 +181,16 @@ def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str
     nodes do not show.
     """
     slots = [
-        h.survey.memory // count for h, count in zip(hosts, counts, strict=True) if h.survey.memory
+        host.survey.memory // count
+        for host, count in zip(hosts, counts, strict=True)
+        if host.survey.memory
     ]
     room = max(1, min(32, min(slots, default=4 * _GIB) // (4 * _GIB)))
-    env = {
-        "VLLM_CPU_KVCACHE_SPACE": Choice(
-            value=str(room),
-            why=(
-                "GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it",
-            ),
-        )
-    }
+    why = "GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it"
+    env = {"VLLM_CPU_KVCACHE_SPACE": Choice(value=str(room), why=(why,))}
     if max(counts) == 1:
-        env["VLLM_CPU_OMP_THREADS_BIND"] = Choice(
-            value="nobind", why=("one slot a host: its threads may run on all processors",)
-        )
+        why = "one slot a host: its threads may run on all processors"
+        env["VLLM_CPU_OMP_THREADS_BIND"] = Choice(value="nobind", why=(why,))
     return env
 
 
@@ -216,20 +199,13 @@ def _arguments(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return vLLM's engine arguments that these hosts need, and why."""
     if kind == "cpu":
-        return _cpu_arguments(len(hosts))
+        args: dict[str, Any] = {"dtype": "float32"}
+        why = "every processor can compute in float32"
+        if len(hosts) > 1:
+            args["compilation_config"] = {"mode": 2, "backend": "eager"}
+            why += "; pipeline stages on processors need this compilation mode"
+        return args, (why,)
     if not _unified(hosts):
         return {}, ()
     why = "the GPU shares the host's memory: vLLM's own share, 0.92, would make the host freeze"
     return {"gpu_memory_utilization": 0.7}, (why,)
-
-
-def _cpu_arguments(hosts: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    dtype = {"dtype": "float32"}
-    if hosts == 1:
-        return dtype, ("every processor can compute in float32",)
-    return {**dtype, "compilation_config": {"mode": 2, "backend": "eager"}}, (
-        (
-            "every processor can compute in float32; pipeline stages on processors need this"
-            " compilation mode"
-        ),
-    )

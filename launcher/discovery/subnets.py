@@ -129,8 +129,8 @@ def _places(host: Probed, rdma: Set[str]) -> Iterator[Place]:
     nics = host.survey.nics
     if nics is None:  # of a host that was not surveyed, what the probe knows
         nics = tuple(
-            Nic(name=one.interface, up=one.up, mtu=0, addresses=(f"{one.ip}/{one.prefix}",))
-            for one in host.facts.addresses or ()
+            Nic(name=known.interface, up=known.up, mtu=0, addresses=(f"{known.ip}/{known.prefix}",))
+            for known in host.facts.addresses or ()
         )
     for nic in nics:
         merit = Merit(

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from launcher.discovery.shape import DOCKER, GID, Choice, DiscoveredNode, Discovery
 from launcher.inventory import ranges
-from launcher.model import Argv, Ssh, fold
+from launcher.model import Ssh, fold
 from launcher.tools import untrusted
 
 T = TypeVar("T")
@@ -41,20 +41,29 @@ def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
     docker = _usual([node.docker for node in found.nodes])
     interface = _usual([node.interface for node in found.nodes])
     hca = _usual([node.hca for node in found.nodes])
+    slots = "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
+    store = found.object_store
     return (
         _head(found),
         [f"cluster: {scalar(found.cluster)}"],
-        _software(found),
+        [
+            *_choice("image", found.image),
+            *_entry("accelerator", f"{found.accelerator}{slots}", found.gpus),
+        ],
         _choice("hf_home", found.hf_home),
         _choice("state_dir", found.state_dir) if found.state_dir else (),
-        _docker(found, docker),
-        _login(found),
-        _object_store(found),
-        _rights(found),
+        _entry("docker", _list(docker), found.docker) if found.docker or docker != DOCKER else (),
+        [f"ssh: {_ssh(found.ssh)}"] if found.ssh != Ssh() else (),
+        _entry("ray", f"{{object_store: {store.value}}}", store.why) if store else (),
+        [
+            line
+            for key, choice in found.rights.items()
+            for line in _entry(key, f"[{choice.value}]", choice.why)
+        ],
         _network(found, interface, hca),
         _environment(found),
         _engine_args(found),
-        _nodes(found, interface, hca, docker),
+        ["# The first is the head.", "nodes:", *_groups(found, interface, hca, docker)],
     )
 
 
@@ -71,40 +80,9 @@ def _head(found: Discovery) -> Iterator[str]:
         yield from _said(f"! {warning}" for warning in found.warnings)
 
 
-def _software(found: Discovery) -> Iterator[str]:
-    slots = "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
-    yield from _choice("image", found.image)
-    yield from _said(found.gpus)
-    yield f"accelerator: {found.accelerator}{slots}"
-
-
-def _docker(found: Discovery, usual: Argv) -> Iterator[str]:
-    if found.docker or usual != DOCKER:
-        yield from _said(found.docker)
-        yield f"docker: {_list(usual)}"
-
-
-def _login(found: Discovery) -> Iterator[str]:
-    if found.ssh != Ssh():
-        yield f"ssh: {_ssh(found.ssh)}"
-
-
-def _object_store(found: Discovery) -> Iterator[str]:
-    if found.object_store is not None:
-        yield from _said(found.object_store.why)
-        yield f"ray: {{object_store: {found.object_store.value}}}"
-
-
-def _rights(found: Discovery) -> Iterator[str]:
-    for key, choice in found.rights.items():
-        yield from _said(choice.why)
-        yield f"{key}: [{choice.value}]"
-
-
 def _network(found: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
     yield "network:"
-    yield from _said(found.network, "  ")
-    yield f"  fabric: {found.fabric}"
+    yield from _entry("fabric", found.fabric, found.network, "  ")
     yield f"  interface: {scalar(interface)}"
     if hca:
         yield f"  hca: {_list(hca)}"
@@ -116,8 +94,7 @@ def _environment(found: Discovery) -> Iterator[str]:
     if found.env:
         yield "env:"
     for name, choice in found.env.items():
-        yield from _said(choice.why, "  ")
-        yield f'  {name}: "{choice.value}"'
+        yield from _entry(name, f'"{choice.value}"', choice.why, "  ")
 
 
 def _engine_args(found: Discovery) -> Iterator[str]:
@@ -126,15 +103,6 @@ def _engine_args(found: Discovery) -> Iterator[str]:
         yield from _said(found.engine_why, "  ")
     for name, value in found.engine_args.items():
         yield f"  {name}: {json.dumps(value) if isinstance(value, dict) else value}"
-
-
-def _nodes(
-    found: Discovery, interface: str, hca: tuple[str, ...], docker: Sequence[str]
-) -> Iterator[str]:
-    yield "# The first is the head."
-    yield "nodes:"
-    for group in _groups(found, interface, hca, docker):
-        yield from group
 
 
 def scalar(text: str) -> str:
@@ -158,9 +126,13 @@ def _said(lines: Iterable[str], indent: str = "") -> Iterator[str]:
         )
 
 
+def _entry(key: str, value: str, why: Iterable[str], indent: str = "") -> Iterator[str]:
+    yield from _said(why, indent)
+    yield f"{indent}{key}: {value}"
+
+
 def _choice(key: str, choice: Choice) -> Iterator[str]:
-    yield from _said(choice.why)
-    yield f"{key}: {scalar(choice.value)}"
+    return _entry(key, scalar(choice.value), choice.why)
 
 
 def _list(words: Sequence[str]) -> str:
@@ -182,10 +154,8 @@ def _usual(values: Sequence[T]) -> T:
 
 def _groups(
     found: Discovery, interface: str, hca: tuple[str, ...], docker: Sequence[str]
-) -> Iterator[list[str]]:
-    """Yield the lines of each item of `nodes`: alike ones that count in step become one with
-    ranges.
-    """
+) -> Iterator[str]:
+    """Yield the items of `nodes`: alike ones that count in step become one with ranges."""
 
     def own(node: DiscoveredNode) -> tuple[str, ...]:
         chosen = f"[{', '.join(node.gpu_ids)}]"
@@ -195,17 +165,14 @@ def _groups(
         differs = [f"interface: {scalar(node.interface)}"] if node.interface != interface else []
         differs += [f"hca: {_list(node.hca)}"] if node.hca != hca else []
         words += [f"network: {{{', '.join(differs)}}}"] if differs else []
-        words += (
-            [f'env: {{{GID}: "{node.gid}"}}']
-            if node.gid is not None and GID not in found.env
-            else []
-        )
+        env = [f'env: {{{GID}: "{node.gid}"}}']
+        words += env if node.gid is not None and GID not in found.env else []
         return tuple(words)
 
     for words, alike in groupby(found.nodes, own):
         nodes = list(alike)
         for some in (nodes,) if _in_step(nodes) else ([node] for node in nodes):
-            yield _item(some, words)
+            yield from _item(some, words)
 
 
 def _columns(nodes: Sequence[DiscoveredNode]) -> tuple[list[str], list[str], list[str]]:
