@@ -125,8 +125,9 @@ def diagnose(
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         seen.setdefault(_UNREACHABLE, []).append(Trace(node=name, what="login", line=line, at=now))
     ready = _ready(told, now)
+    found = [_found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen]
     return Diagnosis(
-        findings=tuple(_ranked(_findings(seen), ready)),
+        findings=tuple(_ranked(found, ready)),
         nodes=tuple(told),
         logs=sum(len(node.logs) for node in told.values()),
         lines=sum(node.lines for node in told.values()),
@@ -336,32 +337,22 @@ def _all_ready(times: Sequence[float | None]) -> float | None:
     return min(known) if known and len(known) == len(times) else None
 
 
-def _findings(seen: Mapping[str, Sequence[Trace]]) -> list[Diagnosed]:
-    """Make one finding of all lines of an entry, in the table's order; whether it is over is told
-    apart later, when all are known.
-    """
-    return [_found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen]
-
-
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
+    """Make one finding of all lines of an entry; whether it is over is told apart later, when all
+    are known.
+    """
     logs = {trace.what for trace in traces}
     of_job = DRIVER in logs and not any(what.startswith(server_log("")) for what in logs)
     return Diagnosed(
         id=symptom.id,
-        kind=_kind(symptom),
+        kind="after" if symptom.after else "now" if symptom.fatal else "perhaps",
         cause=symptom.cause,
         fix=symptom.batch or symptom.fix if of_job else symptom.fix,
         source=symptom.source,
-        nodes=tuple(dict.fromkeys(each.node for each in traces)),
+        nodes=tuple(dict.fromkeys(trace.node for trace in traces)),
         count=len(traces),
         evidence=tuple(traces),
     )
-
-
-def _kind(symptom: Symptom) -> Kind:
-    if symptom.after:
-        return "after"
-    return "now" if symptom.fatal else "perhaps"
 
 
 def _ranked(findings: Sequence[Diagnosed], ready: Mapping[str, float | None]) -> list[Diagnosed]:

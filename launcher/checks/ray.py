@@ -5,7 +5,6 @@ its own address.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.checks.shape import Finding, failed, passed, skipped, worst
@@ -67,25 +66,24 @@ def judge_cluster(
         if troubles:
             return troubles
         if table is None:
-            return [
-                _wait(
-                    inventory.head,
-                    "Ray's dashboard does not answer yet",
-                    evidence=str(said.get("error", "")),
-                )
-            ]
-        findings = _Membership(
-            inventory=inventory,
-            alive=alive,
-            dead={each.ip: each for each in table if not each.alive},
-            unreachable=frozenset(said.get("unreachable", ())),
-        ).findings()
+            text, why = "Ray's dashboard does not answer yet", str(said.get("error", ""))
+            return [_wait(inventory.head, text, evidence=why)]
+        dead = {each.ip: each for each in table if not each.alive}
+        findings = [
+            _member(inventory, node, alive.get(node.ip), dead.get(node.ip), said)
+            for node in inventory.nodes
+        ]
+        others = sorted(set(alive) - {node.ip for node in inventory.nodes})
+        if others:
+            fix = (
+                "add them to the inventory, or run `vlaunch down` with the inventory that has them"
+            )
+            text = f"Ray has nodes that are not in the inventory: {', '.join(others)}"
+            findings.append(failed("", text, fix=fix))
         # Its own word comes last: nothing is said of a status that cannot be right yet.
-        return (
-            findings
-            if worst(findings) != "pass"
-            else [*findings, _status(inventory, said.get("status", ""))]
-        )
+        if worst(findings) == "pass":
+            findings.append(_status(inventory, said.get("status", "")))
+        return findings
 
     return judge
 
@@ -123,62 +121,34 @@ def _status(inventory: Inventory, text: str) -> Finding:
     return _wait(head, text_, evidence=text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Membership:
-    """Who is in Ray, by address, beside who should be; `unreachable` are the addresses to which the
-    head cannot open a connection.
-    """
-
-    inventory: Inventory
-    alive: Mapping[str, ray.RayNode]
-    dead: Mapping[str, ray.RayNode]
-    unreachable: frozenset[str]
-
-    def findings(self) -> list[Finding]:
-        """Judge each node of the inventory, and that nobody else is in."""
-        return [*map(self._member, self.inventory.nodes), *self._strangers()]
-
-    def _member(self, node: Node) -> Finding:
-        """Judge that a node is in Ray with its GPUs, and that the head reaches it."""
-        alive, dead = self.alive.get(node.ip), self.dead.get(node.ip)
-        if alive is None:
-            why = f": {dead.message}" if dead is not None else ""
-            return _wait(node, f"has not joined Ray under {node.ip}{why}", fix=self._join_fix(node))
-        if alive.gpus != node.gpus:
-            return failed(
-                node,
-                f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
-                fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
-            )
-        manager = f"{node.ip}:{self.inventory.ports.node_manager}"
-        if manager in self.unreachable:
-            return _wait(
-                node,
-                f"joined, but the head cannot open {manager} back to it",
-                fix=(
-                    f"allow TCP from {self.inventory.head.ip} to {node.ip} (all ports: Ray, NCCL"
-                    " and Gloo pick high ones)"
-                ),
-            )
-        return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
-
-    def _join_fix(self, node: Node) -> str:
-        if node.head:
-            return f"look at its log: `vlaunch logs {node.name}`"
-        gcs = f"{self.inventory.head.ip}:{self.inventory.ports.gcs}"
-        return (
-            f"allow TCP from {node.ip} to {gcs} and back, then look at its log:"
-            f" `vlaunch logs {node.name}`"
+def _member(
+    inventory: Inventory,
+    node: Node,
+    alive: ray.RayNode | None,
+    dead: ray.RayNode | None,
+    said: Mapping[str, Any],
+) -> Finding:
+    """Judge that a node is in Ray with its GPUs, and that the head can open connections to it."""
+    head, ports = inventory.head, inventory.ports
+    if alive is None:
+        fix = f"look at its log: `vlaunch logs {node.name}`"
+        if not node.head:
+            fix = f"allow TCP from {node.ip} to {head.ip}:{ports.gcs} and back, then {fix}"
+        why = f": {dead.message}" if dead is not None else ""
+        return _wait(node, f"has not joined Ray under {node.ip}{why}", fix=fix)
+    if alive.gpus != node.gpus:
+        return failed(
+            node,
+            f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
+            fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
         )
-
-    def _strangers(self) -> list[Finding]:
-        """Judge that no addresses are in Ray but those of the inventory's nodes."""
-        strangers = sorted(set(self.alive) - {node.ip for node in self.inventory.nodes})
-        if not strangers:
-            return []
-        fix = "add them to the inventory, or run `vlaunch down` with the inventory that has them"
-        text = f"Ray has nodes that are not in the inventory: {', '.join(strangers)}"
-        return [failed("", text, fix=fix)]
+    manager = f"{node.ip}:{ports.node_manager}"
+    if manager in said.get("unreachable", ()):
+        fix = (
+            f"allow TCP from {head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)"
+        )
+        return _wait(node, f"joined, but the head cannot open {manager} back to it", fix=fix)
+    return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
 
 
 def container_trouble(
@@ -263,9 +233,7 @@ def read_payload(answer: Answer) -> dict[str, Any]:
     try:
         said = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        raise UnreadableAnswer(
-            f"{answer.node}: the head container gave no answer", evidence=answer.tail
-        ) from None
+        said = None
     if not isinstance(said, dict):
         raise UnreadableAnswer(
             f"{answer.node}: the head container gave no answer", evidence=answer.tail

@@ -8,7 +8,7 @@ changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from launcher import shell
@@ -16,8 +16,11 @@ from launcher.errors import UnreadableAnswer
 from launcher.tools import derived, docker_read, untrusted
 
 _MARK = "@@stock"
-# The paths that an inventory can name.
-_DISK = re.compile(rf"^{_MARK} disk ([0-9]{{1,18}}) (/[A-Za-z0-9._@%+=/-]{{1,200}})$", re.MULTILINE)
+# What it is, a number where there is one (KiB that are free, or how many), and a path or a name.
+_LINE = re.compile(
+    rf"^{_MARK} (disk|home|model|amd)[ \t]+(?:([0-9]{{1,15}})(?=[ \t]|$))?[ \t]*(.*)$", re.MULTILINE
+)
+_PATH = re.compile(r"/[A-Za-z0-9._@%+=/-]{1,200}")  # as an inventory can name it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,38 +68,27 @@ def parse(text: str) -> LocalAssets:
             "the answer about images and models is incomplete",
             evidence=untrusted.shown(text, last=True),
         )
-    amd = re.search(rf"^{_MARK} amd[ \t]+([0-9]{{1,6}})[ \t]*$", head, re.MULTILINE)
-    return LocalAssets(
-        homes=tuple(_homes(head.splitlines())),
-        disks=tuple(
-            Disk(path=found[2], free=int(found[1]) * 1024) for found in _DISK.finditer(head)
-        ),
-        images=_images(images.strip()),
-        amd_gpus=int(amd[1]) if amd else 0,
-    )
-
-
-def _homes(lines: Sequence[str]) -> list[Home]:
-    """Read the homes: each begins with a line of its own, then come its models and what is free."""
     homes: dict[str, Home] = {}
-    path = ""
-    for line in lines:
-        word, _, rest = line.removeprefix(f"{_MARK} ").partition(" ")
-        home = homes.get(path)
-        if line.startswith(_MARK) and word == "home":
-            path = rest
-            homes.setdefault(path, Home(path=path))
-        elif line.startswith(_MARK) and word == "model" and home:
+    disks, amd_gpus, home = list[Disk](), 0, ""
+    for kind, number, rest in _LINE.findall(untrusted.cut(head)):
+        free = int(number) * 1024 if number else None
+        if kind == "home":
+            home = rest
+            homes.setdefault(home, Home(path=home, free=free))
+        elif kind == "model" and home in homes:
             name = rest.removeprefix("models--").replace("--", "/")
-            homes[path] = replace(home, models=tuple(dict.fromkeys((*home.models, name))))
-        elif not line.startswith(_MARK) and home:
-            homes[path] = replace(home, free=_free(line))
-    return list(homes.values())
-
-
-def _free(line: str) -> int | None:
-    match = re.search(r"\s([0-9]{1,18})\s+[0-9]{1,3}%\s", line[:1000])
-    return int(match[1]) * 1024 if match else None
+            models = dict.fromkeys((*homes[home].models, name))
+            homes[home] = replace(homes[home], models=tuple(models))
+        elif kind == "disk" and free is not None and _PATH.fullmatch(rest):
+            disks.append(Disk(path=rest, free=free))
+        elif kind == "amd":
+            amd_gpus = int(number or 0)
+    return LocalAssets(
+        homes=tuple(homes.values()),
+        disks=tuple(disks),
+        images=_images(images.strip()),
+        amd_gpus=amd_gpus,
+    )
 
 
 def _images(text: str) -> dict[str, str]:

@@ -5,13 +5,14 @@
 # Runs behind probe.sh, which sets $hf and leaves what starts docker in "$@". A cache is
 # `hub/models--OWNER--NAME` (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
 #
+# shellcheck disable=SC2016 # what is quoted is awk's
 # shellcheck disable=SC2154 # set by probe.sh
 # shellcheck disable=SC2086 # names of images are words
 
 for home in "$hf" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
   timeout 5 test -d "${home:-/nonexistent}" || continue
-  printf '@@stock home %s\n' "$home"
-  timeout 10 df -Pk "$home" 2>/dev/null | tail -n 1
+  free=$(timeout 10 df -Pk "$home" 2>/dev/null | awk 'END { print $4 }')
+  printf '@@stock home %s %s\n' "$free" "$home"
   for model in "$home"/hub/models--*/; do
     [ -d "$model" ] && printf '@@stock model %s\n' "$(basename "$model")"
   done

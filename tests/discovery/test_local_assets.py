@@ -53,8 +53,8 @@ def test_what_is_said_is_read() -> None:
     """Two homes, eight AMD GPUs, no image."""
     text = (
         "@@stock disk 2048 /raid/ops\n@@stock disk x /y\n"
-        "@@stock home /data/huggingface\n/dev/nvme0n1 100 10 90 10% /data\n@@stock model"
-        " models--a--b\n@@stock home /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
+        "@@stock home 90 /data/huggingface\n@@stock model"
+        " models--a--b\n@@stock home  /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
         " images\n\n@@stock end\n"
     )
     found = parse(text)

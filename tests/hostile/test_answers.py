@@ -392,7 +392,7 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
     ),
     "stock": (
         lambda: (
-            "@@stock home /data\n/dev/sda 1 2 3 4% /\n@@stock model models--a--b\n@@stock amd"
+            "@@stock home 3 /data\n@@stock model models--a--b\n@@stock amd"
             " 0\n@@stock images\n"
             + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()
             + "\n@@stock end\n"

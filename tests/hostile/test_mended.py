@@ -155,7 +155,7 @@ def test_tags_that_are_no_text() -> None:
     """Of an image that a host has."""
     item = {"Id": "a", "RootFS": {}, "Config": {}, "RepoTags": [1, "vllm:1"]}
     found = local_assets.parse(
-        f"@@stock home /d\nx {'9' * 5000} 4% /\n@@stock images\n{json.dumps([item])}\n@@stock end\n"
+        f"@@stock home {'9' * 5000} /d\n@@stock images\n{json.dumps([item])}\n@@stock end\n"
     )
     assert list(found.images) == ["vllm:1"]
     assert found.homes[0].free is None
