@@ -17,7 +17,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.discovery import local_assets
-from launcher.discovery.asked import absolute, asked, own_ssh
+from launcher.discovery.asked import asked, own_ssh
 from launcher.discovery.discover import discover
 from launcher.discovery.shape import DOCKER, HF_HOME, Discovery, Probed, Wishes
 from launcher.discovery.written import write
@@ -92,15 +92,14 @@ def init(
     path = Path(output or "inventory.yaml")
     if output != "-":
         _may_write(path, force=force)
-    wishes = absolute(
-        Wishes(
-            cluster=cluster or "vllm",
-            image=image,
-            hf_home=hf_home,
-            accelerator=accelerator,
-            ssh=Ssh(user=user, port=port, identity=identity, jump=jump),
-        ),
-        Path.cwd(),
+    # So that the inventory may lie anywhere.
+    key = str(Path.cwd() / Path(identity).expanduser()) if identity else None
+    wishes = Wishes(
+        cluster=cluster or "vllm",
+        image=image,
+        hf_home=hf_home,
+        accelerator=accelerator,
+        ssh=Ssh(user=user, port=port, identity=key, jump=jump),
     )
     words = _words(docker)
     with call.printer() as to:

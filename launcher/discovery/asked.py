@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from launcher.discovery.shape import Wishes
@@ -81,16 +81,6 @@ def own_ssh(word: Ssh, common: Ssh) -> Ssh:
     """Return what a host says about its login that `common` does not."""
     usual = asdict(common)
     return Ssh(**{key: value for key, value in asdict(word).items() if value != usual[key]})
-
-
-def absolute(wishes: Wishes, folder: Path) -> Wishes:
-    """Make the key's path independent of where the inventory will lie."""
-    identity = wishes.ssh.identity
-    if identity is None:
-        return wishes
-    return replace(
-        wishes, ssh=replace(wishes.ssh, identity=str(folder / Path(identity).expanduser()))
-    )
 
 
 def _expanded(word: str) -> list[tuple[str, Ssh]]:

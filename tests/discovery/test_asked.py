@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from launcher.discovery.asked import absolute, asked, own_ssh
+from launcher.discovery.asked import asked, own_ssh
 from launcher.discovery.shape import DOCKER, Wishes
 from launcher.errors import RequestError
 from launcher.model import Ssh
@@ -66,17 +64,6 @@ def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
         asked(["gpu01"], Wishes(), ("sudo", "docker"))
 
     assert "sudo -n" in raised.value.evidence
-
-
-def test_a_key_is_named_so_that_the_inventory_may_lie_anywhere() -> None:
-    """Relative paths of an inventory start at its own folder."""
-    assert (
-        absolute(Wishes(ssh=Ssh(identity="keys/id")), Path("/here")).ssh.identity == "/here/keys/id"
-    )
-    assert absolute(Wishes(ssh=Ssh(identity="~/id")), Path("/here")).ssh.identity == str(
-        Path.home() / "id"
-    )
-    assert absolute(Wishes(), Path("/here")) == Wishes()
 
 
 def test_a_host_says_of_its_login_only_what_differs() -> None:
