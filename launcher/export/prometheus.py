@@ -1,8 +1,8 @@
 """From an inventory, what Prometheus and Grafana need to watch its cluster: the scrape
 configuration, alerts with their tests, and dashboards.
 
-Pure. Only the scrape configuration follows from the inventory; alerts and dashboards are the same
-for every cluster, and know them by the label `cluster`.
+Only the scrape configuration depends on the inventory. Alerts and dashboards are the files in
+`monitoring/`, the same for every cluster, which they select by the label `cluster`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.export import dashboards
 from launcher.model import Inventory
 
 _DATA = Path(__file__).parent / "monitoring"
@@ -47,9 +46,10 @@ def files(
     """
     return {
         SCRAPE: _scrape(inventory, apis, {"node": node_exporter, "dcgm": dcgm_exporter}),
-        "alerts.yml": (_DATA / "alerts.yml").read_text(encoding="utf-8"),
-        "alerts_test.yml": (_DATA / "alerts_test.yml").read_text(encoding="utf-8"),
-        **{f"dashboards/{name}": dashboards.text(each) for name, each in dashboards.ALL.items()},
+        **{
+            str(path.relative_to(_DATA)): path.read_text(encoding="utf-8")
+            for path in sorted(_DATA.rglob("*.*"))
+        },
     }
 
 
