@@ -29,20 +29,14 @@ BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "lws": {
         "CRDs": ("startupProbe:", "startupProbes:"),
         "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
-        "own rules": (
-            "mountPath: /dev/shm\n",
-            "mountPath: /dev/shm\n              - name: gone\n                mountPath: /gone\n",
-        ),
     },
     "kuberay": {
         "CRDs": ("rayVersion:", "rayVersions:"),
         "kubernetes-validate": ("targetPort: http", "targetPorts: http"),
-        "own rules": ("mode: token", "mode: disabled"),
     },
     BATCH: {
         "CRDs": ("entrypoint:", "entrypoints:"),
         "kubernetes-validate": ("policyTypes:", "policyType:"),
-        "own rules": ("path: job.json", "path: job.json\n                  - key: gone"),
     },
 }
 
@@ -67,7 +61,6 @@ def of_kubernetes(kind: str) -> Iterator[Checker]:
     argvs: Mapping[str, tuple[str | Path, ...]] = {
         "CRDs": (sys.executable, *crds),
         "kubernetes-validate": (BIN / "kubernetes-validate", "--strict", "-k", "1.37.0"),
-        "own rules": (BIN / "vlaunch", "export", "kubernetes", "--check"),
     }
     lacks = {"CRDs": "" if CRDS else "VLAUNCH_CRDS, a folder with definitions and validate.py"}
     for name, broken in BROKEN[kind].items():

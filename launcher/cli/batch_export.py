@@ -30,11 +30,10 @@ def check(export: str | None, pods: Mapping[str, Any], *, about_nodes: bool) -> 
 
 def show(inventory: Inventory, asked: Request, pods: dict[str, Any]) -> None:
     """Print a job as manifests for Kubernetes; raises RequestError where pods cannot run it."""
-    from launcher.export import kuberay_batch, kubernetes_shape
+    from launcher.export import kuberay_batch
+    from launcher.export.target import Target, object_name
 
-    target = kubernetes_shape.Target(
-        name=kubernetes_shape.object_name(asked.job.name), kind="kuberay"
-    )
-    target = export_pods.target(target, pods)
-    group = kuberay_batch.group(export_pods.with_image(inventory, pods), asked, target)
+    inventory = export_pods.with_image(inventory, pods.pop("image"))
+    target = Target(name=object_name(asked.job.name), kind="kuberay", **pods)
+    group = kuberay_batch.group(inventory, asked, target)
     click.echo(kuberay_batch.manifests(group, asked).text, nl=False)

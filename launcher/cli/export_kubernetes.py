@@ -1,24 +1,28 @@
-"""`vlaunch export kubernetes`: a server as manifests, and rules for them."""
+"""`vlaunch export kubernetes`: a server as manifests."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli import export_pods, export_server, options
-from launcher.errors import RequestError, VlaunchError
+from launcher.cli import export_files, export_pods, options
 
 if TYPE_CHECKING:
-    from launcher.export.kubernetes_shape import Kind
-
-_KUSTOMIZATION = "kustomization.yaml"
-_SCHEMAS = "what schemas see: `kubectl apply --server-side --dry-run=server -f FILE`"
+    from launcher.export.target import Kind
 
 
 @click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
-@export_server.flags
+@click.option("--model", metavar="MODEL", help="What to serve (default: the inventory's).")
+@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size.")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size.")
+@click.option("--dp", type=click.IntRange(1), help="Replicas (default: the inventory's).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 86400),
+    metavar="SECONDS",
+    help="Time for a start (default: the inventory's).",
+)
 @click.option(
     "--kind",
     type=click.Choice(["lws", "kuberay"]),
@@ -28,102 +32,63 @@ _SCHEMAS = "what schemas see: `kubectl apply --server-side --dry-run=server -f F
 )
 @click.option("--name", metavar="NAME", help="Name of the objects (default: the cluster's).")
 @export_pods.flags
-@click.option("--disruption-budget", is_flag=True, help="Add a PodDisruptionBudget.")
-@click.option("--pod-monitor", is_flag=True, help="Add a PodMonitor, for Prometheus' operator.")
+@click.option("--skip-network-check", is_flag=True, help="Start vLLM without a network check.")
 @click.option(
-    "--skip-network-check", is_flag=True, help="Leave out the gate that proves the network."
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Write a folder for kustomize, with the network check as a file of its own.",
 )
-@click.option("-o", "--output", metavar="DIR", help="Write a file for each object into a folder.")
-@click.option(
-    "--check",
-    metavar="WHERE",
-    help="Only judge manifests, such as an edited copy: a file, a folder, or standard input (`-`).",
-)
+@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def kubernetes(
     named: str | None,
+    model: str | None,
+    timeout: float | None,
     kind: Kind,
     name: str | None,
-    disruption_budget: bool,
-    pod_monitor: bool,
     skip_network_check: bool,
     output: str | None,
-    check: str | None,
+    args: tuple[str, ...],
     **said: Any,
 ) -> None:
-    """Print a server as manifests for Kubernetes: a group of pods that prove the network and then
-    run the ranks, with Service, NetworkPolicy and the helper programs.
+    """Print a server as manifests for Kubernetes: a group of pods that check the network and then
+    run the ranks, a Service and a NetworkPolicy.
 
-    No node is reached. What the cluster must have, what applies it, what proves it and what is not
-    carried over stands at its head. Everything after `--` goes to `vllm serve`.
+    No node is contacted. The first comments name what the cluster must have, the commands that
+    check, apply and test it, and what is not carried over. Everything after `--` goes to `vllm
+    serve`.
     """
-    if check is not None:
-        _judge(check)
-        return
+    from launcher.cli import session
+    from launcher.cli.choose import chosen_model
+    from launcher.cli.start import Asked, policy
+    from launcher.cli.vllm_args import arguments
     from launcher.export import kubernetes as made
-    from launcher.export import kubernetes_shape as shape
+    from launcher.export.group import group
+    from launcher.export.target import Target, object_name
 
     pods = export_pods.taken(said)
-    read = export_server.read(named, "ray" if kind == "kuberay" else "mp", said)
-    inventory = export_pods.with_image(read.inventory, pods)
-    target = shape.Target(
-        name=shape.object_name(name or inventory.cluster),
-        kind=kind,
-        gate=not skip_network_check,
-        disruption_budget=disruption_budget,
-        pod_monitor=pod_monitor,
+    inventory = export_pods.with_image(session.read(None, named), pods.pop("image"))
+    if args and not args[0].startswith("-"):
+        raise click.UsageError(
+            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+        )
+    kept = policy(inventory, inventory.serve.timeout if timeout is None else timeout)
+    asked = Asked(
+        name="default",
+        model=chosen_model(model, inventory),
+        backend="ray" if kind == "kuberay" else "mp",
+        host=inventory.serve.bind,
+        port=inventory.ports.api,
+        args=arguments(inventory, args),
+        policy=kept,
+        replace_other=False,
+        **said,
     )
-    target = export_pods.target(target, pods)
-    group = shape.group(inventory, read.request, read.policy, target)
-    found = made.manifests(group)
+    target = Target(
+        name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
+    )
+    manifests = made.manifests(group(inventory, asked.request(inventory, None), kept, target))
     if output is None:
-        click.echo(found.text, nl=False)
+        click.echo(manifests.text, nl=False)
     else:
-        export_server.write(output, found.files())
-
-
-def _judge(where: str) -> None:
-    """Judge manifests; raises RequestError with every mistake."""
-    from launcher.export import kubernetes_rules
-
-    found = [each for file in _files(where) for each in _objects(file)]
-    if not found:
-        raise RequestError(f"{where} holds no objects of Kubernetes", hint="name other manifests")
-    if wrong := kubernetes_rules.mistakes(found):
-        count = "a mistake" if len(wrong) == 1 else f"{len(wrong)} mistakes"
-        beside = Path(where).parent if where != "-" else None
-        alone = beside is not None and (beside / _KUSTOMIZATION).is_file()
-        whole = f"judge the folder as a whole: `vlaunch export kubernetes --check {beside}`"
-        raise VlaunchError(f"{where}: {count}", evidence=wrong, hint=whole if alone else _SCHEMAS)
-    click.echo(f"{where}: {len(found)} objects, no mistake; {_SCHEMAS}", err=True)
-
-
-def _files(where: str) -> list[str]:
-    """Return the files of a folder with manifests, less its kustomization, or the one that is
-    named.
-    """
-    folder = Path(where)
-    if where == "-" or not folder.is_dir():
-        return [where]
-    files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
-    return [str(each) for each in files if each.name != _KUSTOMIZATION]
-
-
-def _objects(file: str) -> list[dict[str, Any]]:
-    """Return the objects in a file; raises RequestError for what is none."""
-    import yaml
-
-    try:
-        with click.open_file(file, encoding="utf-8") as opened:
-            found = [each for each in yaml.safe_load_all(opened) if each]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RequestError(
-            f"{file} cannot be read", evidence=str(error), hint="name a file with manifests"
-        ) from None
-    for each in found:
-        if not isinstance(each, dict) or not each.get("kind") or not each.get("apiVersion"):
-            raise RequestError(
-                f"{file} is no manifest of Kubernetes",
-                evidence="each object should have `apiVersion` and `kind`",
-                hint="name a file with manifests",
-            )
-    return found
+        export_files.write(output, manifests.folder())

@@ -58,7 +58,7 @@ def prometheus(
     What is scraped is vLLM, Ray on every node, and the agent on the head.
     """
     from launcher.cli import session
-    from launcher.cli.export_server import write
+    from launcher.cli.export_files import write
     from launcher.export import prometheus as monitoring
     from launcher.ui.terminal import say
 
@@ -72,7 +72,7 @@ def prometheus(
     if folder is None:
         click.echo(found[monitoring.SCRAPE], nl=False)
         return
-    write(folder, found)
+    write(folder, {name: text.encode() for name, text in found.items()})
     say(f"check them: `promtool check config {folder}/{monitoring.SCRAPE}`")
 
 

@@ -1,6 +1,5 @@
 """A server as a RayJob (ray-project/kuberay 1.7), which brings its own RayCluster: the operator
-starts Ray in the pods, submits `vllm serve` to it, and when that ends begins anew with other pods,
-so many times.
+starts Ray in the pods and submits `vllm serve`; when that ends, it retries with new pods.
 
 Sources: controllers/ray/common/pod.go and service.go, controllers/ray/utils/validation.go, at
 2026-08-19.
@@ -10,119 +9,67 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from itertools import pairwise
 
-from launcher.export import pods, proof
-from launcher.export.kubernetes_shape import Group, Object
-from launcher.model import Argv, Node
-from launcher.tools import payload, ray
+from launcher.export import pods
+from launcher.export.group import RAY_HEAD, Group, Object
+from launcher.model import Node
 
 KIND = "RayJob"
-_OLDEST = "1.5.1"  # of KubeRay that gives its Ray a token
-# Where retries may be as many as it takes: each one begins with other pods and without a pause.
+CONDITION = "jsonpath='{.status.jobStatus}'=RUNNING"
+NEEDS = "the KubeRay operator, 1.5.1 or newer: `kubectl get crd rayjobs.ray.io`"
+WHY = {
+    "submissionMode: HTTPMode": "the operator submits the job itself, without a pod of its own",
+    "mode: token": "Ray asks for a token, which the operator creates",
+    "ray.io/overwrite-container-cmd: 'true'": (
+        "the pods start Ray themselves, with the operator's own command"
+    ),
+}
+# Where the inventory sets no limit: each retry brings new pods, without a pause.
 _RETRIES = 5
-_KEPT = 600  # seconds for logs of a job that is over
-# The operator's own words (`KUBERAY_GEN_RAY_START_CMD`), behind our entry script, which has the
-# secrets; it would raise the limit itself.
+_KEPT = 600  # seconds for logs of a job that has ended
+# The operator's own command (`ray start …`), which otherwise raises the limit itself.
 _START = "ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"
 _OVERWRITE = {"ray.io/overwrite-container-cmd": "true"}
-# What the operator says itself: who the head is, by its Service, and the token, by a Secret of its.
-_ITS_OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-_ITS_WORDS = ("head", "block", "address", "node-ip-address", "dashboard-host")
+_CHECKED = "/tmp/network-checked"
 # Its pods' label: helm-chart/kuberay-operator/templates/deployment.yaml, and config/manager.
 _OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
-_WHY: Mapping[str, str] = {
-    "submissionMode: HTTPMode": "the operator submits it itself: no shell reads the words twice",
-    "ray.io/overwrite-container-cmd: 'true'": (
-        "the operator's words for Ray, behind the entry script, which has the secrets"
-    ),
-    "mode: token": "Ray asks for a token, which the operator makes",
-    "publishNotReadyAddresses: true": "ranks meet before any of them is ready",
-}
 
 
-def objects(group: Group) -> list[Object]:
-    """Return the RayJob, and how its pods find the head."""
+def workload(group: Group) -> Object:
+    """Return the RayJob of a server."""
     (process,) = group.desired.processes
-    made = job(group, process.argv, process.env, retries=_retries(group))
-    return [made, found(group)]
-
-
-def found(group: Group) -> Object:
-    """Return the Service by which pods find the head, for the network's proof."""
-    return pods.found_by(group, selector(group), group.inventory.ports.probe)
+    restarts = group.desired.policy.restarts
+    retries = _RETRIES if restarts is None else restarts
+    return job(group, shlex.join(process.argv), process.env, retries=retries)
 
 
 def selector(group: Group) -> Object:
-    """Return what selects the head, which has the API, by a label of the operator's own."""
+    """Return the labels of the head's pod, which has the API."""
     return {**pods.labels(group), "ray.io/node-type": "head"}
 
 
-def needs() -> list[str]:
-    """Name what the cluster must have for it."""
-    return [f"the KubeRay operator, {_OLDEST} or newer: `kubectl get crd rayjobs.ray.io`"]
-
-
-def proven(group: Group) -> list[str]:
-    """Return the lines that end once the server has answered."""
-    ports = group.inventory.ports
-    host = payload.api_host(group.request.host)
-    asked = payload.answered(ports, host, pods.CANARY, group.request.placement.dp)
-    chosen = ",".join(f"{name}={each}" for name, each in selector(group).items())
-    kubectl = group.target.kubectl
-    runs = proof.awaited(group, KIND, "jsonpath='{.status.jobStatus}'=RUNNING")
+def left_out(_: Group) -> list[str]:
+    """Return what the object does not say of restarts."""
     return [
-        "Prove it: the first command ends when Ray has begun to run vLLM, which then loads the",
-        "weights, the second when a completion has come back; the last one is a chat.",
-        f"  {runs}",
-        f'  until {kubectl} exec "$({kubectl} get pods -l {chosen} -o name)" --'
-        f" {shlex.join(asked)}",
-        "  do sleep 10; done",
+        "`stuck:`: the operator probes Ray alone, and retries when `vllm serve` ends",
     ]
 
 
-def applied(group: Group) -> str:
-    """Say what is to be known of applying it."""
-    target = group.target
-    return (
-        "A change reaches no job that runs; before it:"
-        f" {target.kubectl} delete {KIND.lower()} {target.name}"
-    )
+def dashboard_policy(group: Group) -> Object:
+    """Return the rule that lets the operator reach Ray's dashboard, where programs are run."""
+    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
+    return {"from": [operator], "ports": [{"port": group.inventory.ports.dashboard}]}
 
 
-def opened(group: Group) -> list[Object]:
-    """Return the rules for who else than its pods may reach them."""
-    return [*pods.opened(group), by_operator(group)]
-
-
-def by_operator(group: Group) -> Object:
-    """Return the rule for the operator, who runs programs by Ray's dashboard."""
-    whom = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
-    return pods.allowed(whom, group.inventory.ports.dashboard)
-
-
-def left_out(group: Group) -> list[str]:
-    """Name what it does not say of how a server is kept."""
-    return [
-        f"`restarts:`: a job of Ray's that fails is tried again {_retries(group)} times in all,"
-        " with other pods each time",
-        "whether the server lives: the operator looks at Ray alone, and at the end of `vllm serve`",
-    ]
-
-
-def why(_: Group) -> Mapping[str, str]:
-    """Return the reason for a line, by the line."""
-    return _WHY
-
-
-def job(group: Group, argv: Argv, env: Mapping[str, str], *, retries: int) -> Object:
-    """Return the RayJob that runs a command on the head of a cluster of its own."""
+def job(group: Group, command: str, env: Mapping[str, str], *, retries: int) -> Object:
+    """Return the RayJob that runs a shell's command on the head of a cluster of its own."""
+    wait = f"until test -e {_CHECKED}; do sleep 1; done; " if group.gated else ""
     return {
         "apiVersion": "ray.io/v1",
         "kind": KIND,
-        "metadata": {"name": group.target.name, "labels": pods.managed(group)},
+        "metadata": pods.metadata(group),
         "spec": {
-            "entrypoint": shlex.join(argv),
+            "entrypoint": f"{wait}{command}",
             "submissionMode": "HTTPMode",
             "backoffLimit": retries,
             "shutdownAfterJobFinishes": True,
@@ -132,65 +79,65 @@ def job(group: Group, argv: Argv, env: Mapping[str, str], *, retries: int) -> Ob
     }
 
 
-def _retries(group: Group) -> int:
-    restarts = group.desired.policy.restarts
-    return _RETRIES if restarts is None else restarts
-
-
 def _cluster(group: Group, env: Mapping[str, str]) -> Object:
     head, *workers = group.nodes
     groups = [
         {
-            # One a node: so each knows its number, by which pods prove the network to each other.
+            # A group for each node, so that each pod knows its number in the network check.
             "groupName": f"node-{rank}",
             "replicas": 1,
             "minReplicas": 1,
             "maxReplicas": 1,
-            **_node(group, node, rank, env),
+            **_node(group, node, _worker_script(group, rank), env, {}),
         }
         for rank, node in enumerate(workers, start=1)
     ]
     return {
         "rayVersion": group.inventory.ray.version,
         "authOptions": {"mode": "token"},
-        "enableInTreeAutoscaling": False,
-        "headGroupSpec": _node(group, head, 0, env),
+        "headGroupSpec": _node(group, head, _head_script(group), env, {"ports": _ports(group)}),
         **({"workerGroupSpecs": groups} if groups else {}),
     }
 
 
-def _node(group: Group, node: Node, rank: int, env: Mapping[str, str]) -> Object:
-    made = pods.serving(group, node, ("sh", "-c", _START), env, ours=())
-    plain = [each for each in made["env"] if each["name"] not in _ITS_OWN]
-    made = {**made, "env": plain, "ports": _ports(group, node)}
-    gate = pods.gate(group, node, rank=str(rank))
-    template = pods.template(group, [node], [made], gate)
-    notes = {**template["metadata"]["annotations"], **_OVERWRITE}
-    template = {**template, "metadata": {**template["metadata"], "annotations": notes}}
-    return {"rayStartParams": _params(group, node), "template": template}
+def _head_script(group: Group) -> str:
+    """Return the head's commands: Ray starts beside the check, for the operator's own init
+    container holds the workers back until it runs; the job waits for the check.
+    """
+    check = pods.gate(group, "0", f"${pods.HOST_IP}")
+    return f"{pods.script((*check, 'touch', _CHECKED))} &\n{_START}" if check else _START
+
+
+def _worker_script(group: Group, rank: int) -> str:
+    """Return a worker's commands: without a passed check its Ray does not start, and the operator
+    does not submit the job before all pods are ready.
+    """
+    check = pods.gate(group, str(rank), RAY_HEAD)
+    return pods.script(("exec", *check, "sh", "-c", _START)) if check else _START
+
+
+def _node(
+    group: Group, node: Node, commands: str, env: Mapping[str, str], more: Mapping[str, object]
+) -> Object:
+    template = pods.template(group, [node], commands, env, more)
+    metadata = {**template["metadata"], "annotations": _OVERWRITE}
+    return {"rayStartParams": _params(group, node), "template": {**template, "metadata": metadata}}
 
 
 def _params(group: Group, node: Node) -> Mapping[str, str]:
-    """Return what `up` tells Ray on a node, less what is the operator's to say."""
-    here = ray.start_head if node.head else ray.start_worker
-    words = [*here(node, group.inventory)[2:], "--"]
-    found: dict[str, str] = {}
-    for word, after in pairwise(words):
-        name = word.removeprefix("--")
-        if word.startswith("--") and name not in _ITS_WORDS:
-            found[name] = "true" if after.startswith("--") else after
-    return {**found, "num-gpus": str(group.shares[node.name])}
+    """Return the options of `ray start`; the operator adds addresses."""
+    ports, store = group.inventory.ports, group.inventory.ray.object_store
+    told = {"port": ports.gcs, "dashboard-port": ports.dashboard} if node.head else {}
+    told |= {"num-gpus": group.shares[node.name], "metrics-export-port": ports.metrics_export}
+    told |= {} if store is None else {"object-store-memory": store}
+    return {**{name: str(value) for name, value in told.items()}, "disable-usage-stats": "true"}
 
 
-def _ports(group: Group, node: Node) -> list[Object]:
+def _ports(group: Group) -> list[Object]:
     ports = group.inventory.ports
-    named = {"metrics": ports.metrics_export}
-    if node.head:
-        named |= {
-            "gcs-server": ports.gcs,
-            "dashboard": ports.dashboard,
-            "client": ports.client,
-        }
-        if group.programs is None:
-            named["http"] = group.request.port
-    return [pods.port(group, name, number) for name, number in named.items()]
+    named = {"gcs-server": ports.gcs, "dashboard": ports.dashboard}
+    if group.gated:
+        named["network-check"] = ports.probe
+    if not group.batch:
+        named["http"] = group.request.port
+    return [{"name": name, "containerPort": number} for name, number in named.items()]

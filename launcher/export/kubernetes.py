@@ -1,278 +1,225 @@
-"""From a server and a cluster's inventory, the manifests for Kubernetes: plain objects, with all
-that is around them, and a header for whoever applies them.
-
-Pure, and the same text each time. What runs in the pods is what runs in the nodes' containers.
+"""Manifests for Kubernetes of a server or a batch job: its workload (`lws.py`, `kuberay.py`), the
+objects around it, and a header for the person who applies them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import ModuleType
 
-from launcher.errors import RequestError
-from launcher.export import (
-    kuberay,
-    kubernetes_rules,
-    lws,
-    pod_volumes,
-    pods,
-    yaml_text,
-)
-from launcher.export import kubernetes_head as head
-from launcher.export.kubernetes_shape import Group, Kind, Object
+from launcher.export import group as groups
+from launcher.export import kuberay, lws, pods, programs, yaml_text
+from launcher.export.group import Group, Object
+from launcher.payload.agent.task import CHAT
+from launcher.plan import files
+from launcher.tools import curl, vllm
 
-MOST = 1 << 20  # bytes of a ConfigMap (kubernetes.io/docs/concepts/configuration/configmap)
-# What must be there before, so that `--check` of an edited copy knows it as well.
-PROVIDE = "vlaunch.provide"
-EXPORT = "vlaunch.export"
-# The reason above a line, where somebody may wonder.
+KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
+# A reason above a line that may surprise.
 _WHY: Mapping[str, str] = {
     "enableServiceLinks: false": (
         "a Service called `vllm` would set VLLM_PORT, on which vLLM stops"
     ),
-    "allowPrivilegeEscalation: false": (
-        "capabilities stay as the runtime gives them: without DAC_OVERRIDE root could not write to"
-        " caches of others"
-    ),
-    "medium: Memory": "/dev/shm, for NCCL and tensor parallelism; it counts as the pod's memory",
-    f"defaultMode: {pod_volumes.EXECUTABLE}": f"0{pod_volumes.EXECUTABLE:o} in octal digits",
-    f"defaultMode: {pod_volumes.READ_ONLY}": f"0{pod_volumes.READ_ONLY:o} in octal digits",
     "kind: NetworkPolicy": "between the pods everything: ranks take ports that the kernel chooses",
-}
-
-
-class Workload(Protocol):
-    """What a kind of object says of a group; each kind is a module."""
-
-    KIND: str
-
-    def objects(self, group: Group, /) -> list[Object]:
-        """Return the object, and others that it needs."""
-
-    def selector(self, group: Group, /) -> Object:
-        """Return the labels of the pod with the API."""
-
-    def needs(self) -> list[str]:
-        """Name what the cluster must have for it."""
-
-    def proven(self, group: Group, /) -> list[str]:
-        """Return the lines that end once the server has answered."""
-
-    def applied(self, group: Group, /) -> str:
-        """Say what is to be known of applying it; empty where nothing is."""
-
-    def opened(self, group: Group, /) -> list[Object]:
-        """Return the rules for who else than its pods may reach them."""
-
-    def left_out(self, group: Group, /) -> list[str]:
-        """Name what it does not say of how a server is kept."""
-
-    def why(self, group: Group, /) -> Mapping[str, str]:
-        """Return the reason for a line, by the line."""
-
-
-_KINDS: Mapping[Kind, Workload] = {
-    "lws": lws,
-    "kuberay": kuberay,
+    **lws.WHY,
+    **kuberay.WHY,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """An export: what is said before it, its objects, and why some lines are as they are."""
+    """An export: comments before it, its objects, and the programs that its pods run, by name."""
 
     header: tuple[str, ...]
     objects: tuple[Object, ...]
-    why: Mapping[str, str]
+    programs: Mapping[str, bytes]
+    group: Group
 
     @property
     def text(self) -> str:
-        """All of it, for `kubectl apply --server-side -f -`."""
-        return yaml_text.comment(self.header) + yaml_text.dump(self.objects, self.why)
+        """One file, for `kubectl apply -f`."""
+        data = {name: base64.b64encode(each).decode() for name, each in self.programs.items()}
+        metadata = pods.metadata(self.group, "-programs")
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
+        return self._yaml(*self.objects, *([made] if data else []))
 
-    def files(self) -> Mapping[str, str]:
-        """Return a file for each object, and a kustomization with the header, by name."""
-        found = {
-            f"{each['kind'].lower()}-{each['metadata']['name']}.yaml": self._one(each)
-            for each in self.objects
-        }
+    def folder(self) -> Mapping[str, bytes]:
+        """Files by name, for `kubectl apply -k`: programs stay files."""
+        name, space = f"{self.group.target.name}-programs", self.group.target.namespace
+        options = {"disableNameSuffixHash": True}  # kustomize does not know where the name is used
+        generator = {"name": name, "files": sorted(self.programs), "options": options}
         kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
-            "resources": sorted(found),
+            **({"namespace": space} if space else {}),
+            "resources": ["server.yaml"],
+            **({"configMapGenerator": [generator]} if self.programs else {}),
         }
-        # A strategic-merge patch replaces the list of containers of a custom resource as a whole.
-        header = head.for_folder(self.header)
-        said = (*header, "Change it by JSON patches (`patches:` with `op:`), no others.")
-        text = yaml_text.comment(said) + yaml_text.dump([kustomization], {})
-        return {**found, "kustomization.yaml": text}
+        text = self._yaml(*self.objects).replace("-f FILE", "-k DIR")
+        return {
+            "server.yaml": text.encode(),
+            "kustomization.yaml": yaml_text.dump([kustomization], {}).encode(),
+            **self.programs,
+        }
 
-    def _one(self, each: Object) -> str:
-        return yaml_text.dump([each], self.why)
+    def _yaml(self, *objects: Object) -> str:
+        return yaml_text.comment(self.header) + yaml_text.dump(objects, _WHY)
 
 
 def manifests(group: Group) -> Manifests:
-    """Return the export of a group.
+    """Return the export of a server; raises RequestError where one template cannot say it."""
+    kind = KINDS[group.target.kind]
+    objects = [kind.workload(group), _service(group)]
+    api = {"from": [{"namespaceSelector": {}}], "ports": [{"port": group.request.port}]}
+    ray = [kuberay.dashboard_policy(group)] if kind is kuberay else []
+    objects += policies(group, [api, *ray])
+    return Manifests(
+        header=tuple(_header(group)),
+        objects=tuple(objects),
+        programs=network_program(group),
+        group=group,
+    )
 
-    Raises RequestError: names or values break a rule of Kubernetes'.
+
+def network_program(group: Group) -> Mapping[str, bytes]:
+    """Return the network check, where the pods run it."""
+    return {programs.NETWORK: programs.network()} if group.gated else {}
+
+
+def policies(group: Group, opened: Sequence[Object]) -> list[Object]:
+    """Return the NetworkPolicy; `opened` are rules for others than the group's pods. It would not
+    hold in the host's network.
     """
-    kind = _KINDS[group.target.kind]
-    around = [programs(group), _service(group)]
-    if not group.target.host_network:
-        around.append(policy(group, kind.opened(group)))
-    if group.target.disruption_budget:
-        around.append(_budget(group))
-    if group.target.pod_monitor:
-        around.append(_monitor(group))
-    workload, *others = kind.objects(group)
-    objects = made(group, (workload, *others, *around))
-    header = tuple(_header(group, kind, objects))
-    return Manifests(header=header, objects=objects, why={**why(group), **kind.why(group)})
-
-
-def made(group: Group, objects: Sequence[Object]) -> tuple[Object, ...]:
-    """Return objects, the group's own the first, with what is written into them last; raises
-    RequestError where they break a rule of Kubernetes'.
-    """
-    workload, *others = objects
-    found = tuple(_placed(group, each) for each in (_annotated(group, workload), *others))
-    if wrong := kubernetes_rules.mistakes(found):
-        raise RequestError(
-            "what is asked for cannot work in Kubernetes",
-            evidence=wrong,
-            hint="see the options: `vlaunch export kubernetes --help`",
-        )
-    return found
-
-
-def why(group: Group) -> Mapping[str, str]:
-    """Return the reason for a line, by the line, whatever the kind."""
-    provided = f"{PROVIDE}: {','.join(_provided(group))}"
-    return {**_WHY, provided: "what must be there before: `--check` takes it as there"}
-
-
-def _placed(group: Group, each: Object) -> Object:
-    """Put an object into the namespace that is asked for."""
-    if not group.target.namespace:
-        return each
-    name, *rest = each["metadata"].items()
-    inside = dict([name, ("namespace", group.target.namespace), *rest])
-    return {**each, "metadata": inside}
-
-
-def _annotated(group: Group, workload: Object) -> Object:
-    """Say in the object what it is made of, so that a change shows, and what must be there."""
-    digest = hashlib.sha256(json.dumps(workload, sort_keys=True).encode()).hexdigest()[:12]
-    said = {EXPORT: digest}
-    if provide := _provided(group):
-        said[PROVIDE] = ",".join(provide)
-    metadata = {**workload["metadata"], "annotations": said}
-    return {**workload, "metadata": metadata}
-
-
-def _provided(group: Group) -> list[str]:
-    """Name the objects that must be there before."""
-    found = [f"secret/{group.target.name}-secrets"] if group.secrets else []
-    if group.target.volume is not None and group.target.volume.claim:
-        found.append(f"persistentvolumeclaim/{group.target.volume.claim}")
-    return found
-
-
-def metadata(group: Group, suffix: str = "") -> Object:
-    """Return the name and the labels of an object."""
-    return {"name": f"{group.target.name}{suffix}", "labels": pods.managed(group)}
-
-
-def programs(group: Group) -> Object:
-    """Return the ConfigMap of the helper programs; raises RequestError."""
-    texts = pod_volumes.payload_files(group)
-    size = sum(len(text.encode()) + len(path) for path, text in texts.items())
-    if size > MOST:
-        raise RequestError(
-            f"the helper programs have {size} bytes, more than a ConfigMap takes ({MOST})",
-            hint="report it: this is a mistake of vlaunch",
-        )
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(group, "-payload"),
-        "data": {pod_volumes.key(path): text for path, text in texts.items()},
-    }
+    if group.target.host_network:
+        return []
+    own = {"podSelector": {"matchLabels": pods.labels(group)}}
+    rules = {"policyTypes": ["Ingress"], "ingress": [{"from": [own]}, *opened]}
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": pods.metadata(group),
+            "spec": {**own, **rules},
+        }
+    ]
 
 
 def _service(group: Group) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(group, "-api"),
+        "metadata": pods.metadata(group, "-api"),
         "spec": {
-            "selector": _KINDS[group.target.kind].selector(group),
+            "selector": KINDS[group.target.kind].selector(group),
             "ports": [{"name": "http", "port": group.request.port, "targetPort": "http"}],
         },
     }
 
 
-def policy(group: Group, opened: Sequence[Object]) -> Object:
-    """Return what keeps others from the pods but for what is opened."""
-    own = {"podSelector": {"matchLabels": pods.labels(group)}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(group),
-        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}, *opened]},
-    }
-
-
-def _budget(group: Group) -> Object:
-    # Ray's clusters have no `scale`, by which Kubernetes would know how many pods there should be.
-    ray = group.target.kind == "kuberay"
-    most: Object = {"minAvailable": group.size} if ray else {"maxUnavailable": 0}
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(group),
-        "spec": {**most, "selector": {"matchLabels": pods.labels(group)}},
-    }
-
-
-def _monitor(group: Group) -> Object:
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": metadata(group),
-        "spec": {
-            "selector": {"matchLabels": _KINDS[group.target.kind].selector(group)},
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
-        },
-    }
-
-
-def _header(group: Group, kind: Workload, objects: Sequence[Object]) -> list[str]:
-    request = group.request
-    split = request.placement
-    ranks = "vLLM's own ranks (mp)" if request.backend == "mp" else "ranks that Ray runs"
-    needs = (*kind.needs(), *head.needs(group, objects))
+def _header(group: Group) -> list[str]:
+    request, target, kind = group.request, group.target, KINDS[group.target.kind]
+    start = group.desired.policy.start_timeout
+    seconds = start + (pods.deadline(group) if group.gated else start)
     return [
-        f"{request.model} on {head.nodes(group)} of the cluster `{group.original.cluster}`:"
-        f" {split.words}, {ranks}, as a {kind.KIND}.",
-        "Made by `vlaunch export kubernetes`; the same inventory gives the same text.",
+        f"{request.model} on {nodes(group)} of the cluster `{group.original.cluster}`:"
+        f" {request.placement.words}, as a {kind.KIND}. Made by `vlaunch export kubernetes`.",
         "",
-        *listed("The cluster must have:", needs),
-        *head.secret(group),
+        *needs(group),
         "",
-        *head.apply(group, kind.applied(group)),
-        *kind.proven(group),
-        *head.asked(group),
-        *head.why_not(group),
+        *apply(group),
+        f"Wait until {'vLLM answers' if kind is lws else 'Ray runs vLLM'}, then chat:",
+        f"  {target.kubectl} wait --for={kind.CONDITION} --timeout={seconds:.0f}s"
+        f" {kind.KIND.lower()}/{target.name}",
+        f"  {target.kubectl} port-forward service/{target.name}-api"
+        f" {request.port}:{request.port} &",
+        *_chat(group),
+        *logs(group),
         "",
-        *listed("Not carried over:", (*group.left_out, *kind.left_out(group))),
-        "",
+        *listed("Not carried over:", (*groups.left_out(group), *kind.left_out(group))),
     ]
 
 
-def listed(title: str, lines: Iterable[str]) -> list[str]:
+def nodes(group: Group) -> str:
+    """Return the number of nodes in words."""
+    return "1 node" if group.size == 1 else f"{group.size} nodes"
+
+
+def listed(title: str, lines: Sequence[str]) -> list[str]:
     """Return lines as a list; one that begins with a space belongs to the one before."""
-    return [title, *(each if each.startswith(" ") else f"- {each}" for each in lines)]
+    return [title, *(line if line.startswith(" ") else f"- {line}" for line in lines)]
+
+
+def needs(group: Group, *more: str) -> list[str]:
+    """Return what the cluster must have."""
+    target, inventory = group.target, group.inventory
+    counts = " or ".join(map(str, sorted(set(group.shares.values()))))
+    gpus = f" with {counts} free {pods.gpu_resource(group)}" if pods.gpu_resource(group) else ""
+    rdma = (
+        f" and {target.rdma_resource[1]} {target.rdma_resource[0]}" if target.rdma_resource else ""
+    )
+    ray = ", with Ray in it (`--image IMAGE`)" if target.kind == "kuberay" else ""
+    lines = [KINDS[target.kind].NEEDS, f"{nodes(group)}{gpus}{rdma}"]
+    if target.namespace:
+        lines.append(f"the namespace {target.namespace}")
+    if target.host_network:
+        names = ", ".join(node.name for node in group.nodes)
+        lines.append(f"nodes called {names} (`kubernetes.io/hostname`), for their own network")
+    lines += [f"the image {inventory.image}{ray}", _model(group), *more]
+    if group.secrets:
+        lines += ["the secret, once:", f"    {_secret(group)}"]
+    return listed("The cluster must have:", lines)
+
+
+def _model(group: Group) -> str:
+    at, volume, model = pods.model_at(group), group.target.model_volume, group.request.model
+    place = f"the claim {volume.claim}" if volume and volume.claim else "a folder of every node"
+    inside = f"with {model}" if model.startswith("/") else f"a Hugging Face cache, for {model}"
+    access = "only read" if pods.reads_only(group) else "written where something is missing"
+    return f"{place}, mounted at {at}: {inside}; it is {access}"
+
+
+def _secret(group: Group) -> str:
+    """Return the line that creates the secret; no value becomes an argument."""
+    target = group.target
+    words = [
+        "d=$(mktemp -d)",
+        "trap 'rm -rf \"$d\"' EXIT",
+        *(f'{files.shown(group.original, name)} >"$d/{name}"' for name in group.secrets),
+        '! find "$d" -type f -empty | grep .',
+        f'{target.kubectl} create secret generic {target.name}-secrets --from-file="$d"',
+    ]
+    return f"(umask 077; {' && '.join(words)})"
+
+
+def apply(group: Group) -> list[str]:
+    """Return the lines that check and apply the manifests."""
+    kubectl = group.target.kubectl
+    return [
+        "Check and apply:",
+        f"  {kubectl} apply --dry-run=server -f FILE",
+        f"  {kubectl} apply -f FILE",
+    ]
+
+
+def _chat(group: Group) -> list[str]:
+    target, request = group.target, group.request
+    with_key = "VLLM_API_KEY" in group.original.secrets
+    names = vllm.values(request.args, "--served-model-name")
+    model = names[-1] if names else request.model
+    line = curl.line(f"http://localhost:{request.port}/v1", CHAT, model, key=with_key)
+    line = line.replace("curl", "curl --retry 10 --retry-connrefused", 1)
+    read = f"{target.kubectl} get secret {target.name}-secrets -o jsonpath='{{.data.VLLM_API_KEY}}'"
+    return [*([f'  VLLM_API_KEY="$({read} | base64 -d)"'] if with_key else []), f"  {line}"]
+
+
+def logs(group: Group) -> list[str]:
+    """Return the lines that tell why it does not start."""
+    target = group.target
+    label = f"{pods.INSTANCE}={target.name}"
+    return [
+        "If it does not start (pods that Kubernetes refuses are named by events alone):",
+        f"  {target.kubectl} logs -l {label} --prefix --tail=-1 | vlaunch doctor --from -",
+        f"  {target.kubectl} get events --sort-by=.lastTimestamp | grep {target.name}",
+    ]

@@ -1,167 +1,117 @@
-"""A server as a LeaderWorkerSet (kubernetes-sigs/lws 0.10), the group of pods that come and go
-together, with ranks that vLLM starts itself (`mp`).
+"""A server as a LeaderWorkerSet (kubernetes-sigs/lws 0.10): a group of pods that are created,
+restarted and deleted together, with ranks that vLLM starts itself (`mp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from launcher.errors import RequestError
-from launcher.export import pods, proof
-from launcher.export.kubernetes_shape import LWS_INDEX, LWS_LEADER, Group, Object
-from launcher.model import Argv, Node
+from launcher.export import pods
+from launcher.export.group import LWS_INDEX, LWS_LEADER, Group, Object
 from launcher.payload.agent.desired import Process
 
-NAME = "leaderworkerset.sigs.k8s.io/name"
-WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 KIND = "LeaderWorkerSet"
-_WHY: Mapping[str, str] = {
+CONDITION = "condition=Available"
+NEEDS = (
+    "the LeaderWorkerSet controller, 0.9 or newer: `kubectl get crd"
+    " leaderworkersets.leaderworkerset.x-k8s.io`"
+)
+WHY = {
     "startupPolicy: LeaderCreated": (
-        "LeaderReady would wait for ever: rank 0 is ready only when its workers have joined"
+        "LeaderReady would wait forever: rank 0 is ready only when its workers have joined"
     ),
-    "restartPolicy: RecreateGroupAfterStart": (
-        "ranks live and die together; a failed network gate stays to be read"
-    ),
-    "startupProbe:": "started is who has answered, not who listens",
-    "livenessProbe:": "alive is who answers, or whose counters move: /health says neither",
+    "restartPolicy: RecreateGroupAfterStart": "a container that restarts recreates all pods",
 }
-# Options whose values tell one node's process from another's.
+_PERIOD = 10  # seconds between two probes
+# Options whose values differ between the processes of the nodes.
 _OWN = ("--node-rank", "--data-parallel-start-rank")
 
 
-def objects(group: Group) -> list[Object]:
+def workload(group: Group) -> Object:
     """Return the LeaderWorkerSet."""
-    return [_workload(group)]
-
-
-def selector(group: Group) -> Object:
-    """Return what selects the pod with the API, by labels of the controller's own."""
-    return {NAME: group.target.name, WORKER_INDEX: "0"}
-
-
-def needs() -> list[str]:
-    """Name what the cluster must have for it."""
-    return [
-        "the LeaderWorkerSet controller, 0.9 or newer: `kubectl get crd"
-        " leaderworkersets.leaderworkerset.x-k8s.io`"
-    ]
-
-
-def proven(group: Group) -> list[str]:
-    """Return the lines that end once the server has answered."""
-    return proof.ready(group, KIND, "condition=Available")
-
-
-def applied(_: Group) -> str:
-    """Say what is to be known of applying it: nothing, for the controller replaces its pods."""
-    return ""
-
-
-def opened(group: Group) -> list[Object]:
-    """Return the rules for who else than its pods may reach them."""
-    return pods.opened(group)
-
-
-def left_out(group: Group) -> list[str]:
-    """Name what it does not say of how a server is kept."""
-    if group.desired.policy.restarts == 0:
-        return ["`supervise: false`: Kubernetes starts a dead group again"]
-    return ["`restarts:`: nothing bounds how often a LeaderWorkerSet starts its group again"]
-
-
-def why(_: Group) -> Mapping[str, str]:
-    """Return the reason for a line, by the line."""
-    return _WHY
-
-
-def _workload(group: Group) -> Object:
-    name, size = group.target.name, group.size
-    leader = _template(group, group.nodes[:1], leads=True)
+    leader = _template(group, group.desired.processes[0], leads=True)
     templates = {"workerTemplate": leader}
-    if size > 1:
-        worker = _template(group, group.nodes[1:], leads=False)
+    if group.size > 1:
+        worker = _template(group, _any_worker(group.desired.processes[1:]), leads=False)
         templates = {"leaderTemplate": leader, "workerTemplate": worker}
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": KIND,
-        "metadata": {"name": name, "labels": pods.managed(group)},
+        "metadata": pods.metadata(group),
         "spec": {
             "replicas": 1,
             "startupPolicy": "LeaderCreated",
             "networkConfig": {"subdomainPolicy": "UniquePerReplica"},
-            "rolloutStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdateConfiguration": {"maxUnavailable": 1, "maxSurge": 0},
-            },
             "leaderWorkerTemplate": {
-                "size": size,
-                "restartPolicy": "RecreateGroupAfterStart" if size > 1 else "None",
+                "size": group.size,
+                "restartPolicy": "RecreateGroupAfterStart" if group.size > 1 else "None",
                 **templates,
             },
         },
     }
 
 
-def _template(group: Group, nodes: Sequence[Node], *, leads: bool) -> Object:
-    node = nodes[0]
-    made = _with_ranks(group, node, leads=leads)
-    if leads:
-        policy = group.desired.policy
-        probes = pods.probes(group, timeout=policy.start_timeout, stuck=policy.stuck)
-        made = {**made, "ports": pods.ports(group), **probes}
-    gate = pods.gate(group, node, rank=LWS_INDEX)
-    return pods.template(group, nodes, [made], gate)
+def selector(group: Group) -> Object:
+    """Return the labels of the pod with the API."""
+    prefix = "leaderworkerset.sigs.k8s.io"
+    return {f"{prefix}/name": group.target.name, f"{prefix}/worker-index": "0"}
 
 
-def _with_ranks(group: Group, node: Node, *, leads: bool) -> Object:
-    processes = group.desired.processes
-    process = processes[0] if leads else _any_worker(processes[1:])
-    return pods.serving(group, node, process.argv, process.env, ours=_variables(process.argv))
+def left_out(group: Group) -> list[str]:
+    """Return what the object does not say of restarts."""
+    if group.desired.policy.restarts == 0:
+        return ["`supervise: false`: Kubernetes restarts a failed group"]
+    return ["`restarts:`: a LeaderWorkerSet recreates its group without a limit"]
 
 
-def _variables(argv: Argv) -> tuple[str, ...]:
-    ours = (LWS_LEADER, LWS_INDEX)
-    return tuple(word for word in argv if word in ours or word.startswith("exec "))
+def _template(group: Group, process: Process, *, leads: bool) -> Object:
+    nodes = group.nodes[:1] if leads else group.nodes[1:]
+    command = pods.script(("exec", *pods.gate(group, LWS_INDEX, LWS_LEADER), *process.argv))
+    more = {"ports": [{"name": "http", "containerPort": group.request.port}], **_probes(group)}
+    return pods.template(group, nodes, command, process.env, more if leads else {})
+
+
+def _probes(group: Group) -> Object:
+    """Return the probes of the pod with the API: vLLM answers `/health` once the model is loaded,
+    and no longer once an engine has failed.
+    """
+    policy = group.desired.policy
+    start = policy.start_timeout + (pods.deadline(group) if group.gated else 0)
+    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PERIOD}
+
+    def probe(seconds: float) -> Object:
+        failures = max(1, math.ceil(seconds / _PERIOD))
+        return {**health, "timeoutSeconds": _PERIOD, "failureThreshold": failures}
+
+    return {
+        "startupProbe": probe(start),
+        "readinessProbe": probe(3 * _PERIOD),
+        "livenessProbe": probe(policy.stuck),
+    }
 
 
 def _any_worker(processes: Sequence[Process]) -> Process:
-    """Return the process of all nodes but the first: their pods come from one template, so that
-    only their number may differ.
+    """Return the process of all pods but the first, which come from one template: each option of
+    its own must be a multiple of the pod's number.
 
-    Raises RequestError where more does.
+    Raises RequestError where it is not.
     """
     first = processes[0]
-    argv = list(first.argv)
-    for option in _OWN:
-        if option not in argv:
-            continue
-        at = argv.index(option) + 1
-        values = [each.argv[at] for each in processes]
-        step = int(values[0])
-        if values != [str(step * (i + 1)) for i in range(len(values))]:
-            raise _uneven()
-        if step == 1:
-            argv[at] = LWS_INDEX
-        elif len(processes) > 1:
-            argv = _counted(argv, at, step)
-    if any(_without_own(each.argv) != _without_own(first.argv) for each in processes):
-        raise _uneven()
-    return Process(node=first.node, argv=tuple(argv), env=first.env, replicas=first.replicas)
-
-
-def _counted(argv: list[str], at: int, step: int) -> list[str]:
-    """Return a command whose option is a multiple of the pod's number, which a shell counts."""
-    option = argv[at - 1]
-    rest = [*argv[: at - 1], *argv[at + 1 :]]
-    return ["sh", "-c", f'exec "$@" {option} $((LWS_WORKER_INDEX * {step}))', "ranks", *rest]
-
-
-def _without_own(argv: Argv) -> list[str]:
-    return [word for i, word in enumerate(argv) if not (i and argv[i - 1] in _OWN)]
-
-
-def _uneven() -> RequestError:
-    return RequestError(
-        "the processes behind the first one differ in more than their number",
-        hint="name a split that is equal on all nodes: `--tp N --pp N --dp N`",
-    )
+    words = [int(word) if before in _OWN else word for before, word in pairwise(("", *first.argv))]
+    for index, process in enumerate(processes, start=1):
+        argv = [str(word * index) if isinstance(word, int) else word for word in words]
+        if tuple(argv) != process.argv:
+            raise RequestError(
+                "the processes behind the first one differ in more than their number",
+                hint="name a split that is equal on all nodes: `--tp N --pp N --dp N`",
+            )
+    counted = {1: LWS_INDEX}
+    argv = [
+        counted.get(word, f"$((LWS_WORKER_INDEX * {word}))") if isinstance(word, int) else word
+        for word in words
+    ]
+    return replace(first, argv=tuple(argv))

@@ -1,300 +1,203 @@
-"""The container that a node would get (`launcher/containers.py`), as a container of a pod with its
-rights and probes.
+"""The pods of a group: the container that a node would get (`launcher/containers.py`), with the
+volumes, rights and resources of Kubernetes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from pathlib import PurePosixPath
 
 from launcher import containers
 from launcher.checks.network import transport
-from launcher.export import kubernetes_shape as shape
-from launcher.export import pod_volumes
-from launcher.export.kubernetes_shape import Group, Object
-from launcher.model import Argv, Node, Secret
+from launcher.export import programs
+from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Group, Object
+from launcher.export.target import GPUS
+from launcher.model import Argv, Mount, Node, Secret
 from launcher.plan import network
 from launcher.site import Site
 from launcher.state.verdict import Ask
-from launcher.tools import network as probe
-from launcher.tools import payload, vllm
 from launcher.tools.docker import ContainerSpec
 from launcher.tools.expectations import Expectations
 
 INSTANCE = "app.kubernetes.io/instance"  # the label that all objects of a group carry
-# What a pod is told about itself; `$(NAME)` in an argument is the kubelet's to replace.
 HOST_IP = "VLLM_HOST_IP"
-_FIELDS = {HOST_IP: "status.podIP", "NODE_NAME": "spec.nodeName"}
-GRACE = 60  # seconds for a pod to end
-_LOOK = 10  # seconds between two looks at a server that has not answered
-CANARY, _TRY = 40.0, 60  # seconds for an answer, and for the probe around it
-_EVERY = 30  # seconds between two looks at one that has
+# Expanded by the pod's shell.
+_VARIABLES = (LWS_LEADER, LWS_INDEX, RAY_HEAD, f"${HOST_IP}")
+_SHM = 16 << 30  # bytes of /dev/shm where the inventory names no size: a share of the node's memory
+_WIDTH = 84
+# Docker's way to secrets, and KubeRay's own settings.
+_LEFT_OUT = ("HF_TOKEN_PATH", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", HOST_IP)
 
 
 def labels(group: Group) -> dict[str, str]:
-    """Return what all objects of a group carry, and what selects its pods."""
+    """Return the labels of all objects of a group, which select its pods."""
     return {"app.kubernetes.io/name": "vllm", INSTANCE: group.target.name}
 
 
-def managed(group: Group) -> dict[str, str]:
-    """Return the labels of objects."""
-    return {**labels(group), "app.kubernetes.io/managed-by": "vlaunch"}
+def metadata(group: Group, suffix: str = "") -> Object:
+    """Return the name, namespace and labels of an object."""
+    target = group.target
+    space = {"namespace": target.namespace} if target.namespace else {}
+    managed = {**labels(group), "app.kubernetes.io/managed-by": "vlaunch"}
+    return {"name": f"{target.name}{suffix}", **space, "labels": managed}
 
 
 def gpu_resource(group: Group) -> str:
-    """Return what a node's device plugin calls its GPUs; empty where the model runs on CPUs."""
-    return shape.GPUS.get(group.inventory.accelerator, "")
+    """Return the device plugin's name for the GPUs; empty where the model runs on CPUs."""
+    return GPUS.get(group.inventory.accelerator, "")
 
 
-def serving_spec(group: Group, node: Node, argv: Argv) -> ContainerSpec:
-    """Return the container of a node, with another command than on its host."""
-    inventory = group.inventory
-    secrets = {name: Secret("") for name in group.secrets}
-    spec = containers.node_spec(
-        Site(inventory), node, inventory.image, secrets, fingerprinted="by reference"
-    )
-    return replace(spec, command=(f"{containers.PAYLOAD}/entry.sh", *argv))
+def script(argv: Argv) -> str:
+    """Return a command as a shell reads it, broken before options and behind `--`."""
+    lines, line, before = list[str](), "", ""
+    for word in argv:
+        variable = word in _VARIABLES or word.startswith("$((LWS_WORKER_INDEX")
+        quoted = f'"{word}"' if variable else shlex.quote(word)
+        full = word.startswith("-") and len(line) + len(quoted) > _WIDTH
+        if before == "--" or full:
+            lines.append(f"{line} \\")
+            line = " "
+        line, before = f"{line} {quoted}" if line else quoted, word
+    return "\n".join([*lines, line])
 
 
-def serving(
-    group: Group,
-    node: Node,
-    argv: Argv,
-    env: Mapping[str, str],
-    *,
-    ours: Sequence[str],
-) -> Object:
-    """Return the container that serves; `ours` are words of `argv` in which the kubelet is to put a
-    variable.
-    """
-    spec = serving_spec(group, node, argv)
-    spec = replace(spec, env={**spec.env, **shape.told(env)})
-    return _container(group, node, "vllm", spec, ours)
-
-
-def gate_deadline(group: Group) -> float:
-    """Return how many seconds the proof of the network may take, with the wait for the others, who
-    may come as late as a start may take: images are pulled meanwhile.
+def deadline(group: Group) -> float:
+    """Return the seconds that the network check may take at most, with the wait for all pods, whose
+    images take as long as a start may.
     """
     inventory = replace(group.inventory, nodes=group.nodes)
-    return network.deadline(inventory, _ask(group)) + group.desired.policy.start_timeout
+    return network.deadline(inventory, Ask(nonce="")) + group.desired.policy.start_timeout
 
 
-def _ask(group: Group) -> Ask:
-    return Ask(nonce=group.leader, ranks_per_node=min(group.shares.values()))
-
-
-def gate(group: Group, node: Node, *, rank: str) -> list[Object]:
-    """Return the init container that proves the network, or fails; none where there is none.
-
-    Where the others of the group are past theirs, it passes: a pod that comes alone would wait for
-    ever.
+def gate(group: Group, rank: str, master: str) -> Argv:
+    """Return the network check that runs before a command, up to the `--` behind which the command
+    stands; nothing where there is none.
     """
     if not group.gated:
-        return []
-    leader = group.leader
+        return ()
     inventory = replace(group.inventory, nodes=group.nodes)
-    ask = _ask(group)
-    rdma = [each.name for each in group.nodes] if group.target.rdma is not None else []
+    rdma = [node.name for node in group.nodes] if group.target.rdma_resource is not None else []
     level, _ = transport.required(inventory, gpus=(), rdma=rdma, known=Expectations())
-    argv = probe.gate(
-        rank=rank,
-        size=group.size,
-        ranks_per_node=network.ranks(inventory, ask),
-        master=leader,
-        port=inventory.ports.probe,
-        backend="gloo" if inventory.accelerator == "cpu" else "nccl",
-        require=level,
-        nonce=leader,
-        deadline=network.deadline(inventory, ask),
-        wait=group.desired.policy.start_timeout,
-        met=_met(group),
-        ending=1.5 * GRACE,
-    )
-    spec = containers.probe_spec(Site(group.inventory), node, argv)
-    spec = replace(spec, command=(f"{containers.PAYLOAD}/entry.sh", *argv))
-    return [_container(group, node, "network", spec, (rank, leader))]
-
-
-def _met(group: Group) -> list[int]:
-    """Return the ports of the first pod where what starts behind the gates meets."""
-    if group.target.kind == "kuberay":
-        return [group.inventory.ports.gcs]
-    argv = group.desired.processes[0].argv
-    ranks = vllm.values(argv, "--master-port")
-    replicas = vllm.values(argv, "--data-parallel-rpc-port")
-    # Replicas meet at theirs only while they start.
-    return [*map(int, (*ranks, *replicas)), *([group.request.port] if replicas else [])]
-
-
-def probes(group: Group, *, timeout: float, stuck: float) -> Object:
-    """Return the probes of the container with an API: started is answered, ready is what vLLM says,
-    and alive is whoever answers or moves (the keeper's rules).
-    """
-    ports = replace(group.inventory.ports, api=group.request.port)
-    host = payload.api_host(group.request.host)
-    answered = payload.answered(ports, host, CANARY, group.request.placement.dp)
-    return {
-        "startupProbe": {
-            "exec": {"command": list(answered)},
-            "periodSeconds": _LOOK,
-            "timeoutSeconds": _TRY,
-            "failureThreshold": max(1, math.ceil(timeout / _LOOK)),
-        },
-        "readinessProbe": {
-            "httpGet": {"path": "/health", "port": "http"},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 3,
-        },
-        "livenessProbe": {
-            "exec": {"command": list(payload.alive(ports, host, CANARY))},
-            "periodSeconds": _EVERY,
-            "timeoutSeconds": _TRY,
-            "failureThreshold": max(1, math.ceil(stuck / _TRY)),
-        },
+    wait = group.desired.policy.start_timeout
+    options = {
+        "--rank": rank,
+        "--size": str(group.size),
+        "--master": master,
+        "--port": str(inventory.ports.probe),
+        "--nonce": group.target.name,
+        "--ranks-per-node": str(min(group.shares.values())),
+        "--backend": "gloo" if inventory.accelerator == "cpu" else "nccl",
+        "--require": level,
+        "--wait": f"{wait:g}",
+        "--deadline": f"{deadline(group) - wait:g}",
     }
-
-
-def port(group: Group, name: str, number: int) -> Object:
-    """Return a port of a container."""
-    host = {"hostPort": number} if group.target.host_network else {}
-    return {"name": name, "containerPort": number, **host}
-
-
-def ports(group: Group) -> list[Object]:
-    """Return the ports of the container with the API."""
-    return [port(group, "http", group.request.port)]
-
-
-def opened(group: Group) -> list[Object]:
-    """Return the rule for who else than a group's pods may reach them: pods of any namespace."""
-    return [allowed({"namespaceSelector": {}}, group.request.port)]
-
-
-def allowed(whom: Object, *ports: int) -> Object:
-    """Return the rule of a NetworkPolicy that lets somebody reach ports."""
-    return {"from": [whom], "ports": [{"port": each, "protocol": "TCP"} for each in ports]}
-
-
-def found_by(group: Group, selector: Mapping[str, str], number: int) -> Object:
-    """Return the Service by which pods are found by name, ready or not."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": f"{group.target.name}{shape.RANKS}", "labels": managed(group)},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": dict(selector),
-            "ports": [{"name": "ranks", "port": number}],
-        },
-    }
+    program = f"{programs.FOLDER}/{programs.NETWORK}"
+    return ("python3", program, *chain.from_iterable(options.items()), "--")
 
 
 def template(
-    group: Group, nodes: Sequence[Node], made: Sequence[Object], init: Sequence[Object]
+    group: Group,
+    nodes: Sequence[Node],
+    commands: str,
+    env: Mapping[str, str],
+    more: Mapping[str, object],
 ) -> Object:
-    """Return the template of pods that may run on `nodes`."""
-    texts = json.dumps(pod_volumes.payload_files(group), sort_keys=True).encode()
-    return {
-        "metadata": {
-            "labels": labels(group),
-            # A change of the programs brings new pods, as one of the rest does.
-            "annotations": {"vlaunch.payload": hashlib.sha256(texts).hexdigest()[:12]},
-        },
-        "spec": pod_spec(group, nodes, made, init),
-    }
-
-
-def pod_spec(
-    group: Group, nodes: Sequence[Node], made: Sequence[Object], init: Sequence[Object]
-) -> Object:
-    """Return the spec of pods that may run on `nodes`, which say where in the host's network."""
-    target = group.target
+    """Return the template of pods that may run on `nodes`, whose container runs a shell's commands
+    and has `more` fields.
+    """
+    target, spec = group.target, _spec(group, nodes[0])
+    volumes = _volumes(group, spec)
     host = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    ipc = {"hostIPC": True} if group.inventory.shm == "host" else {}
-    volumes = pod_volumes.volumes(group, serving_spec(group, nodes[0], ()))
-    taints = [{"key": gpu_resource(group), "operator": "Exists", "effect": "NoSchedule"}]
-    return {
+    taint = {"key": gpu_resource(group), "operator": "Exists", "effect": "NoSchedule"}
+    secrets = {"envFrom": [{"secretRef": {"name": f"{target.name}-secrets"}}]}
+    container = {
+        "name": "vllm",
+        "image": spec.image,
+        "command": ["/bin/sh", "-c"],
+        "args": [f"{_escaped(commands)}\n"],
+        **(secrets if group.secrets else {}),
+        "env": _env({**spec.env, **env}),
+        "securityContext": _rights(spec),
+        "resources": _resources(group, group.shares.get(nodes[0].name, 0)),
+        "volumeMounts": [mount for _, mount in volumes],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **more,
+    }
+    made = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE,
         **(host if target.host_network else {}),
-        **ipc,
-        **({"tolerations": taints} if gpu_resource(group) else {}),
+        **({"hostIPC": True} if group.inventory.shm == "host" else {}),
+        **({"tolerations": [taint]} if gpu_resource(group) else {}),
         "affinity": _affinity(group, nodes),
-        **({"initContainers": list(init)} if init else {}),
-        "containers": list(made),
+        "containers": [{name: field for name, field in container.items() if field}],
         "volumes": [volume for volume, _ in volumes],
     }
+    return {"metadata": {"labels": labels(group)}, "spec": made}
+
+
+def model_at(group: Group) -> str:
+    """Return the mount of the model's files: a model with a path lies in the mount that holds it,
+    or else in the folder around it; any other in the Hugging Face cache.
+    """
+    model, node = group.request.model, group.nodes[0]
+    if not model.startswith("/"):
+        return node.hf_home
+    path = PurePosixPath(model)
+    for place in (node.hf_home, *(mount.target for mount in group.inventory.mounts)):
+        if path.is_relative_to(place):
+            return place
+    return str(path.parent)
+
+
+def reads_only(group: Group) -> bool:
+    """True when pods only read the model's volume; a Hugging Face cache is written, unless they are
+    offline.
+    """
+    cache = model_at(group) == group.nodes[0].hf_home
+    return not cache or group.nodes[0].env.get("HF_HUB_OFFLINE") == "1"
+
+
+def _spec(group: Group, node: Node) -> ContainerSpec:
+    """Return the container of a node."""
+    inventory = group.inventory
+    secrets = {name: Secret("") for name in group.secrets}
+    return containers.node_spec(
+        Site(inventory), node, inventory.image, secrets, fingerprinted="by reference"
+    )
 
 
 def _affinity(group: Group, nodes: Sequence[Node]) -> Object:
     """Return one pod a node, and, in the host's network, the inventory's own nodes."""
-    apart = {
-        "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {
-                    "labelSelector": {"matchLabels": labels(group)},
-                    "topologyKey": "kubernetes.io/hostname",
-                }
-            ]
-        }
-    }
+    key = "kubernetes.io/hostname"
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    apart = {"labelSelector": {"matchLabels": labels(group)}, "topologyKey": key}
+    affinity = {"podAntiAffinity": {required: [apart]}}
     if not group.target.host_network:
-        return apart
-    names = [node.name for node in nodes]
-    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": names}
+        return affinity
+    term = {"key": key, "operator": "In", "values": [node.name for node in nodes]}
     pinned = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
-    return {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": pinned},
-        **apart,
-    }
+    return {"nodeAffinity": {required: pinned}, **affinity}
 
 
-def _container(
-    group: Group,
-    node: Node,
-    name: str,
-    spec: ContainerSpec,
-    ours: Sequence[str],
-) -> Object:
-    return {
-        "name": name,
-        "image": spec.image,
-        "command": [spec.entrypoint, spec.command[0]],
-        "args": [_escaped(word, ours) for word in spec.command[1:]],
-        "env": _env(spec.env, ours),
-        "securityContext": _rights(spec),
-        "resources": _resources(group, group.shares.get(node.name, 0)),
-        "volumeMounts": [mount for _, mount in pod_volumes.volumes(group, spec)],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-
-
-def _escaped(text: str, ours: Sequence[str]) -> str:
-    """Keep the kubelet from replacing anything but variables of ours; of `$$` it makes `$`."""
-    if text in ours:
-        return text
+def _escaped(text: str) -> str:
+    """Escape what the kubelet would replace: it reads `$(NAME)`, and `$$` as `$`."""
     return re.sub(r"\${2,}|\$(?=\()", lambda match: 2 * match[0], text)
 
 
-def _env(env: Mapping[str, str], ours: Sequence[str]) -> list[Object]:
-    told = [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in _FIELDS.items()
-    ]
+def _env(env: Mapping[str, str]) -> list[Object]:
+    address = {"name": HOST_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     plain = [
-        {"name": name, "value": _escaped(value, ours)}
+        {"name": name, "value": _escaped(value)}
         for name, value in sorted(env.items())
-        if name not in _FIELDS
+        # Caches of compiled code are lost with a pod; ranks write NCCL's log to their output.
+        if name not in (*_LEFT_OUT, "NCCL_DEBUG_FILE") and not value.startswith(containers.COMPILED)
     ]
-    return [*told, *plain]
+    return [address, *plain]
 
 
 def _rights(spec: ContainerSpec) -> Object:
@@ -303,18 +206,81 @@ def _rights(spec: ContainerSpec) -> Object:
     capabilities = {"capabilities": {"add": list(spec.cap_add)}} if spec.cap_add else {}
     # Kubernetes refuses it beside SYS_ADMIN.
     escalation = {} if "SYS_ADMIN" in spec.cap_add else {"allowPrivilegeEscalation": False}
-    unconfined = "seccomp=unconfined" in spec.security
-    profile = {"type": "Unconfined" if unconfined else "RuntimeDefault"}
-    return {**escalation, **capabilities, "seccompProfile": profile}
+    profile = "Unconfined" if "seccomp=unconfined" in spec.security else "RuntimeDefault"
+    return {**escalation, **capabilities, "seccompProfile": {"type": profile}}
 
 
 def _resources(group: Group, gpus: int) -> Object:
     target, name = group.target, gpu_resource(group)
     limits: Object = {name: gpus} if name else {}
-    if target.rdma is not None:
-        limits[target.rdma[0]] = target.rdma[1]
+    if target.rdma_resource is not None:
+        limits[target.rdma_resource[0]] = target.rdma_resource[1]
     if target.memory is not None:
-        limits["memory"] = pod_volumes.quantity(target.memory)
+        limits["memory"] = _quantity(target.memory)
     requests = {**limits, **({"cpu": target.cpus} if target.cpus else {})}
-    found = {"limits": limits, "requests": requests}
-    return {name: each for name, each in found.items() if each}
+    resources = {"limits": limits, "requests": requests}
+    return {name: amounts for name, amounts in resources.items() if amounts}
+
+
+def _quantity(size: int) -> str:
+    """Return bytes as Kubernetes writes them."""
+    for unit, power in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size % (1 << power) == 0:
+            return f"{size >> power}{unit}"
+    return str(size)
+
+
+def _volumes(group: Group, spec: ContainerSpec) -> list[tuple[Object, Object]]:
+    """Return the volumes of a container, each with its mount."""
+    volumes = [_volume(group, mount) for mount in _mounts(group, spec)]
+    if group.gated or group.batch:
+        program = {"configMap": {"name": f"{group.target.name}-programs"}}
+        mount = Mount(source="", target=programs.FOLDER, read_only=True)
+        volumes.insert(0, _mounted("programs", program, mount))
+    if spec.shm != "host":
+        volumes.append(_shared_memory(group, spec))
+    return volumes
+
+
+def _mounts(group: Group, spec: ContainerSpec) -> list[Mount]:
+    """Return the mounts, with one for the model's volume where the inventory has none there."""
+    own = (containers.PAYLOAD, containers.SECRETS, containers.SERVERS, containers.COMPILED)
+    mounts = [mount for mount in spec.mounts if mount.target not in own]
+    at = model_at(group)
+    if group.target.model_volume is not None and at not in [mount.target for mount in mounts]:
+        mounts.append(Mount(source=at, target=at, read_only=True))
+    return mounts
+
+
+def _volume(group: Group, mount: Mount) -> tuple[Object, Object]:
+    volume, home = group.target.model_volume, group.nodes[0].hf_home
+    if volume is not None and mount.target == model_at(group):
+        where = replace(mount, read_only=mount.read_only or reads_only(group))
+        if not volume.claim:
+            return _on_node("model", replace(where, source=volume.path), "Directory")
+        claim = {"claimName": volume.claim, **({"readOnly": True} if where.read_only else {})}
+        source, at = _mounted("model", {"persistentVolumeClaim": claim}, where)
+        return source, {**at, **({"subPath": volume.path} if volume.path else {})}
+    if mount.target == home and volume is not None:
+        # The model lies elsewhere; what is fetched beside it needs a place to be written.
+        return _mounted("hf-home", {"emptyDir": {}}, mount)
+    path = re.sub("[^a-z0-9]+", "-", mount.target.lower()).strip("-")
+    name = "hf-home" if mount.target == home else f"mount-{path}"[:50].rstrip("-")
+    return _on_node(name, mount, "DirectoryOrCreate")
+
+
+def _on_node(name: str, mount: Mount, kind: str) -> tuple[Object, Object]:
+    return _mounted(name, {"hostPath": {"path": mount.source, "type": kind}}, mount)
+
+
+def _shared_memory(group: Group, spec: ContainerSpec) -> tuple[Object, Object]:
+    size = spec.shm if isinstance(spec.shm, int) else _SHM
+    if not isinstance(spec.shm, int) and group.target.memory is not None:
+        size = min(size, group.target.memory // 2 >> 20 << 20 or size)
+    memory = {"medium": "Memory", "sizeLimit": _quantity(size)}
+    return _mounted("shm", {"emptyDir": memory}, Mount(source="", target="/dev/shm"))
+
+
+def _mounted(name: str, source: Object, mount: Mount) -> tuple[Object, Object]:
+    at = {"name": name, "mountPath": mount.target}
+    return {"name": name, **source}, {**at, "readOnly": True} if mount.read_only else at

@@ -1,60 +1,35 @@
-"""Which of the helper programs an export needs: those that it starts, and what they import."""
+"""Programs that pods run, each a zip archive that Python starts."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
 
-from launcher.plan import files
-
-# Started by containers themselves, each with what it imports.
-_ENTRY = "entry.sh"
-SERVING = ("head.py",)
-GATE = ("network_gate.py", "network.py")
-_PACKAGE = "lib/vlaunch_agent"
+_PAYLOAD = Path(__file__).parent.parent / "payload"
+FOLDER = "/opt/vlaunch"  # the archives' folder in pods
+NETWORK, BATCH = "network.pyz", "batch.pyz"
+_MAIN = b"import network_gate\nnetwork_gate.main()\n"
 
 
-def batch() -> Mapping[str, str]:
-    """Return the programs that a batch job needs on the head and in its replicas, by path."""
-    return files.batch_texts()
+def network() -> bytes:
+    """Return the network check: `network_gate.py` and the modules that it imports."""
+    modules = {path.name: path.read_bytes() for path in _PAYLOAD.glob("network*.py")}
+    return _archive({**modules, "__main__.py": _MAIN})
 
 
-@cache
-def needed(programs: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the text of programs and of what they import, by path, sorted."""
-    texts = files.payload_texts()
-    found, left = {_ENTRY}, list(programs)
-    while left:
-        path = left.pop()
-        if path not in found:
-            found.add(path)
-            left += _imported(path, texts)
-    return {path: texts[path] for path in sorted(found)}
+def batch() -> bytes:
+    """Return the package of batch jobs, for PYTHONPATH."""
+    files = (_PAYLOAD / "batch").glob("*.py")
+    return _archive({f"vlaunch_batch/{path.name}": path.read_bytes() for path in files})
 
 
-def _imported(path: str, texts: Mapping[str, str]) -> Iterator[str]:
-    inside = path.startswith(f"{_PACKAGE}/")
-    if inside:
-        yield f"{_PACKAGE}/__init__.py"
-    for statement in ast.walk(ast.parse(texts[path])):
-        for name in _names(statement, inside=inside):
-            if name in texts:
-                yield name
-
-
-def _names(statement: ast.AST, *, inside: bool) -> Collection[str]:
-    """Return the files that an import may mean."""
-    if isinstance(statement, ast.Import):
-        return [f"{each.name}.py" for each in statement.names]
-    if not isinstance(statement, ast.ImportFrom):
-        return []
-    module = statement.module or ""
-    if statement.level and inside:
-        return (
-            [f"{_PACKAGE}/{module}.py"]
-            if module
-            else [f"{_PACKAGE}/{each.name}.py" for each in statement.names]
-        )
-    package, _, name = module.partition(".")
-    return [f"{_PACKAGE}/{name}.py"] if package == "vlaunch_agent" else [f"{module}.py"]
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of files, the same bytes each time."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(name)
+            archive.writestr(entry, data, zipfile.ZIP_DEFLATED, compresslevel=9)
+    return buffer.getvalue()

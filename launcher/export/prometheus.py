@@ -8,24 +8,14 @@ Only the scrape configuration depends on the inventory. Alerts and dashboards ar
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.export import yaml_text
 from launcher.model import Inventory
 
 _DATA = Path(__file__).parent / "monitoring"
 SCRAPE = "prometheus.yml"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """An address that Prometheus scrapes, and its node; empty where samples name theirs."""
-
-    host: str
-    port: int
-    node: str = ""
 
 
 def files(
@@ -57,25 +47,32 @@ def _scrape(
     inventory: Inventory, apis: Sequence[tuple[str, int]], exporters: Mapping[str, int | None]
 ) -> str:
     ports, head = inventory.ports, inventory.head
+
+    def target(host: str, port: int, node: str = "") -> dict[str, object]:
+        labels = {"cluster": inventory.cluster, **({"node": node} if node else {})}
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return {"targets": [address], "labels": labels}
+
+    def everywhere(port: int) -> list[dict[str, object]]:
+        return [target(node.ip, port, node.name) for node in inventory.nodes]
+
+    asked = apis or [(head.name, ports.api)]
     jobs = {
-        "vllm": [
-            Target(host=_listens(inventory, node), port=port, node=node)
-            for node, port in apis or [(head.name, ports.api)]
-        ],
-        "vlaunch": [Target(host=head.ip, port=ports.metrics)],
+        "vllm": [target(_listens(inventory, node), port, node) for node, port in asked],
+        "vlaunch": [target(head.ip, ports.metrics)],  # its samples name their nodes
     }
     if not inventory.ray.off:
-        jobs["ray"] = _everywhere(inventory, ports.metrics_export)
-    jobs |= {name: _everywhere(inventory, port) for name, port in exporters.items() if port}
-    lines = [*_said(inventory), "global:", "  scrape_interval: 15s", "  evaluation_interval: 15s"]
-    lines += ["rule_files: [alerts.yml]", "scrape_configs:"]
-    for name, targets in jobs.items():
-        lines += [f"  # {_WHAT[name]}", f"  - job_name: {name}", "    static_configs:"]
-        for each in targets:
-            labels = {"cluster": inventory.cluster, **({"node": each.node} if each.node else {})}
-            lines += [f"      - targets: [{json.dumps(_address(each))}]"]
-            lines += [f"        labels: {json.dumps(labels)}"]
-    return "\n".join(lines) + "\n"
+        jobs["ray"] = everywhere(ports.metrics_export)
+    jobs |= {name: everywhere(port) for name, port in exporters.items() if port}
+    document = {
+        "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
+        "rule_files": ["alerts.yml"],
+        "scrape_configs": [
+            {"job_name": name, "static_configs": targets} for name, targets in jobs.items()
+        ],
+    }
+    why = {f"job_name: {name}": text for name, text in _WHAT.items()}
+    return yaml_text.comment(_said(inventory)) + yaml_text.dump([document], why)
 
 
 _WHAT = {
@@ -92,26 +89,16 @@ def _said(inventory: Inventory) -> Iterator[str]:
     ports = inventory.ports
     asked = [ports.api, ports.metrics, *([] if inventory.ray.off else [ports.metrics_export])]
     numbers = ", ".join(map(str, asked))
-    yield f"# Prometheus for cluster {inventory.cluster}."
-    yield "# Check it: promtool check config --syntax-only prometheus.yml"
-    yield "# Start it: prometheus --config.file=prometheus.yml"
-    yield f"# It must reach TCP {numbers} of the nodes: it runs on one of them, or is let through."
-    yield "# Grafana imports dashboards/*.json; alerts reach people by an Alertmanager of yours."
+    yield f"Prometheus for cluster {inventory.cluster}."
+    yield "Check it: promtool check config --syntax-only prometheus.yml"
+    yield "Start it: prometheus --config.file=prometheus.yml"
+    yield f"It must reach TCP {numbers} of the nodes: it runs on one of them, or is let through."
+    yield "Grafana imports dashboards/*.json; alerts reach people by an Alertmanager of yours."
     if ipaddress.ip_address(inventory.serve.bind).is_loopback:
-        yield "# The endpoint listens on loopback: only a Prometheus on its node can scrape vLLM."
-
-
-def _everywhere(inventory: Inventory, port: int) -> list[Target]:
-    return [Target(host=node.ip, port=port, node=node.name) for node in inventory.nodes]
+        yield "The endpoint listens on loopback: only a Prometheus on its node can scrape vLLM."
 
 
 def _listens(inventory: Inventory, node: str) -> str:
     """Return where vLLM answers on a node: at the address it was told to bind to, or any."""
     bind = ipaddress.ip_address(inventory.serve.bind)
     return inventory.node(node).ip if bind.is_unspecified else str(bind)
-
-
-def _address(target: Target) -> str:
-    return (
-        f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
-    )

@@ -1,5 +1,5 @@
-"""Documents as YAML for people: in the order in which they were put together, texts of several
-lines as blocks, no anchors (they do not cross documents), and a reason above what surprises.
+"""Documents as YAML for people: in their own order, short leaves on one line, texts of several
+lines as blocks, no anchors, and a reason above a surprising line.
 """
 
 from __future__ import annotations
@@ -10,12 +10,47 @@ from typing import Any
 
 import yaml
 
+_SHORT = 100  # characters of a mapping or list on one line
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.MappingNode:
+    short = _fits(value.values(), value)
+    return dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=short)
+
+
+def _list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.SequenceNode:
+    short = _fits(value, value)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=short)
+
+
+def _fits(values: Iterable[Any], whole: Any) -> bool:
+    plain = not any(isinstance(value, (dict, list)) or "\n" in str(value) for value in values)
+    return plain and len(str(whole)) <= _SHORT
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(dict, _mapping)
+_Dumper.add_representer(list, _list)
+
 
 def dump(documents: Iterable[Mapping[str, Any]], why: Mapping[str, str]) -> str:
-    """Return documents as one text; `why` has, by a line without its indentation, what is said
-    above the first one of each document.
+    """Return documents as one text; `why` has, by a line without its indentation, the comment above
+    the first such line of each document.
     """
-    return "---\n".join(_explained(_plain(each), why) for each in documents)
+    return "---\n".join(_explained(_plain(document), why) for document in documents)
 
 
 def comment(lines: Iterable[str]) -> str:
@@ -24,30 +59,16 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def _plain(document: Mapping[str, Any]) -> str:
-    class Dumper(yaml.SafeDumper):
-        """Writes each value where it stands."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            super().increase_indent(flow, False)
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in value else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    Dumper.add_representer(str, text)
-    said: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=4096)
-    return said
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=4096)
+    return text
 
 
 def _explained(text: str, why: Mapping[str, str]) -> str:
-    found, left = list[str](), dict(why)
+    lines, left = list[str](), dict(why)
     for line in text.splitlines():
         match = re.match(r"( *)(?:- )?(.*)", line)
         reason = left.pop(match[2], "") if match else ""
         if match and reason:
-            found.append(f"{match[1]}# {reason}")
-        found.append(line)
-    return "\n".join(found) + "\n"
+            lines.append(f"{match[1]}# {reason}")
+        lines.append(line)
+    return "\n".join(lines) + "\n"

@@ -37,8 +37,6 @@ _PACKAGES = {
     for file in sorted((_FOLDER / name).glob("*.py"))
 }
 _PROGRAMS = ("entry.sh", "head.py", "desk.py", *_NETWORK)
-# What exported groups run besides: there no launcher judges what the probe says.
-_GATE = ("network_gate.py", "network_late.py", "network_links.py")
 _FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
 # The directory is made private first; tar and mv replace files whole, so that a container never
 # reads half of one. The name on the way is the node's own: several nodes may share a home. `server`
@@ -90,27 +88,6 @@ def payload_tar() -> bytes:
             entry.size, entry.mode = len(data), 0o755
             archive.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()
-
-
-def payload_texts() -> Mapping[str, str]:
-    """Return the programs of servers and of the gate by their path below the payload's folder, for
-    exports; those of batches are `batch_texts`.
-    """
-    paths = {**_FILES, **{name: _FOLDER / name for name in _GATE}}
-    return {
-        name: path.read_text(encoding="utf-8")
-        for name, path in sorted(paths.items())
-        if not name.startswith("lib/vlaunch_batch/") and name != "desk.py"
-    }
-
-
-def batch_texts() -> Mapping[str, str]:
-    """Return the programs of batches by their path below the payload's folder, for exports."""
-    return {
-        name: path.read_text(encoding="utf-8")
-        for name, path in sorted(_FILES.items())
-        if name.startswith("lib/vlaunch_batch/") or name in ("desk.py", "entry.sh")
-    }
 
 
 @cache

@@ -8,12 +8,12 @@ all ranks reduce together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv, Level
+from launcher.model import Answer, Argv
 from launcher.tools import decode
 from launcher.tools.decode import Text
 
@@ -152,77 +152,6 @@ def probe(
         str(ranks_per_node),
         "--master",
         master,
-        *_measured(
-            port=port,
-            backend=backend,
-            deadline=deadline,
-            pair_timeout=pair_timeout,
-            reach=REACH,
-            max_bytes=max_bytes,
-            nonce=nonce,
-        ),
-    )
-
-
-def gate(
-    *,
-    rank: str,
-    size: int,
-    ranks_per_node: int,
-    master: str,
-    port: int,
-    backend: Backend,
-    require: Level,
-    nonce: str,
-    deadline: float,
-    pair_timeout: float = 20.0,
-    wait: float = REACH,
-    met: Sequence[int] = (),
-    ending: float = 0.0,
-) -> Argv:
-    """Build the command line of the gate that proves the network where no launcher looks on, equal
-    on all nodes but for `rank`, which may be a variable of the target's, as `master` may.
-
-    `wait` is how many seconds others may come later than the first, `deadline` and `pair_timeout`
-    are as in `probe`. `met` are ports of the first node where what starts behind the gates meets,
-    the one to which the others come before others: by them a gate sees that all others are past
-    theirs, and passes. They must be seen for `ending` seconds, for which who is being ended may go
-    on.
-    """
-    behind = ("--met", ",".join(map(str, met)), "--ending", f"{ending:g}") if met else ()
-    return (
-        "python3",
-        "-B",
-        "/opt/vlaunch/network_gate.py",
-        *("--rank", rank, "--size", str(size), "--master", master, "--require", require),
-        *behind,
-        "--",
-        "--ranks-per-node",
-        str(ranks_per_node),
-        *_measured(
-            port=port,
-            backend=backend,
-            deadline=deadline + wait,
-            pair_timeout=pair_timeout,
-            reach=wait,
-            max_bytes=0,
-            nonce=nonce,
-        ),
-    )
-
-
-def _measured(
-    *,
-    port: int,
-    backend: Backend,
-    deadline: float,
-    pair_timeout: float,
-    reach: float,
-    max_bytes: int,
-    nonce: str,
-) -> Argv:
-    """Return the options that are equal on all nodes: what is measured, and for how long."""
-    return (
         "--port",
         str(port),
         "--backend",
@@ -230,10 +159,9 @@ def _measured(
         "--deadline",
         f"{deadline:g}",
         "--reach",
-        f"{reach:g}",
+        f"{REACH:g}",
         "--torch",
-        # counted from the start, like `reach`
-        f"{TORCH + reach - REACH:g}",
+        f"{TORCH:g}",
         "--window",
         f"{WINDOW:g}",
         "--pair-timeout",

@@ -123,20 +123,6 @@ def complete(
     )
 
 
-def answered(ports: Ports, api_host: str, timeout: float, replicas: int = 1) -> Argv:
-    """End with 0 exactly when a server on this node has answered, each of its replicas; `timeout`
-    is in seconds.
-    """
-    return (*_HEAD, "answered", *_canary(ports, api_host, timeout, replicas))
-
-
-def alive(ports: Ports, api_host: str, timeout: float) -> Argv:
-    """End with 0 unless a server on this node neither answers within `timeout` seconds nor moves
-    meanwhile.
-    """
-    return (*_HEAD, "alive", *_canary(ports, api_host, timeout, 1))
-
-
 def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
     """Stream the answer to the messages on the first line of standard input, which must stay open
     meanwhile.
@@ -190,12 +176,6 @@ def api_host(bind: str) -> str:
     """
     # compared, not bound
     return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104
-
-
-def _canary(ports: Ports, api_host: str, timeout: float, replicas: int) -> Argv:
-    engines = ("--engines", str(replicas)) if replicas > 1 else ()
-    where = ("--api-host", api_host, "--api", str(ports.api))
-    return (*where, "--max-tokens", "1", "--timeout", f"{timeout:g}", *engines)
 
 
 def _where(ports: Ports, api_host: str) -> Argv:

@@ -22,7 +22,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "roce-replicas": ("roce", ("--model", MODEL, *RDMA, "--dp", "8", "--tp", "4")),
     "amd": ("amd", ("--model", MODEL, *RDMA, "--memory", "900GiB", "--cpus", "64")),
-    "spark": ("dgx-spark", ("--model", MODEL, *RDMA, "--pod-monitor", "--disruption-budget")),
+    "spark": ("dgx-spark", ("--model", MODEL, *RDMA)),
     "workstation": ("single-node", ()),
     "cpu": ("cpu", ()),
     "seed": (

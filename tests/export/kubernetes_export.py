@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,21 @@ class Export:
         (found,) = self.group[template]["spec"]["containers"]
         return dict(found)
 
-    def gate(self, template: str = "leaderTemplate") -> dict[str, Any]:
-        """The container that proves the network."""
-        (found,) = self.group[template]["spec"]["initContainers"]
-        return dict(found)
+    def argv(self, template: str = "leaderTemplate") -> list[str]:
+        """The words of the container's command behind `exec`, as a shell splits them."""
+        return argv(self.container(template))
+
+
+def argv(container: dict[str, Any]) -> list[str]:
+    """Return the words of a container's command, as a shell splits them."""
+    (script,) = container["args"]
+    return shlex.split(script.replace("\\\n", " ").replace("$$", "$"))
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the network check of a command, and what it becomes."""
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
@@ -61,6 +73,5 @@ def env(container: dict[str, Any]) -> dict[str, str]:
 
 
 def shown(text: str) -> str:
-    """Leave out the helper programs, and what follows from them: they change with every mend."""
-    text = re.sub(r"^data:\n(?:  .*\n|\n)+", "data: …\n", text, flags=re.M)
-    return re.sub(r"(vlaunch\.(?:payload|export)): .*", r"\1: …", text)
+    """Leave out the programs, which change with every fix."""
+    return re.sub(r"(  \w+\.pyz): .*", r"\1: …", text)

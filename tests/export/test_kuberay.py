@@ -47,63 +47,68 @@ def test_the_job_is_the_server(
     run(["serve", "-i", str(pair), "--backend", "ray", "--dry-run", "--offline"])
     script = capsys.readouterr().out
     spec = found.of("RayJob")["spec"]
-    words = ", ".join(f'"{word}"' for word in shlex.split(spec["entrypoint"]))
+    wait, _, command = spec["entrypoint"].rpartition("; ")
+    words = ", ".join(f'"{word}"' for word in shlex.split(command))
 
     assert f'"argv": [{words}]'.replace('"127.0.0.1"', '"0.0.0.0"') in script.replace(
         '"127.0.0.1"', '"0.0.0.0"'
     )
+    assert wait == "until test -e /tmp/network-checked; do sleep 1; done"
     assert (spec["backoffLimit"], spec["shutdownAfterJobFinishes"]) == (3, True)
     assert spec["submissionMode"] == "HTTPMode"
 
 
-def test_ray_is_started_as_up_does(found: Export) -> None:
-    """What the operator does not say itself: ports and GPUs; it must reach the dashboard."""
+def test_ray_is_started_by_the_operators_command(
+    found: Export, pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With GPUs and the ports that others are told."""
     head = cluster(found)["headGroupSpec"]["rayStartParams"]
     (worker,) = cluster(found)["workerGroupSpecs"]
-
-    assert (head["port"], head["dashboard-port"], head["num-gpus"]) == ("6379", "8265", "8")
-    assert head["disable-usage-stats"] == "true"
-    for operators in ("head", "block", "address", "node-ip-address", "dashboard-host"):
-        assert operators not in head
-        assert operators not in worker["rayStartParams"]
+    own = {"num-gpus": "8", "metrics-export-port": "6384", "disable-usage-stats": "true"}
+    assert head == {"port": "6379", "dashboard-port": "8265", **own}
+    assert worker["rayStartParams"] == own
     assert (worker["replicas"], worker["minReplicas"], worker["maxReplicas"]) == (1, 1, 1)
-    assert worker["rayStartParams"]["node-manager-port"] == head["node-manager-port"]
     ports = {each["name"]: each["containerPort"] for each in containers(found)[0]["ports"]}
-    assert ports == {
-        "metrics": 6384,
-        "gcs-server": 6379,
-        "dashboard": 8265,
-        "client": 10001,
-        "http": 8000,
-    }
+    named = {"gcs-server": 6379, "dashboard": 8265, "network-check": 29500, "http": 8000}
+    assert ports == named
+    pair.write_text(pair.read_text() + "ray: {object_store: 200MB}\n")
+    stored = cluster(Export(capsys, pair, *KIND, *RDMA))["headGroupSpec"]["rayStartParams"]
+    assert stored["object-store-memory"] == "200000000"
 
 
-def test_secrets_come_through_the_entry_script(found: Export) -> None:
-    """As on nodes; Ray's own token is the operator's, which says where it is."""
+def test_ray_has_the_operators_token(found: Export) -> None:
+    """The pods say nothing of it; secrets are their environment."""
     for made in containers(found):
-        assert made["command"] == ["/bin/sh", "/opt/vlaunch/entry.sh"]
-        assert made["args"][-1].endswith("exec $KUBERAY_GEN_RAY_START_CMD")
+        assert made["envFrom"] == [{"secretRef": {"name": "pair-secrets"}}]
         assert "RAY_ADDRESS" not in env(made)
         assert not [name for name in env(made) if name.startswith("RAY_AUTH")]
-    head = cluster(found)["headGroupSpec"]["template"]["metadata"]["annotations"]
-    assert head["ray.io/overwrite-container-cmd"] == "true"
     assert cluster(found)["authOptions"] == {"mode": "token"}
     assert cluster(found)["rayVersion"] == "2.60.0"
     assert "RAY_AUTH_TOKEN=" not in found.text
 
 
-def test_the_gate_knows_each_pod(found: Export) -> None:
-    """By a group for each node; the head is found before it is ready."""
+def test_the_network_is_checked_before_the_server(
+    found: Export, pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker's Ray starts behind its check; the head's starts beside it, for the operator holds
+    workers back until then, and the job waits for its mark.
+    """
     made = cluster(found)
     groups = [made["headGroupSpec"], *made["workerGroupSpecs"]]
-    gates = [each["template"]["spec"]["initContainers"][0]["args"] for each in groups]
-    assert {gate[gate.index("--met") + 1] for gate in gates} == {"6379"}
-    service = next(each for each in found.objects if each["metadata"]["name"] == "pair-ranks")
+    notes = [each["template"]["metadata"]["annotations"] for each in groups]
+    head, worker = (each["args"][0] for each in containers(found))
+    start = "ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"
+    assert notes == [{"ray.io/overwrite-container-cmd": "true"}] * 2
+    assert '--rank 0 --size 2 --master "$VLLM_HOST_IP"' in head
+    assert head.endswith(f"touch /tmp/network-checked &\n{start}\n")
+    assert head.startswith("python3 /opt/vlaunch/network.pyz ")
+    assert '--rank 1 --size 2 --master "$FQ_RAY_IP"' in worker
+    assert worker.startswith("exec python3 /opt/vlaunch/network.pyz ")
+    assert worker.endswith(f"-- \\\n  sh -c '{start}'\n")
+    skipped = Export(capsys, pair, *KIND, *RDMA, "--skip-network-check")
 
-    assert [gate[gate.index("--rank") + 1] for gate in gates] == ["0", "1"]
-    assert {gate[gate.index("--master") + 1] for gate in gates} == {"pair-ranks"}
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"]["ray.io/node-type"] == "head"
+    assert [each["args"] for each in containers(skipped)] == [[f"{start}\n"]] * 2
+    assert skipped.of("RayJob")["spec"]["entrypoint"].startswith("vllm serve ")
 
 
 def test_the_operator_alone_reaches_the_dashboard(found: Export) -> None:
@@ -115,16 +120,6 @@ def test_the_operator_alone_reaches_the_dashboard(found: Export) -> None:
     assert others["from"] == [{"namespaceSelector": {}}]
     (whom,) = operator["from"]
     assert whom["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
-
-
-def test_a_budget_counts_pods(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Kubernetes cannot know how many pods a cluster of Ray's should have; of others it can."""
-    budget = "--disruption-budget"
-    ray = Export(capsys, pair, *KIND, *RDMA, budget).of("PodDisruptionBudget")["spec"]
-    other = Export(capsys, pair, *RDMA, budget).of("PodDisruptionBudget")["spec"]
-
-    assert (ray.get("minAvailable"), ray.get("maxUnavailable")) == (2, None)
-    assert (other.get("minAvailable"), other.get("maxUnavailable")) == (None, 0)
 
 
 def test_nodes_may_differ(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

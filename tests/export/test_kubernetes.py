@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import math
 import os
 import re
 import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,10 @@ import pytest
 import yaml
 
 from launcher.cli.main import run
+from launcher.export import programs
 from tests import golden
-from tests.export.exports import CASES, KINDS, MODEL, PAIRS, RDMA, inventory
-from tests.export.kubernetes_export import PAIR, Export, env, shown
+from tests.export.exports import CASES, KINDS, MODEL, PAIRS, RDMA, inventory, objects
+from tests.export.kubernetes_export import PAIR, Export, env, shown, split
 
 
 def test_golden(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,59 +31,65 @@ def test_golden(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_ranks_are_those_of_serve(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The words of `vllm serve` are the launcher's own, with the target's variables where an
+    """The words of `vllm serve` are the launcher's own, with the controller's variables where an
     address and a number were; only the first has an API.
     """
     found = Export(capsys, pair, *RDMA)
     run(["serve", "-i", str(pair), "--backend", "mp", "--dry-run", "--offline"])
-    script = capsys.readouterr().out
-    words = re.findall(r'"argv": (\[.*?\])', script)
+    words = re.findall(r'"argv": (\[.*?\])', capsys.readouterr().out)
     leader, worker = (yaml.safe_load(each) for each in words)
-    own = {"10.0.0.1": "$(LWS_LEADER_ADDRESS)"}
+    own = {"10.0.0.1": "$LWS_LEADER_ADDRESS"}
     at = worker.index("--node-rank") + 1
-
-    assert found.container()["args"] == [own.get(word, word) for word in leader]
     assert worker[at] == "1"
-    worker[at] = "$(LWS_WORKER_INDEX)"
-    assert found.container("workerTemplate")["args"] == [own.get(word, word) for word in worker]
+    worker[at] = "$LWS_WORKER_INDEX"
+
+    assert split(found.argv())[1] == [own.get(word, word) for word in leader]
+    assert split(found.argv("workerTemplate"))[1] == [own.get(word, word) for word in worker]
     assert "--headless" in worker
 
 
-def test_only_rank_0_is_asked(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A worker with a probe would never be ready, and its group would loop for ever."""
+def test_only_rank_0_has_probes(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker has no API; rank 0 may take as long as the check and a start take together."""
     found = Export(capsys, pair, *RDMA, "--timeout", "605")
     leader = found.container()
+    deadline = int(dict(pairwise(found.argv()))["--deadline"])
 
-    assert leader["startupProbe"]["exec"]["command"][:3] == [
-        "python3",
-        "/opt/vlaunch/head.py",
-        "answered",
-    ]
-    assert leader["startupProbe"]["failureThreshold"] == 61
-    assert leader["livenessProbe"]["exec"]["command"][2] == "alive"
-    assert leader["livenessProbe"]["failureThreshold"] == 2
-    assert leader["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert leader[name]["httpGet"] == {"path": "/health", "port": "http"}
+    assert leader["startupProbe"]["failureThreshold"] == math.ceil((2 * 605 + deadline) / 10)
+    assert leader["livenessProbe"]["failureThreshold"] == 12
     assert not [key for key in found.container("workerTemplate") if "robe" in key]
     assert "ports" not in found.container("workerTemplate")
 
 
-def test_the_gate_is_the_check_of_the_network(
-    pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In the serving image, with its devices, before it; what is required is the inventory's."""
+def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By one archive, in the container that serves; the level is the inventory's."""
     found = Export(capsys, pair, *RDMA)
-    args = found.gate()["args"]
+    check, _ = split(found.argv())
+    options = dict(pairwise(check))
 
-    assert found.gate("workerTemplate")["args"] == args
-    assert args[args.index("--require") + 1] == "rdma"
-    assert args[args.index("--ranks-per-node") + 1] == "8"
-    assert args[args.index("--reach") + 1] == "1800"
-    assert args[args.index("--met") + 1] == "29501"
-    assert args[args.index("--ending") + 1] == "90"
-    assert found.gate()["resources"] == found.container()["resources"]
-    assert "RAY_AUTH_TOKEN" not in str(found.gate())
-    capsys.readouterr()
-    assert "initContainers" not in str(Export(capsys, pair, *RDMA, "--skip-network-check").group)
+    assert check[:3] == ["exec", "python3", "/opt/vlaunch/network.pyz"]
+    assert split(found.argv("workerTemplate"))[0] == check
+    assert (options["--require"], options["--ranks-per-node"]) == ("rdma", "8")
+    assert (options["--rank"], options["--size"]) == ("$LWS_WORKER_INDEX", "2")
+    assert options["--wait"] == "1800"
+    archive = base64.b64decode(found.of("ConfigMap")["binaryData"]["network.pyz"])
+    assert archive == programs.network()
+    skipped = Export(capsys, pair, *RDMA, "--skip-network-check")
+    assert skipped.argv()[:3] == ["exec", "vllm", "serve"]
+    assert "ConfigMap" not in [each["kind"] for each in skipped.objects]
+    assert "programs" not in skipped.text
+
+
+def test_the_archive_is_a_program(tmp_path: Path) -> None:
+    """The same bytes each time, with all that it imports, but torch."""
+    archive = tmp_path / "network.pyz"
+    archive.write_bytes(programs.network())
+    done = subprocess.run([sys.executable, archive, "--help"], capture_output=True, check=False)
+
+    assert programs.network() == archive.read_bytes()
+    assert done.returncode == 0, done.stderr
+    assert len(archive.read_bytes()) < 40_000
 
 
 def test_rdma_is_a_resource(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,65 +119,48 @@ def test_the_pod_network_has_its_own_interface(
 
     assert env(pod.container())["NCCL_SOCKET_IFNAME"] == "=eth0"
     assert "NCCL_IB_HCA" not in env(pod.container())
-    assert "`interface` and `hca` of `network:`" in pod.text
+    assert "`interface` and `hca`: pods use eth0" in pod.text
     assert env(host.container())["NCCL_SOCKET_IFNAME"] == "=bond0"
     assert env(host.container())["NCCL_IB_HCA"] == "=mlx5_0"
     assert spec["hostNetwork"] is True
     assert term["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["gpu02"]
-    assert host.container()["ports"][0]["hostPort"] == 8000
     assert [each["kind"] for each in host.objects].count("NetworkPolicy") == 0
 
 
 def test_secrets_are_only_named(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As files where the entry script reads them, and with the line that makes them."""
+    """As the environment of the container, with the line that creates the Secret."""
     found = Export(capsys, pair, *RDMA)
-    volumes = found.group["leaderTemplate"]["spec"]["volumes"]
 
-    assert {
-        "name": "secrets",
-        "secret": {"secretName": "pair-secrets", "defaultMode": 256},
-    } in volumes
-    assert env(found.container())["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
+    assert found.container()["envFrom"] == [{"secretRef": {"name": "pair-secrets"}}]
+    assert "HF_TOKEN_PATH" not in env(found.container())
     assert '-H "Authorization: Bearer $VLLM_API_KEY"' in found.text
     assert not [each for each in found.objects if each["kind"] == "Secret"]
+    pair.write_text(re.sub("(?m)^secrets: .*", "", PAIR))
+    assert "envFrom" not in Export(capsys, pair, *RDMA).text
 
 
 def test_the_kubelet_replaces_nothing_of_the_users(
     pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What looks like a variable of Kubernetes' in the inventory stays as it is written."""
+    """Nor does the shell: what looks like a variable in the inventory stays as it is written."""
     found = Export(capsys, pair, *RDMA, "--", "--chat-template", "$(NAME)", "--seed", "a$$b$$(c$d")
+    (script,) = found.container()["args"]
 
     assert env(found.container())["NCCL_DEBUG_SUBSYS"] == "$$(ALL)"
-    assert found.container()["args"][6] == "$$(NAME)"
-    # Two become one, also before a bracket; one that stands alone stays.
-    assert found.container()["args"][8] == "a$$$$b$$$$(c$d"
+    assert "--chat-template '$$(NAME)'" in script
+    # The kubelet makes one of two, also before a bracket; one that stands alone stays.
+    assert "--seed 'a$$$$b$$$$(c$d'" in script
 
 
 def test_replicas_are_counted_by_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
     """Where a pod's number is no rank; two replicas on each of four nodes."""
     found = Export(capsys, inventory("roce-replicas"), *CASES["roce-replicas"][1])
-    args = found.container("workerTemplate")["args"]
+    (script,) = found.container("workerTemplate")["args"]
+    words = found.argv("workerTemplate")
 
-    assert args[:4] == [
-        "sh",
-        "-c",
-        'exec "$@" --data-parallel-start-rank $((LWS_WORKER_INDEX * 2))',
-        "ranks",
-    ]
-    assert "--data-parallel-start-rank" not in args[4:]
-    assert "--headless" in args[4:]
+    assert '--data-parallel-start-rank "$$((LWS_WORKER_INDEX * 2))"' in script
+    assert "--headless" in words
     assert found.group["size"] == 4
-
-
-def test_replicas_that_share_experts_meet_while_they_start(
-    pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Afterwards the first one is known by its API."""
-    words = ("--dp", "2", "--tp", "8", "--", "--enable-expert-parallel")
-    args = Export(capsys, pair, *RDMA, *words).gate()["args"]
-
-    assert args[args.index("--met") + 1] == "29550,8000"
 
 
 def test_one_node_is_no_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,10 +169,10 @@ def test_one_node_is_no_group(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert (found.group["size"], found.group["restartPolicy"]) == (1, "None")
     assert "leaderTemplate" not in found.group
-    assert "initContainers" not in found.group["workerTemplate"]["spec"]
-    args = found.container("workerTemplate")["args"]
-    assert args[args.index("--host") + 1] == "0.0.0.0"
-    assert "`bind: 127.0.0.1`" in found.text
+    words = found.argv("workerTemplate")
+    assert words[:3] == ["exec", "vllm", "serve"]
+    assert words[words.index("--host") + 1] == "0.0.0.0"
+    assert "`bind:`: the server listens on its pod's address" in found.text
 
 
 @pytest.mark.parametrize(
@@ -241,18 +235,16 @@ def test_what_is_not_carried_over_is_said(pair: Path, capsys: pytest.CaptureFixt
     )
     text = Export(capsys, pair, *RDMA).text
 
-    for word in ("`ulimits:` (nofile)", "/dev/gdrdrv", "`logging:`", "`restarts:`", "`docker:`"):
+    for word in ("`ulimits:`", "`devices:`", "`logging:`", "`restarts:`", "`docker:`"):
         assert word in text.partition("apiVersion")[0]
 
 
-def test_privileged_pods_mount_devices(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They alone may; the header says that the namespace must allow them."""
+def test_privileged_pods_need_no_resource(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes gives them all devices of the node."""
     pair.write_text(PAIR.replace("cluster: pair", "cluster: pair\nprivileged: true"))
     found = Export(capsys, pair)
 
     assert found.container()["securityContext"] == {"privileged": True}
-    assert "path: /dev/infiniband" in found.text
-    assert "level `privileged`, for hostPath volumes and privileged containers:" in found.text
 
 
 @pytest.mark.parametrize(
@@ -262,7 +254,6 @@ def test_privileged_pods_mount_devices(pair: Path, capsys: pytest.CaptureFixture
         ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is no name for objects"),
         ("", "", ("--rdma-resource", "ib"), "--rdma-resource should be"),
         ("", "", ("--rdma-resource", "nvidia.com/gpu"), "`nvidia.com/gpu` are GPUs"),
-        ("", "", ("--namespace", "LLM"), "--namespace should be"),
         ("", "", ("--kind", "kuberay", "--dp", "2"), "`--kind lws`"),
         ("", "", ("--", "--port", "9000"), "`ports: {api: …}` in the inventory"),
         ("", "", ("--model-volume", "nfs:/x"), "--model-volume should be"),
@@ -276,7 +267,6 @@ def test_privileged_pods_mount_devices(pair: Path, capsys: pytest.CaptureFixture
             (),
             "`hf_home` differs",
         ),
-        ("", "", ("--memory", "100MiB", "--", "--seed", "hf_" + "a" * 30), "looks like a secret"),
     ],
 )
 def test_what_cannot_be_said_is_refused(
@@ -312,35 +302,38 @@ def test_a_volume_lies_at_one_place_in_all_pods(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model-volume", "pvc:m"), "(`hub/models--org--m` in it); ReadWriteMany, for it is wr"),
+        (
+            ("--model-volume", "pvc:m"),
+            "the claim m, mounted at /data/huggingface: a Hugging Face cache, for org/m; it is"
+            " written where something is missing",
+        ),
         (
             ("--model-volume", "pvc:m:/a", "--model", "/disk/q"),
-            "the claim m, below a, mounted at /disk: with q in it; ReadOnlyMany or ReadWriteMany",
+            "the claim m, mounted at /disk: with /disk/q; it is only read",
         ),
-        ((), "/data/huggingface on every node, a Hugging Face cache"),
+        ((), "a folder of every node, mounted at /data/huggingface: a Hugging Face cache"),
     ],
 )
-def test_a_claim_must_be_mountable_as_it_is_used(
+def test_the_header_names_the_models_volume(
     pair: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    """A cache is written; a folder with a model is only read."""
+    """With how it is used, from which its access mode follows."""
     assert said in Export(capsys, pair, *RDMA, *words).text.partition("apiVersion")[0]
 
 
 def test_a_namespace_is_everywhere(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In each object, and in each line that reaches one."""
     for kind in KINDS.values():
-        words = (*kind, *RDMA, "--disruption-budget", "--pod-monitor")
+        words = (*kind, *RDMA)
         placed = Export(capsys, pair, *words, "--namespace", "llm")
         plain = Export(capsys, pair, *words)
 
         assert {each["metadata"]["namespace"] for each in placed.objects} == {"llm"}
         assert not [each for each in plain.objects if "namespace" in each["metadata"]]
         head = placed.text.partition("apiVersion")[0]
-        reached = re.findall(r"kubectl(?! get crd| get nodes| label)( -n llm)?", head)
+        reached = re.findall(r"kubectl(?! get crd)( -n llm)?", head)
         assert len(reached) > 6
         assert set(reached) == {" -n llm"}
-        assert "label --overwrite namespace llm pod-security" in head
         assert " -n " not in plain.text.partition("apiVersion")[0]
 
 
@@ -388,51 +381,11 @@ def test_the_chat_has_the_key(pair: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_waiting_takes_as_long_as_a_start(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The proof of the network with all that it waits for, and then the first answer."""
-    args = Export(capsys, pair, *RDMA).gate()["args"]
-    limit = int(args[args.index("--deadline") + 1]) + 1800
+    """The network check with all that it waits for, and then the first answer."""
+    options = dict(pairwise(Export(capsys, pair, *RDMA).argv()))
+    limit = int(options["--wait"]) + int(options["--deadline"]) + 1800
 
     assert f"--timeout={limit}s leaderworkerset/pair" in Export(capsys, pair, *RDMA).text
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words", "level"),
-    [
-        ("", "", (), "`privileged`, for hostPath volumes and IPC_LOCK:"),
-        ("fabric: infiniband, hca: [mlx5_0]", "fabric: ethernet", (), "`privileged`, for hostPath"),
-        (
-            'fabric: infiniband, hca: [mlx5_0]}\nenv: {NCCL_DEBUG_SUBSYS: "$(ALL)"}\n'
-            'mounts: ["/models:/models:ro"]',
-            "fabric: ethernet}",
-            ("--model-volume", "pvc:m"),
-            "`baseline`: containers run as root",
-        ),
-        (
-            "cluster: pair",
-            "cluster: pair\naccelerator: amd",
-            ("--host-network",),
-            "`privileged`, for the host's network or IPC, hostPath volumes, IPC_LOCK and seccomp"
-            " Unconfined:",
-        ),
-    ],
-)
-def test_what_the_namespace_must_allow(
-    pair: Path,
-    capsys: pytest.CaptureFixture[str],
-    old: str,
-    new: str,
-    words: tuple[str, ...],
-    level: str,
-) -> None:
-    """By what the pods are: a namespace that refuses them says so in an event alone."""
-    assert old in PAIR
-    pair.write_text(PAIR.replace(old, new) if old else PAIR)
-    rdma = () if "ethernet" in new else RDMA
-    head = Export(capsys, pair, *rdma, *words).text.partition("apiVersion")[0]
-
-    assert f"a namespace of level {level}" in head
-    assert ("pod-security.kubernetes.io/enforce=privileged" in head) == ("privileged`" in level)
-    assert "kubectl get events" in head
 
 
 def test_one_pod_needs_no_rdma(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,51 +412,41 @@ def test_names_are_made_to_fit(pair: Path, capsys: pytest.CaptureFixture[str]) -
     assert Export(capsys, pair, *RDMA).of("Service")["metadata"]["name"] == "my-pair-1-api"
 
 
-def test_a_folder_has_a_file_for_each_object(
+def test_a_folder_is_for_kustomize(
     pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And a kustomization that lists them, with the header."""
+    """The same objects, with the network check as a file of which kustomize makes the ConfigMap."""
     folder = tmp_path / "out"
-    text = Export(capsys, pair, *RDMA).text
-    assert Export(capsys, pair, *RDMA, "-o", str(folder)).text == ""
-    kustomization = folder / "kustomization.yaml"
-    files = yaml.safe_load(kustomization.read_text())["resources"]
+    text = Export(capsys, pair, *RDMA, "--namespace", "llm").text
+    assert Export(capsys, pair, *RDMA, "--namespace", "llm", "-o", str(folder)).text == ""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (generator,) = kustomization["configMapGenerator"]
+    server = (folder / "server.yaml").read_text()
+    *found, config = objects(text)
 
-    there = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-    assert sorted(there) == sorted([*files, "kustomization.yaml"])
-    found = [yaml.safe_load((folder / name).read_text()) for name in files]
-    assert sorted(found, key=str) == sorted(yaml.safe_load_all(text), key=str)
-    assert "JSON patches" in kustomization.read_text()
-    assert "kubectl apply --server-side -k DIR\n" in kustomization.read_text()
-    assert "-f FILE" not in kustomization.read_text()
-
-
-def test_what_an_earlier_export_left_is_named(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each time, until somebody removes it; files of others are nobody's to speak of."""
-    folder = tmp_path / "out"
-    Export(capsys, pair, *RDMA, "-o", str(folder))
-    (folder / "notes.yaml").write_text("mine")
-    words = (*RDMA, "--kind", "kuberay", "-o", str(folder))
-    old = folder / "leaderworkerset-pair.yaml"
-    said = [Export(capsys, pair, *words).error for _ in range(2)]
-    assert [f"no part of this one: `rm {old}`" in each for each in said] == [True, True]
-    assert "notes.yaml" not in "".join(said)
-    assert old.exists()
-    old.unlink()
-
-    assert "earlier export" not in Export(capsys, pair, *words).error
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "kustomization.yaml",
+        "network.pyz",
+        "server.yaml",
+    ]
+    assert objects(server) == found
+    assert kustomization["resources"] == ["server.yaml"]
+    assert generator["files"] == ["network.pyz"]
+    assert (generator["name"], kustomization["namespace"]) == ("pair-programs", "llm")
+    assert generator["options"]["disableNameSuffixHash"] is True
+    archive = (folder / "network.pyz").read_bytes()
+    assert base64.b64decode(config["binaryData"]["network.pyz"]) == archive
+    assert "kubectl -n llm apply -k DIR\n" in server
+    assert "-f FILE" not in server
 
 
 @pytest.mark.parametrize(("kind", "case"), PAIRS)
 def test_every_example_is_exported(
     kind: str, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And passes our own rules, which each export has behind it, once more from a file."""
+    """With its model; `test_kubernetes_rules.py` has the rules."""
     found = Export(capsys, inventory(case), *KINDS[kind], *CASES[case][1])
 
     assert found.code == 0, found.error
-    assert found.of("ConfigMap")["data"]["entry.sh"].startswith("#!/bin/sh")
     model = MODEL if MODEL in CASES[case][1] else CASES[case][1][1:2] or ("Qwen/",)
     assert (model if isinstance(model, str) else model[0]) in found.text

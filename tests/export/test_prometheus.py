@@ -87,7 +87,6 @@ def test_a_folder_gets_all_files(written: Path) -> None:
     names = sorted(str(each.relative_to(written)) for each in written.rglob("*.*"))
 
     assert names == [
-        ".vlaunch-export",
         "alerts.yml",
         "alerts_test.yml",
         "dashboards/cache.json",
@@ -113,8 +112,8 @@ def test_without_a_folder_the_configuration_is_printed(
 @pytest.mark.parametrize(
     ("api", "code", "said"),
     [
-        ("gpu02:8001", 0, '["10.0.0.12:8001"]'),
-        ("gpu02", 0, '["10.0.0.12:8000"]'),
+        ("gpu02:8001", 0, "targets: ['10.0.0.12:8001']"),
+        ("gpu02", 0, "targets: ['10.0.0.12:8000']"),
         ("gpu03:8000", 2, "no node `gpu03`"),
         ("gpu02:http", 2, "`http` is no port"),
         ("gpu02:70000", 2, "`70000` is no port"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -22,21 +22,22 @@ Object = dict[str, Any]
 _SCRIPT = Path(__file__).with_name("practice_podman.sh")
 _STORAGE = "var/lib/containers"
 _IMAGES = "/var/lib/practice"  # of that Debian's, for all hosts
+TOKEN = "ab" * 32  # Ray's, which the operator would create
 # Where podman 5.4 puts the groups of pods when it is told to write them itself.
 _GROUPS = "libpod_parent"
 
 
 def pods(manifests: Sequence[Object], lab: Lab) -> list[Object]:
-    """Return the pods of a server's first group, one for each host, in order.
+    """Return the pods of a workload, one for each host, in order.
 
-    What podman does not know is done to the text: fields of the pod and its node, devices, the
-    registry of a name without one.
+    What podman does not know is written into the text: fields of the pod, devices, the registry of
+    a name without one.
     """
     (made,) = [_MADE[each["kind"]](each, lab) for each in manifests if each["kind"] in _MADE]
     for pod, host in zip(made, lab.hosts, strict=True):
         pod["spec"]["hostNetwork"] = True
         for container in containers(pod["spec"]):
-            _settle(container, pod["metadata"], host)
+            _settle(container, host)
     return made
 
 
@@ -56,28 +57,56 @@ def _of_leader_worker_set(workload: Object, lab: Lab) -> list[Object]:
             "LWS_WORKER_INDEX": str(index),
         }
         for container in containers(template["spec"]):
-            ours = [{"name": each, "value": value} for each, value in told.items()]
-            container["env"] = [*ours, *container["env"]]
-        made.append(_pod(template, f"{first}-{index}" if index else first))
-    return _known(made, [leader], lab)
-
-
-def _known(made: list[Object], names: Sequence[str], lab: Lab) -> list[Object]:
-    """Do what the cluster's names do: all pods know the first ones by theirs."""
-    known = [
-        {"ip": host.ip, "hostnames": [name]} for name, host in zip(names, lab.hosts, strict=False)
-    ]
-    for pod in made:
-        pod["spec"]["hostAliases"] = known
+            container["env"] = [*_variables(told), *container["env"]]
+        made.append(_pod(template, f"{first}-{index}" if index else first, {leader: lab.hosts[0]}))
     return made
 
 
-_MADE = {"LeaderWorkerSet": _of_leader_worker_set}
+def _of_ray_job(workload: Object, lab: Lab) -> list[Object]:
+    """Do what KubeRay's operator does (1.7, controllers/ray/common/pod.go): it says how Ray starts,
+    gives all the same token, and lets workers wait for the head before their own containers start.
+    """
+    cluster, name = workload["spec"]["rayClusterSpec"], workload["metadata"]["name"]
+    head = f"{name}-head-svc.default.svc.cluster.local"
+    made = []
+    for index, group in enumerate([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]):
+        template, params = copy.deepcopy(group["template"]), dict(group["rayStartParams"])
+        port = cluster["headGroupSpec"]["rayStartParams"].get("port", "6379")
+        params |= {"address": f"{head}:{port}"} if index else {"dashboard-host": "0.0.0.0"}
+        options = " ".join(
+            f"--{key}" if value == "true" else f"--{key}={value}" for key, value in params.items()
+        )
+        told = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": TOKEN,
+            "RAY_ADDRESS": f"{head if index else '127.0.0.1'}:{port}",
+            "KUBERAY_GEN_RAY_START_CMD": f"ray start {'' if index else '--head '}--block {options}",
+            **({"FQ_RAY_IP": head} if index else {}),
+        }
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        container["env"] += _variables(told)
+        if index:
+            wait = f"until ray health-check --address {head}:{port}; do sleep 2; done"
+            own = {key: container[key] for key in ("image", "env", "volumeMounts")}
+            own = {"name": "wait-gcs-ready", **copy.deepcopy(own)}
+            spec["initContainers"] = [{**own, "command": ["/bin/bash", "-c", wait]}]
+        made.append(_pod(template, f"{name}-{index}", {head: lab.hosts[0]}))
+    return made
 
 
-def _pod(template: Object, name: str) -> Object:
+def _variables(values: Mapping[str, str]) -> list[Object]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+_MADE = {"LeaderWorkerSet": _of_leader_worker_set, "RayJob": _of_ray_job}
+
+
+def _pod(template: Object, name: str, names: Mapping[str, Host]) -> Object:
     metadata = {**template["metadata"], "name": name}
-    return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata}
+    known = [{"ip": host.ip, "hostnames": [called]} for called, host in names.items()]
+    spec = {**template["spec"], "hostAliases": known}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def containers(spec: Object) -> list[Object]:
@@ -85,19 +114,14 @@ def containers(spec: Object) -> list[Object]:
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
-def _settle(container: Object, metadata: Object, host: Host) -> None:
+def _settle(container: Object, host: Host) -> None:
     """Do to a container what the kubelet does on a host."""
-    fields = {
-        "status.podIP": host.ip,
-        "status.hostIP": host.ip,
-        "spec.nodeName": host.name,
-        "metadata.name": metadata["name"],
-        **{f"metadata.labels['{name}']": each for name, each in metadata["labels"].items()},
-    }
     for each in container["env"]:
         if "valueFrom" in each:
-            each["value"] = fields[each.pop("valueFrom")["fieldRef"]["fieldPath"]]
-    container["image"] = f"localhost/{container['image']}"
+            assert each.pop("valueFrom")["fieldRef"]["fieldPath"] == "status.podIP"
+            each["value"] = host.ip
+    if not container["image"].startswith("localhost/"):
+        container["image"] = f"localhost/{container['image']}"
     for limits in container.get("resources", {}).values():
         for device in [each for each in limits if "/" in each]:
             del limits[device]
@@ -125,11 +149,10 @@ def _argv(host: Host, *words: str) -> tuple[str, ...]:
     )
 
 
-def load(host: Host) -> None:
-    """Give podman the practice image, as `vlaunch lab up` has built it, on all hosts at once."""
-    archive = debian13.ROOT.parent / f"image-{image.key()}.tar"
+def load(host: Host, archive: Path, name: str) -> None:
+    """Give podman an image, on all hosts at once."""
     store = (f"--root={_IMAGES}", "--runroot=/run/practice")
-    argv = _argv(host, *store, "image", "inspect", "--format={{.Id}}", image.NAME)
+    argv = _argv(host, *store, "image", "inspect", "--format={{.Id}}", name)
     if machine.attempt(*argv).stdout.strip() != image.image_id(archive).removeprefix("sha256:"):
         with archive.open("rb") as file:
             machine.run(*_argv(host, *store, "load", "--quiet"), stdin=file, timeout=600)
@@ -141,24 +164,12 @@ def play(
     """Start a pod on a host with the ConfigMaps and Secrets beside it; ends when its containers
     have been started, or an init container has failed.
     """
-    for each in beside:
-        _folders(host, pod, each)
     # In the host's network podman gives a pod the names that the host knows, and no others.
     aliases = pod["spec"]["hostAliases"]
     known = [f"{each['ip']} {name}" for each in aliases for name in each["hostnames"]]
     (host.root / "run" / "names").write_text("\n".join(["127.0.0.1 localhost", *known, ""]))
     text = yaml.safe_dump_all([*beside, pod], sort_keys=False)
     return podman(host, "kube", "play", "-", stdin=text, timeout=timeout)
-
-
-def _folders(host: Host, pod: Object, config: Object) -> None:
-    """Make the folders of a ConfigMap's volume, which podman does not."""
-    for volume in pod["spec"]["volumes"]:
-        mounted = volume.get("configMap", {})
-        if mounted.get("name") == config["metadata"]["name"]:
-            data = host.root / _STORAGE / "storage/volumes" / mounted["name"] / "_data"
-            for item in mounted["items"]:
-                (data / item["path"]).parent.mkdir(parents=True, exist_ok=True)
 
 
 def end(host: Host) -> None:

@@ -1,32 +1,34 @@
-"""The gate that proves the network where no launcher looks on: what it refuses, and that
-all agree.
-"""
+"""The network check of exported pods: what it refuses, and what becomes of its process."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 import socket
+import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from launcher.export import programs
 from tests.payload.conftest import FOLDER
 
+GATE = FOLDER / "network_gate.py"
 
-@pytest.fixture(scope="module")
-def gate() -> Iterator[ModuleType]:
-    """The program, as it stands in a container: its neighbours are modules beside it."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import network_gate
 
-        yield network_gate
-    finally:
-        sys.path.remove(str(FOLDER))
+@pytest.fixture
+def gate(payload: SimpleNamespace) -> Iterator[ModuleType]:
+    """The module, with its neighbours beside it as in the archive."""
+    assert payload
+    yield importlib.import_module("network_gate")
+    for name in ("network_gate", "network_links"):
+        sys.modules.pop(name, None)
 
 
 RANK = {"rank": 0, "phase": "done", "ended": True, "error": ""}
@@ -51,13 +53,13 @@ DIRECT, RDMA, TCP = (LINK.format(f"NET/{each}") for each in ("IB/0/GDRDMA", "IB/
         ("rdma", RDMA, []),
         ("any", TCP, []),
         ("any", "", []),
-        ("gdrdma", DIRECT + RDMA, ["NET/IB on 1 links is worth `rdma`, and `gdrdma` is required"]),
-        ("rdma", TCP * 2, ["NET/Socket on 2 links is worth `any`, and `rdma` is required"]),
-        ("rdma", "", ["NCCL tells of no link between nodes, and the level must be rdma"]),
+        ("gdrdma", DIRECT + RDMA, ["NET/IB on 1 links reaches `rdma`, and `gdrdma` is required"]),
+        ("rdma", TCP * 2, ["NET/Socket on 2 links reaches `any`, and `rdma` is required"]),
+        ("rdma", "", ["NCCL's log names no link between nodes, and `rdma` is required"]),
         (
             "rdma",
             "NET/OFI Selected provider is tcp (found 1 nics)\n" + LINK.format("NET/OFI/0"),
-            ["NET/OFI on 1 links is worth `any`, and `rdma` is required"],
+            ["NET/OFI on 1 links reaches `any`, and `rdma` is required"],
         ),
     ],
 )
@@ -71,13 +73,13 @@ def test_every_link_must_reach_the_level(
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"error": "the deadline of 9 s came"}, "the probe: the deadline of 9 s came"),
+        ({"error": "the deadline of 9 s came"}, "the check: the deadline of 9 s came"),
         ({"ranks": [{**RANK, "ended": False, "error": ""}]}, "rank 0 in phase `done`: it did not"),
         ({"transfers": [{**PAIR, "error": "no end"}]}, "rank1 → rank0, local rank 0: no end"),
-        ({"transfers": [{**PAIR, "correct": False}]}, "what came is not what was sent"),
-        ({"collective": None}, "no rank came to the all_reduce"),
+        ({"transfers": [{**PAIR, "correct": False}]}, "received other bytes than were sent"),
+        ({"collective": None}, "no rank reached the all_reduce"),
         ({"collective": {"error": "not tried: bad"}}, "all_reduce: not tried: bad"),
-        ({"collective": {"error": "", "correct": False}}, "all_reduce: its result is wrong"),
+        ({"collective": {"error": "", "correct": False}}, "all_reduce: wrong result"),
     ],
 )
 def test_what_was_not_seen_is_not_proven(gate: ModuleType, part: dict[str, Any], said: str) -> None:
@@ -102,105 +104,122 @@ def test_the_figures_are_told(gate: ModuleType) -> None:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
+    """Return a port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def together(gate: ModuleType, wrong: list[str], *, words: list[str] | None = None) -> list[Any]:
-    """Let as many nodes agree as there are judgements; return what each hears of the others."""
-    port, found = free_port(), [None] * len(wrong)
-
-    def agree(rank: int) -> None:
-        word = (words or ["w"] * len(wrong))[rank]
-        found[rank] = gate.agree(rank, len(wrong), "127.0.0.1", port, word, wrong[rank], 2.0)
-
-    threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(len(wrong))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(20)
-    return found
+def options(rank: int, port: int, wait: float = 30) -> list[str]:
+    """Return the options of one of two pods."""
+    return [
+        *("--rank", str(rank), "--size", "2", "--master", "127.0.0.1", "--port", str(port)),
+        *("--nonce", "pair", "--ranks-per-node", "1", "--backend", "gloo", "--require", "any"),
+        *("--wait", f"{wait:g}", "--deadline", "30", "--"),
+    ]
 
 
-def test_all_pass_or_none(gate: ModuleType) -> None:
-    """Who is well hears of who is not: its server would wait for theirs for ever."""
-    assert together(gate, ["", "", ""]) == [[], [], []]
-    assert together(gate, ["", "slow", ""]) == [["rank 1: slow"], [], ["rank 1: slow"]]
-    assert together(gate, ["bad", ""]) == [[], ["rank 0: bad"]]
-    assert gate.agree(0, 1, "127.0.0.1", 1, "w", "") == []
+def start(program: list[str | Path], *words: str, **env: str) -> subprocess.Popen[str]:
+    """Start a check."""
+    return subprocess.Popen(
+        [sys.executable, *program, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(FOLDER), "VLLM_HOST_IP": "127.0.0.1", **env},
+    )
 
 
-def test_who_is_silent_fails_all(gate: ModuleType) -> None:
-    """And a node of another run is a stranger."""
-    first, stranger, _ = together(gate, ["", "", ""], words=["w", "x", "w"])
-
-    assert first == ["rank 1: it does not tell"]
-    assert "does not tell how the others judged" in stranger[0]
+def judged(wrong: list[str]) -> list[str | Path]:
+    """Return a program whose check measures nothing and judges so."""
+    return ["-c", f"import network_gate as gate; gate.check = lambda _: {wrong}; gate.main()"]
 
 
-def test_a_name_is_waited_for(gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of pods come later than the pods; one that never comes ends the gate."""
-    answers = iter([socket.gaierror("not yet"), [(0, 0, 0, "", ("10.0.0.1", 0))]])
+@pytest.mark.processes
+def test_a_passed_check_becomes_the_command() -> None:
+    """In the same process, with the usual signals."""
+    command = "echo $$; kill -PIPE $$; echo it lives"
+    with start(judged([]), *options(0, 1), "sh", "-c", command) as process:
+        out, _ = process.communicate(timeout=30)
 
-    def asked(*_: object, **__: object) -> Any:
+    assert out.splitlines() == [
+        "look network check of pod 0 of 2",
+        "PASS every link between the 2 pods reaches `any`",
+        str(process.pid),
+    ]
+    assert process.returncode == -signal.SIGPIPE
+
+
+@pytest.mark.processes
+def test_a_failed_check_waits() -> None:
+    """With the reason in its log, until the pod is deleted; the command is not started."""
+    with start(judged(["too slow"]), *options(0, 1), "echo", "started") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
+        rest, _ = process.communicate(timeout=30)
+
+    assert lines[1:] == [
+        "FAIL too slow\n",
+        "FAIL `echo` is not started; this log stays until the pod restarts\n",
+    ]
+    assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
+
+
+@pytest.mark.processes
+def test_an_archive_measures(tmp_path: Path) -> None:
+    """Two pods find each other; their ranks fail, for this torch is none, and both say why."""
+    archive, port = tmp_path / "network.pyz", free_port()
+    archive.write_bytes(programs.network())
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    env = {"PYTHONPATH": str(tmp_path)}
+    pods = [start([archive], *options(rank, port), "echo", "started", **env) for rank in (0, 1)]
+    for rank, process in enumerate(pods):
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        while lines[-1] and "is not started" not in lines[-1]:
+            lines.append(process.stdout.readline())
+        assert f"FAIL rank {rank} in phase `importing torch`: " in "".join(lines)
+        assert "no torch here" in "".join(lines)
+    for process in pods:
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.processes
+def test_a_pod_that_is_deleted_meanwhile_ends(tmp_path: Path) -> None:
+    """At once, without a verdict."""
+    (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
+    path = f"{FOLDER}:{tmp_path}"
+    with start([GATE], *options(0, free_port()), "echo", "started", PYTHONPATH=path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(1)
+        process.terminate()
+        rest, _ = process.communicate(timeout=30)
+
+    assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
+
+
+def test_a_name_is_looked_up_at_each_attempt(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of pods come later than the pods; one that never comes ends the check."""
+    answers = iter([socket.gaierror(-2, "Name or service not known"), "connected"])
+
+    def connect(*_: object, **__: object) -> str:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(gate.socket, "getaddrinfo", asked)
-    monkeypatch.setattr(gate, "PAUSE", 0.0)
-    assert gate.look_up("pair-0.pair", 5.0) == "10.0.0.1"
-    answers = iter([socket.gaierror("never")])
-    with pytest.raises(OSError, match="pair-0 has no address after 0 s: never"):
-        gate.look_up("pair-0", 0.0)
-
-
-ARGV = ["gate", "--rank", "1", "--size", "2", "--master", "pair-0", "--require", "any"]
-MET = ["--met", "29501,8000", "--", "--port", "1", "--nonce", "w", "--reach", "1"]
-
-
-def test_who_comes_late_passes_and_says_so(
-    gate: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In its output, and where the kubelet looks; where there is no kubelet, no file is made."""
-
-    def late(*_: object) -> None:
-        raise gate.network_late.Late("somebody is past his")
-
-    monkeypatch.setattr(gate, "measure", late)
-    monkeypatch.setattr(gate, "MESSAGE", str(tmp_path / "message"))
-    monkeypatch.setattr(gate.sys, "argv", [*ARGV, *MET])
-    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.2")
-    assert gate.main() == 0
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "message").touch()
-    assert gate.main() == 0
-
-    said = (tmp_path / "message").read_text()
-    assert said.startswith("the others are past their gates: somebody is past his\n")
-    assert "NOT proven again" in said
-    assert [f"LATE {line}" in capsys.readouterr().out for line in said.splitlines()[:1]] == [True]
-
-
-def test_a_first_node_that_moves_is_followed(
-    gate: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The probe begins again, at its new address."""
-    places, tried = iter(["10.0.0.7", "10.0.0.8"]), []
-
-    def probe(_args: object, _own: str, master: str, look: Any) -> str:
-        tried.append(master)
-        look.moved = master == "10.0.0.7"
-        return '{"pair_logs": {}, "log": "told"}'
-
-    monkeypatch.setattr(gate, "look_up", lambda *_: next(places))
-    monkeypatch.setattr(gate, "probe", probe)
-
-    assert gate.measure(gate.parsed([*ARGV, *MET][1:]), "10.0.0.2")[1] == "told"
-    assert tried == ["10.0.0.7", "10.0.0.8"]
+    monkeypatch.setattr(payload.start.socket, "create_connection", connect)
+    monkeypatch.setattr(payload.start, "PAUSE", 0.0)
+    assert payload.start.knock("pair-0.pair", 1, 5.0) == "connected"
+    answers = iter([socket.gaierror(-2, "Name or service not known")] * 100_000)
+    with pytest.raises(payload.start.Unmet, match=r"pair-0\.pair:1 within 0 s: name or service"):
+        payload.start.knock("pair-0.pair", 1, 0.1)

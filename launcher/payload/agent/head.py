@@ -20,7 +20,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from . import process, state
-from .alive import alive, answered
 from .answer import complete
 from .api import Refused, Where, api, capacity, ray, read_counters, say, until
 from .talk import chat
@@ -38,7 +37,7 @@ _COUNTED = re.compile(
     re.M,
 )
 # verbs whose error is the exit code, too
-_ENDS = ("submit", "stop", "answered", "alive")
+_ENDS = ("submit", "stop")
 
 
 def nodes(args: argparse.Namespace) -> object:
@@ -290,8 +289,6 @@ VERBS = {
     "server": server,
     "metrics": metrics,
     "complete": complete,
-    "answered": answered,
-    "alive": alive,
     "chat": chat,
 }
 

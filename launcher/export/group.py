@@ -1,0 +1,205 @@
+"""A server as the pods of a group run it: the request, placement and processes of `serve`, with the
+controller's variables in the place of addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher.errors import RequestError
+from launcher.export.target import Target
+from launcher.model import Inventory, Node, RaySettings
+from launcher.payload.agent.desired import Desired, Policy
+from launcher.plan import wanted
+from launcher.plan.request import Request
+from launcher.site import Site
+from launcher.state.snapshot import ClusterSnapshot
+
+Object = dict[str, Any]
+# Every pod network calls a pod's interface so, whatever the host's NIC is called.
+POD_INTERFACE = "eth0"
+# Variables that controllers set in pods: LeaderWorkerSet 0.10 (pkg/utils/pod/pod_utils.go), and in
+# all but the head KubeRay 1.7 (controllers/ray/common/pod.go).
+LWS_LEADER, LWS_INDEX, RAY_HEAD = "$LWS_LEADER_ADDRESS", "$LWS_WORKER_INDEX", "$FQ_RAY_IP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A server in pods: `inventory` as the pods see it, `original` as it is written."""
+
+    original: Inventory
+    inventory: Inventory
+    request: Request
+    desired: Desired
+    target: Target
+    batch: bool = False  # the pods run a batch job
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes with ranks, the one where ranks meet first."""
+        return tuple(self.request.nodes_with_ranks(self.inventory))
+
+    @property
+    def size(self) -> int:
+        """The number of pods."""
+        return len(self.nodes)
+
+    @property
+    def shares(self) -> Mapping[str, int]:
+        """The number of GPUs of each node's pod."""
+        return dict(self.request.placement.nodes)
+
+    @property
+    def gated(self) -> bool:
+        """True when the pods check the network first."""
+        return self.target.gate and self.request.placement.networked
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The names of the secrets that pods read."""
+        return tuple(sorted(self.original.secrets))
+
+
+def group(inventory: Inventory, request: Request, policy: Policy, target: Target) -> Group:
+    """Return a server as pods run it.
+
+    Raises RequestError for what cannot be written for Kubernetes, all of it at once.
+    """
+    _refuse(inventory, request, target)
+    # a Service forwards to the pod's address
+    request = replace(request, host="0.0.0.0")  # noqa: S104
+    seen = _as_pods(inventory, request, target)
+    if request.backend == "mp":
+        seen = replace(seen, ray=RaySettings(version="none"))
+    else:
+        ranks = request.nodes_with_ranks(seen)
+        heads = tuple(replace(node, head=node is ranks[0]) for node in ranks)
+        seen = replace(seen, nodes=heads)
+    if target.rdma_resource is None and not inventory.privileged:
+        # Ranks that meet inside a node need neither the devices nor a right to them.
+        seen = replace(seen, fabric="ethernet")
+    snapshot = ClusterSnapshot(site=Site(seen))
+    return Group(
+        original=inventory,
+        inventory=seen,
+        request=request,
+        desired=wanted.desired(snapshot, request, asked=0.0, policy=policy),
+        target=target,
+    )
+
+
+def _as_pods(inventory: Inventory, request: Request, target: Target) -> Inventory:
+    """Return the inventory as pods see it: the first one by its name, in the pod network with its
+    interface and what is equal on all nodes; a volume is mounted at the first one's `hf_home`.
+    """
+    leader = LWS_LEADER if target.kind == "lws" else RAY_HEAD
+    nodes = request.nodes_with_ranks(inventory)
+    home, common = nodes[0].hf_home, _common_env(nodes)
+
+    def seen(node: Node) -> Node:
+        own = replace(node, ip=leader, state_dir=None, cache_dir=None)
+        if target.model_volume is not None:
+            own = replace(own, hf_home=home)
+        if target.host_network:
+            return own
+        return replace(own, interface=POD_INTERFACE, hca=(), env=common)
+
+    return replace(inventory, nodes=tuple(seen(node) for node in inventory.nodes))
+
+
+def _common_env(nodes: Sequence[Node]) -> Mapping[str, str]:
+    """Return the variables that are equal on all nodes."""
+    variables = [set(node.env.items()) for node in nodes]
+    return dict(sorted(set.intersection(*variables)))
+
+
+def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
+    mistakes = [*_of_server(inventory, request, target), *_of_nodes(inventory, request, target)]
+    if mistakes:
+        raise RequestError(
+            "this server cannot be written for Kubernetes",
+            evidence=[wrong for wrong, _ in mistakes],
+            hint="\n".join(dict.fromkeys(hint for _, hint in mistakes)),
+        )
+
+
+def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the request, each with a fix."""
+    named = target.rdma_resource is not None or inventory.privileged
+    if inventory.fabric != "ethernet" and request.placement.networked and not named:
+        yield (
+            f"`fabric: {inventory.fabric}`: a pod gets RDMA devices as a resource of its node; only"
+            " mounted, the device cgroup closes them, and NCCL silently takes TCP",
+            "name it: `--rdma-resource NAME` (such as rdma/ib, rdma/rdma_shared_device_a, rdma/hca;"
+            " `kubectl describe node NODE` shows it), or `privileged: true` in the inventory",
+        )
+    if request.balancing != "internal":
+        yield (
+            f"{request.balancing} load balancing: each replica would need its own Service",
+            "leave out the --data-parallel-…-lb option, or export a server per node",
+        )
+    if request.backend == "ray" and request.placement.dp > 1:
+        yield (
+            "Ray places replicas by addresses, and pods have none before they run",
+            "leave them to vLLM itself: `--kind lws`",
+        )
+
+
+def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
+    """Yield what one template cannot say of several nodes, each with a fix."""
+    nodes, shares = request.nodes_with_ranks(inventory), dict(request.placement.nodes)
+    homes = sorted({node.hf_home for node in nodes})
+    if len(homes) > 1 and target.model_volume is None:
+        yield (
+            f"`hf_home` differs between nodes: {', '.join(homes)}",
+            "give the pods one volume: `--model-volume pvc:NAME` or `hostPath:/PATH`",
+        )
+    # KubeRay has a template for each node.
+    alike = nodes[1:] if target.kind == "lws" else []
+    if len({shares[node.name] for node in alike}) > 1:
+        yield (
+            "the nodes behind the first one take different numbers of GPUs",
+            "name a split that is equal on them: `--tp N --pp N`",
+        )
+    keys = ("env", "interface", "hca") if target.host_network else ()
+    different = [key for key in keys if len({str(getattr(node, key)) for node in alike}) > 1]
+    if different:
+        yield (
+            f"the nodes behind the first one differ in {', '.join(different)}, and their pods come"
+            " from one template",
+            "leave out --host-network: in the pod network interfaces are called alike",
+        )
+
+
+def left_out(group: Group) -> list[str]:
+    """Return what of the inventory the manifests do not say."""
+    inventory = group.original
+    nodes = [node for node in inventory.nodes if node.name in group.shares]
+    lines = ["addresses and logins of nodes, `docker:`, `state_dir:`, `cache_dir:`"]
+    if not group.target.host_network and any(node.interface or node.hca for node in nodes):
+        lines.append(
+            f"`interface` and `hca`: pods use {POD_INTERFACE} and the devices of their resource"
+            " (--host-network keeps them)"
+        )
+    env = {name for node in nodes for name in node.env} - set(_common_env(nodes))
+    if env and not group.target.host_network:
+        lines.append(f"`env:` that differs between nodes: {', '.join(sorted(env))}")
+    given = {
+        "gpus": any(node.gpu_ids for node in nodes),
+        "ulimits": inventory.ulimits,
+        "devices": inventory.devices and not inventory.privileged,
+        "logging": inventory.logging.driver or inventory.logging.options,
+        "bind": inventory.serve.bind not in ("0.0.0.0", "::"),  # noqa: S104 - compared, not bound
+    }
+    return lines + [f"`{key}:`: {_INSTEAD[key]}" for key, value in given.items() if value]
+
+
+_INSTEAD = {
+    "gpus": "a device plugin chooses the GPUs",
+    "ulimits": "a pod has none",
+    "devices": "they need a device plugin",
+    "logging": "the kubelet rotates logs",
+    "bind": "the server listens on its pod's address",
+}
