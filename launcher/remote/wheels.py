@@ -239,11 +239,12 @@ def _failure(
     lines = [line.strip() for line in error.stdout.splitlines() if line.strip()]
     evidence = [line for line in lines if not line.startswith(("warning:", "Using "))][-8:]
     where = f"for Python {image.python} on {image.machine}"
-    platform = f"manylinux_2_28_{image.machine} --platform manylinux2014_{image.machine}"
+    tags = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+    platforms = " ".join(f"--platform {tag}_{image.machine}" for tag in tags)
     air_gapped = (
         "vlaunch uses this machine's pip configuration; without an index, run on a machine that"
         " has one\n`pip download --only-binary :all:"
-        f" --python-version {_release(image)} --platform {platform} --dest wheels '{request}'`,\n"
+        f" --python-version {_release(image)} {platforms} --dest wheels '{request}'`,\n"
         "copy the folder here, and set `PIP_FIND_LINKS` to it and `PIP_NO_INDEX=1`"
     )
     if "No solution found" in error.stdout:

@@ -180,6 +180,7 @@ def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) 
     assert "there is no version of ray" in "".join(caught.value.evidence)
     assert "PIP_FIND_LINKS" in caught.value.hint
     assert "--python-version 3.99.1" in caught.value.hint
+    assert "--platform manylinux_2_17_x86_64" in caught.value.hint
 
 
 def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
