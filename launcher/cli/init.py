@@ -227,7 +227,8 @@ def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bo
         ) from None
     for warning in found.warnings:
         to.show(Event(kind="warning", stage="look", text=warning, state="warn"))
-    what = f"cluster {found.cluster}, {len(found.nodes)} hosts, {found.accelerator}, {found.fabric}"
+    hosts = f"{len(found.nodes)} host{'s' * (len(found.nodes) > 1)}"
+    what = f"cluster {found.cluster}, {hosts}, {found.accelerator}, {found.fabric}"
     if stdout:
         to.show(Event(kind="done", text=what, state="ok"))
         return text

@@ -163,6 +163,17 @@ CASES = (
 
 UNKNOWN = (
     (
+        Case(
+            id="sudo",
+            red={},
+            text="",
+            fix="",
+            more="docker: [sudo, -n, docker]\n" + ROCE,
+            facts={"gpu02": {"docker_version": None, "late": frozenset({"docker"})}},
+        ),
+        "sudo was not done in time",
+    ),
+    (
         Case(id="time-skew", red={}, text="", fix="", survey={"gpu01": {"skew": None}}),
         "its clock was not read",
     ),
