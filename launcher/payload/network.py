@@ -365,9 +365,6 @@ def parsed(argv: list[str]) -> argparse.Namespace:
         "--window", type=float, default=120.0, help="seconds after that for all ranks to meet"
     )
     parser.add_argument("--pair-timeout", type=float, default=20.0)
-    parser.add_argument(
-        "--max-bytes", type=int, default=0, help="0: 256 MiB for nccl, 64 MiB for gloo"
-    )
     parser.add_argument("--nonce", required=True)
     parser.add_argument(
         "--child",

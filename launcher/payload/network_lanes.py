@@ -113,11 +113,11 @@ def gloo_devices(ip: str) -> list[dict[str, str]]:
     return [{"interface": name} for name in wanted] or [{"hostname": ip}]
 
 
-def limit(backend: str, asked: int, free: int, ranks: int) -> int:
-    """Bytes of the largest transfer, a power of two: at most what was asked (0: LIMITS) and an
-    eighth of a rank's memory.
+def limit(backend: str, free: int, ranks: int) -> int:
+    """Return the bytes of the largest transfer, a power of two: at most LIMITS, and an eighth of
+    a rank's memory.
     """
-    most = min(asked or LIMITS[backend], free // 8 // ranks)
+    most = min(LIMITS[backend], free // 8 // ranks)
     return 1 << max(3, most.bit_length() - 1)
 
 

@@ -85,7 +85,7 @@ class Rank:
         self.torch = load(self.args.backend, self.local)
         self.told.say(facts=facts(self.torch, self.args.backend, self.local))
         free = memory(self.torch, self.args.backend)
-        self.most = network_lanes.limit(self.args.backend, self.args.max_bytes, free, self.per_node)
+        self.most = network_lanes.limit(self.args.backend, free, self.per_node)
         where = f"rendezvous at {self.args.master}:{self.args.port}"
         self.told.say(phase=f"first use of {self.args.backend} on this node")
         self.warm_up(max(SLACK, began + self.args.torch - 2 * SLACK - time.monotonic()))

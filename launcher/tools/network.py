@@ -129,48 +129,30 @@ def probe(
     nonce: str,
     deadline: float = 120.0,
     pair_timeout: float = 20.0,
-    max_bytes: int = 0,
 ) -> Argv:
     """Build the probe's command line for one node; started on all nodes at the same time, its
     standard input held open.
 
     `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at
-    `master`, its address. `deadline` and `pair_timeout` are seconds; `max_bytes` 0 leaves the size
-    to the probe.
+    `master`, its address. `deadline` and `pair_timeout` are seconds.
     """
-    return (
-        "python3",
-        "-B",
-        "/opt/vlaunch/network.py",
-        "--node",
-        node,
-        "--node-rank",
-        str(node_rank),
-        "--nodes",
-        ",".join(f"{name}={ip}" for name, ip in nodes.items()),
-        "--ranks-per-node",
-        str(ranks_per_node),
-        "--master",
-        master,
-        "--port",
-        str(port),
-        "--backend",
-        backend,
-        "--deadline",
-        f"{deadline:g}",
-        "--reach",
-        f"{REACH:g}",
-        "--torch",
-        f"{TORCH:g}",
-        "--window",
-        f"{WINDOW:g}",
-        "--pair-timeout",
-        f"{pair_timeout:g}",
-        "--max-bytes",
-        str(max_bytes),
-        "--nonce",
-        nonce,
-    )
+    options = {
+        "node": node,
+        "node-rank": node_rank,
+        "nodes": ",".join(f"{name}={ip}" for name, ip in nodes.items()),
+        "ranks-per-node": ranks_per_node,
+        "master": master,
+        "port": port,
+        "backend": backend,
+        "deadline": f"{deadline:g}",
+        "reach": f"{REACH:g}",
+        "torch": f"{TORCH:g}",
+        "window": f"{WINDOW:g}",
+        "pair-timeout": f"{pair_timeout:g}",
+        "nonce": nonce,
+    }
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return ("python3", "-B", "/opt/vlaunch/network.py", *words)
 
 
 def parse_report(answer: Answer) -> Report:

@@ -61,13 +61,7 @@ def test_the_probe_understands_its_command_line() -> None:
         "word",
     )
     assert (args.reach, args.torch) == (60, 180)
-    assert (args.deadline, args.window, args.pair_timeout, args.max_bytes, args.child) == (
-        90,
-        120,
-        12.5,
-        0,
-        None,
-    )
+    assert (args.deadline, args.window, args.pair_timeout, args.child) == (90, 120, 12.5, None)
 
 
 def test_a_healthy_cluster_is_read_whole() -> None:
