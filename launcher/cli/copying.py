@@ -42,8 +42,8 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a node's program runs, the folder that it copies, and, for images, what Docker is asked
-    to do with it (`chain.load`).
+    """One node's place in a copy: its program, its folder, and, for images, what Docker is asked to
+    do with the folder's files (`chain.load`).
     """
 
     where: Where

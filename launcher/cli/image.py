@@ -1,6 +1,4 @@
-"""`vlaunch image`: which images lie on which nodes, whether they are the same, and how to bring one
-everywhere.
-"""
+"""`vlaunch image`: list images; copy and pull are in a module of their own."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def image() -> None:
     path=True,
     shows="none",
     flags=[options.JSON],
-    short_help="which images are where, and which of one name are not the same",
+    short_help="List the images of all nodes, and those that differ",
 )
 @NODE
 def list_(call: Call, nodes: tuple[str, ...]) -> int:

@@ -57,7 +57,7 @@ def _transfer(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command(
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON],
-    short_help="Copy an image to all nodes, from a node that has it or from this machine",
+    short_help="Copy an image from a node or this machine to all nodes",
 )
 @click.argument("image", required=False)
 @click.option("--from", "source", metavar="NODE", help="Copy from this node.")

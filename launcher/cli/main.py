@@ -76,12 +76,12 @@ COMMANDS = {
     "model": (
         "launcher.cli.model",
         "model",
-        "models on the nodes: what is where; bring one everywhere",
+        "list, download, copy and remove models",
     ),
     "image": (
         "launcher.cli.image",
         "image",
-        "images on the nodes: what is where; bring one everywhere, without a registry",
+        "list, pull and copy images",
     ),
     "secrets": (
         "launcher.cli.secrets",

@@ -1,6 +1,4 @@
-"""`vlaunch model`: which models lie on which nodes, whether they are whole, and how to bring one
-everywhere.
-"""
+"""`vlaunch model`: list and remove models; copy and download are in modules of their own."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ NODE = click.option(
 
 @click.group()
 def model() -> None:
-    """Show which models lie on which nodes, compare them, bring one to all nodes, or remove it.
+    """List, download, copy and remove models of the nodes.
 
     A model is a name such as Qwen/Qwen3-8B, which is looked for in each node's Hugging Face cache
     (`hf_home`), or the path of a folder as containers see it.
@@ -49,7 +47,7 @@ def model() -> None:
     path=True,
     shows="none",
     flags=[options.JSON],
-    short_help="what is where, whole or in part, how large, and when it was used",
+    short_help="List the models of all nodes: size, complete or not, last use",
 )
 @NODE
 def list_(call: Call, nodes: tuple[str, ...]) -> int:
@@ -94,7 +92,7 @@ def _as_json(cluster: str, seen: Mapping[str, Seen], remarks: Sequence[str]) -> 
 @command(
     under=model,
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON],
-    short_help="remove a model from the nodes",
+    short_help="Remove a model from the nodes",
 )
 @click.argument("name", metavar="MODEL")
 @NODE

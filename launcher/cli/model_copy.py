@@ -70,7 +70,7 @@ def transfer(function: F) -> F:
 
 @command(
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON],
-    short_help="Copy a model to all nodes, from a node that has it or from this machine",
+    short_help="Copy a model from a node or this machine to all nodes",
 )
 @click.argument("name", metavar="MODEL|PATH")
 @click.option("--from", "source", metavar="NODE", help="Copy from this node.")

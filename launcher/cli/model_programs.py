@@ -1,6 +1,4 @@
-"""What the commands about models have in common: the program of each node, what it is asked, and
-what comes back.
-"""
+"""Node programs of the commands about models: requests to all nodes, and their answers."""
 
 from __future__ import annotations
 
@@ -40,9 +38,8 @@ def check_path(inventory: Inventory, model: str) -> None:
 
 
 class Programs:
-    """Where the program of each reached node runs: in a throw-away container of the cluster's
-    image, so that files belong to whom containers are, or, where the image is not there, with the
-    node's own Python.
+    """The program of each reached node. It runs in a throw-away container of the cluster's image,
+    so that files get the owner that containers have; without the image, in the node's own Python.
     """
 
     def __init__(self, session: Session, nodes: Sequence[Node] | None = None) -> None:

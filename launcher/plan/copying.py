@@ -1,5 +1,5 @@
-"""Who gets which files of a model from whom: decided from what the nodes have, before anything is
-written.
+"""Plan of a copy of a model: source, order and missing files, decided from what the nodes have
+before anything is written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Copying:
 
     @property
     def label(self) -> str:
-        """What the copy is written down as on the nodes."""
+        """The name of the copy's record on the nodes."""
         return self.revision or "files"
 
 
@@ -223,7 +223,7 @@ def _same(source: Revision, target: tuple[Model, Revision] | None) -> bool:
 
 
 def _marks(rows: Sequence[File]) -> set[tuple[str, int, int]]:
-    """What tells files apart: a blob's name is its digest, of others the time of change counts."""
+    """Return keys of files: a blob's name is its digest, of others the time of change counts."""
     return {(each.name, each.size, 0 if each.sum else each.mtime) for each in rows}
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a copy, how each is reached, and how it is doing."""
+"""Members of a copy: their programs, their connections and their progress."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Part:
 
 @dataclass(kw_only=True)
 class Member:
-    """How a node is doing. `failed` says why it takes part no more; `shared` names the node whose
-    file system it sees; `cpu` is the seconds of processors that its program took in all, `start`
-    those until the copy began.
+    """Progress of a node. `failed` is the reason why it left the copy; `shared` names the node with
+    the same file system; `cpu` is the CPU time of its program in seconds, `start` that until the
+    copy began.
     """
 
     held: Held
@@ -72,7 +72,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """What came of a copy: seconds, and by node what it received, and why it failed."""
+    """Result of a copy: its seconds, and each node's progress or reason of failure."""
 
     seconds: float
     members: Mapping[str, Member]
@@ -85,8 +85,8 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Connections:
-    """How programs are started and reached; `tunnel` returns a local port that leads to a port of a
-    node. `check` raises when the copy must not go on.
+    """Functions that start and reach programs; `tunnel` returns a local port that leads to a port
+    of a node. `check` raises when the copy must not go on.
     """
 
     hold: Callable[[Command], Held]

@@ -124,7 +124,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a node has, and how much room there is, in bytes."""
+    """Models of a node, and the free bytes of its disk."""
 
     models: tuple[Model, ...]
     free: Whole
@@ -132,7 +132,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """What a hub says of a model's revision: its commit; each file's name, bytes and digest."""
+    """A revision as the hub lists it: its commit; each file's name, bytes and digest."""
 
     revision: Annotated[str, decode.matches("[0-9a-f]{40}")]
     files: tuple[tuple[str, Whole, str], ...]
@@ -148,7 +148,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What the program sees of a node: paths as containers see them, or as the node itself does."""
+    """Command of a node's program, and the paths that it sees: a container's, or the node's own."""
 
     argv: Argv
     mounts: tuple[Mount, ...] = field(default=())

@@ -1,4 +1,4 @@
-"""What we ask a node about all images that its Docker has, how it keeps them, and what it says."""
+"""Images of a node's Docker and the space for more: the query, and the parser of its answer."""
 
 from __future__ import annotations
 

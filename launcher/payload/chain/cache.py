@@ -1,5 +1,4 @@
-"""What a copy leaves in the page cache: the files of a model are larger than what nodes have there
-that others need.
+"""Page cache of a node during a copy: files of a model would displace all that others need.
 
 Linux forgets pages that are on the disk when it is told so, and begins to write those that are not.
 """

@@ -25,7 +25,7 @@ _WORKERS = 4  # files at a time: as many begin anew after an interruption
 
 
 class NotFetched(Exception):
-    """What the hub, or the way to it, refused."""
+    """The hub, or the way to it, refused a request."""
 
 
 def resolve(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is copied: files below a folder, cut into chunks that are numbered through.
+"""Files of a copy: names below a folder, cut into chunks that are numbered consecutively.
 
 Names come from another machine, and none may lead out of the folder.
 """

@@ -1,4 +1,4 @@
-"""What models a node has, whole or in part, and how much room there is."""
+"""Models of a node, complete or not, and the free space of its disk."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What was copied and compared before, kept beside the files: nobody reads 700 GB again to know
-that nothing has changed.
+"""Records of earlier copies, kept beside the files, so that unchanged files are not read again.
 
 A file counts as unchanged while its size, its times of change and its inode are what they were.
 """

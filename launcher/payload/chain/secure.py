@@ -21,7 +21,7 @@ _BLOCK = 2**18  # bytes that go to and come from the kernel at once
 
 
 class Cipher:
-    """What wraps the connections of a copy: nothing where no certificate was given.
+    """TLS for the connections of a copy; without a certificate, they stay as they are.
 
     Raises OSError (ssl.SSLError) for a certificate that is none.
     """

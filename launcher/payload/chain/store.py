@@ -1,5 +1,5 @@
-"""What one node has of a copy: the state of each chunk, its bytes on the disk, and what is needed
-to go on after an interruption.
+"""Chunks of a copy on one node: their states, their bytes on the disk, and a journal with which an
+interrupted copy continues.
 
 Chunks are written into parts below `.vlaunch`, and a journal names those that were. What it names,
 and what lay there before, counts only once it has been compared with the source's digest.

@@ -43,7 +43,7 @@ class WrongBytes(OSError):
 
 
 class Upstream:
-    """Who is before this node, the nearest first, and who of them can be asked."""
+    """The nodes before this one, the nearest first; those that failed are skipped for a while."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell

@@ -1,4 +1,4 @@
-"""What two nodes say to each other: a proof by both that they know the run's key, then chunks.
+"""Protocol between two nodes: a proof by both that they know the copy's key, then chunks.
 
 ```text
 server → client   32 random bytes
@@ -71,8 +71,8 @@ def receive(sock: Connection, view: memoryview) -> None:
 
 
 class Incoming:
-    """What comes over a connection: heads are small and many, and are taken from the kernel many at
-    a time. Raises OSError.
+    """Buffered reader of a connection: heads are small, so many are read from the kernel at a time.
+    Raises OSError.
     """
 
     def __init__(self, sock: Connection) -> None:
