@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
+from statistics import median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from launcher.checks.network import transport
-from launcher.checks.network.shape import Measurement, Verdict
+from launcher.checks.network.shape import Cell, Measurement, Verdict
 from launcher.model import Level
 from launcher.tools import expectations_read
 from launcher.tools.network import Collective, RankReport, Report
@@ -431,3 +435,34 @@ def test_auto_can_be_asked_against_the_inventory() -> None:
         ]
         == "rdma"
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(2, 5).flatmap(
+        lambda nodes: st.lists(
+            st.sampled_from([None, 1e8, 3e8, 6e8, 1e9, 2e9, 1e10]),
+            min_size=nodes * (nodes - 1),
+            max_size=nodes * (nodes - 1),
+        )
+    )
+)
+def test_a_direction_is_compared_with_the_median_of_the_other_pairs(
+    rates: list[float | None],
+) -> None:
+    """The way back is no other pair; of two nodes it is all there is, and only warns."""
+    nodes = range(next(n for n in range(2, 6) if n * (n - 1) == len(rates)))
+    cells = [
+        Cell(source=str(a), target=str(b), status="pass", bandwidth=rate)
+        for (a, b), rate in zip(permutations(nodes, 2), rates, strict=True)
+    ]
+    for cell, compared in zip(cells, transport._outliers(cells), strict=True):
+        ends = {cell.source, cell.target}
+        others = [c.bandwidth for c in cells if {c.source, c.target} != ends and c.bandwidth]
+        back = [c.bandwidth for c in cells if c.target == cell.source and c.source == cell.target]
+        usual = median(others) if others else back[0] or 0.0
+        expected = "pass"
+        if cell.bandwidth is not None and cell.bandwidth < usual / 2:
+            expected = "fail" if others and cell.bandwidth < usual / 4 else "warn"
+
+        assert compared.status == expected
