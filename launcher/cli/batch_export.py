@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from launcher.cli import export_pods
 
 if TYPE_CHECKING:
     from launcher.model import Inventory
@@ -33,7 +32,7 @@ def show(inventory: Inventory, asked: Request, pods: dict[str, Any]) -> None:
     from launcher.export import kuberay_batch
     from launcher.export.target import Target, object_name
 
-    inventory = export_pods.with_image(inventory, pods.pop("image"))
+    inventory = replace(inventory, image=pods.pop("image") or inventory.image)
     target = Target(name=object_name(asked.job.name), kind="kuberay", **pods)
     group = kuberay_batch.group(inventory, asked, target)
     click.echo(kuberay_batch.manifests(group, asked).text, nl=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,7 +68,8 @@ def kubernetes(
     from launcher.export.target import Target, object_name
 
     pods = export_pods.taken(said)
-    inventory = export_pods.with_image(session.read(None, named), pods.pop("image"))
+    inventory, image = session.read(None, named), pods.pop("image")
+    inventory = replace(inventory, image=image or inventory.image)
     if args and not args[0].startswith("-"):
         raise click.UsageError(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"

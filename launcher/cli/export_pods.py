@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from launcher.model import Inventory
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = ("namespace", "image", "rdma_resource", "model_volume", "host_network", "memory", "cpus")
@@ -69,8 +65,3 @@ def _read(_: click.Context, parameter: click.Parameter, text: str | None) -> obj
 def taken(said: dict[str, Any]) -> dict[str, Any]:
     """Take the values of these flags out of a command line's."""
     return {name: said.pop(name) for name in NAMES}
-
-
-def with_image(inventory: Inventory, image: str | None) -> Inventory:
-    """Return the inventory with the image that is named instead of its own."""
-    return inventory if image is None else replace(inventory, image=image)

@@ -117,7 +117,7 @@ def _closed(inventory: Inventory) -> Iterator[PortRule]:
 def nft(filter: Filter) -> str:
     """Return a file for `nft -f`: one table of its own, replaced as a whole."""
     table = f"inet vlaunch_{re.sub(r'[^a-z0-9]', '_', filter.cluster)}"
-    how = (f"load it on every node: nft -f FILE; take it away: nft delete table {table}",)
+    how = f"load it on every node: nft -f FILE; take it away: nft delete table {table}"
     lines = [
         "#!/usr/sbin/nft -f",
         *_said(filter, how),
@@ -155,12 +155,7 @@ def iptables(filter: Filter) -> str:
     first in INPUT.
     """
     chain = _chain(filter.cluster)
-    how = (
-        (
-            f"run it as root on every node; take it away: iptables -D INPUT -j {chain}; the same"
-            " with ip6tables"
-        ),
-    )
+    how = f"run it as root on every node; take it away: ip(6)tables -D INPUT -j {chain}"
     lines = ["#!/bin/sh", *_said(filter, how), "set -eu"]
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
@@ -188,12 +183,7 @@ def iptables(filter: Filter) -> str:
 
 def ufw(filter: Filter) -> str:
     """Return `ufw` commands; its first rule that matches counts, so what is open comes first."""
-    how = (
-        (
-            "run them as root on every node; take a rule away: the same line with `delete` behind"
-            " `ufw`"
-        ),
-    )
+    how = "run them as root on every node; take one away: `ufw delete` instead of `ufw`"
     lines = [
         "#!/bin/sh",
         *_said(filter, how),
@@ -211,24 +201,16 @@ def ufw(filter: Filter) -> str:
 FORMATS: Mapping[str, Callable[[Filter], str]] = {"nft": nft, "iptables": iptables, "ufw": ufw}
 
 
-def _said(filter: Filter, how: tuple[str, ...]) -> list[str]:
-    text = (
-        f"Cluster {filter.cluster}, nodes {', '.join(filter.nodes)}. The same on every node.",
-        *how,
-        (
-            "Between the nodes everything is open, for ranks take ports that the kernel chooses."
-            " From elsewhere only SSH, and the"
-        ),
-        (
-            "endpoint if it is bound to more than loopback. Other services of the nodes are left as"
-            " they are."
-        ),
-        (
-            "Nodes are known by the inventory's `ip`: traffic between them that comes from other"
-            " addresses is dropped."
-        ),
-    )
-    return [f"# {line}" for line in text]
+def _said(filter: Filter, how: str) -> list[str]:
+    nodes = ", ".join(filter.nodes)
+    return [
+        f"# Cluster {filter.cluster}, nodes {nodes}. The same on every node.",
+        f"# {how}",
+        "# Between the nodes everything is open, for ranks take ports that the kernel chooses.",
+        "# From elsewhere only SSH, and the endpoint if it is bound to more than loopback. Other",
+        "# services of the nodes are left as they are. Nodes are known by the inventory's `ip`:",
+        "# traffic between them that comes from other addresses is dropped.",
+    ]
 
 
 def _span(rule: PortRule, dash: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import RequestError
 from launcher.export.target import Target
-from launcher.model import Inventory, Node, RaySettings
+from launcher.model import Inventory, Logging, Node, RaySettings
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.plan import wanted
 from launcher.plan.request import Request
@@ -20,6 +20,7 @@ from launcher.state.snapshot import ClusterSnapshot
 Object = dict[str, Any]
 # Every pod network calls a pod's interface so, whatever the host's NIC is called.
 POD_INTERFACE = "eth0"
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - a pod's own addresses
 # Variables that controllers set in pods: LeaderWorkerSet 0.10 (pkg/utils/pod/pod_utils.go), and in
 # all but the head KubeRay 1.7 (controllers/ray/common/pod.go).
 LWS_LEADER, LWS_INDEX, RAY_HEAD = "$LWS_LEADER_ADDRESS", "$LWS_WORKER_INDEX", "$FQ_RAY_IP"
@@ -68,8 +69,7 @@ def group(inventory: Inventory, request: Request, policy: Policy, target: Target
     Raises RequestError for what cannot be written for Kubernetes, all of it at once.
     """
     _refuse(inventory, request, target)
-    # a Service forwards to the pod's address
-    request = replace(request, host="0.0.0.0")  # noqa: S104
+    request = replace(request, host=_ANY[0])  # a Service forwards to the pod's address
     seen = _as_pods(inventory, request, target)
     if request.backend == "mp":
         seen = replace(seen, ray=RaySettings(version="none"))
@@ -186,20 +186,11 @@ def left_out(group: Group) -> list[str]:
     env = {name for node in nodes for name in node.env} - set(_common_env(nodes))
     if env and not group.target.host_network:
         lines.append(f"`env:` that differs between nodes: {', '.join(sorted(env))}")
-    given = {
-        "gpus": any(node.gpu_ids for node in nodes),
-        "ulimits": inventory.ulimits,
-        "devices": inventory.devices and not inventory.privileged,
-        "logging": inventory.logging.driver or inventory.logging.options,
-        "bind": inventory.serve.bind not in ("0.0.0.0", "::"),  # noqa: S104 - compared, not bound
-    }
-    return lines + [f"`{key}:`: {_INSTEAD[key]}" for key, value in given.items() if value]
-
-
-_INSTEAD = {
-    "gpus": "a device plugin chooses the GPUs",
-    "ulimits": "a pod has none",
-    "devices": "they need a device plugin",
-    "logging": "the kubelet rotates logs",
-    "bind": "the server listens on its pod's address",
-}
+    settings = (
+        (any(node.gpu_ids for node in nodes), "`gpus:`: a device plugin chooses the GPUs"),
+        (inventory.ulimits, "`ulimits:`: a pod has none"),
+        (inventory.devices and not inventory.privileged, "`devices:`: they need a device plugin"),
+        (inventory.logging != Logging(), "`logging:`: the kubelet rotates logs"),
+        (inventory.serve.bind not in _ANY, "`bind:`: the server listens on its pod's address"),
+    )
+    return [*lines, *(text for given, text in settings if given)]

@@ -17,6 +17,7 @@ from launcher.model import Node
 KIND = "RayJob"
 CONDITION = "jsonpath='{.status.jobStatus}'=RUNNING"
 NEEDS = "the KubeRay operator, 1.5.1 or newer: `kubectl get crd rayjobs.ray.io`"
+LEFT_OUT = "`stuck:`: the operator probes Ray alone, and retries when `vllm serve` ends"
 WHY = {
     "submissionMode: HTTPMode": "the operator submits the job itself, without a pod of its own",
     "mode: token": "Ray asks for a token, which the operator creates",
@@ -46,13 +47,6 @@ def workload(group: Group) -> Object:
 def selector(group: Group) -> Object:
     """Return the labels of the head's pod, which has the API."""
     return {**pods.labels(group), "ray.io/node-type": "head"}
-
-
-def left_out(_: Group) -> list[str]:
-    """Return what the object does not say of restarts."""
-    return [
-        "`stuck:`: the operator probes Ray alone, and retries when `vllm serve` ends",
-    ]
 
 
 def dashboard_policy(group: Group) -> Object:

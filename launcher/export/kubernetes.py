@@ -137,7 +137,7 @@ def _header(group: Group) -> list[str]:
         *_chat(group),
         *logs(group),
         "",
-        *listed("Not carried over:", (*groups.left_out(group), *kind.left_out(group))),
+        *listed("Not carried over:", (*groups.left_out(group), kind.LEFT_OUT)),
     ]
 
 
@@ -147,8 +147,8 @@ def nodes(group: Group) -> str:
 
 
 def listed(title: str, lines: Sequence[str]) -> list[str]:
-    """Return lines as a list; one that begins with a space belongs to the one before."""
-    return [title, *(line if line.startswith(" ") else f"- {line}" for line in lines)]
+    """Return lines as a list."""
+    return [title, *(f"- {line}" for line in lines)]
 
 
 def needs(group: Group, *more: str) -> list[str]:
@@ -156,20 +156,16 @@ def needs(group: Group, *more: str) -> list[str]:
     target, inventory = group.target, group.inventory
     counts = " or ".join(map(str, sorted(set(group.shares.values()))))
     gpus = f" with {counts} free {pods.gpu_resource(group)}" if pods.gpu_resource(group) else ""
-    rdma = (
-        f" and {target.rdma_resource[1]} {target.rdma_resource[0]}" if target.rdma_resource else ""
-    )
+    name, count = target.rdma_resource or ("", 0)
+    rdma = f" and {count} {name}" if name else ""
     ray = ", with Ray in it (`--image IMAGE`)" if target.kind == "kuberay" else ""
     lines = [KINDS[target.kind].NEEDS, f"{nodes(group)}{gpus}{rdma}"]
-    if target.namespace:
-        lines.append(f"the namespace {target.namespace}")
     if target.host_network:
         names = ", ".join(node.name for node in group.nodes)
         lines.append(f"nodes called {names} (`kubernetes.io/hostname`), for their own network")
     lines += [f"the image {inventory.image}{ray}", _model(group), *more]
-    if group.secrets:
-        lines += ["the secret, once:", f"    {_secret(group)}"]
-    return listed("The cluster must have:", lines)
+    secret = ["- the secret, once:", f"    {_secret(group)}"] if group.secrets else []
+    return [*listed("The cluster must have:", lines), *secret]
 
 
 def _model(group: Group) -> str:

@@ -20,6 +20,7 @@ NEEDS = (
     "the LeaderWorkerSet controller, 0.9 or newer: `kubectl get crd"
     " leaderworkersets.leaderworkerset.x-k8s.io`"
 )
+LEFT_OUT = "`restarts:`: a LeaderWorkerSet recreates its group without a limit"
 WHY = {
     "startupPolicy: LeaderCreated": (
         "LeaderReady would wait forever: rank 0 is ready only when its workers have joined"
@@ -59,13 +60,6 @@ def selector(group: Group) -> Object:
     """Return the labels of the pod with the API."""
     prefix = "leaderworkerset.sigs.k8s.io"
     return {f"{prefix}/name": group.target.name, f"{prefix}/worker-index": "0"}
-
-
-def left_out(group: Group) -> list[str]:
-    """Return what the object does not say of restarts."""
-    if group.desired.policy.restarts == 0:
-        return ["`supervise: false`: Kubernetes restarts a failed group"]
-    return ["`restarts:`: a LeaderWorkerSet recreates its group without a limit"]
 
 
 def _template(group: Group, process: Process, *, leads: bool) -> Object:

@@ -71,11 +71,6 @@ def rdma_resource(text: str) -> tuple[str, int]:
             f"--rdma-resource should be a resource such as rdma/ib or rdma/ib=2, not `{text}`",
             hint="see what a node offers: `kubectl describe node NODE`, `Allocatable`",
         )
-    if name in GPUS.values():
-        raise RequestError(
-            f"--rdma-resource should name RDMA devices; `{name}` are GPUs",
-            hint="leave it out with `fabric: ethernet` in the inventory",
-        )
     return name, int(count or 1)
 
 

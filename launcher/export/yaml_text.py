@@ -50,17 +50,14 @@ def dump(documents: Iterable[Mapping[str, Any]], why: Mapping[str, str]) -> str:
     """Return documents as one text; `why` has, by a line without its indentation, the comment above
     the first such line of each document.
     """
-    return "---\n".join(_explained(_plain(document), why) for document in documents)
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 4096}
+    texts = (yaml.dump(document, Dumper=_Dumper, **options) for document in documents)
+    return "---\n".join(_explained(text, why) for text in texts)
 
 
 def comment(lines: Iterable[str]) -> str:
     """Return lines as comments."""
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
-
-
-def _plain(document: Mapping[str, Any]) -> str:
-    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=4096)
-    return text
 
 
 def _explained(text: str, why: Mapping[str, str]) -> str:

@@ -253,7 +253,6 @@ def test_privileged_pods_need_no_resource(pair: Path, capsys: pytest.CaptureFixt
         ("cluster: pair", "cluster: 9-lives", (), "choose one: `--name NAME`"),
         ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is no name for objects"),
         ("", "", ("--rdma-resource", "ib"), "--rdma-resource should be"),
-        ("", "", ("--rdma-resource", "nvidia.com/gpu"), "`nvidia.com/gpu` are GPUs"),
         ("", "", ("--kind", "kuberay", "--dp", "2"), "`--kind lws`"),
         ("", "", ("--", "--port", "9000"), "`ports: {api: …}` in the inventory"),
         ("", "", ("--model-volume", "nfs:/x"), "--model-volume should be"),

@@ -43,12 +43,13 @@ def hosts(practice: Practice, answer_of_serve: Answer) -> Iterator[Practice]:
 @pytest.fixture(scope="module")
 def group(hosts: Practice) -> Group:
     """The server of the inventory."""
+    on_all(hosts, practice_pods.end)
     return exported(hosts)
 
 
 def servers(practice: Practice) -> list[str]:
     """Return the command lines of vLLM; that of the network check names it, too."""
-    return [line for _, line in running(practice, "vllm") if "network.pyz" not in line]
+    return [line for _, line in running(practice, "vllm serve") if "network.pyz" not in line]
 
 
 def test_nothing_starts_where_packets_are_dropped(hosts: Practice) -> None:
