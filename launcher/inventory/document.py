@@ -87,10 +87,9 @@ def parse(
         )
     except yaml.MarkedYAMLError as error:
         return _unreadable(_line_of(error), _syntax(error))
-    except _TooBig as error:
-        return _unreadable(error.line, str(error))
-    # a bad \x or \U escape, or a chain of tokens too deep for Python's stack
-    except (ValueError, OverflowError, RecursionError) as error:
+    except RecursionError:
+        return _unreadable(1, f"nested more than {MAX_DEPTH} levels deep")
+    except (ValueError, OverflowError) as error:  # a bad \x or \U escape
         return _unreadable(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
         return _unreadable(1, f"the file is empty; `{example}` shows what to write")
@@ -147,20 +146,6 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
 class _Loader(yaml.SafeLoader):
     # Empty, so that only the resolvers added below apply.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-    depth = 0
-    count = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.depth += 1
-        self.count += 1
-        if self.count > 2 * MAX_VALUES:  # keys are nodes, too
-            raise _TooBig(self.get_mark().line + 1, f"more than {MAX_VALUES} values")
-        if self.depth > MAX_DEPTH:
-            raise _TooBig(self.get_mark().line + 1, f"nested more than {MAX_DEPTH} levels deep")
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -267,14 +252,9 @@ class _Reader:
     def _spend(self, node: yaml.Node, depth: int) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _TooBig(
-                _line(node), f"more than {MAX_VALUES} values once its aliases are filled in"
-            )
+            raise _TooBig(_line(node), f"more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
-            raise _TooBig(
-                _line(node),
-                f"nested more than {MAX_DEPTH} levels deep once its aliases are filled in",
-            )
+            raise _TooBig(_line(node), f"nested more than {MAX_DEPTH} levels deep")
 
     def _mistake(self, where: Where, node: yaml.Node, text: str) -> None:
         self.mistakes.append(Mistake(where=where, text=text, line=_line(node)))
