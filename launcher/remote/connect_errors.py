@@ -21,7 +21,9 @@ def connect_error(target: Target, error: BaseException) -> ConnectError:
     if isinstance(error, ConnectError):
         return error
     message, hint = _explain(target, error)
-    evidence = str(error).strip() or type(error).__name__
+    # The message about an OSError has its text already.
+    network = isinstance(error, OSError) and not resets(error)
+    evidence = "" if network else str(error).strip() or type(error).__name__
     return ConnectError(
         target.node, message, evidence="" if evidence in message else evidence, hint=hint
     )

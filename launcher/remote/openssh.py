@@ -39,6 +39,7 @@ _MASTER: Final = (
 # Lines that say only that an earlier line was the end.
 _NOISE: Final = re.compile(
     "terminating, .* bad configuration|^Connection closed by UNKNOWN|^kex_exchange_identification"
+    "|^stdio forwarding failed|^Host key verification failed"
 )
 
 
@@ -50,6 +51,7 @@ class Target:
     host: str
     port: int
     user: str
+    ssh: str  # the command that makes the same connection
     jump: str = ""  # as `ssh -J` takes it
     proxy: str = ""  # a `ProxyCommand`
     identity: str = ""  # the inventory's key
@@ -70,22 +72,14 @@ class Target:
         """`HOST`, or `HOST:PORT` for ports other than 22."""
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
-    @property
-    def ssh(self) -> str:
-        """The ssh command that makes the same connection."""
-        port = "" if self.port == 22 else f"-p {self.port} "
-        jump = f"-J {self.jump} " if self.jump else ""
-        return f"ssh {jump}{port}{self.user}@{self.host}"
-
 
 def resolve(node: Node) -> Target:
     """Return how to log in to a node; raises ConnectError."""
     ssh = node.ssh
-    argv = ["ssh", "-G", "-T"]
-    for flag, value in (("-l", ssh.user), ("-p", ssh.port), ("-J", ssh.jump)):
-        argv += [flag, str(value)] if value else []
+    given = {"-l": ssh.user, "-p": ssh.port, "-J": ssh.jump, "-i": ssh.identity}
+    options = [word for flag, value in given.items() if value for word in (flag, str(value))]
     settings: dict[str, list[str]] = {}
-    for line in _configuration(node, [*argv, "--", node.host]).splitlines():
+    for line in _configuration(node, options).splitlines():
         key, _, value = line.partition(" ")
         settings.setdefault(key, []).append("" if value == "none" else value)
 
@@ -106,6 +100,7 @@ def resolve(node: Node) -> Target:
         host=host,
         port=int(port),
         user=user,
+        ssh=" ".join(["ssh", *options, node.host]),
         jump=ssh.jump or first("proxyjump"),
         proxy=expand(first("proxycommand")),
         identity=ssh.identity or "",
@@ -120,11 +115,11 @@ def resolve(node: Node) -> Target:
     )
 
 
-def _configuration(node: Node, argv: Sequence[str]) -> str:
+def _configuration(node: Node, options: Sequence[str]) -> str:
     hint, evidence = f"ssh -G {node.host}", ""
     try:
         done = subprocess.run(
-            argv,
+            ["ssh", "-G", "-T", *options, "--", node.host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

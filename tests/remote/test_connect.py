@@ -38,7 +38,7 @@ def test_refused_connection(server: sshd.Sshd) -> None:
     port = sshd.free_port()
     error = refusal(server.node(port=port))
     assert f"cannot connect to 127.0.0.1:{port}: Connection refused" in error.message
-    assert f"ssh -p {port} {server.user}@127.0.0.1" in error.hint
+    assert error.hint == f"try `ssh -l {server.user} -p {port} -i {server.key} 127.0.0.1`"
 
 
 def test_name_that_does_not_resolve(server: sshd.Sshd) -> None:

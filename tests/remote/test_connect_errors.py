@@ -16,7 +16,15 @@ from launcher.remote.known_hosts import HostKeyRefused
 from launcher.remote.login import KeyUnusable, LoginRefused
 from launcher.remote.openssh import JumpFailed, ProxyFailed, Target
 
-TARGET = Target(node="gpu02", host="10.0.0.12", port=2222, user="ops", jump="bastion", timeout=7)
+TARGET = Target(
+    node="gpu02",
+    host="10.0.0.12",
+    port=2222,
+    user="ops",
+    ssh="ssh -J bastion gpu02",
+    jump="bastion",
+    timeout=7,
+)
 KEY = paramiko.ECDSAKey.generate()
 FILE = Path("/nowhere/known_hosts")
 LOCKED = KeyUnusable("/k", "is encrypted", encrypted=True)
@@ -68,7 +76,7 @@ def test_any_exception_of_the_library(kind: type[Exception]) -> None:
                 {("h", 22): ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")}
             ),
             "cannot connect to 10.0.0.12:2222: Connection refused",
-            "ssh -J bastion -p 2222 ops@10.0.0.12",
+            "`ssh -J bastion gpu02`",
         ),
         (TimeoutError("timed out"), "no answer within 7s", "try"),
         (socket.gaierror(-2, "Name or service not known"), "service not known", "getent hosts"),

@@ -239,6 +239,32 @@ def test_unknown_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) ->
     assert len(known.read_text().splitlines()) == 2
 
 
+def test_changed_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
+    """A key that is not the one on file is refused, also where new keys are accepted."""
+    jump, node = both
+    lines = node.known_hosts.read_text().splitlines()
+    key = Path(f"{sshd.make_key(tmp_path / 'other')}.pub").read_text().split()[:2]
+    node.known_hosts.write_text(f"{lines[0]}\n[127.0.0.1]:{jump.port} {' '.join(key)}\n")
+    error = refusal(node.node(jump=via(jump)), accept_new_host_keys=True)
+    assert f"Host key for [127.0.0.1]:{jump.port} has changed" in error.evidence
+
+
+def test_first_of_two_jump_hosts(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) -> None:
+    """OpenSSH's reason is quoted, whichever of them is down."""
+    jump, node = both
+    port = sshd.free_port()
+    known = f"UserKnownHostsFile {node.known_hosts}\nIdentityFile {jump.key}\n"
+    for first, second in ((port, jump.port), (jump.port, port)):
+        hops = (("a", first), ("b", second))
+        hosts = "".join(f"Host {name}\n  Port {number}\n" for name, number in hops)
+        config(home, f"{hosts}Host 127.0.0.1\n  ProxyJump a,b\nMatch all\n  {known}")
+        text = (home / ".ssh" / "config").read_text()
+        config(home, f"{text}Host a b\n  HostName 127.0.0.1\n")
+        error = refusal(node.node())
+        assert "cannot log in to jump host a,b" in error.message
+        assert error.evidence.endswith("Connection refused")
+
+
 def test_jump_host_is_down(server: sshd.Sshd) -> None:
     """It is tried once for all nodes, and named in each error."""
     port = sshd.free_port()
