@@ -46,7 +46,7 @@ def run(
     )
     unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     unsent.put(stdin + envelope.TRAILER if stdin else b"")
-    threading.Thread(target=_feed, args=(process.stdin, unsent), daemon=True).start()
+    threading.Thread(target=_feed, args=(process.stdin, unsent), name="stdin", daemon=True).start()
     # `timeout`, which leads the group, hands the signal on to all of it
     with process, running.until_done(process.terminate):
         if on_talk is not None:

@@ -228,7 +228,7 @@ class JumpHost:
         if time.monotonic() >= until:
             with self._ask() if self._ask else contextlib.nullcontext():
                 message = self._login()
-            self._failed = (time.monotonic() + _REMEMBERED, message)
+            self._failed = (time.monotonic() + _REMEMBERED if message else 0.0, message)
         if message:
             raise JumpFailed(message)
 

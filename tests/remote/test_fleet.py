@@ -111,6 +111,7 @@ def test_standard_input_arrives_whole(fleet: Fleet, size: int) -> None:
 def test_no_standard_input_is_an_empty_one(fleet: Fleet) -> None:
     """A command that reads does not wait for a terminal nobody sits at."""
     assert run(fleet, "cat", timeout=10).ok
+    assert processes.awaited(lambda: not threads("stdin"))
 
 
 def test_input_held_open(fleet: Fleet) -> None:
@@ -464,3 +465,8 @@ def test_tunnel(server: sshd.Sshd, kind: Kind) -> None:
             client.sendall(b"hello")
             client.shutdown(socket.SHUT_WR)
             assert client.makefile("rb").read() == b"HELLO"
+    assert processes.awaited(lambda: not threads("tunnel-gpu01"))
+
+
+def threads(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_changed_host_key(server: sshd.Sshd, tmp_path: Path, accept: bool) -> No
     assert "has changed" in error.message
     assert f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f {known}" in error.hint
     assert len(known.read_text().splitlines()) == 1
+
+
+def test_a_second_key_of_another_type_is_no_change(
+    start_server: Callable[..., sshd.Sshd], tmp_path: Path
+) -> None:
+    """The server is asked for the type of key that is on file."""
+    key = tmp_path / "ecdsa"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(key)], check=True)
+    server = start_server(extra=f"HostKey {key}")
+    kind, blob = Path(f"{key}.pub").read_text().split()[:2]
+    server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
+    assert works(server.node())
 
 
 def test_users_own_known_hosts(server: sshd.Sshd, home: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,12 @@ def test_settings(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch
           User ops
           ProxyCommand none
           ProxyJump none
+        Host silent
+          IdentityAgent none
         """,
     )
-    one, other = (openssh.resolve(plain(server, host)) for host in ("one", "other"))
+    one, other, silent = (openssh.resolve(plain(server, n)) for n in ("one", "other", "silent"))
+    assert silent.agent == ""
     assert one.keys == ("/keys/ops-%-one-one.rack",)
     assert (one.only_keys, one.agent, one.known_as) == (True, "/other/agent", "cluster")
     assert one.proxy == "nc one.rack 22"
@@ -174,8 +178,11 @@ def via(jump: sshd.Sshd) -> str:
 
 def connections(server: sshd.Sshd) -> int:
     """Count the connections a server holds."""
-    children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
-    return len(Path(children).read_text().split())
+    return len(children(server.process.pid))
+
+
+def children(pid: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
@@ -191,18 +198,22 @@ def test_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
     assert processes.awaited(lambda: connections(jump) == 0)
 
 
-def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
+@pytest.mark.parametrize("ours", [True, False])
+def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd], ours: bool) -> None:
     """A login to a jump host that is lost is made again when a node is next needed."""
     jump, node = both
-    with Fleet(sshd.inventory(node.node(jump=via(jump)))) as fleet:
+    nodes = [node.node(name, jump=via(jump)) for name in ("gpu01", "gpu02")]
+    with Fleet(sshd.inventory(*nodes)) as fleet:
         assert fleet.connect() == {}
         lost = fleet.transport("gpu01")
-        children = f"/proc/{jump.process.pid}/task/{jump.process.pid}/children"
-        for child in Path(children).read_text().split():
-            os.kill(int(child), 9)
+        (login,) = fleet._connector._jumps.values()
+        assert login._process is not None
+        for child in children(login._process.pid if ours else jump.process.pid):
+            os.kill(child, 9)
         assert processes.awaited(lambda: not lost.is_active())
-        (answer,) = fleet.run([Command(node="gpu01", argv=("true",))])
-    assert answer.ok
+        commands = [Command(node=one.name, argv=("true",)) for one in nodes]
+        assert all(answer.ok for answer in fleet.run(commands))
+        assert connections(jump) == 1
 
 
 def test_a_killed_launcher_logs_out(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
@@ -265,13 +276,20 @@ def test_first_of_two_jump_hosts(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) 
         assert error.evidence.endswith("Connection refused")
 
 
-def test_jump_host_is_down(server: sshd.Sshd) -> None:
+def test_jump_host_is_down(server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried once for all nodes, and named in each error."""
     port = sshd.free_port()
     nodes = [server.node(f"gpu0{n}", jump=f"127.0.0.1:{port}") for n in (1, 2)]
+    really, tries = openssh.JumpHost._login, []
+
+    def login(jump: openssh.JumpHost) -> str:
+        tries.append(jump)
+        return really(jump)
+
+    monkeypatch.setattr(openssh.JumpHost, "_login", login)
     with Fleet(sshd.inventory(*nodes)) as fleet:
         errors = fleet.connect()
-    assert len(errors) == 2
+    assert (len(errors), len(tries)) == (2, 1)
     for error in errors.values():
         assert f"jump host 127.0.0.1:{port}" in error.message
         assert error.evidence == f"ssh: connect to host 127.0.0.1 port {port}: Connection refused"
@@ -362,14 +380,14 @@ from launcher.remote.fleet import Fleet
 from launcher.transport import Command
 from tests.remote import sshd
 
-with Fleet(sshd.inventory({node!r}), terminal=contextlib.nullcontext) as fleet:
-    for error in fleet.connect().values():
+with Fleet(sshd.inventory(*{nodes!r}), terminal=contextlib.nullcontext) as fleet:
+    for error in fleet.connect(["gpu01"]).values():
         sys.exit(f"{{error}}: {{error.evidence}}")
     try:
         print("connected", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
-        (answer,) = fleet.run([Command(node="gpu01", argv=("echo", "still", "connected"))])
+        (answer,) = fleet.run([Command(node="gpu02", argv=("echo", "still", "connected"))])
         print(answer.out)
 """
 
@@ -380,8 +398,9 @@ def test_passphrases_are_asked_for_on_the_terminal(
     """OpenSSH asks for its own; Ctrl-C is for this program, and not for what carries its
     connections.
     """
+    nodes = [replace(plain(chain[2], "rack-1"), name=f"gpu0{number}") for number in (1, 2)]
     program = tmp_path / "program.py"
-    program.write_text(_PROGRAM.format(path=sys.path, node=plain(chain[2], "rack-1")))
+    program.write_text(_PROGRAM.format(path=sys.path, nodes=nodes))
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, str(program)],
