@@ -171,9 +171,9 @@ class Proxy(socket.socket):
             )
 
     def failure(self) -> ProxyFailed | None:
-        """Return the error of a program that ended by itself; the connection is closed."""
+        """Return the error of a program that failed by itself; the connection is closed."""
         self.close()
-        if self._process.returncode == -signal.SIGKILL:
+        if self._process.returncode in (0, -signal.SIGKILL):
             return None
         return ProxyFailed(_message(self._errors) or f"exit status {self._process.returncode}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,7 +155,7 @@ def test_proxy_command(server: sshd.Sshd, home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"), [("exit 1", "exit status 1"), ("echo no route >&2", "no route")]
+    ("command", "reason"), [("exit 1", "exit status 1"), ("echo no route >&2; exit 2", "no route")]
 )
 def test_failing_proxy_command(server: sshd.Sshd, home: Path, command: str, reason: str) -> None:
     """A ProxyCommand that ends at once is named, with its last line."""
@@ -214,6 +216,28 @@ def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd], ours: bool
         commands = [Command(node=one.name, argv=("true",)) for one in nodes]
         assert all(answer.ok for answer in fleet.run(commands))
         assert connections(jump) == 1
+
+
+def test_dropped_connection_behind_a_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
+    """A node's sshd that is busy is not taken for a jump host that cannot reach it."""
+    jump, node = both
+    tries: list[bool] = []
+
+    def drop(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                tries.append(True)
+                peer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drop, args=(listener,), daemon=True)
+        thread.start()
+        error = refusal(node.node(jump=via(jump), port=listener.getsockname()[1]))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(timeout=10)
+    assert "closed the connection before the login" in error.message
+    assert len(tries) == 2
 
 
 def test_a_killed_launcher_logs_out(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
