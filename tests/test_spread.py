@@ -63,7 +63,7 @@ def test_every_node_gets_everything(chain: Chain) -> None:
 def test_an_encrypted_copy(chain: Chain, gives: bool) -> None:
     """Ends the same, also when a node dies in the middle."""
     chain.rate = SLOWLY
-    killed = when(0.4, lambda: chain.kill("n1"))
+    killed = when(0.02, lambda: chain.kill("n1"))
     came = chain.run(at=killed, cipher=certificate.make(), gives=gives)
 
     wanted = content(chain.roots["n0"])
@@ -129,7 +129,7 @@ def test_a_changed_file_is_copied_alone(chain: Chain) -> None:
 def test_a_killed_node_delays_nobody(chain: Chain) -> None:
     """The one behind it asks the next one up; it is named; the same copy gives it the rest."""
     chain.rate = SLOWLY
-    came = chain.run(at=when(0.4, lambda: chain.kill("n1")))
+    came = chain.run(at=when(0.02, lambda: chain.kill("n1")))
 
     wanted = content(chain.roots["n0"])
     assert [content(chain.roots[name]) == wanted for name in ("n2", "n3")] == [True, True]
@@ -203,7 +203,7 @@ def test_nodes_that_have_something_pass_it_on(chain: Chain) -> None:
 def test_a_source_that_cannot_be_reached_brings_it(chain: Chain) -> None:
     """As this machine does, through a tunnel to the first node; also when that one dies."""
     chain.rate = SLOWLY
-    came = chain.run(gives=True, at=when(0.4, lambda: chain.kill("n1")))
+    came = chain.run(gives=True, at=when(0.02, lambda: chain.kill("n1")))
 
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
     assert list(came.failed) == ["n1"]

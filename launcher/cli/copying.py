@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,12 +115,6 @@ def _parts(
         "alone": not copying.targets,
         "links": copying.links,
         "refs": copying.refs,
-        "about": {
-            "model": copying.model,
-            "revision": copying.revision,
-            "from": copying.source,
-            "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        },
     }
     changes = {name: [f"copying {copying.model}"] for name in copying.targets}
     before = session.transport.record(verb, changes)

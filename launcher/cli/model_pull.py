@@ -18,8 +18,8 @@ from launcher.cli.model_programs import Programs
 from launcher.cli.session import Session
 from launcher.errors import NodeError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer, Inventory, Node, Secret, fold
-from launcher.plan.copying import plan_copy
-from launcher.plan.file_filter import FileFilter, check_room, choose, holders
+from launcher.plan.copying import check_room, plan_copy
+from launcher.plan.file_filter import FileFilter, choose, holders, missing
 from launcher.remote.secrets import resolve
 from launcher.sizes import told
 from launcher.tools import chain
@@ -138,7 +138,7 @@ class _Pull:
         seen = self._programs.look(self._name, files=True)
         has = holders(self._name, resolved, rows, seen)
         if not has:
-            check_room(self._name, rows, seen)
+            check_room(seen, {node: missing(rows, each) for node, each in seen.items()})
             if dry_run:
                 self._print(wanted, resolved, rows)
                 return

@@ -81,7 +81,7 @@ def plan_copy(
     lacking = tuple(name for name in wanted if compare or not _same(found, has.get(name)))
     # Who has most goes first, for it can serve the others.
     order = tuple(sorted(in_order(lacking, source), key=lambda name: missing[name]))
-    _check_room(seen, {name: missing[name] for name in order})
+    check_room(seen, {name: missing[name] for name in order})
     total = sum(each.size for each in rows)
     try:
         manifest = Manifest(list(rows), chunk(total))
@@ -232,15 +232,16 @@ def _missing(rows: Sequence[File], target: tuple[Model, Revision] | None) -> int
     return sum(each.size for each in rows if not _marks([each]) <= there)
 
 
-def _check_room(seen: Mapping[str, Seen], missing: Mapping[str, int]) -> None:
+def check_room(seen: Mapping[str, Seen], missing: Mapping[str, int]) -> None:
     """Raise RequestError when a node has too little room for what it lacks."""
-    short = {
-        name: bytes_ * _MARGIN - seen[name].free - _begun(seen[name])
-        for name, bytes_ in missing.items()
-    }
-    if tight := {name: bytes_ for name, bytes_ in short.items() if bytes_ > 0}:
+    tight = [
+        name
+        for name, size in missing.items()
+        if size * _MARGIN > seen[name].free + sum(each.unfinished for each in seen[name].models)
+    ]
+    if tight:
         raise RequestError(
-            f"{fold(list(tight))} has too little room",
+            f"{fold(tight)} has too little room",
             evidence=[
                 f"{name}: {told(missing[name])} are missing there, {told(seen[name].free)} free"
                 for name in tight
@@ -248,10 +249,6 @@ def _check_room(seen: Mapping[str, Seen], missing: Mapping[str, int]) -> None:
             hint="see what could go: `vlaunch model list`, then `vlaunch model remove MODEL"
             " --node NODE`; or name the others with `--to NODE`",
         )
-
-
-def _begun(seen: Seen) -> int:
-    return sum(each.unfinished for each in seen.models)
 
 
 def _refs(model: Model, found: Revision, revision: str) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Final
 
 from launcher.errors import RequestError
 from launcher.payload.chain.files import Unsafe, safe
-from launcher.sizes import told
 from launcher.tools.chain import Resolved, Seen
 
 # The same weights in other forms, beside safetensors, which cannot contain code; and what vLLM
@@ -93,21 +92,13 @@ def holders(
     ]
 
 
-def check_room(model: str, rows: Sequence[tuple[str, int, str]], seen: dict[str, Seen]) -> None:
-    """Raise RequestError when a node has too little room for the files that it lacks."""
-    blobs = {f"blobs/{digest}": size for _, size, digest in rows}
-    for node, each in seen.items():
-        models = [found for found in each.models if found.name == model]
-        stored = {
-            row.name: row.size
-            for found in models
-            for revision in found.revisions
-            for row in revision.rows
-        }
-        need = sum(size for name, size in blobs.items() if stored.get(name) != size)
-        if (need - sum(found.unfinished for found in models)) * 1.02 > each.free:
-            raise RequestError(
-                f"{node} has too little room for {model}",
-                evidence=f"{told(need)} are missing there, {told(each.free)} free",
-                hint="see what could go: `vlaunch model list`",
-            )
+def missing(rows: Sequence[tuple[str, int, str]], seen: Seen) -> int:
+    """Return the bytes of the chosen files that a node lacks, of any revision."""
+    blobs = {(f"blobs/{digest}", size) for _, size, digest in rows}
+    stored = {
+        (row.name, row.size)
+        for found in seen.models
+        for revision in found.revisions
+        for row in revision.rows
+    }
+    return sum(size for _, size in blobs - stored)

@@ -241,7 +241,6 @@ def copy(
     label: str = "",
     links: Sequence[Sequence[str]] = (),
     refs: Sequence[Sequence[str]] = (),
-    about: Mapping[str, Any] | None = None,
     load: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Ask a node to take part in a copy.
@@ -262,7 +261,6 @@ def copy(
             encrypted; in the clear without.
         label: what the copy is written down as; for a source nothing is when it is empty.
         links, refs: see `payload/chain/place.py`.
-        about: what is written down of the copy besides.
         load: what makes the files an image; see `load`.
     """
     return {
@@ -281,7 +279,6 @@ def copy(
         "label": label,
         "links": [list(each) for each in links],
         "refs": [list(each) for each in refs],
-        "about": dict(about or {}),
         **({"listen": list(listen)} if listen is not None else {}),
         **(load or {}),
     }

@@ -142,3 +142,12 @@ def test_what_a_hub_refuses(nodes: Cluster, hub: dict[str, Any], why: str, hint:
 def test_a_folder_is_not_downloaded(nodes: Cluster) -> None:
     """It has no name at the hub."""
     assert nodes.run("model", "pull", "/data/mine").code == 2
+
+
+def test_too_little_room_is_seen_before_the_download(nodes: Cluster, hub: dict[str, Any]) -> None:
+    """On all nodes that shall have it."""
+    hub["files"][1][1] = 10**18
+    ran = nodes.run("model", "pull", "org/m")
+
+    assert (ran.code, len(nodes.held)) == (2, 1)
+    assert "gpu[01-02] has too little room" in ran.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RequestError
-from launcher.plan.file_filter import FileFilter, check_room, choose, holders
+from launcher.plan.file_filter import FileFilter, choose, holders, missing
 from launcher.tools.chain import Resolved
 from tests.plan.test_copying import hub, revision, seen
 
@@ -89,11 +89,10 @@ def test_nodes_that_have_all_of_it() -> None:
     assert holders(NAME, resolved(), rows, nodes) == ["complete"]
 
 
-def test_room() -> None:
-    """Files that are stored already need none."""
+def test_files_that_a_node_lacks() -> None:
+    """Equal files count once; those of another revision are there."""
     rows = choose(NAME, resolved(), FileFilter())
-    with pytest.raises(RequestError, match="a has too little room"):
-        check_room(NAME, rows, {"a": seen(free=5000)})
-    stored = revision(files=((f"blobs/{SAFE}", 5000, 0, SAFE),), links=())
+    stored = revision("2" * 40, files=((f"blobs/{SAFE}", 5000, 0, SAFE),), links=())
 
-    check_room(NAME, rows, {"a": seen(hub(stored), free=100)})
+    assert missing(rows, seen()) == 5000 + 100 + 7
+    assert missing(rows, seen(hub(stored))) == 100 + 7

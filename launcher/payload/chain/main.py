@@ -275,8 +275,8 @@ class _Copy:
             from .record import keep
 
             with contextlib.suppress(OSError, Unsafe):
-                about, digests = self._request.get("about", {}), bytes(self._store.digests)
-                keep(self._root, self._request["label"], self._store.manifest, digests, about)
+                digests = bytes(self._store.digests)
+                keep(self._root, self._request["label"], self._store.manifest, digests)
 
     def _read(self) -> None:
         try:

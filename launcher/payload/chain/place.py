@@ -31,7 +31,7 @@ def finish(store: Store, request: dict[str, Any]) -> None:
     """Put everything in its place; raises OSError and Unsafe.
 
     `links` of the request are pairs of a name and what it points to, `refs` pairs of a name and the
-    text of its file; `label` and `about` are for the record.
+    text of its file; `label` names the record.
     """
     root = store.root
     state_folder(root, "parts")
@@ -42,8 +42,7 @@ def finish(store: Store, request: dict[str, Any]) -> None:
     for name, target in request.get("links", ()):
         _link(root, name, target)
     give_to_owner(root)
-    about = request.get("about", {})
-    record.keep(root, request["label"], store.manifest, bytes(store.digests), about)
+    record.keep(root, request["label"], store.manifest, bytes(store.digests))
     for name, text in request.get("refs", ()):
         point(root, name, text)
     discard(root)

@@ -72,7 +72,7 @@ def _marks(now: os.stat_result) -> list[int]:
     return [now.st_size, now.st_mtime_ns, now.st_ino, now.st_ctime_ns]
 
 
-def keep(root: str, label: str, manifest: Manifest, digests: bytes, about: dict[str, Any]) -> None:
+def keep(root: str, label: str, manifest: Manifest, digests: bytes) -> None:
     """Write a record over any earlier one of its label; the digests first. Raises OSError, and
     Unsafe where the label, or a link in its place, leads out of the folder.
     """
@@ -81,7 +81,7 @@ def keep(root: str, label: str, manifest: Manifest, digests: bytes, about: dict[
     for each in manifest.files:
         now = os.stat(os.path.join(root, each.name))
         rows.append([each.name, each.size, each.mtime, each.sum, *_marks(now)])
-    said = {**about, "chunk": manifest.chunk, "files": rows}
+    said = {"chunk": manifest.chunk, "files": rows}
     for name, data in ((f"{label}.digests", digests), (f"{label}.json", json.dumps(said).encode())):
         path = os.path.join(folder, safe(name))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

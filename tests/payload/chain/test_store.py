@@ -211,7 +211,7 @@ def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
         place.check({"label": label})
     made = store(tmp_path / "m")
     with pytest.raises(Unsafe, match="leads out"):
-        record.keep(made.root, label, Manifest([], CHUNK), b"", {})
+        record.keep(made.root, label, Manifest([], CHUNK), b"")
 
 
 def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
