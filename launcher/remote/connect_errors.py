@@ -94,32 +94,19 @@ def _key_hint(error: KeyUnusable) -> str:
 
 
 def _refused(target: Target, error: LoginRefused) -> tuple[str, str]:
-    where, cause = f"{target.user}@{target.address}", error.last
-    if isinstance(cause, ssh_exception.PartialAuthentication):
-        asks = ", ".join(cause.allowed_types)
-        return f"{where} asks for a second proof ({asks})", "use a login that needs only a key"
-    if isinstance(cause, ssh_exception.BadAuthenticationType):
-        allowed = ", ".join(cause.allowed_types)
-        return (
-            f"{where} does not take keys, only {allowed}",
-            "set `PubkeyAuthentication yes` in its sshd_config",
-        )
-    if not error.tried and not error.locked:
-        return (
-            f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh",
-            "ssh-add KEY",
-        )
-    if not error.tried:
-        return f"{where} was offered no key: {error.locked[0]}", _key_hint(error.locked[0])
-    tried = ", ".join(error.tried) + "".join(f"; {key}" for key in error.locked)
+    where = f"{target.user}@{target.address}"
+    hint = f"`ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and `ssh.identity`"
     if error.locked:
         hint = _key_hint(error.locked[0])
-    else:
-        hint = (
-            f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and"
-            " `ssh.identity`"
-        )
-    return f"{where} refused the login (tried: {tried})", hint
+    if error.tried:
+        tried = ", ".join(error.tried) + "".join(f"; {key}" for key in error.locked)
+        return f"{where} refused the login (tried: {tried})", hint
+    if error.locked:
+        return f"{where} was offered no key: {error.locked[0]}", hint
+    return (
+        f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh",
+        "ssh-add KEY",
+    )
 
 
 def _network(target: Target, error: OSError) -> tuple[str, str]:

@@ -36,10 +36,10 @@ _MASTER: Final = (
     'trap "" INT; exec 3<&0; ssh "$@" </dev/null & p=$!; { read -r x <&3; kill $p; } 2>/dev/null &'
     " wait $p"
 )
-# Lines that say only that an earlier line was the end.
+# Lines without a reason.
 _NOISE: Final = re.compile(
     "terminating, .* bad configuration|^Connection closed by UNKNOWN|^kex_exchange_identification"
-    "|^stdio forwarding failed|^Host key verification failed"
+    "|^stdio forwarding failed|^Host key verification failed|^Warning: |^\\*\\* "
 )
 
 

@@ -142,6 +142,25 @@ def test_ssh_is_not_installed(server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch
     assert "openssh-client" in error.hint
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("** WARNING: no post-quantum exchange\nssh: no route\n", "ssh: no route"),
+        (
+            "ssh: no route\nkex_exchange_identification: x\nConnection closed by UNKNOWN p",
+            "ssh: no route",
+        ),
+        ("Host key verification failed.\r\n", "Host key verification failed."),
+        ("Warning: Permanently added x\n", "Warning: Permanently added x"),
+        ("ssh: no route\n** WARNING: x", "ssh: no route"),
+        ("", ""),
+    ],
+)
+def test_line_with_the_reason(lines: str, reason: str) -> None:
+    """It need not be the last one, and a line without a reason is better than none."""
+    assert openssh._message(lines) == reason
+
+
 def test_proxy_command(server: sshd.Sshd, home: Path) -> None:
     """A ProxyCommand carries the connection."""
     relay = (
