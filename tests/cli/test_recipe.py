@@ -74,7 +74,7 @@ def shown(script: str) -> str:
 def test_recipes(
     name: str, inventory: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is started, and what of the recipe vlaunch sets itself."""
+    """The command that is started, and the notes."""
     assert serve("--recipe", *words, inventory=inventory) == 0
     golden.check(GOLDEN / f"recipe-{name}.txt", shown(capsys.readouterr().out))
 
