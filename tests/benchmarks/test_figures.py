@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.figures import read, table
+from benchmarks.figures import complexities, read, table
 
 _CODE = '''"""A module."""
 
@@ -19,21 +19,22 @@ def plain() -> int:
 
 class Some:
     def method(self, rows):
-        return [row for row in rows if row and row > 1]
+        if rows:
+            return [row for row in rows if row and row > 1]
 '''
 
 
 def test_a_file_is_counted(tmp_path: Path) -> None:
-    """Radon's number: comprehensions, boolean operators and conditional expressions count."""
+    """With ruff's number for complexity, which counts statements that branch."""
     path = tmp_path / "code.py"
     path.write_text(_CODE + f'LONG = "{"x" * 93}"\n')
-    found = read(path, "code.py")
+    found = read(path, "code.py", complexities([tmp_path])[str(path)])
 
-    assert (found.lines, found.long, found.skips) == (15, 1, 0)
+    assert (found.lines, found.long, found.skips) == (16, 1, 0)
     assert (found.conditionals, found.comments, found.docstrings) == (1, 1, 5)
     assert [(each.where, each.lines, each.complexity) for each in found.functions] == [
-        ("code.py:4 plain", 6, 2),
-        ("code.py:13 method", 2, 4),
+        ("code.py:4 plain", 6, 1),
+        ("code.py:13 method", 3, 2),
     ]
 
 
@@ -41,8 +42,8 @@ def test_the_table(tmp_path: Path) -> None:
     """One line a figure."""
     path = tmp_path / "code.py"
     path.write_text(_CODE)
-    said = dict(table([read(path, "code.py")] * 2))
+    figures = dict(table([read(path, "code.py", complexities([tmp_path])[str(path)])] * 2))
 
-    assert said["files / lines"] == "2 / 28"
-    assert said["functions over complexity 10"] == "0 of 4 (0.0%)"
-    assert said["function: median / 90th percentile / longest"] == "4 / 6 / 6"
+    assert figures["files / lines"] == "2 / 30"
+    assert figures["complexity: median / 90th percentile / largest"] == "2 / 2 / 2"
+    assert figures["function: median / 90th percentile / longest"] == "4 / 6 / 6"
