@@ -80,6 +80,8 @@ def _of_ray_job(workload: Object, lab: Lab) -> list[Object]:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_ADDRESS": f"{head if index else '127.0.0.1'}:{port}",
+            # Practice hosts have no DNS, and gRPC's own resolver asks nothing else.
+            "GRPC_DNS_RESOLVER": "native",
             "KUBERAY_GEN_RAY_START_CMD": f"ray start {'' if index else '--head '}--block {options}",
             **({"FQ_RAY_IP": head} if index else {}),
         }
