@@ -17,13 +17,11 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.discovery import local_assets
-from launcher.discovery.asked import asked, own_ssh
 from launcher.discovery.discover import discover
 from launcher.discovery.shape import DOCKER, HF_HOME, Discovery, Probed, Wishes
 from launcher.discovery.written import write
 from launcher.errors import InventoryError, RequestError, UnreadableAnswer, VlaunchError, together
 from launcher.events import Event
-from launcher.inventory.load import loads
 from launcher.model import Accelerator, Argv, Node, Ssh, fold
 from launcher.state import observe
 from launcher.tools import compile_cache, host
@@ -83,6 +81,8 @@ def init(
     ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
     --force.
     """
+    from launcher.discovery.asked import asked
+
     if output == "-" and call.as_json:
         raise click.UsageError(
             "`-o -` writes the inventory to standard output, which --json needs itself"
@@ -114,6 +114,8 @@ def _look(reached: Session, wishes: Wishes, call: Argv | None) -> list[Probed]:
     """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
     `call` leaves that open. Raises NodeError, every host's story told.
     """
+    from launcher.discovery.asked import own_ssh
+
     nodes = reached.inventory.nodes
     reached.begin("look", "Look at the hosts")
     began = time.monotonic()
@@ -215,6 +217,8 @@ def _may_write(path: Path, *, force: bool) -> None:
 
 def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
     """Write the file and return nothing for standard output, or the other way round."""
+    from launcher.inventory.load import loads
+
     text = write(found)
     try:
         loads(text, path)

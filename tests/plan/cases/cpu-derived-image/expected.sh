@@ -25,8 +25,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate docker: Docker answers
 # gate docker-engine: the daemon is Docker, run by root
 # gate selinux: SELinux lets containers use the mounted folders
-# gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
+# gate address: the declared address is on the declared interface
 # gate disk: there is room for the image, and for the model where its size is known
 # gate state-dir: the state directory can be written to
 # note: node[1-2]: not there yet

@@ -25,11 +25,11 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate docker: Docker answers
 # gate docker-engine: the daemon is Docker, run by root
 # gate selinux: SELinux lets containers use the mounted folders
+# gate gpu-runtime: Docker can hand out GPUs
 # gate accelerator: the declared accelerators are there
 # gate gpu-shared: no other cluster has these GPUs
-# gate gpu-runtime: Docker can hand out GPUs
-# gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
+# gate address: the declared address is on the declared interface
 # gate disk: there is room for the image, and for the model where its size is known
 # gate state-dir: the state directory can be written to
 # gate gpu-memory: nobody else holds GPU memory
