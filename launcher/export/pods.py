@@ -32,6 +32,10 @@ _WIDTH = 84
 # Docker's way to secrets, and KubeRay's own settings.
 _LEFT_OUT = ("HF_TOKEN_PATH", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", HOST_IP)
 
+# Secrets are files, so that no description of a container shows a value; vLLM reads variables. The
+# kubelet would replace `$(…)`.
+_EXPORT = f'for file in {containers.SECRETS}/*; do export "${{file##*/}}=`cat $file`"; done\n'
+
 
 def labels(group: Group) -> dict[str, str]:
     """Return the labels of all objects of a group, which select its pods."""
@@ -113,13 +117,11 @@ def template(
     volumes = _volumes(group, spec)
     host = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     taint = {"key": gpu_resource(group), "operator": "Exists", "effect": "NoSchedule"}
-    secrets = {"envFrom": [{"secretRef": {"name": f"{target.name}-secrets"}}]}
     container = {
         "name": "vllm",
         "image": spec.image,
         "command": ["/bin/sh", "-c"],
-        "args": [f"{_escaped(commands)}\n"],
-        **(secrets if group.secrets else {}),
+        "args": [f"{_escaped(_EXPORT + commands if group.secrets else commands)}\n"],
         "env": _env({**spec.env, **env}),
         "securityContext": _rights(spec),
         "resources": _resources(group, group.shares.get(nodes[0].name, 0)),
@@ -239,6 +241,10 @@ def _volumes(group: Group, spec: ContainerSpec) -> list[tuple[Object, Object]]:
         volumes.insert(0, _mounted("programs", program, mount))
     if spec.shm != "host":
         volumes.append(_shared_memory(group, spec))
+    if group.secrets:
+        source = {"secret": {"secretName": f"{group.target.name}-secrets"}}
+        mount = Mount(source="", target=containers.SECRETS, read_only=True)
+        volumes.append(_mounted("secrets", source, mount))
     return volumes
 
 

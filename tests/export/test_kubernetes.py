@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 import re
@@ -66,17 +67,20 @@ def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[
     """By one archive, in the container that serves; the level is the inventory's."""
     found = Export(capsys, pair, *RDMA)
     check, _ = split(found.argv())
+    check = check[check.index("exec") :]
     options = dict(pairwise(check))
 
     assert check[:3] == ["exec", "python3", "/opt/vlaunch/network.pyz"]
-    assert split(found.argv("workerTemplate"))[0] == check
+    worker, _ = split(found.argv("workerTemplate"))
+    assert worker[worker.index("exec") :] == check
     assert (options["--require"], options["--ranks-per-node"]) == ("rdma", "8")
     assert (options["--rank"], options["--size"]) == ("$LWS_WORKER_INDEX", "2")
     assert options["--wait"] == "1800"
     archive = base64.b64decode(found.of("ConfigMap")["binaryData"]["network.pyz"])
     assert archive == programs.network()
     skipped = Export(capsys, pair, *RDMA, "--skip-network-check")
-    assert skipped.argv()[:3] == ["exec", "vllm", "serve"]
+    argv = skipped.argv()
+    assert argv[argv.index("exec") :][:3] == ["exec", "vllm", "serve"]
     assert "ConfigMap" not in [each["kind"] for each in skipped.objects]
     assert "programs" not in skipped.text
 
@@ -127,16 +131,28 @@ def test_the_pod_network_has_its_own_interface(
     assert [each["kind"] for each in host.objects].count("NetworkPolicy") == 0
 
 
-def test_secrets_are_only_named(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As the environment of the container, with the line that creates the Secret."""
+def test_secrets_are_only_named(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As files that the container's command reads, with the line that creates the Secret."""
     found = Export(capsys, pair, *RDMA)
 
-    assert found.container()["envFrom"] == [{"secretRef": {"name": "pair-secrets"}}]
+    assert '"pair-secrets"' in json.dumps(found.objects)
+    mount = {"name": "secrets", "mountPath": "/run/vlaunch/secrets", "readOnly": True}
+    assert mount in found.container()["volumeMounts"]
+    assert "envFrom" not in found.container()
+    (command,) = found.container()["args"]
+    (reads,) = re.findall("^for .*; done$", command, flags=re.MULTILINE)
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    (folder / "HF_TOKEN").write_text("hf a b\n")
+    script = reads.replace("/run/vlaunch/secrets", str(folder)) + '; printf %s "$HF_TOKEN"'
+    assert subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout == b"hf a b"
     assert "HF_TOKEN_PATH" not in env(found.container())
     assert '-H "Authorization: Bearer $VLLM_API_KEY"' in found.text
     assert not [each for each in found.objects if each["kind"] == "Secret"]
     pair.write_text(re.sub("(?m)^secrets: .*", "", PAIR))
-    assert "envFrom" not in Export(capsys, pair, *RDMA).text
+    assert "secrets" not in Export(capsys, pair, *RDMA).container()["args"][0]
 
 
 def test_the_kubelet_replaces_nothing_of_the_users(
