@@ -42,17 +42,16 @@ CATALOGUE: tuple[Check, ...] = tuple(
         key=lambda check: GROUPS.index(check.group),
     )
 )
-# What `up` judges again before it writes anything.
-ESSENTIAL = tuple(
-    check
-    for check in CATALOGUE
-    if check.id
-    in {
-        *("docker", "docker-engine", "selinux", "gpu-runtime", "accelerator", "gpu-shared"),
-        *("ports", "address", "rdma-devices", "disk", "state-dir"),
-    }
-)
 _BY_ID = {check.id: check for check in CATALOGUE}
+# What `up` judges again before it writes anything, in this order: without a GPU it does not matter
+# whether Docker can expose one.
+ESSENTIAL = tuple(
+    _BY_ID[check]
+    for check in (
+        *("docker", "docker-engine", "selinux", "accelerator", "gpu-runtime", "gpu-shared"),
+        *("ports", "address", "rdma-devices", "disk", "state-dir"),
+    )
+)
 
 
 def select(

@@ -66,7 +66,7 @@ def bring_up(
     Two plans, because what has to be built follows from what the image says about itself, and it
     must be there to be asked.
     """
-    from launcher.cli import image_copy, prepare
+    from launcher.cli import prepare
     from launcher.plan.up import lacks_image, plan_image, plan_up, rights
     from launcher.site import Site
     from launcher.state.observe import observe
@@ -85,6 +85,8 @@ def bring_up(
     session.apply(first)
     if changes:
         if inventory.image_source == "nodes":
+            from launcher.cli import image_copy
+
             image_copy.everywhere(session, inventory.image)
         facts = observe(inventory, session.transport, [inventory.image])
         site = Site(inventory, facts)

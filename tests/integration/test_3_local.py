@@ -32,7 +32,11 @@ class LocalOperator:
 
     def vlaunch(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run `vlaunch` there."""
-        paths = ("HOME=/root", "PYTHONPATH=/root/seat/site-packages:/root/seat/project")
+        paths = (
+            "HOME=/root",
+            "PYTHONPATH=/root/seat/site-packages:/root/seat/project",
+            "LD_LIBRARY_PATH=/root/seat/python/lib",
+        )
         program = ("-c", "from launcher.cli.main import main; main()")
         return host_faults.enter(
             self.practice.lab.host(_HOST),
@@ -67,6 +71,8 @@ def operator(practice: Practice) -> LocalOperator:
             home / "seat/python/lib" / python.name,
             "site-packages",
         )
+        for library in (python.parents[1] / "lib").glob("libpython*"):
+            shutil.copy2(library, home / "seat/python/lib")
         python = Path("/root/seat/python/bin") / python.name
     document = yaml.safe_load(practice.lab.inventory.read_text())
     node = next(node for node in document["nodes"] if node["name"] == _HOST)

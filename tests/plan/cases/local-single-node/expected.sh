@@ -24,8 +24,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate docker: Docker answers
 # gate docker-engine: the daemon is Docker, run by root
 # gate selinux: SELinux lets containers use the mounted folders
-# gate gpu-runtime: Docker can hand out GPUs
 # gate accelerator: the declared accelerators are there
+# gate gpu-runtime: Docker can hand out GPUs
 # gate gpu-shared: no other cluster has these GPUs
 # gate ports: the cluster's ports are free
 # gate address: the declared address is on the declared interface
