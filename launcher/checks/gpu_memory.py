@@ -1,4 +1,4 @@
-"""Who else holds a node's GPUs or their memory, and whether what they leave suffices."""
+"""Other users of a node's GPUs and their memory, and the memory that they leave free."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user has decided; what is left out is chosen. `ssh` is for all hosts."""
+    """Options of the user; `init` chooses the rest. `ssh` applies to all hosts."""
 
     cluster: str = "vllm"
     image: str | None = None

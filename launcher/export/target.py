@@ -1,4 +1,4 @@
-"""What the user asks of manifests beside the server, and how those words are read."""
+"""Options of manifests apart from the server's, and their parsers."""
 
 from __future__ import annotations
 
