@@ -16,15 +16,21 @@ def recipes() -> None:
 @recipes.command("list", params=[options.JSON], short_help="List recipes")
 @click.argument("words", metavar="[WORD…]", nargs=-1)
 def list_(as_json: bool, words: tuple[str, ...]) -> int:
-    """List the recipes that contain every WORD: names, models, hardware, arguments."""
+    """List the recipes that contain every WORD: names, models, hardware, arguments.
+
+    Those whose names contain the words come first.
+    """
     from launcher.recipes import library
     from launcher.ui.json_line import dumps
     from launcher.ui.terminal import field, say
 
+    def named_otherwise(item: tuple[str, object]) -> bool:
+        return not all(word.lower() in item[0].lower() for word in words)
+
     packaged = library.load()
     matches = {
         name: packaged.recipe(name)
-        for name, data in packaged.recipes.items()
+        for name, data in sorted(packaged.recipes.items(), key=named_otherwise)
         if all(word.lower() in f"{name} {data}".lower() for word in words)
     }
     if as_json:

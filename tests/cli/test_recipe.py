@@ -200,6 +200,17 @@ def test_a_list_is_filtered(
     assert f"{len(names)} of 148 recipes from https://github.com/vllm-project/recipes" in ran.err
 
 
+def test_recipes_with_the_word_in_their_name_come_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Others have it in an argument, such as the name of a parser."""
+    assert run(["recipes", "list", "--json", "qwen"]) == 0
+    named = ["qwen" in name.lower() for name in json.loads(capsys.readouterr().out)["recipes"]]
+
+    assert named == sorted(named, reverse=True)
+    assert set(named) == {True, False}
+
+
 def test_a_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """A packaged one with its source, a file by its name."""
     assert run(["recipes", "show", "openai/gpt-oss-20b"]) == 0
