@@ -4,7 +4,7 @@
 Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper.
 
 It ends when it is told to, and when Ray ends while no engine is here: Docker starts the container
-again then. Standard library only.
+again then. Its HTTP server (`server.py`) is a thread of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
-from . import children, metrics, process, state
+from . import children, metrics, process, routes, server, state
 from .crew import Follower, Lead
-from .exporter import Exporter
 from .keeper import Keeper
 from .node import Node
 from .wire import say
@@ -120,7 +120,11 @@ class Agent:
         where = (args.node, args.head, args.port, self.node, self.selector)
         self.lead = Lead(*where) if args.lead else None
         self.follower = None if args.lead else Follower(*where)
-        self.exporter = Exporter(args.head, args.metrics, metrics.text) if args.lead else None
+        self.lock = threading.RLock()  # of all this, for whatever else the server's thread asks
+        sites = [routes.launcher(server.SOCKET)]
+        if args.lead:
+            sites.append(routes.metrics(args.head, args.metrics, metrics.text))
+        self.server = server.Server(*sites)
         self.keepers: dict[str, Keeper] = {}
         self.told: list[int] = []
         self.code: int | None = None
@@ -128,15 +132,18 @@ class Agent:
 
     def run(self) -> int:
         """Go on until somebody says that it is enough; return the exit code."""
+        self.server.start()
         turned = 0.0
         while self.code is None and not self.told:
             due = turned + (_QUICK if self.busy else _TURN)
             heard = self.selector.select(max(0.0, due - time.monotonic()))
-            for each, _ in heard:
-                each.data()
+            with self.lock:
+                for each, _ in heard:
+                    each.data()
             if time.monotonic() >= due or (heard and self.follower is not None):
                 turned = time.monotonic()
-                self.turn()
+                with self.lock:
+                    self.turn()
         return self.leave()
 
     @property
@@ -154,8 +161,6 @@ class Agent:
             self.ray.follow(self.follower.ray)
         if self.lead is not None:
             self._keep(self.lead)
-        if self.exporter is not None:
-            self.exporter.turn()
 
     def _keep(self, lead: Lead) -> None:
         for name in state.names():

@@ -89,7 +89,6 @@ class Cluster:
                 self.agents[node] = subprocess.Popen(
                     [
                         sys.executable,
-                        "-S",
                         "-u",
                         "-c",
                         MAIN,
@@ -105,6 +104,7 @@ class Cluster:
                         "VLAUNCH_STATE": str(self.folder / "state" / node),
                         "VLAUNCH_SECRETS": str(self.folder / "secrets" / node),
                         "VLAUNCH_MOUNTS": str(self.folder / "mounts"),
+                        "VLAUNCH_AGENT_SOCKET": str(self.folder / f"{node}.sock"),
                     },
                 )
 
