@@ -1,7 +1,5 @@
 """A server as it is wanted: what `vlaunch serve` writes to the head and the keeper acts on.
 
-Standard library only.
-
 One class is the shape for both: the launcher imports this module, the agent ships with it. The file
 is `desired.json` in the server's folder (`state.py`), replaced whole, and removed to stop the
 server.
@@ -13,6 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from . import records
 
 VERSION = 2
 
@@ -154,61 +154,10 @@ class Desired:
 
 def read(said: Any) -> Desired:
     """Read plain data; raises ValueError when it is no server of this version."""
-    try:
-        if said["version"] != VERSION:
-            raise ValueError(f"version {said['version']!r} of a server is not known here")
-        processes = tuple(_process(each) for each in said["processes"])
-        if not processes:
-            raise ValueError("a server without a process")
-        ray = said["ray"]
-        plain = {
-            name: said[name]
-            for name in ("name", "id", "model", "backend", "host", "visible", "image")
-        }
-        texts: dict[str, Any] = {name: str(value) for name, value in plain.items()}
-        return Desired(
-            **texts,
-            processes=processes,
-            port=int(said["port"]),
-            places={str(node): int(count) for node, count in said["places"].items()},
-            addresses=_texts(said["addresses"]),
-            asked=float(said["asked"]),
-            replicas=int(said["replicas"]),
-            tp=int(said["tp"]),
-            memory_share=None if said["memory_share"] is None else float(said["memory_share"]),
-            ray=None if ray is None else _ray(ray),
-            policy=_policy(said["policy"]),
-            asked_for=dict(said["asked_for"]),
-        )
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise ValueError(f"this is no server: {type(error).__name__}: {error}") from None
-
-
-def _process(said: Any) -> Process:
-    return Process(
-        node=str(said["node"]),
-        argv=tuple(map(str, said["argv"])),
-        env=_texts(said["env"]),
-        gpus=None if said["gpus"] is None else tuple(map(int, said["gpus"])),
-        replicas=(int(said["replicas"][0]), int(said["replicas"][1])),
-    )
-
-
-def _ray(said: Any) -> Ray:
-    return Ray(
-        dashboard=int(said["dashboard"]),
-        node_manager=int(said["node_manager"]),
-        gpus=int(said["gpus"]),
-        reserve=said["reserve"] is True,
-        partial=said["partial"] is True,
-    )
-
-
-def _policy(said: Any) -> Policy:
-    restarts = said["restarts"]
-    seconds = {name: float(value) for name, value in said.items() if name != "restarts"}
-    return Policy(**seconds, restarts=None if restarts is None else int(restarts))
-
-
-def _texts(said: Any) -> dict[str, str]:
-    return {str(key): str(value) for key, value in said.items()}
+    version = said.get("version", VERSION) if isinstance(said, Mapping) else VERSION
+    if version != VERSION:
+        raise ValueError(f"version {version!r:.80} of a server is not known here")
+    found = records.read(Desired, said, "server", whole=True)
+    if not found.processes:
+        raise ValueError("a server without a process")
+    return found

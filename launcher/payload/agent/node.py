@@ -1,6 +1,6 @@
 """The engines on this node: does what the keeper orders, and reports how it goes.
 
-It decides nothing. Standard library only.
+It decides nothing.
 
 Orders are a level, not an edge: all that should be here, each time; what is not among them is
 stopped. Nobody to order anything changes nothing.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import gpu, leftovers, process, state
+from . import gpu, leftovers, process, records, state
 from .probe import Probe
 from .process import IDLE, RUNNING, STOPPING, Engine, Work
 
@@ -65,29 +65,13 @@ class Order:
 
 def read(said: Any) -> dict[str, Order]:
     """Read orders by the server's name; raises ValueError where one is none."""
-    try:
-        return {
-            str(name): Order(
-                generation=int(each["generation"]),
-                phase=str(each["phase"]),
-                argv=tuple(map(str, each["argv"])),
-                env={str(key): str(value) for key, value in each["env"].items()},
-                grace=float(each["grace"]),
-                api=None if each["api"] is None else (str(each["api"][0]), int(each["api"][1])),
-                replicas=int(each["replicas"]),
-                first=None if each["first"] is None else int(each["first"]),
-                canary=float(each["canary"]),
-                pids=tuple(map(int, each["pids"])),
-                share=None if each["share"] is None else float(each["share"]),
-                count=int(each["count"]),
-                gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
-                busy=each["busy"] is True,
-            )
-            for name, each in said.items()
-            if state.NAME.fullmatch(str(name))
-        }
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise ValueError(f"this is no order: {error!r}") from None
+    if not isinstance(said, Mapping):
+        raise ValueError(f"this is no order: {said!r:.80}")
+    return {
+        name: records.read(Order, each, "order", whole=True)
+        for name, each in said.items()
+        if state.NAME.fullmatch(name)
+    }
 
 
 class Server:

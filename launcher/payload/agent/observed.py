@@ -1,7 +1,5 @@
 """A server as it is: what the keeper writes beside `desired.json`, and the launcher reads.
 
-Standard library only.
-
 All times are seconds since 1970 unless a name says otherwise.
 """
 
@@ -10,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
+
+from . import records
 
 VERSION = 2
 # waiting: for nodes, GPUs, or Ray. starting: the engine runs and has not answered. ready: it has.
@@ -20,7 +20,6 @@ STATES = ("waiting", "starting", "ready", "stopping", "pausing", "failed", "gave
 OVER = ("failed", "gave-up", "stopped")
 FAULTS = 20  # that are kept
 EVIDENCE = 4000  # characters of one fault's
-T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -114,82 +113,12 @@ class Observed:
 
 
 def read(said: Any) -> Observed:
-    """Read plain data, field by field; raises ValueError when a field has another type than it
-    should.
+    """Read plain data; raises ValueError when it is no record of this version.
+
+    Fields that are not known here are left out, so that an older launcher shows what it knows.
     """
     if not isinstance(said, Mapping) or said.get("version") != VERSION:
         raise ValueError("this is no record of a server")
-    found = _fields(Observed, said, {"load", "faults", "ranks", "alive", "restarts"})
-    load, faults = said.get("load"), said.get("faults")
-    found["load"] = None if load is None else _made(Load, _fields(Load, load, set()))
-    found["faults"] = [_fault(each) for each in _list(faults)]
-    found["restarts"] = [float(_number(each)) for each in _list(said.get("restarts"))]
-    ranks = said.get("ranks")
-    found["ranks"] = {
-        str(node): [str(rank) for rank in _list(held)] for node, held in _mapping(ranks).items()
-    }
-    found["alive"] = {
-        str(node): {str(rank): each is True for rank, each in _mapping(held).items()}
-        for node, held in _mapping(said.get("alive")).items()
-    }
-    if found.get("state") not in STATES:
-        raise ValueError(f"`state` is {found.get('state')!r:.80}")
-    return _made(Observed, found)
-
-
-def _fault(said: Any) -> Fault:
-    found = _fields(Fault, said, {"phases"})
-    phases = {
-        str(name): float(_number(each)) for name, each in _mapping(said.get("phases")).items()
-    }
-    return _made(Fault, {**found, "phases": phases})
-
-
-def _made(kind: type[T], found: dict[str, Any]) -> T:
-    try:
-        return kind(**found)
-    except TypeError as error:  # a field that has no default is not there
-        raise ValueError(str(error)) from None
-
-
-def _fields(kind: type, said: Any, but: set[str]) -> dict[str, Any]:
-    """Return a class's plain fields by name, each of the kind that its annotation names."""
-    if not isinstance(said, Mapping):
-        raise ValueError(f"{kind.__name__} is {said!r:.80}")
-    found = dict[str, Any]()
-    for each in dataclasses.fields(kind):
-        if each.name in but or each.name not in said:
-            continue
-        value, annotated = said[each.name], str(each.type)
-        if value is None and "None" in annotated:
-            found[each.name] = None
-        elif annotated.startswith("str"):
-            found[each.name] = _text(each.name, value)
-        else:
-            number = _number(value)
-            found[each.name] = int(number) if annotated.startswith("int") else float(number)
-    return found
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"`{name}` is {value!r:.80}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not -(2**62) < value < 2**62
-    ):
-        raise ValueError(f"a number is {value!r:.80}")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _mapping(value: Any) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if said.get("state") not in STATES:
+        raise ValueError(f"`state` is {said.get('state')!r:.80}")
+    return records.read(Observed, said, "record of a server")
