@@ -2,10 +2,9 @@
 queues, which ranks and which nodes' agents live, and the last network check.
 
 It is made of the files alone, which the keeper writes every few seconds, so that nobody who reads
-it disturbs the keeper. There is neither a secret nor a text of a log in it. Standard library only.
+it disturbs the keeper. There is neither a secret nor a text of a log in it.
 
-The names and units follow https://prometheus.io/docs/practices/naming/, the text
-https://prometheus.io/docs/instrumenting/exposition_formats/.
+The names and units follow https://prometheus.io/docs/practices/naming/.
 """
 
 from __future__ import annotations
@@ -13,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from . import state
 from .desired import Desired
 from .observed import OVER, STATES, Observed
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 PORT = 29580  # where they are served (`ports: {metrics: …}`) unless something else is said
 SILENT = 60.0  # seconds after which an agent that was not heard is not there
@@ -51,30 +53,32 @@ HELP: Mapping[str, tuple[str, str]] = {
 
 
 class Page:
-    """The text, a metric at a time; samples of one metric stand together."""
+    """The samples, collected by prometheus_client."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[str]] = {name: [] for name in HELP}
+        from prometheus_client import Metric  # late: the launcher wants only PORT
+
+        self._families = {
+            name: Metric(f"vlaunch_{name.removesuffix('_total')}", about, kind)
+            for name, (kind, about) in HELP.items()
+        }
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
         """Add a sample; none where the value is not known."""
         if value is not None and math.isfinite(value):
-            named = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
-            self._samples[name].append(f"{'{' + named + '}' if named else ''} {float(value)!r}")
+            self._families[name].add_sample(f"vlaunch_{name}", labels, float(value))
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics that have samples."""
+        return [family for family in self._families.values() if family.samples]
 
     def text(self) -> str:
         """Return it all."""
-        lines = []
-        for name, samples in self._samples.items():
-            kind, about = HELP[name]
-            if samples:
-                lines += [f"# HELP vlaunch_{name} {about}", f"# TYPE vlaunch_{name} {kind}"]
-                lines += [f"vlaunch_{name}{each}" for each in samples]
-        return "\n".join(lines) + "\n"
+        from prometheus_client import CollectorRegistry, generate_latest
 
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()
 
 
 def text(now: float, folder: str = "") -> str:
