@@ -47,6 +47,7 @@ _GPU_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "memory.used": lambda gpu: _mib(gpu["memory"] and _used(gpu)),
     "memory.free": lambda gpu: _mib(gpu["memory"] and gpu["memory"] - _used(gpu)),
     "utilization.gpu": lambda gpu: "97 %" if gpu["holder"] else "0 %",
+    "power.draw": lambda gpu: "310.00 W" if gpu["holder"] else "62.00 W",
     "fabric.state": lambda gpu: _NA,
     "mig.mode.current": lambda gpu: "Disabled",
     "ecc.errors.uncorrected.volatile.total": lambda gpu: str(gpu["ecc"]),

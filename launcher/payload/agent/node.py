@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import gpu, leftovers, process, records, state
+from .inspection import Inspection, Target
 from .probe import Probe
 from .process import IDLE, RUNNING, STOPPING, Engine, Work
 
@@ -34,8 +35,9 @@ class Order:
     `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
 
     `share` is the part of a GPU's memory that must be free (None: nobody looks), on `count` GPUs of
-    those that `gpus` names (None: all); with `busy` their utilisation is asked. `replicas` are so
-    many behind the API, of which the `first` has this number (None: the server has only one).
+    those that `gpus` names (None: all); with `busy` their utilisation is asked, with `inspect` the
+    ranks are sampled. `replicas` are so many behind the API, of which the `first` has this number
+    (None: the server has only one).
     """
 
     generation: int
@@ -52,6 +54,7 @@ class Order:
     count: int = 0
     gpus: tuple[int, ...] | None = None
     busy: bool = False
+    inspect: bool = False
 
     @property
     def behind(self) -> range:
@@ -86,6 +89,7 @@ class Server:
         # the utilisation of its GPUs, None where unknown; empty: nobody has asked
         self.busy: tuple[float | None, ...] = ()
         self.ranks: dict[int, Work] = {}  # what Ray runs here, by the process
+        self.inspection = Inspection()
         self._pids: tuple[int, ...] = ()
         self._ending: float | None = None
         self._answers, self._looked = 0, 0.0
@@ -101,6 +105,7 @@ class Server:
         self.order = order or self.order
         if self.probe is not None:
             self._hear(self.probe)
+        self._inspect(order)
         if order is None:
             return
         if order.phase != PREPARE:
@@ -144,6 +149,13 @@ class Server:
         if probe.answers != self._answers:
             self._answers = probe.answers
             self.engine.well()
+
+    def _inspect(self, order: Order | None) -> None:
+        target = None
+        if order is not None and order.inspect:
+            gpus, engine = order.gpus, self.engine
+            target = Target(engine.pid, order.pids, order.count, gpus, order.argv)
+        self.inspection.turn(target)
 
     def _look(self, order: Order) -> None:
         """See what the engine's processes and the ranks have done, and how the GPUs are."""
@@ -203,6 +215,8 @@ class Server:
             said["busy"] = self.busy[0]
         if self.probe is not None:
             said["probe"] = self.probe.report()
+        if (sample := self.inspection.report()) is not None:
+            said["inspection"] = sample
         return said
 
     @property

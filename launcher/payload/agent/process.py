@@ -231,7 +231,7 @@ class Work:
         span, self._looked = now - self._looked, now
         worked = {""} if self._used and not before else set[str]()
         for pid, used in self._used.items():
-            replica = _REPLICA.search(_title(pid))
+            replica = _REPLICA.search(title(pid))
             keys = {"", replica[1]} if replica else {""}
             for key in keys:
                 self.counts.setdefault(key, 0)
@@ -275,9 +275,14 @@ def carrying(words: str) -> list[int]:
     return [pid for pid, _, _ in _processes() if _carries(pid, words)]
 
 
+def in_session(session: int) -> list[int]:
+    """Return the living processes of a session."""
+    return [pid for pid, own, _ in _processes() if own == session]
+
+
 def ray_workers(pids: Iterable[int]) -> list[int]:
     """Return which of some processes still are workers of Ray: a number may be another's by now."""
-    return [pid for pid in pids if _title(pid).startswith("ray::")]
+    return [pid for pid in pids if title(pid).startswith("ray::")]
 
 
 def kill(pids: Sequence[int]) -> None:
@@ -285,7 +290,7 @@ def kill(pids: Sequence[int]) -> None:
     _signal(pids, signal.SIGKILL)
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
     """Return what a process calls itself."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -26,7 +26,7 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, dict[int, str]]:
     """A clock, and what processes call themselves."""
     clock, names = Clock(), dict[int, str]()
     monkeypatch.setattr(process, "time", clock)
-    monkeypatch.setattr(process, "_title", lambda pid: names.get(pid, "python3"))
+    monkeypatch.setattr(process, "title", lambda pid: names.get(pid, "python3"))
     return clock, names
 
 

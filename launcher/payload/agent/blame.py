@@ -1,0 +1,357 @@
+"""The rank that a stuck engine waits for, from two inspections of its nodes. Pure.
+
+`inspection.py` takes the inspections. A rank counts as the culprit when it is the only one that
+waits neither for work nor for the other ranks; otherwise the rank is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import records
+
+APART = 9.5  # seconds between two samples that can show that nothing moves
+ENGINE = "the engine"  # the process that schedules; it holds no rank unless it is alone
+_SWITCHES = 2.0  # voluntary context switches per second of a thread that stands still
+# Bytes per second of an interface that carries no work. Measured: 1 kB/s beside a wedged server,
+# 1 MB/s over a link throttled to 8 Mbit/s.
+_IDLE = 256_000
+_BUSY = 0.5  # part of a core from which on a thread computes or spins
+_NAMED = 4  # ranks named in one observation
+_SHOWN = 16  # frames of a stack in a record
+
+# The loops that a rank's work runs in: v1/executor/multiproc_executor.py, v1/engine/core.py and
+# v1/worker/gpu_worker.py of vLLM 0.32.
+_LOOPS = {"worker_busy_loop", "async_output_busy_loop", "run_busy_loop", "run_engine_core"}
+_WORKS = {*_LOOPS, "execute_model", "execute_dummy_batch", "sample_tokens"}
+_DEVICE = {"synchronize", "wait_event", "wait_stream", "get_output", "_to_list"}
+_QUEUES = ("device_communicators/shm_broadcast.py",)
+_COLLECTIVES = ("torch/distributed/", "vllm/distributed/")
+_OPERATORS = re.compile(r"torch/|triton/|<eval_with_key>|<string>|.*torchinductor_")
+_FRAME = re.compile(r"(?:.*\.)?([^ .]+) \((.*?)(?::\d+)?\)")
+
+# What a rank does, by its stack, from the least to the most suspicious.
+WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR, OWN = range(5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """A process at one moment; `frames` has the innermost first, `why` says why there are none.
+
+    `ticks` (hundredths of a second of CPU), `voluntary` context switches and `state` are of the
+    thread whose stack it is.
+    """
+
+    pid: int
+    rank: str = ""
+    engine: bool = False
+    frames: tuple[str, ...] = ()
+    why: str = ""
+    thread: int = 0
+    ticks: int = 0
+    voluntary: int = 0
+    state: str = ""
+    gpus: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One inspection of a node; `at` is in seconds of its own clock, `bytes` received and sent by
+    each interface, `notes` what NCCL and vLLM themselves say.
+    """
+
+    number: int
+    at: float
+    bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    ranks: tuple[Rank, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What two inspections show.
+
+    `progress` is None where that cannot be told. `rank`, `node`, `gpu` and `frame` are empty while
+    the culprit is unknown.
+    """
+
+    progress: bool | None
+    rank: str = ""
+    node: str = ""
+    gpu: str = ""
+    frame: str = ""
+    observations: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
+
+
+class Inspections:
+    """The inspections of a server's nodes, as their reports bring them."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, list[Sample]] = {}
+
+    def hear(self, node: str, said: object) -> None:
+        """Note a node's newest inspection, None where it has none; what is none is left out."""
+        samples = self._samples.setdefault(node, [])
+        number = said.get("number") if isinstance(said, Mapping) else None
+        if number is None:
+            samples.clear()
+        elif not samples or samples[-1].number != number:
+            with contextlib.suppress(ValueError):
+                sample = records.read(Sample, said, "inspection")
+                if samples and sample.at <= samples[-1].at:
+                    samples.clear()
+                del samples[:-2]
+                samples.append(sample)
+
+    def finding(
+        self, ranks: Mapping[str, Mapping[int, str]], *, replica: int | None = None
+    ) -> Finding:
+        """Compare the newest inspections with those before them; see `compare`."""
+        after = {node: samples[-1] for node, samples in self._samples.items() if samples}
+        before = {
+            node: next((each for each in reversed(samples) if _apart(each, samples[-1])), None)
+            for node, samples in self._samples.items()
+        }
+        return compare(before, after, ranks, replica=replica)
+
+
+def _apart(before: Sample, after: Sample) -> bool:
+    return after.at - before.at >= APART
+
+
+def works(frames: Sequence[str]) -> bool:
+    """Return True for the stack of a thread that does a rank's or an engine's work."""
+    return any(function in _WORKS for function, _ in map(_parse, frames))
+
+
+def kind(frames: Sequence[str]) -> int:
+    """Classify a stack: WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR or OWN."""
+    inner = []
+    for function, file in map(_parse, frames):
+        if function in _LOOPS:
+            break
+        inner.append((function, file))
+    if not inner:
+        return OWN
+    functions = {function for function, _ in inner}
+    if any(file.endswith(_QUEUES) for _, file in inner):
+        return WAITS
+    if not functions & (_WORKS - _LOOPS) and ("get", "queue.py") in inner:
+        return WAITS
+    if any(file.startswith(_COLLECTIVES) for _, file in inner):
+        return WITH_OTHERS
+    if functions & _DEVICE:
+        return FOR_DEVICE
+    return OPERATOR if _OPERATORS.match(inner[0][1]) else OWN
+
+
+def _parse(frame: str) -> tuple[str, str]:
+    """Return function and file of a frame such as `Worker.run (vllm/worker.py:7)`."""
+    match = _FRAME.fullmatch(frame)
+    return (match[1], match[2]) if match else (frame, "")
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A rank in both samples."""
+
+    name: str
+    node: str
+    before: Rank
+    after: Rank
+    seconds: float
+
+    @property
+    def core(self) -> float:
+        """The part of a core that its thread used."""
+        return max(0.0, (self.after.ticks - self.before.ticks) / 100 / self.seconds)
+
+    @property
+    def kind(self) -> int:
+        """What it does; an operator that uses no CPU waits in it, for other ranks or for a GPU."""
+        found = kind(self.after.frames)
+        return WITH_OTHERS if found == OPERATOR and self.core < _BUSY else found
+
+    @property
+    def moved(self) -> str:
+        """Say how it moved; empty when it did not."""
+        before, after = self.before, self.after
+        if before.thread != after.thread or _place(before.frames) != _place(after.frames):
+            return "its stack changed"
+        switches = (after.voluntary - before.voluntary) / self.seconds
+        if self.kind in (OPERATOR, OWN) and switches > _SWITCHES:
+            return f"{switches:.0f} voluntary context switches per second"
+        return ""
+
+
+def _place(frames: Sequence[str]) -> tuple[object, ...]:
+    """Return what stays the same while a stack does.
+
+    A thread that polls alternates between the frames inside its wait, and one that spins between
+    the lines of one function.
+    """
+    found = kind(frames)
+    parsed = list(map(_parse, frames))
+    if found in (WAITS, WITH_OTHERS):
+        innocent = [
+            number
+            for number, (function, file) in enumerate(parsed)
+            if file.endswith(_QUEUES) or file.startswith(_COLLECTIVES) or function == "get"
+        ]
+        cut = max(innocent, default=-1) + 1
+        return (found, *frames[cut:])
+    return (found, *parsed[:1], *frames[1:])
+
+
+def compare(
+    before: Mapping[str, Sample | None],
+    after: Mapping[str, Sample | None],
+    ranks: Mapping[str, Mapping[int, str]],
+    *,
+    replica: int | None = None,
+) -> Finding:
+    """Compare two inspections of the nodes that hold ranks.
+
+    Args:
+        ranks: the nodes, each with the ranks that Ray runs there by their processes; a node without
+            any has the ranks that name themselves.
+        replica: judge the ranks of this replica only, and no bytes: others use the interfaces, too.
+    """
+    pairs: list[_Pair] = []
+    unknown: list[str] = []
+    for node, names in ranks.items():
+        first, second = before.get(node), after.get(node)
+        if first is None or second is None or not _apart(first, second):
+            unknown.append(f"{node}: not inspected twice")
+            continue
+        found, lacking = _pairs(node, first, second, names, replica)
+        pairs += found
+        unknown += lacking
+    moved = [f"{each.name} on {each.node}: {how}" for each in pairs if (how := each.moved)]
+    flows = [] if replica is not None else list(_flows(before, after, ranks))
+    moved += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
+    notes = [note for node in ranks for note in _notes(node, after.get(node))]
+    idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
+    culprit = None if moved or unknown else _culprit(pairs)
+    return Finding(
+        progress=True if moved else None if unknown or not pairs else False,
+        rank=culprit.name if culprit else "",
+        node=culprit.node if culprit else "",
+        gpu=_gpu_of(culprit.after) if culprit else "",
+        frame=culprit.after.frames[0] if culprit else "",
+        observations=(*moved, *unknown, *_told(pairs), *idle, *notes),
+        stacks=tuple(_stacks(pairs)),
+    )
+
+
+def _pairs(
+    node: str, first: Sample, second: Sample, names: Mapping[int, str], replica: int | None
+) -> tuple[list[_Pair], list[str]]:
+    """Return a node's ranks that both samples have with a stack, and what is lacking."""
+    earlier = {each.pid: each for each in first.ranks}
+    seconds = second.at - first.at
+    pairs, lacking = [], []
+    present = {each.pid for each in second.ranks}
+    lacking += [
+        f"{name} on {node}: no process" for pid, name in names.items() if pid not in present
+    ]
+    for each in second.ranks:
+        name = names.get(each.pid) or each.rank or f"process {each.pid}"
+        own = re.match(r"DP(\d+)", name)
+        if replica is not None and own and int(own[1]) != replica:
+            continue
+        pair = _Pair(name, node, earlier.get(each.pid, Rank(pid=each.pid)), each, seconds)
+        if not each.frames or not pair.before.frames:
+            if not each.engine:
+                why = each.why or pair.before.why or "not sampled twice"
+                lacking.append(f"{name} on {node}: no stack: {why}")
+            continue
+        pairs.append(pair)
+    if not any(not each.engine for each in second.ranks):
+        lacking.append(f"{node}: no rank was found")
+    return pairs, lacking
+
+
+def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
+    """Return the only rank that waits for nothing; the engine where all ranks wait for work."""
+    ranks = [each for each in pairs if not each.after.engine]
+    suspects = [each for each in ranks if each.kind == OWN]
+    suspects = suspects or [each for each in ranks if each.kind == OPERATOR]
+    if not suspects and all(each.kind == WAITS for each in ranks):
+        suspects = [each for each in pairs if each.after.engine and each.kind >= OPERATOR]
+    return suspects[0] if len(suspects) == 1 else None
+
+
+def _flows(
+    before: Mapping[str, Sample | None], after: Mapping[str, Sample | None], nodes: Iterable[str]
+) -> Iterable[tuple[str, float]]:
+    """Yield the bytes per second of each node's busiest interface, without the loopback's."""
+    for node in nodes:
+        first, second = before.get(node), after.get(node)
+        if first is None or second is None or second.at <= first.at:
+            continue
+        rates = [
+            (sum(counts) - sum(first.bytes[name])) / (second.at - first.at)
+            for name, counts in second.bytes.items()
+            if name != "lo" and name in first.bytes
+        ]
+        yield node, max(rates, default=0.0)
+
+
+def _told(pairs: Sequence[_Pair]) -> Iterable[str]:
+    """Describe what the ranks do; those that do the same, together."""
+    groups: dict[str, list[_Pair]] = {}
+    for each in pairs:
+        groups.setdefault(_doing(each), []).append(each)
+    for doing, group in groups.items():
+        names = [f"{each.name} on {each.node}{_load(each)}" for each in group[:_NAMED]]
+        more = f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
+        yield f"{', '.join(names)}{more}: {doing}"
+
+
+def _doing(pair: _Pair) -> str:
+    frame = pair.after.frames[0]
+    return {
+        WAITS: "waiting for work" if not pair.after.engine else "waiting for ranks or requests",
+        WITH_OTHERS: f"waiting for other ranks in {frame}",
+        FOR_DEVICE: f"waiting for its GPU in {frame}",
+        OPERATOR: f"running an operator in {frame}",
+        OWN: f"running {frame}" if pair.core >= _BUSY else f"sleeping in {frame}",
+    }[pair.kind]
+
+
+def _load(pair: _Pair) -> str:
+    """Return what a rank uses, in brackets; empty where that is nothing."""
+    words = [f"{pair.core:.0%} of a core"] if pair.core >= _BUSY else []
+    words += [f"GPU {gpu.get('index')}{_gpu(gpu)}" for gpu in pair.after.gpus]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    load, power = gpu.get("utilization"), gpu.get("power_w")
+    used = f" at {load:g} %" if isinstance(load, (int, float)) else ""
+    return f"{used}, {power:g} W" if isinstance(power, (int, float)) else used
+
+
+def _gpu_of(rank: Rank) -> str:
+    return ", ".join(str(gpu.get("index")) for gpu in rank.gpus)
+
+
+def _notes(node: str, sample: Sample | None) -> list[str]:
+    return [f"{node}: {note}" for note in sample.notes] if sample is not None else []
+
+
+def _stacks(pairs: Sequence[_Pair]) -> Iterable[str]:
+    """Return the last stack of every rank; ranks with the same one share it."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for each in pairs:
+        groups.setdefault(each.after.frames, []).append(f"{each.name} on {each.node}")
+    for frames, names in groups.items():
+        cut = [f"  … {len(frames) - _SHOWN} more"] if len(frames) > _SHOWN else []
+        lines = [f"  {frame[:120]}" for frame in frames[:_SHOWN]]
+        yield "\n".join((f"{', '.join(names)}:", *lines, *cut))

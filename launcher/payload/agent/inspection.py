@@ -1,0 +1,278 @@
+"""What the ranks of one server do on this node: stacks, CPU, context switches, bytes, GPUs and what
+NCCL and vLLM's watchdog say.
+
+It runs in a thread of its own while the keeper orders it, and changes nothing: py-spy reads memory
+without stopping a process (`--nonblocking`), and no signal is sent. `blame.py` compares samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import blame, children, process
+
+EVERY = 10.0  # seconds between two samples
+PY_SPY = "/opt/vlaunch/py-spy"
+_DUMP = 5.0  # seconds for one dump
+_TRIES = 3  # a dump taken while the process works may be unreadable
+_SHARE = 0.05  # of the time in which samples may be taken: py-spy uses a core while it runs
+_FRAMES = 60
+_RANK = re.compile(r"VLLM::(Worker|EngineCore)((?:_[A-Z]+\d+)*)")
+_PLACE = re.compile(r"(DP|TP|PP)(\d+)")
+_RAS = ("127.0.0.1", 28028)  # NCCL_RAS_ADDR's default, since NCCL 2.24
+_RAS_WAIT = 5  # seconds
+_TELLING = re.compile(
+    r"\b(?:WARNING|ERROR|INCOMPLETE|MISMATCH|unresponsive|different|dead)\b", re.I
+)
+_NVIDIA = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,utilization.gpu,power.draw",
+    "--format=csv,noheader,nounits",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be inspected: an engine's session, what Ray runs for it, and its ranks' GPUs.
+
+    `count` is how many ranks are here, `gpus` those that they use in their order (None: all).
+    """
+
+    session: int | None
+    pids: Collection[int]
+    count: int
+    gpus: Sequence[int] | None
+    argv: Sequence[str]
+
+
+class Inspection:
+    """Samples one server's ranks while `turn` is given a target."""
+
+    def __init__(self) -> None:
+        self._target: Target | None = None
+        self._sample: dict[str, Any] | None = None
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+
+    def turn(self, target: Target | None) -> None:
+        """Begin, go on or, without a target, end."""
+        self._target = target
+        if target is None:
+            self._sample = None
+            self._wake.set()
+        elif self._thread is None or not self._thread.is_alive():
+            self._wake.clear()
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the newest sample and its age in seconds; None before the first."""
+        sample = self._sample
+        if sample is None:
+            return None
+        return {**sample, "age": round(time.monotonic() - sample["at"], 1)}
+
+    def _run(self) -> None:
+        while (target := self._target) is not None:
+            began = time.monotonic()
+            self._number += 1
+            sample = {"number": self._number, "at": round(began, 1), **look(target)}
+            if self._target is not None:
+                self._sample = sample
+            self._wake.wait(max(EVERY, (time.monotonic() - began) / _SHARE))
+
+
+def look(target: Target) -> dict[str, Any]:
+    """Take one sample."""
+    found = list(_processes(target))
+    gpus = _gpus(target, found)
+    return {
+        "bytes": _bytes(),
+        "ranks": [_rank(each, gpus.get(each.pid, [])) for each in found],
+        "notes": [*_ask_nccl(), *_watchdog(target.argv)],
+    }
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A rank or an engine; `title` is what it calls itself."""
+
+    pid: int
+    title: str
+    rank: str
+    engine: bool
+
+
+def _processes(target: Target) -> Iterator[_Process]:
+    """Yield the ranks and engines here; an engine without workers of its own is a rank."""
+    titles = {pid: process.title(pid) for pid in {*target.pids, *_session(target.session)}}
+    named = {pid: match for pid, title in titles.items() if (match := _RANK.match(title))}
+    workers = any(match[1] == "Worker" for match in named.values()) or bool(target.pids)
+    for pid in sorted({*named, *target.pids}):
+        match = named.get(pid)
+        place = dict(_PLACE.findall(match[2])) if match else {}
+        rank = " ".join(f"{key}{place[key]}" for key in ("DP", "TP", "PP") if key in place)
+        engine = match is not None and match[1] == "EngineCore" and (workers or not target.count)
+        if engine:
+            rank = f"{blame.ENGINE} {rank}".strip()
+        yield _Process(
+            pid, titles[pid].strip(), rank or ("" if match is None else "the only rank"), engine
+        )
+
+
+def _session(session: int | None) -> list[int]:
+    return [] if session is None else process.in_session(session)
+
+
+def _rank(each: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a process and the stack of its thread that works, else why there is none."""
+    thread, why = _dump(each.pid)
+    number = int(thread.get("os_thread_id") or each.pid)
+    return {
+        "pid": each.pid,
+        "title": each.title[:80],
+        "rank": each.rank,
+        "engine": each.engine,
+        "frames": [_frame(frame) for frame in thread.get("frames", ())][:_FRAMES],
+        "why": why,
+        "thread": number,
+        **_counters(each.pid, number),
+        "gpus": gpus,
+    }
+
+
+def _dump(pid: int) -> tuple[Mapping[str, Any], str]:
+    """Return the thread that works, from py-spy's JSON; else why there is none."""
+    program = PY_SPY if os.path.exists(PY_SPY) else "py-spy"  # Ray brings one
+    why = ""
+    for _ in range(_TRIES):
+        code, out = children.run(
+            (program, "dump", "--nonblocking", "--json", "--pid", str(pid)), _DUMP
+        )
+        if code == 127:
+            return {}, "py-spy is not in the container: run `vlaunch up` with a package index"
+        try:
+            threads = json.loads(out[out.index("[") :]) if code == 0 else []
+        except ValueError:
+            threads = []
+        if code == 0 and (chosen := _chosen(threads)):
+            return chosen, ""
+        why = out.strip().splitlines()[0][:200] if code and out.strip() else "unreadable"
+        if code == 124:
+            break
+    return {}, why
+
+
+def _chosen(threads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the thread that does the rank's work: of several, the one that does not wait for
+    any.
+    """
+    stacks = [(thread, [_frame(frame) for frame in thread["frames"]]) for thread in threads]
+    working = [(blame.kind(frames), thread) for thread, frames in stacks if blame.works(frames)]
+    return max(working, key=lambda each: each[0])[1] if working else {}
+
+
+def _frame(frame: Mapping[str, Any]) -> str:
+    file = frame.get("short_filename") or frame.get("filename")
+    return f"{frame.get('name')} ({file}:{frame.get('line')})"[:160]
+
+
+def _counters(pid: int, thread: int) -> dict[str, Any]:
+    """Return what the kernel counts for a thread; zeros where it is gone."""
+    found: dict[str, Any] = {"ticks": 0, "voluntary": 0, "involuntary": 0, "state": "", "wchan": ""}
+    folder = f"/proc/{pid}/task/{thread}"
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = _text(f"{folder}/stat").rpartition(")")[2].split()
+        found["state"], found["ticks"] = words[0], int(words[11]) + int(words[12])
+        switches = dict(re.findall(r"(\w+)_ctxt_switches:\s+(\d+)", _text(f"{folder}/status")))
+        found["voluntary"] = int(switches["voluntary"])
+        found["involuntary"] = int(switches["nonvoluntary"])
+        found["wchan"] = _text(f"{folder}/wchan")[:40]
+    return found
+
+
+def _bytes() -> dict[str, list[int]]:
+    """Return bytes received and sent, by network interface and by port of an RDMA card."""
+    found = {}
+    for name, counts in re.findall(r"^\s*(\S+?):\s*(.*)$", _text("/proc/net/dev"), re.MULTILINE):
+        words = counts.split()
+        found[name] = [int(words[0]), int(words[8])]
+    for port in glob.glob("/sys/class/infiniband/*/ports/*"):
+        words = [_text(f"{port}/counters/port_{way}_data").strip() for way in ("rcv", "xmit")]
+        if all(word.isdigit() for word in words):  # in units of four bytes
+            found["/".join(port.split("/")[4::2])] = [4 * int(word) for word in words]
+    return found
+
+
+def _gpus(target: Target, found: Sequence[_Process]) -> dict[int, list[dict[str, Any]]]:
+    """Return the load and power of each rank's GPU, where `nvidia-smi` answers.
+
+    The driver knows processes by other numbers than a container does; vLLM gives its n-th worker on
+    a node the n-th GPU that it may use.
+    """
+    code, out = children.run(_NVIDIA, _DUMP)
+    rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
+    gpus = [
+        {"index": int(row[0]), "utilization": _number(row[2]), "power_w": _number(row[3])}
+        for row in rows
+        if code == 0 and len(row) == 4 and row[0].isdigit()
+    ]
+    own = [gpu for gpu in gpus if target.gpus is None or gpu["index"] in target.gpus]
+    workers = [each.pid for each in found if not each.engine and each.title.startswith("VLLM::")]
+    if target.pids or len(workers) > len(own):
+        return {}
+    return {pid: [gpu] for pid, gpu in zip(workers, own, strict=False)}
+
+
+def _ask_nccl() -> list[str]:
+    """Return what NCCL's RAS says is wrong with the job, where its library answers."""
+    with contextlib.suppress(OSError), socket.create_connection(_RAS, 1) as sock:
+        sock.settimeout(_RAS_WAIT + 2)
+        with sock.makefile("rw", encoding="utf-8", errors="replace", newline="\n") as stream:
+            for command in ("CLIENT PROTOCOL 2", f"TIMEOUT {_RAS_WAIT}"):
+                stream.write(f"{command}\n")
+                stream.flush()
+                if not stream.readline().startswith(("SERVER PROTOCOL", "OK")):
+                    return []
+            stream.write("VERBOSE STATUS\n")
+            stream.flush()
+            lines = [line.strip() for line in stream.read(1 << 18).splitlines()]
+        return [f"NCCL RAS: {line[:200]}" for line in lines if _TELLING.search(line)][:10]
+    return []
+
+
+def _watchdog(argv: Sequence[str]) -> list[str]:
+    """Return where vLLM's watchdog has dumped a stall, where its folder is configured."""
+    with contextlib.suppress(ValueError, IndexError, AttributeError, TypeError, OSError):
+        settings = json.loads(argv[list(argv).index("--watchdog-config") + 1])
+        files = glob.glob(os.path.join(glob.escape(settings["dump_dir"]), "*"))
+        newest = sorted(files, key=os.path.getmtime)[-3:]
+        return [f"vLLM's watchdog wrote {path[:200]}" for path in newest]
+    return []
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # `[N/A]`
+
+
+def _text(path: str) -> str:
+    """Return what a small file says; empty where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

@@ -1,0 +1,296 @@
+"""What a node's agent sees of its ranks: processes are real, py-spy and `nvidia-smi` are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.payload.agent import blame, inspection, node, process, records
+from launcher.payload.agent.inspection import Inspection, Target, look
+from launcher.payload.agent.node import RUN, Order, Server
+from tests.payload.agent.waits import until
+
+WORKER, ENGINE = "VLLM::Worker_DP1_PP1_TP0_EP0", "VLLM::EngineCore_DP1"
+LOOP = {"name": "WorkerProc.worker_busy_loop", "short_filename": "vllm/executor.py", "line": 7}
+WAIT = {"name": "Queue.get", "short_filename": "queue.py", "line": 171}
+STEP = {
+    "name": "Worker.execute_model",
+    "filename": "/a/worker.py",
+    "short_filename": None,
+    "line": 2,
+}
+Spy = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask no NCCL, and no GPU."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(inspection, "_RAS", unused.getsockname())
+    monkeypatch.setattr(inspection, "_NVIDIA", ("no-nvidia-smi",))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own session."""
+    started = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield started
+    started.kill()
+    started.wait()
+
+
+@pytest.fixture
+def titles(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """What processes call themselves."""
+    names: dict[int, str] = {}
+    monkeypatch.setattr(process, "title", lambda pid: names.get(pid, "sleep 60"))
+    return names
+
+
+@pytest.fixture
+def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
+    """Let py-spy print these threads; with `unreadable`, fail so many times first."""
+
+    def install(*threads: dict[str, Any], unreadable: int = 0) -> None:
+        program, answer = tmp_path / "py-spy", tmp_path / "answer.json"
+        answer.write_text(json.dumps(threads))
+        program.write_text(
+            f"#!/bin/sh\necho x >> {tmp_path}/calls\n"
+            f'[ "$(wc -l < {tmp_path}/calls)" -gt {unreadable} ]'
+            f" || {{ echo 'Error: Failed to copy PyFrameObject'; exit 1; }}; cat {answer}\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setattr(inspection, "PY_SPY", str(program))
+
+    return install
+
+
+def thread(pid: int, *frames: dict[str, Any]) -> dict[str, Any]:
+    """Return a thread as py-spy prints it."""
+    return {"os_thread_id": pid, "thread_name": "MainThread", "frames": list(frames)}
+
+
+def target(
+    pid: int | None = None, *pids: int, count: int = 1, argv: tuple[str, ...] = ()
+) -> Target:
+    """Return what is to be inspected."""
+    return Target(pid, pids, count, None, argv)
+
+
+def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
+    """Its name comes from its title, its counters are those of the thread that works."""
+    pid = sleeper.pid
+    titles[pid] = WORKER
+    spy(thread(1, WAIT), thread(pid, STEP, LOOP), thread(2, WAIT, LOOP))
+
+    sample = look(target(pid))
+
+    (rank,) = sample["ranks"]
+    assert (rank["rank"], rank["engine"], rank["why"]) == ("DP1 TP0 PP1", False, "")
+    assert rank["frames"] == [
+        "Worker.execute_model (/a/worker.py:2)",
+        "WorkerProc.worker_busy_loop (vllm/executor.py:7)",
+    ]
+    assert (rank["thread"], rank["state"]) == (pid, "S")
+    assert len(sample["bytes"]["lo"]) == 2
+    assert records.read(blame.Sample, {"number": 1, "at": 2.0, **sample}, "inspection").ranks
+
+
+def test_ranks_of_ray(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
+    """The head knows them by their processes; they may have any title, or have ended."""
+    titles[sleeper.pid] = "ray::RayWorkerProc"
+    spy(thread(sleeper.pid, STEP, LOOP))
+
+    first, _ = look(target(None, sleeper.pid, 2**22 + 1))["ranks"]
+
+    assert (first["pid"], first["rank"], first["engine"]) == (sleeper.pid, "", False)
+
+
+@pytest.mark.parametrize(
+    ("pids", "count", "rank"),
+    [((), 1, "DP1"), ((), 0, "the engine DP1"), ((2**22 + 1,), 1, "the engine DP1")],
+)
+def test_engine(
+    sleeper: subprocess.Popen[bytes],
+    titles: dict[int, str],
+    spy: Spy,
+    pids: tuple[int, ...],
+    count: int,
+    rank: str,
+) -> None:
+    """An engine without workers computes itself; beside ranks it only schedules."""
+    titles[sleeper.pid] = ENGINE
+    spy(thread(sleeper.pid, STEP, LOOP))
+
+    found = {each["pid"]: each for each in look(target(sleeper.pid, *pids, count=count))["ranks"]}
+
+    assert found[sleeper.pid]["rank"] == rank
+
+
+def test_unreadable_dump(
+    sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
+) -> None:
+    """It is taken again, but not for ever."""
+    titles[sleeper.pid] = WORKER
+    spy(thread(sleeper.pid, STEP, LOOP), unreadable=2)
+    assert look(target(sleeper.pid))["ranks"][0]["frames"]
+
+    spy(thread(sleeper.pid, STEP, LOOP), unreadable=99)
+    assert look(target(sleeper.pid))["ranks"][0]["why"] == "Error: Failed to copy PyFrameObject"
+
+
+def test_no_py_spy(
+    sleeper: subprocess.Popen[bytes], titles: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the stacks is there, and the reason is told."""
+    titles[sleeper.pid] = WORKER
+    monkeypatch.setattr(inspection, "PY_SPY", "/nowhere/py-spy")
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    (rank,) = look(target(sleeper.pid))["ranks"]
+
+    assert (rank["frames"], rank["state"]) == ([], "S")
+    assert rank["why"].startswith("py-spy is not in the container")
+
+
+def test_gpus(
+    sleeper: subprocess.Popen[bytes],
+    titles: dict[int, str],
+    spy: Spy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The n-th worker has the n-th GPU that the server may use."""
+    titles[sleeper.pid] = WORKER
+    spy(thread(sleeper.pid, STEP, LOOP))
+    rows = "0, GPU-aa, 3, 60.50\n2, GPU-bb, 100, 95.12\n3, GPU-cc, 0, [N/A]\n"
+    monkeypatch.setattr(inspection, "_NVIDIA", ("printf", rows.replace("%", "%%")))
+
+    (rank,) = look(Target(sleeper.pid, (), 1, (2, 3), ()))["ranks"]
+
+    assert rank["gpus"] == [{"index": 2, "utilization": 100.0, "power_w": 95.12}]
+
+
+RAS = """\
+NCCL version 2.28.9 compiled with CUDA 12.9
+Job summary
+===========
+Errors
+======
+INCOMPLETE
+  Missing communicator data from 1 job process
+Warnings
+========
+MISMATCH
+  Communicator ranks have different AllReduce operation counts
+"""
+
+
+@pytest.mark.parametrize(
+    ("hello", "notes"),
+    [
+        (
+            "SERVER PROTOCOL 2\n",
+            [
+                "NCCL RAS: INCOMPLETE",
+                "NCCL RAS: MISMATCH",
+                "NCCL RAS: Communicator ranks have different AllReduce operation counts",
+            ],
+        ),
+        ("HTTP/1.1 400 Bad Request\n", []),
+        ("", []),
+    ],
+)
+def test_nccl(monkeypatch: pytest.MonkeyPatch, hello: str, notes: list[str]) -> None:
+    """NCCL says itself which communicators differ, where its library answers."""
+    asked: list[str] = []
+
+    def answer() -> None:
+        peer, _ = server.accept()
+        with peer, peer.makefile("rw", newline="\n") as stream:
+            for reply in (hello, "OK\n", RAS):
+                asked.append(stream.readline())
+                stream.write(reply)
+                stream.flush()
+                if "PROTOCOL 2" not in hello:
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(inspection, "_RAS", server.getsockname())
+        thread_ = threading.Thread(target=answer)
+        thread_.start()
+        found = look(target())["notes"]
+        thread_.join()
+
+    assert found == notes
+    assert asked[0] == "CLIENT PROTOCOL 2\n"
+
+
+def test_watchdog(tmp_path: Path) -> None:
+    """Where vLLM's own watchdog has a folder, its dumps are named."""
+    (tmp_path / "stall-1.txt").touch()
+    settings = json.dumps({"dump_dir": str(tmp_path)})
+
+    notes = look(target(argv=("vllm", "serve", "--watchdog-config", settings)))["notes"]
+
+    assert notes == [f"vLLM's watchdog wrote {tmp_path}/stall-1.txt"]
+    assert look(target(argv=("vllm", "--watchdog-config")))["notes"] == []
+
+
+def test_samples_come_and_go(
+    sleeper: subprocess.Popen[bytes],
+    titles: dict[int, str],
+    spy: Spy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are taken for as long as there is a target."""
+    titles[sleeper.pid] = WORKER
+    spy(thread(sleeper.pid, STEP, LOOP))
+    monkeypatch.setattr(inspection, "EVERY", 0.01)
+    monkeypatch.setattr(inspection, "_SHARE", 1.0)
+    inspected = Inspection()
+    assert inspected.report() is None
+
+    inspected.turn(target(sleeper.pid))
+    until(lambda: (inspected.report() or {"number": 0})["number"] > 1, "two samples")
+    inspected.turn(None)
+
+    assert inspected.report() is None
+
+
+def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node inspects while it is ordered to, and its report has the sample."""
+    sample = {"number": 1, "at": time.monotonic(), "ranks": []}
+    monkeypatch.setattr(inspection, "look", lambda _: sample)
+    order = Order(generation=1, phase=RUN, inspect=True)
+    server = Server("chat", str(tmp_path), order)
+    assert node.read({"chat": json.loads(json.dumps(order.as_json()))}) == {"chat": order}
+
+    server.turn(order)
+    until(lambda: "inspection" in server.report(), "a sample")
+    server.turn(Order(generation=1, phase=RUN))
+
+    assert "inspection" not in server.report()
+
+
+def test_session() -> None:
+    """An engine's processes are those of its session."""
+    started = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import os, time; os.fork(); time.sleep(60)"],
+        start_new_session=True,
+    )
+    try:
+        until(lambda: len(process.in_session(started.pid)) == 2, "both processes")
+    finally:
+        os.killpg(started.pid, 9)
+        started.wait()
