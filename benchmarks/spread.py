@@ -85,7 +85,7 @@ class Bench:
     base: Path
     memory: int = 0  # KiB, of the largest program
     cpu: list[float] = field(default_factory=list)  # seconds a GB, of nodes in the middle
-    cipher: dict[str, str] = field(default_factory=dict)  # of encrypted copies
+    encrypt: bool = False
     chunk: int = CHUNK
     streams: int = STREAMS
     rate: float = RATE
@@ -123,8 +123,8 @@ class Bench:
         self, manifest: Manifest, count: int, at: Callable[[Event], None] = lambda event: None
     ) -> Spread:
         """Copy from node 0 to the others, in their order; `at` is called with each event."""
-        key = os.urandom(32).hex()
-        parts = [self._part(node, manifest, key) for node in range(count)]
+        ours = certificate.make("bench")
+        parts = [self._part(node, manifest, ours) for node in range(count)]
         with Fleet(NOTHING) as fleet:
             connections = Connections(hold=fleet.hold_here, tunnel=lambda name, port: port)
             run = spread(parts, connections, total=manifest.bytes)
@@ -149,17 +149,17 @@ class Bench:
                 status = Path(f"/proc/{pid}/status").read_text()
                 self.memory = max(self.memory, int(status.partition("VmHWM:")[2].split()[0]))
 
-    def _part(self, node: int, manifest: Manifest, key: str) -> Part:
+    def _part(self, node: int, manifest: Manifest, ours: str) -> Part:
         request = chain.copy(
             node=f"n{node}",
             root=str(self.root(node)),
             manifest=manifest,
-            key=key,
+            certificate=ours,
+            encrypt=self.encrypt,
             streams=self.streams,
             listen=(address(node), PORT),
             source=node == 0,
             label="files",
-            cipher=self.cipher,
         )
         words = (sys.executable, *chain.on_node(NOTHING).argv[1:])
         noted = 'echo $$ > "$1"; shift; exec "$@"'
@@ -311,17 +311,17 @@ def work(bench: Bench, rounds: int) -> Iterator[Row]:
         unlimit(node)
     bench.chunk, bench.streams = chunk(2**40), STREAMS_OF_COPIES
     manifest = bench.make([200 * MB] * 3)
-    ciphers: dict[str, dict[str, str]] = {"in the clear": {}, "encrypted": certificate.make()}
+    ways = {"in the clear": False, "encrypted": True}
     alone = Row("CPU seconds a GB of receiving, SHA-256, writing and passing on alone")
     rows = {
-        name: Row(f"CPU seconds a GB of a node in the middle, {name}", "" if cipher else "≤ 1.5")
-        for name, cipher in ciphers.items()
+        name: Row(f"CPU seconds a GB of a node in the middle, {name}", "" if encrypt else "≤ 1.5")
+        for name, encrypt in ways.items()
     }
     busy = Busy()
     for _ in range(rounds):
         alone.add(bare(bench, 600 * MB), busy)
         for name, row in rows.items():
-            bench.cipher, bench.cpu = ciphers[name], []
+            bench.encrypt, bench.cpu = ways[name], []
             bench.forget(3)
             bench.run(manifest, 3)
             row.add(bench.cpu[0], busy)

@@ -18,6 +18,7 @@ from typing import Any
 from launcher.events import Event
 from launcher.model import Answer, Node
 from launcher.payload.chain.files import File, Manifest
+from launcher.remote import certificate
 from launcher.remote.fleet import Fleet, Line
 from launcher.remote.held import Held
 from launcher.spread import Connections, Part, Spread, spread
@@ -137,7 +138,7 @@ class Chain:
             )
             for name in names
         )
-        more.setdefault("key", os.urandom(32).hex())
+        more = {"certificate": certificate.make("copy"), "encrypt": False, **more}
         parts = [self._part(name, manifest, names[0], links or [], gives, more) for name in names]
         with Fleet(sshd.inventory(*nodes)) as fleet:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ _DAY = 86400.0  # seconds; a copy that moves nothing ends long before
 class Options:
     """Options of a copy: `rate` is bytes a second that each node sends at most (0: no limit).
 
-    Nodes encrypt what they send as `encrypt` says, or else the inventory. `compare` reads files
+    Nodes encrypt the files' bytes as `encrypt` says, or else the inventory. `compare` reads files
     that are there instead of trusting names and times; `cached` leaves files in the page cache.
     """
 
@@ -103,12 +102,11 @@ def _parts(
     from launcher.remote import certificate
 
     inventory = session.inventory
-    encrypt = not inventory.private if options.encrypt is None else options.encrypt
     common: dict[str, Any] = {
         "manifest": copying.manifest,
-        "key": secrets.token_hex(32),
+        "certificate": certificate.make("vlaunch copy"),
+        "encrypt": not inventory.private if options.encrypt is None else options.encrypt,
         "streams": STREAMS,
-        "cipher": certificate.make() if encrypt and copying.targets else None,
         "rate": options.rate,
         "compare": options.compare,
         "cached": options.cached,

@@ -55,8 +55,8 @@ def transfer(function: F) -> F:
             "--encrypt/--no-encrypt",
             default=None,
             help=(
-                "Encrypt what nodes send each other (default: unless `network: {private: true}` is"
-                " in the inventory)."
+                "Encrypt the files' bytes between nodes (default: unless `network: {private: true}`"
+                " is in the inventory)."
             ),
         ),
         click.option(

@@ -1,4 +1,4 @@
-"""A certificate for one copy of a model, made on this machine and forgotten with it."""
+"""A certificate for one run of programs on several nodes: a copy, or the network check."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _FROM, _UNTIL = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 21
 _FORM = serialization.Encoding.PEM
 
 
-def make() -> dict[str, str]:
-    """Return `certificate` and `key` as text (PEM), of an elliptic curve that every TLS 1.3 has."""
+def make(name: str) -> str:
+    """Return a certificate with its private key as text (PEM), of an elliptic curve that every TLS
+    1.3 has.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "vlaunch copy")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(_FROM)
@@ -31,4 +33,4 @@ def make() -> dict[str, str]:
     secret = key.private_bytes(
         _FORM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return {"certificate": certificate.public_bytes(_FORM).decode(), "key": secret.decode()}
+    return (certificate.public_bytes(_FORM) + secret).decode()

@@ -1,8 +1,8 @@
 """Requests to `payload/chain/`, the program of one node in a copy of a model or an image, and its
 answers.
 
-It is sent as text on standard input, with its request and so with the key of the copy: none of it
-is in a command line, and nothing stays on the node.
+It is sent as text on standard input, with its request and so with the certificate of the copy: none
+of it is in a command line, and nothing stays on the node.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ from launcher.payload.chain.look import folder
 from launcher.tools import decode, docker
 from launcher.tools.decode import Or, Text, Whole
 
-_FOLDER = Path(__file__).parents[1] / "payload" / "chain"
+_FOLDER = Path(__file__).parents[1] / "payload"
 _PACKAGE = "vlaunch_chain"
 # Each imports those before it.
 _MODULES: Final = (
-    "files",
-    "record",
-    "secure",
-    "wire",
-    "claim",
-    "store",
-    "place",
-    "give",
-    "take",
-    "source",
-    "cache",
-    "images",
-    "look",
-    "fetch",
-    "main",
+    "tls",
+    "chain.files",
+    "chain.record",
+    "chain.secure",
+    "chain.wire",
+    "chain.claim",
+    "chain.store",
+    "chain.place",
+    "chain.give",
+    "chain.take",
+    "chain.source",
+    "chain.cache",
+    "chain.images",
+    "chain.look",
+    "chain.fetch",
+    "chain.main",
 )
 _BEGIN = f"""
 import json, sys, types
 sent = json.loads(sys.stdin.readline())
-package = types.ModuleType("{_PACKAGE}")
-package.__path__ = []
-sys.modules[package.__name__] = package
+for name in ("{_PACKAGE}", "{_PACKAGE}.chain"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
 for name, text in sent["modules"]:
-    module = types.ModuleType(package.__name__ + "." + name)
-    module.__package__ = package.__name__
+    package, _, last = ("{_PACKAGE}." + name).rpartition(".")
+    module = types.ModuleType(package + "." + last)
+    module.__package__ = package
     sys.modules[module.__name__] = module
-    setattr(package, name, module)
+    setattr(sys.modules[package], last, module)
     exec(compile(text, name + ".py", "exec"), module.__dict__)
-sys.exit(sys.modules[package.__name__ + ".main"].main(sent["request"]))
+sys.exit(sys.modules["{_PACKAGE}.chain.main"].main(sent["request"]))
 """
 HERE: Final = take.HERE
 # What a folder can be called; empty for a model without revisions.
@@ -188,7 +190,8 @@ def in_image(inventory: Inventory, node: Node) -> Where:
 
 @cache
 def _modules() -> list[list[str]]:
-    return [[name, (_FOLDER / f"{name}.py").read_text(encoding="utf-8")] for name in _MODULES]
+    paths = {name: _FOLDER / f"{name.replace('.', '/')}.py" for name in _MODULES}
+    return [[name, path.read_text(encoding="utf-8")] for name, path in paths.items()]
 
 
 def program(request: Mapping[str, Any]) -> bytes:
@@ -229,7 +232,8 @@ def copy(
     node: str,
     root: str,
     manifest: Manifest,
-    key: str,
+    certificate: str,
+    encrypt: bool,
     streams: int,
     listen: tuple[str, int] | None,
     source: bool = False,
@@ -237,7 +241,6 @@ def copy(
     compare: bool = False,
     cached: bool = False,
     rate: int = 0,
-    cipher: Mapping[str, str] | None = None,
     label: str = "",
     links: Sequence[Sequence[str]] = (),
     refs: Sequence[Sequence[str]] = (),
@@ -249,7 +252,8 @@ def copy(
         node: its name.
         root: the folder that the files are below.
         manifest: which files.
-        key: 64 digits that only those who take part know.
+        certificate: what only those who take part have, PEM with its private key.
+        encrypt: also encrypt the bytes of the files.
         streams: connections to the node before it.
         listen: address and port to serve at; None for who only gives.
         source: it has the files.
@@ -257,8 +261,6 @@ def copy(
         compare: believe nothing that was written down of it: read and compare what is there.
         cached: leave what is read and written in the page cache: it is about to be read again.
         rate: bytes a second that it sends at most; 0: as many as go.
-        cipher: `certificate` and `key` of the copy, with which what nodes send each other is
-            encrypted; in the clear without.
         label: what the copy is written down as; for a source nothing is when it is empty.
         links, refs: see `payload/chain/place.py`.
         load: what makes the files an image; see `load`.
@@ -268,14 +270,14 @@ def copy(
         "node": node,
         "root": root,
         "manifest": manifest.as_json(),
-        "key": key,
+        "certificate": certificate,
+        "encrypt": encrypt,
         "streams": streams,
         "source": source,
         "alone": alone,
         "compare": compare,
         "cached": cached,
         "rate": rate,
-        "cipher": dict(cipher or {}),
         "label": label,
         "links": [list(each) for each in links],
         "refs": [list(each) for each in refs],

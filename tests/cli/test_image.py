@@ -208,7 +208,7 @@ def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[Part]]) -
     assert nodes.asked[0]["save"] == ["docker", "save", NAME]
     assert target["root"].startswith("/var/tmp/vlaunch-0/c/gpu01/")
     assert target["rate"] == 10_000_000
-    assert source["key"] == target["key"]
+    assert source["certificate"] == target["certificate"]
     assert f"copying {NAME}" in " ".join(chains[0][1].command.before)
     assert [each["verb"] for each in nodes.asked] == ["export", "drop"]
     assert not (nodes.folder / "var").joinpath("tmp", "vlaunch-0").exists()

@@ -23,7 +23,7 @@ INVENTORY = Inventory(
     nodes=(NODE,),
     mounts=(Mount(source="/srv/models", target="/models"),),
 )
-KEY = "ab" * 32
+CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 
 def answer(*events: dict[str, Any], code: int = 0) -> Answer:
@@ -51,20 +51,21 @@ def test_a_container_sees_what_those_of_the_cluster_see() -> None:
     assert "--label vlaunch.cluster=c" in words
 
 
-def test_no_key_is_in_a_command_line() -> None:
+def test_no_certificate_is_in_a_command_line() -> None:
     """It travels on standard input, with the program."""
     request = chain.copy(
         node="n1",
         root="/m",
         manifest=Manifest([File("a", 1)], 1),
-        key=KEY,
+        certificate=CERTIFICATE,
+        encrypt=True,
         streams=2,
         listen=("10.0.0.1", 1),
     )
 
-    assert KEY.encode() in chain.program(request)
+    assert CERTIFICATE.encode() in chain.program(request)
     for where in (chain.on_node(INVENTORY), chain.in_image(INVENTORY, NODE)):
-        assert KEY not in " ".join(where.argv)
+        assert CERTIFICATE not in " ".join(where.argv)
 
 
 @pytest.mark.parametrize(

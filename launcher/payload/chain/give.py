@@ -1,5 +1,5 @@
-"""The side of a chain that serves: who connects and knows the key is sent what it wants, as soon as
-it is here.
+"""The side of a chain that serves: a node of the copy that connects is sent what it wants, as soon
+as it is here.
 """
 
 from __future__ import annotations
@@ -10,21 +10,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from . import wire
-from .secure import Cipher, Encrypted
+from .secure import Connection, Tls
 from .store import Hand, Store
-from .wire import ALIVE, BYTES, DIGEST, HAVE, WANT
-
-if TYPE_CHECKING:
-    from .secure import Connection
+from .wire import ALIVE, BYTES, DIGEST, HAVE, HEAD, WANT
 
 PATIENCE = 4.0  # seconds of silence, until somebody is taken for dead
 _ALIVE = 1.0  # seconds between two signs of life
 _SEND = 60.0  # seconds in which a receiver whose disk is busy must take something
-_PROOF = 5.0  # seconds to prove oneself
-_MOST_PENDING = 64  # connections that have not proven yet that they know the key
+_GREETING = 5.0  # seconds for the handshake
+_MOST_PENDING = 64  # connections whose handshake is not over
 _TOGETHER = 256  # heads that are sent at once
 _BLOCK = 2**18  # bytes that are encrypted at once: few enough to stay in a core's cache
 
@@ -38,15 +34,13 @@ class Listener:
     def __init__(
         self,
         store: Store,
-        key: bytes,
+        tls: Tls,
         where: tuple[str, int],
         given: Callable[[Connection], None],
         *,
         rate: int = 0,
-        cipher: Cipher | None = None,
     ) -> None:
-        self._store, self._key, self._given, self._rate = store, key, given, rate
-        self._cipher = cipher or Cipher(None)
+        self._store, self._tls, self._given, self._rate = store, tls, given, rate
         self._door = socket.create_server(where, backlog=256)
         self._pending: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -73,35 +67,30 @@ class Listener:
             threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
 
     def _welcome(self, sock: socket.socket) -> None:
-        want = b""
-        guest: Connection = sock
-        try:
-            with contextlib.suppress(OSError):
-                guest = self._cipher.accepted(sock, _PROOF)
-                wire.patient(guest, _PROOF, _PROOF, self._rate)
-                want = wire.greet(guest, self._key)
-        finally:
-            with self._lock, contextlib.suppress(ValueError):
-                self._pending.remove(sock)
-        with contextlib.suppress(OSError):
+        with sock, contextlib.suppress(OSError):
+            try:
+                guest = self._tls.accepted(sock, _GREETING)
+                wire.patient(guest, _GREETING, _GREETING, self._rate)
+                want = wire.greet(guest)
+            finally:
+                with self._lock, contextlib.suppress(ValueError):
+                    self._pending.remove(sock)
             if want == wire.PULL:
-                wire.patient(guest, _PROOF, _SEND)
-                serve(self._store, self._key, guest)
+                wire.patient(guest, _GREETING, _SEND)
+                serve(self._store, guest)
             elif want == wire.GIVE:
                 self._given(guest)
-        wire.close(guest)
 
 
-def serve(store: Store, key: bytes, guest: Connection) -> None:
+def serve(store: Store, guest: Connection) -> None:
     """Send one stream's chunks as they arrive, until all that were wanted are sent; raises
     OSError.
     """
-    identity = bytes.fromhex(store.manifest.identity)
     stream, streams, wanted = wire.asked(guest, store.manifest.identity, store.manifest.chunks)
     left = bytearray(wanted)
     missing = sum(1 for each in left[stream::streams] if each != HAVE)
     hand, at = Hand(store), 0
-    block = memoryview(bytearray(_BLOCK)) if isinstance(guest, Encrypted) else None
+    block = None if guest.plain else memoryview(bytearray(_BLOCK))
     heads: list[bytes] = []  # of digests alone: small, and many at a time
     try:
         while missing:
@@ -110,11 +99,11 @@ def serve(store: Store, key: bytes, guest: Connection) -> None:
                 kind = BYTES if left[number] == WANT else DIGEST
                 left[number] = HAVE
                 missing -= 1
-                heads.append(wire.head(key, identity, kind, number, store.digest(number)))
+                heads.append(HEAD.pack(kind, number, store.digest(number)))
                 if kind == DIGEST and missing and len(heads) < _TOGETHER:
                     continue
             elif not heads:
-                heads.append(wire.head(key, identity, ALIVE, len(store.arrived), bytes(32)))
+                heads.append(HEAD.pack(ALIVE, len(store.arrived), bytes(32)))
             more = number >= 0 and kind == BYTES
             if more:
                 wire.together(guest, True)
@@ -167,7 +156,7 @@ def _send(
             count = os.preadv(descriptor, [block[:left]], offset)
             guest.sendall(block[:count])
         else:
-            count = os.sendfile(wire.below(guest).fileno(), descriptor, offset, left)
+            count = os.sendfile(guest.socket.fileno(), descriptor, offset, left)
         if not count:
             raise OSError(f"{store.path(at)} has become shorter")
         offset, left = offset + count, left - count

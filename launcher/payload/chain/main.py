@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import images, place, wire
 from .cache import Cache
@@ -25,13 +25,10 @@ from .files import Manifest, Unsafe, state_folder
 from .give import PATIENCE, Listener, serve
 from .look import look
 from .record import Known
-from .secure import Cipher
+from .secure import Tls
 from .source import Altered, Reader
 from .store import Store
 from .take import Streams, Upstream
-
-if TYPE_CHECKING:
-    from .secure import Connection
 
 _TELL = 0.5  # seconds between two words of how far it is
 _ROOM = 1.02  # how much more room is asked for than the bytes that are missing
@@ -94,7 +91,7 @@ def _copy(request: dict[str, Any]) -> None:
     if not request["source"]:
         os.makedirs(request["root"], exist_ok=True)
         state_folder(request["root"], "parts")
-        copy = hashlib.sha256(request["key"].encode()).hexdigest()[:16]
+        copy = hashlib.sha256(request["certificate"].encode()).hexdigest()[:16]
         try:
             claim = Claim(request["root"], copy, request["node"])
         except Taken as error:
@@ -122,7 +119,7 @@ class _Copy:
     def __init__(self, request: dict[str, Any], claim: Claim | None) -> None:
         self._request, self._claim = request, claim
         signal.signal(signal.SIGTERM, lambda *_: self._leave(143))
-        self._key = bytes.fromhex(request["key"])
+        self._tls = Tls(request["certificate"], plain=not request["encrypt"])
         self._streams = int(request["streams"])
         self._root = request["root"]
         manifest = Manifest.read(request["manifest"])
@@ -134,9 +131,8 @@ class _Copy:
         if request["source"]:
             self._reader = Reader(self._store, alone=bool(request.get("alone")))
         self._upstream = Upstream(tell)
-        self._cipher = Cipher(request.get("cipher"))
         self._take = Streams(
-            self._store, self._key, self._streams, self._upstream, self._look_again, self._cipher
+            self._store, self._tls, self._streams, self._upstream, self._look_again
         )
         self._cache = None if request.get("cached") else Cache(self._store)
         self._through = not request["source"]  # the reader has read all, and all is right
@@ -152,14 +148,7 @@ class _Copy:
         if "listen" in self._request:
             host, port = self._request["listen"]
             rate = int(self._request.get("rate", 0)) // self._streams
-            listener = Listener(
-                self._store,
-                self._key,
-                (host, port),
-                self._take.given,
-                rate=rate,
-                cipher=self._cipher,
-            )
+            listener = Listener(self._store, self._tls, (host, port), self._take.given, rate=rate)
         threading.Thread(target=self._hear, daemon=True).start()
         have = self._store.bytes
         tell("listening", port=listener.port if listener else 0, have=have)
@@ -291,16 +280,15 @@ class _Copy:
     def _give(self, stream: int, host: str, port: int) -> None:
         """Bring a stream to a node that cannot reach us, again and again until it has all."""
         while True:
-            with contextlib.suppress(OSError):
-                sock: Connection = socket.create_connection((host, port), PATIENCE)
-                try:
-                    sock = self._cipher.made(wire.below(sock), PATIENCE)
-                    wire.patient(sock, 60.0, 60.0)
-                    wire.introduce(sock, self._key, wire.GIVE)
-                    sock.sendall(bytes([stream]))
-                    serve(self._store, self._key, sock)
-                finally:
-                    wire.close(sock)
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, port), PATIENCE) as sock,
+            ):
+                connection = self._tls.made(sock, PATIENCE)
+                wire.patient(connection, 60.0, 60.0)
+                wire.introduce(connection, wire.GIVE)
+                connection.sendall(bytes([stream]))
+                serve(self._store, connection)
             time.sleep(0.5)
 
     def _progress(self) -> None:

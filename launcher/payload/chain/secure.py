@@ -1,66 +1,61 @@
-"""Encryption of what nodes send each other: TLS 1.3, with one certificate a copy that both sides
-present and neither takes another for. Who is who, the key of the copy proves besides (`wire.py`).
+"""Connections between the nodes of a copy: mutual TLS 1.3 with the copy's certificate.
+
+What is asked and announced, digests included, always passes through TLS. The bytes of files do so
+too, unless the copy is `plain`: then they follow in the clear, and their digests protect them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Connection: TypeAlias = "socket.socket | Encrypted"
+from ..tls import contexts
 
 _BLOCK = 2**18  # bytes that go to and come from the kernel at once
+_SMALL = 2**14  # … where what follows is not for TLS
 
 
-class Cipher:
-    """TLS for the connections of a copy; without a certificate, they stay as they are.
+class Tls:
+    """TLS of one copy. Raises OSError (ssl.SSLError) for a certificate that is none."""
 
-    Raises OSError (ssl.SSLError) for a certificate that is none.
-    """
-
-    def __init__(self, said: Mapping[str, Any] | None) -> None:
-        self._as_server = _context(ssl.PROTOCOL_TLS_SERVER, said) if said else None
-        self._as_client = _context(ssl.PROTOCOL_TLS_CLIENT, said) if said else None
+    def __init__(self, certificate: str, *, plain: bool = False) -> None:
+        self._server, self._client = contexts(certificate)
+        self._plain = plain
 
     def accepted(self, sock: socket.socket, patience: float) -> Connection:
-        """Return a connection that was accepted, after the greeting; raises OSError."""
-        return _greeted(self._as_server, sock, patience, server=True)
+        """Return a connection that was accepted, after the handshake; raises OSError."""
+        return self._greeted(sock, self._server, patience)
 
     def made(self, sock: socket.socket, patience: float) -> Connection:
-        """Return a connection that was made, after the greeting; raises OSError."""
-        return _greeted(self._as_client, sock, patience, server=False)
+        """Return a connection that was made, after the handshake; raises OSError.
+
+        The other side has not judged this one's certificate yet.
+        """
+        return self._greeted(sock, self._client, patience)
+
+    def _greeted(self, sock: socket.socket, context: ssl.SSLContext, patience: float) -> Connection:
+        server = context is self._server
+        connection = Connection(sock, context, server=server, plain=self._plain)
+        connection.greet(patience)
+        return connection
 
 
-def _greeted(
-    context: ssl.SSLContext | None, sock: socket.socket, patience: float, *, server: bool
-) -> Connection:
-    if context is None:
-        return sock
-    encrypted = Encrypted(sock, context, server=server)
-    encrypted.greet(patience)
-    return encrypted
-
-
-class Encrypted:
-    """A connection over `socket` whose bytes are encrypted. Raises OSError.
+class Connection:
+    """A connection over `socket`; `plain` as its copy is. Raises OSError.
 
     TLS works in memory here. On the socket itself it would make two calls for each record that
     comes, and send each by itself: of 16 KiB, a quarter of what the kernel takes for one packet.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
-        self.socket = sock
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, server: bool, plain: bool
+    ) -> None:
+        self.socket, self.plain = sock, plain
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=server)
-        self._block = memoryview(bytearray(_BLOCK))
+        self._block = memoryview(bytearray(_SMALL if plain else _BLOCK))
 
     def greet(self, patience: float) -> None:
         """Agree on keys within so many seconds."""
@@ -80,51 +75,46 @@ class Encrypted:
                 raise
 
     def sendall(self, data: bytes | memoryview) -> None:
-        """Send all of it."""
+        """Send all of it, through TLS."""
         view, at = memoryview(data), 0
         while at < len(view):
             at += self._tls.write(view[at:])  # a record
         self._flush()
 
-    def recv(self, count: int) -> bytes:
-        """Receive at most so many bytes."""
-        while True:
+    def exactly(self, count: int) -> bytes:
+        """Receive so many bytes."""
+        data = bytearray(count)
+        self.receive(memoryview(data))
+        return bytes(data)
+
+    def receive(self, view: memoryview) -> None:
+        """Fill a buffer with what was sent through TLS."""
+        at = 0
+        while at < len(view):
             try:
-                return self._tls.read(count)
+                # it is a number, where there is a buffer
+                at += int(self._tls.read(len(view) - at, view[at:]))
             except ssl.SSLWantReadError:
                 self._fill()
 
-    def recv_into(self, view: memoryview) -> int:
-        """Receive into a buffer; returns how many bytes."""
-        while True:
-            try:
-                # it is a number, where there is a buffer
-                return int(self._tls.read(len(view), view))
-            except ssl.SSLWantReadError:
-                self._fill()
+    def receive_plain(self, view: memoryview) -> None:
+        """Fill a buffer with what was sent past TLS, after the last record that was received."""
+        # OpenSSL leaves in memory what follows a record (SSL_CTX_set_read_ahead is off).
+        there = self._in.read(len(view))
+        at = len(there)
+        view[:at] = there
+        while at < len(view):
+            at += self._came(self.socket.recv_into(view[at:]))
 
     def _flush(self) -> None:
         if data := self._out.read():
             self.socket.sendall(data)
 
     def _fill(self) -> None:
-        count = self.socket.recv_into(self._block)
+        self._in.write(self._block[: self._came(self.socket.recv_into(self._block))])
+
+    @staticmethod
+    def _came(count: int) -> int:
         if not count:
             raise ConnectionResetError("it ended the connection")
-        self._in.write(self._block[:count])
-
-
-def _context(kind: Any, said: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.SSLContext(kind)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate is the copy's, not a host's
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=said["certificate"])
-    if kind == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nobody comes back with one
-    # The only way in is a file: one that has no name, and is nowhere but in memory.
-    with os.fdopen(os.memfd_create("copy"), "w") as file:
-        file.write(said["certificate"] + said["key"])
-        file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-    return context
+        return count

@@ -10,16 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..tls import reason
 from . import wire
 from .files import Unsafe
 from .give import PATIENCE
-from .secure import Cipher
+from .secure import Connection, Tls
 from .store import Hand, Store
-
-if TYPE_CHECKING:
-    from .secure import Connection
 
 _CONNECT = 3.0  # seconds
 _AGAIN = (
@@ -92,7 +90,7 @@ def said(error: OSError) -> str:
     """Put into words what became of a connection."""
     if isinstance(error, (BlockingIOError, socket.timeout)):
         return f"silent for {PATIENCE:g} s"
-    return error.strerror or str(error) or type(error).__name__
+    return reason(error)
 
 
 class Streams:
@@ -103,15 +101,12 @@ class Streams:
     def __init__(
         self,
         store: Store,
-        key: bytes,
+        tls: Tls,
         streams: int,
         upstream: Upstream,
         over: Callable[[], None] = lambda: None,
-        cipher: Cipher | None = None,
     ) -> None:
-        self._store, self._key, self._streams, self._over = store, key, streams, over
-        self._cipher = cipher or Cipher(None)
-        self._identity = bytes.fromhex(store.manifest.identity)
+        self._store, self._tls, self._streams, self._over = store, tls, streams, over
         self._upstream = upstream
         self.broken: BaseException | None = None
 
@@ -145,31 +140,26 @@ class Streams:
             return
         name, host, port = peer
         try:
-            sock = self._cipher.made(socket.create_connection((host, port), _CONNECT), _CONNECT)
-        except OSError as error:
-            self._upstream.failed(name, error, time.monotonic())
-            return
-        try:
-            wire.patient(sock, PATIENCE, PATIENCE)
-            wire.introduce(sock, self._key, wire.PULL)
-            self._upstream.well(name)
-            self._fetch(sock, stream, hand, buffer)
+            with socket.create_connection((host, port), _CONNECT) as sock:
+                connection = self._tls.made(sock, _CONNECT)
+                wire.patient(connection, PATIENCE, PATIENCE)
+                wire.introduce(connection, wire.PULL)
+                self._upstream.well(name)
+                self._fetch(connection, stream, hand, buffer)
         except _DiskError as error:
             raise error.args[0] from None
         except OSError as error:
             self._upstream.failed(name, error, time.monotonic())
-        finally:
-            wire.close(sock)
 
-    def given(self, sock: Connection) -> None:
+    def given(self, connection: Connection) -> None:
         """Fetch from somebody who has connected to us; raises OSError."""
         buffer = memoryview(bytearray(self._store.manifest.chunk))
         hand = Hand(self._store)
         try:
-            wire.patient(sock, PATIENCE, PATIENCE)
-            stream = wire.exactly(sock, 1)[0]
+            wire.patient(connection, PATIENCE, PATIENCE)
+            stream = connection.exactly(1)[0]
             if stream < self._streams:
-                self._fetch(sock, stream, hand, buffer)
+                self._fetch(connection, stream, hand, buffer)
         except _DiskError as error:
             self.broken = error.args[0]
         except WrongBytes as error:
@@ -177,17 +167,15 @@ class Streams:
         finally:
             hand.close()
 
-    def _fetch(self, sock: Connection, stream: int, hand: Hand, buffer: memoryview) -> None:
+    def _fetch(self, connection: Connection, stream: int, hand: Hand, buffer: memoryview) -> None:
         store = self._store
         with store.lock:
             wanted = bytes(store.states)
-        wire.ask(sock, stream, self._streams, store.manifest.identity, wanted)
+        wire.ask(connection, stream, self._streams, store.manifest.identity, wanted)
         left = sum(1 for each in wanted[stream :: self._streams] if each != wire.HAVE)
-        comes = wire.Incoming(sock)
+        receive = connection.receive_plain if connection.plain else connection.receive
         while left:
-            kind, number, digest = wire.read_head(
-                self._key, self._identity, comes.exactly(wire.HEAD.size)
-            )
+            kind, number, digest = wire.HEAD.unpack(connection.exactly(wire.HEAD.size))
             if kind == wire.ALIVE:
                 continue
             if number >= store.manifest.chunks or number % self._streams != stream:
@@ -195,7 +183,7 @@ class Streams:
             left -= 1
             view = buffer[: store.manifest.place(number)[2]]
             if kind == wire.BYTES:
-                comes.receive(view)
+                receive(view)
                 store.received += len(view)
                 if hashlib.sha256(view).digest() != digest:
                     raise WrongBytes(number)

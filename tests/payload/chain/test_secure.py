@@ -1,91 +1,92 @@
-"""Encrypted connections between nodes, over loopback."""
+"""Connections between nodes of a copy, over loopback."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
-from launcher.payload.chain.secure import Cipher
+from launcher.payload.chain.secure import Connection, Tls
 from launcher.remote import certificate
 
-OURS, OTHER = certificate.make(), certificate.make()
-PATIENCE = 5.0
+OURS = certificate.make("copy")
+DATA = os.urandom(300_000)
 
 
-def both(server: Cipher, client: Callable[[socket.socket], object]) -> list[object]:
-    """Let both sides greet; what each has then, or the name of its error."""
-    said: list[object] = [None, None]
+class Spy:
+    """A pair of connections, and the bytes that passed from the server to the client."""
 
-    def run(at: int, talk: Callable[[], object]) -> None:
-        try:
-            said[at] = talk()
-        except OSError as error:
-            said[at] = type(error).__name__
+    def __init__(self, tls: Tls) -> None:
+        self.seen = bytearray()
+        ends, middle = socket.socketpair(), socket.socketpair()
+        self._ends = (*ends, *middle)
+        for each in self._ends:
+            each.settimeout(10)
+        threading.Thread(target=self._pass, args=(ends[1], middle[0], True), daemon=True).start()
+        threading.Thread(target=self._pass, args=(middle[0], ends[1], False), daemon=True).start()
+        accepted: list[Connection] = []
+        server = threading.Thread(target=lambda: accepted.append(tls.accepted(ends[0], 5.0)))
+        server.start()
+        self.client = tls.made(middle[1], 5.0)
+        server.join(10)
+        self.server = accepted[0]
 
-    ends = socket.socketpair()
-    with ends[0], ends[1]:
+    def __enter__(self) -> Spy:
+        return self
 
-        def serve() -> object:
-            sock = server.accepted(ends[0], PATIENCE)
-            sock.sendall(b"secret")
-            return type(sock).__name__
+    def __exit__(self, *_: object) -> None:
+        for each in self._ends:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
-        threads = [
-            threading.Thread(target=run, args=(0, serve)),
-            threading.Thread(target=run, args=(1, lambda: client(ends[1]))),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(2 * PATIENCE)
-    return said
-
-
-def reading(cipher: Cipher) -> Callable[[socket.socket], object]:
-    def client(sock: socket.socket) -> object:
-        return cipher.made(sock, PATIENCE).recv(100)
-
-    return client
-
-
-def test_both_have_the_certificate_of_the_copy() -> None:
-    """And talk through TLS 1.3."""
-    assert both(Cipher(OURS), reading(Cipher(OURS))) == ["Encrypted", b"secret"]
+    def _pass(self, source: socket.socket, target: socket.socket, note: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if note:
+                    self.seen += data
+                target.sendall(data)
 
 
-def test_without_one_nothing_is_wrapped() -> None:
-    """As in a private network."""
-    assert both(Cipher(None), reading(Cipher(None))) == ["socket", b"secret"]
-    assert both(Cipher({}), reading(Cipher(None)))[1] == b"secret"
+def test_what_is_sent_is_received_and_cannot_be_read_on_the_way() -> None:
+    """In as many pieces as the receiver likes."""
+    with Spy(Tls(OURS)) as spy:
+        sender = threading.Thread(target=lambda: spy.server.sendall(b"secret" + DATA))
+        sender.start()
+        received = memoryview(bytearray(len(DATA)))
+
+        assert spy.client.exactly(6) == b"secret"
+        spy.client.receive(received)
+        sender.join(10)
+        assert received == DATA
+        assert DATA[:50] not in spy.seen
 
 
-def test_another_certificate_is_refused() -> None:
-    """By whoever sees it first; no byte comes through."""
-    said = both(Cipher(OURS), reading(Cipher(OTHER)))
+def test_plain_bytes_follow_what_is_encrypted() -> None:
+    """Alternately; only they can be read on the way."""
+    with Spy(Tls(OURS, plain=True)) as spy:
 
-    assert b"secret" not in said
-    assert said[1] == "SSLCertVerificationError"
+        def send() -> None:
+            for size in (1, 100, len(DATA)):
+                spy.server.sendall(b"secret words")
+                spy.server.socket.sendall(DATA[:size])
+            spy.server.sendall(b"end")
 
-
-def test_who_has_none_is_refused() -> None:
-    """Though it trusts the server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.load_verify_locations(cadata=OURS["certificate"])
-
-    def client(sock: socket.socket) -> object:
-        with context.wrap_socket(sock) as made:
-            return made.recv(100)
-
-    said = both(Cipher(OURS), client)
-
-    assert b"secret" not in said
-    assert "Error" in str(said[0])
+        sender = threading.Thread(target=send)
+        sender.start()
+        for size in (1, 100, len(DATA)):
+            received = memoryview(bytearray(size))
+            assert spy.client.exactly(12) == b"secret words"
+            spy.client.receive_plain(received)
+            assert received == DATA[:size]
+        assert spy.client.exactly(3) == b"end"
+        sender.join(10)
+        assert DATA in spy.seen
+        assert b"secret" not in spy.seen
 
 
 def test_a_silent_stranger_is_not_waited_for() -> None:
@@ -93,6 +94,6 @@ def test_a_silent_stranger_is_not_waited_for() -> None:
     ends = socket.socketpair()
     began = time.monotonic()
     with ends[0], ends[1], pytest.raises(OSError):
-        Cipher(OURS).accepted(ends[0], 0.2)
+        Tls(OURS).accepted(ends[0], 0.2)
 
-    assert time.monotonic() - began < PATIENCE
+    assert time.monotonic() - began < 5.0

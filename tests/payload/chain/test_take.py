@@ -15,11 +15,15 @@ from launcher.payload.chain import give, take
 from launcher.payload.chain.files import File, Manifest
 from launcher.payload.chain.give import Listener
 from launcher.payload.chain.record import Known
+from launcher.payload.chain.secure import Tls
 from launcher.payload.chain.source import Altered, Reader
 from launcher.payload.chain.store import Store
 from launcher.payload.chain.take import Streams, Upstream
+from launcher.remote import certificate
+from tests.relay import Relay
 
-KEY = bytes(32)
+OURS = certificate.make("copy")
+ENCRYPTED, PLAIN = Tls(OURS), Tls(OURS, plain=True)
 CHUNK = 1000
 SIZE = 20_500
 
@@ -30,6 +34,7 @@ class Side:
 
     store: Store
     port: int = 0
+    tls: Tls = ENCRYPTED
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     upstream: Upstream | None = None
     streams: Streams | None = None
@@ -38,7 +43,7 @@ class Side:
         """Begin to fetch from these, the first one first."""
         self.upstream = Upstream(lambda event, **more: self.told.append((event, more)))
         self.upstream.order([(name, "127.0.0.1", port) for name, port in peers])
-        self.streams = Streams(self.store, KEY, 2, self.upstream)
+        self.streams = Streams(self.store, self.tls, 2, self.upstream)
         self.streams.start()
 
     def events(self, kind: str) -> list[str]:
@@ -66,7 +71,7 @@ def manifest() -> Manifest:
 
 @pytest.fixture
 def side(tmp_path: Path, manifest: Manifest) -> Callable[..., Side]:
-    def make(name: str, content: bytes | None = None, *, key: bytes = KEY) -> Side:
+    def make(name: str, content: bytes | None = None, *, tls: Tls = ENCRYPTED) -> Side:
         root = tmp_path / name
         root.mkdir()
         if content is not None:
@@ -75,8 +80,8 @@ def side(tmp_path: Path, manifest: Manifest) -> Callable[..., Side]:
         store.begin(source=content is not None)
         if content is not None:
             Reader(store).run()
-        listener = Listener(store, key, ("127.0.0.1", 0), lambda sock: None)
-        return Side(store, listener.port)
+        listener = Listener(store, tls, ("127.0.0.1", 0), lambda sock: None)
+        return Side(store, listener.port, tls)
 
     return make
 
@@ -110,14 +115,47 @@ def test_who_is_gone_is_stepped_over(side: Callable[..., Side], data: bytes) -> 
     assert set(node.events("lost")) == {"gone"}
 
 
-def test_who_has_another_key_is_stepped_over(side: Callable[..., Side], data: bytes) -> None:
-    """As one that is gone."""
-    stranger, honest = side("stranger", data, key=bytes([1]) * 32), side("honest", data)
-    node = side("node")
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_node_of_another_copy_is_stepped_over(
+    side: Callable[..., Side], data: bytes, plain: bool
+) -> None:
+    """As one that is gone; the reason is told."""
+    other = Tls(certificate.make("copy"), plain=plain)
+    tls = Tls(OURS, plain=plain)
+    stranger, honest = side("stranger", data, tls=other), side("honest", data, tls=tls)
+    node = side("node", tls=tls)
     node.fetch(("stranger", stranger.port), ("honest", honest.port))
 
     assert awaited(node.store.complete)
+    assert content(node) == data
     assert set(node.events("lost")) == {"stranger"}
+    assert "its certificate is not this run's" in node.told[0][1]["why"]
+    assert stranger.store.sent == 0
+
+
+@pytest.mark.parametrize("tls", [ENCRYPTED, PLAIN], ids=["encrypted", "plain"])
+@pytest.mark.parametrize("at", [0, 1, 2000, 5000])
+def test_what_a_relay_changes_is_not_taken(
+    side: Callable[..., Side], data: bytes, tls: Tls, at: int
+) -> None:
+    """Whichever byte of a block it is, or whatever it adds before it."""
+    source, honest = side("source", data, tls=tls), side("honest", data, tls=tls)
+    node = side("node", tls=tls)
+
+    def alter(block: bytes) -> bytes:
+        return block[:at] + bytes([255 - block[at]]) + block[at + 1 :] if at < len(block) else block
+
+    def insert(block: bytes) -> bytes:
+        return block[:at] + b"injected" + block[at:] if at < len(block) else block
+
+    with Relay(source.port, alter) as one, Relay(source.port, insert) as two:
+        node.fetch(("one", one.port), ("two", two.port), ("honest", honest.port))
+        assert awaited(node.store.complete)
+
+    assert content(node) == data
+    told = [more["why"] for event, more in node.told if event in ("wrong", "lost")]
+    assert told
+    assert all(told)
 
 
 def test_what_is_not_here_yet_is_waited_for(
