@@ -197,7 +197,17 @@ def named(nodes: Sequence[Node], found: Observed) -> Observed:
         )
         for each in found.faults
     ]
-    return replace(found, doing=text(found.doing), warning=text(found.warning), faults=faults)
+    endpoints = {
+        node: replace(each, reason=text(each.reason)) for node, each in found.endpoints.items()
+    }
+    return replace(
+        found,
+        doing=text(found.doing),
+        reason=text(found.reason),
+        warning=text(found.warning),
+        endpoints=endpoints,
+        faults=faults,
+    )
 
 
 def _server(said: Any) -> Server | None:

@@ -1,7 +1,7 @@
 """What is heard from the APIs of a running engine: answers, counters, and what they say of
-themselves.
+themselves; and how long no step has ended.
 
-It decides nothing: `keeper.py` does. Standard library only.
+It decides nothing: `keeper.py` does.
 
 One API is the whole engine's. Of several (hybrid and external load balancing) each is its own
 process's: the server answers when each of them does, and what they count is added up.
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from . import health
 from .crew import Lead
 from .desired import Desired, Process
-from .health import Clock, Movement
-from .observed import Load, Observed
+from .health import Clock, Steps
+from .observed import EndpointHealth, Load, Observed
 from .probe import Probe
 from .task import HEALTH, ONLY_HEALTH, named
 
 # what an odd report of an agent raises
 NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_BUSY = 5.0  # seconds after which a canary that has not come back says that the server is busy
 
 
 class Counts(NamedTuple):
@@ -46,6 +47,9 @@ class Api:
         self.name, self.want, self.process, self.lead = name, want, process, lead
         self.node, self.clock = process.node, clock
         self.last_answer = self.asking = 0.0
+        self.steps = Steps(clock.monotonic())
+        self.first: dict[str, Any] = {}  # what it answered first, or how it refuses
+        self.failing = ""  # how canaries fail
         self.counts: Counts | None = None
         self.held: dict[str, str] = {}  # what its KV caches hold together
         self._eye: Probe | None = None  # on an API whose node's agent cannot be asked
@@ -75,38 +79,76 @@ class Api:
             self._eye = Probe(host, want.port, want.behind(self.process), want.policy.canary)
         return self._eye.report()
 
-    def hear(
-        self, probe: Mapping[str, Any], seen: Observed, moved: Movement, now: float
-    ) -> tuple[bool, bool]:
-        """Note what has moved; return whether it has answered so far, and whether it counts."""
-        came = False
+    def hear(self, probe: Mapping[str, Any], seen: Observed, now: float) -> tuple[bool, bool]:
+        """Note what it says; return whether it has answered so far, and whether it counts."""
+        came, counts = False, isinstance(probe.get("counters"), Mapping)
         try:
             if (way := named(str(probe.get("task")))) is not None:
                 seen.task = way.name
             for key, (count, age) in probe.get("answers", {}).items():
-                answered = (count, self._eye is None)
                 # `/health` answers, whatever the other nodes of the engine do
-                work = way is not HEALTH
-                source = (self.node, "answers", key)
-                moved.changed(source, answered, now, part(key), progress=work)
+                if way is not HEALTH:
+                    self.steps.changed("answers", (count, self._eye is None), now, key)
                 if key == "":
                     came, self.last_answer = True, now - float(age)
                     at = round(self.clock.time() - float(age), 2)
                     if seen.answered is None or at - seen.answered > 0.5:
                         seen.answered, seen.seconds = at, float(probe.get("seconds", 0.0))
-            self.asking = max(
-                (float(each) for each in probe.get("asking", {}).values()), default=0.0
-            )
-            if not isinstance(counted := probe.get("counters"), Mapping):
-                return came, False
-            self._count(counted, moved, now)
+            self.asking = max(map(float, probe.get("asking", {}).values()), default=0.0)
+            if counts:
+                self._count(probe["counters"], now)
+            if isinstance(first := probe.get("first"), dict):
+                self.first = first
+            self._note_waiting(probe, seen, now)
         except NONSENSE:
+            self.steps.forget(now)
             return False, False
-        return came, True
+        return came, counts
 
-    def _count(self, counted: Mapping[str, Any], moved: Movement, now: float) -> None:
+    def _note_waiting(self, probe: Mapping[str, Any], seen: Observed, now: float) -> None:
+        """Note which canaries wait or fail; time counts only of a server that has answered, and
+        that does not rest.
+        """
+        asking = {key: float(age) for key, age in probe.get("asking", {}).items()}
+        failing = {key: each for key, each in probe.get("failing", {}).items() if len(each) == 3}
+        texts = {self._failure(each[1], each[2], seen.task) for each in failing.values()}
+        self.failing = "; ".join(sorted(texts))
+        if not probe or probe.get("rests") or seen.state != "ready":
+            self.steps.forget(now)
+            return
+        ages = {key: float(each[0]) for key, each in failing.items()}
+        both = {*asking, *ages}
+        self.steps.asks({key: now - max(asking.get(key, 0), ages.get(key, 0)) for key in both})
+
+    @staticmethod
+    def _failure(status: int, text: str, task: str) -> str:
+        ours = "completion" if (way := named(task)) is None else way.word
+        how = f"our own {ours} was answered with {status}" if status else f"no {ours} for us"
+        return f"{how}: {text}"
+
+    def health(self, probe: Mapping[str, Any], seen: Observed) -> EndpointHealth:
+        """Return the verdict on this endpoint of a server that is ready, apart from whether steps
+        end.
+        """
+        if rests := probe.get("rests"):
+            return EndpointHealth(verdict="resting", reason=str(rests))
+        if not probe.get("answers"):
+            return EndpointHealth(
+                verdict="unknown", reason=f"the agent of {self.node} cannot ask the API"
+            )
+        if self.failing:
+            return EndpointHealth(verdict="busy", reason=self.failing)
+        if self.asking > _BUSY:
+            word = "completion" if (way := named(seen.task)) is None else way.word
+            reason = f"our own {word} has waited for {self.asking:.0f} s"
+            return EndpointHealth(verdict="busy", reason=reason)
+        seconds = probe.get("seconds")
+        took = round(seconds, 3) if isinstance(seconds, float) else None
+        return EndpointHealth(verdict="answering", seconds=took)
+
+    def _count(self, counted: Mapping[str, Any], now: float) -> None:
         for key, digest in counted["progress"].items():
-            moved.changed((self.node, "counters", key), digest, now, part(key), progress=True)
+            self.steps.changed("counters", digest, now, key)
         self.counts = Counts(
             taken=now - float(counted["age"]),
             running=int(counted["running"]),
@@ -117,15 +159,6 @@ class Api:
         )
         if isinstance(held := counted.get("held"), Mapping):
             self.held = {str(name): str(label) for name, label in held.items()}
-
-    def warning(self, probe: Mapping[str, Any], task: str) -> str:
-        """Say what is odd about what we ask ourselves; empty when nothing is."""
-        odd, way = probe.get("odd"), named(task)
-        if not isinstance(odd, list) or len(odd) != 2:
-            return f"{ONLY_HEALTH} ({probe.get('refused')})" if way is HEALTH else ""
-        ours = "completion" if way is None else way.word
-        how = f"our own {ours} was answered with {odd[0]}" if odd[0] else f"no {ours} for us"
-        return f"{how}: {odd[1]}"
 
 
 class Apis:
@@ -152,14 +185,44 @@ class Apis:
         """
         return self._each[0].held
 
-    def hear(self, seen: Observed, moved: Movement) -> bool:
-        """Note what has moved, and what they count; True when each has answered so far."""
+    def hear(self, seen: Observed) -> bool:
+        """Note what they say and count; True when each has answered so far."""
         now = self.clock.monotonic()
-        heard = [each.hear(self._probe(each, seen), seen, moved, now) for each in self._each]
+        asked = [(each, self._probe(each, seen)) for each in self._each]
+        heard = [each.hear(probe, seen, now) for each, probe in asked]
         seen.asking = max(each.asking for each in self._each)
+        seen.longest_step = max(seen.longest_step, *(each.steps.longest for each in self._each))
+        seen.first_answer = self._first()
+        if seen.state == "ready":
+            seen.endpoints = {each.node: each.health(probe, seen) for each, probe in asked}
         if any(counts for _, counts in heard):
             self._count(seen)
         return all(came for came, _ in heard)
+
+    def _first(self) -> dict[str, Any]:
+        """Return what came first; of several APIs the first one's words, and all replicas'
+        seconds.
+        """
+        refused = [each.first for each in self._each if "model" not in each.first]
+        if refused or len(self._each) == 1:
+            return max(refused or [self._each[0].first], key=lambda each: each.get("times", 0))
+        firsts = [each.first for each in self._each]
+        seconds = [number for each in firsts for number in each["replicas"] or [each["seconds"]]]
+        return {**firsts[0], "seconds": max(seconds), "replicas": seconds}
+
+    def still(self, now: float) -> tuple[float, str]:
+        """Return for how long no step has ended where a canary waits or fails, and of which part of
+        the engine, empty for all of it.
+        """
+        found = [(*each.steps.still(now), each.node) for each in self._each]
+        seconds, replica, node = max(found, key=lambda each: each[0])
+        if replica:
+            return seconds, f"replica {replica}"
+        return seconds, node if len(self._each) > 1 else ""
+
+    def idle(self, now: float) -> float:
+        """Return for how many seconds no work has been done."""
+        return min(each.steps.idle(now) for each in self._each)
 
     def _probe(self, api: Api, seen: Observed) -> Mapping[str, Any]:
         return api.probe(ready=seen.state == "ready" and bool(self.launched))
@@ -210,11 +273,10 @@ class Apis:
         return next((each for each in said if isinstance(each, str) and each), "")
 
     def warning(self, seen: Observed) -> str:
-        """Say what is odd about what we ask ourselves, of several with the node."""
-        said = {each.node: each.warning(self._probe(each, seen), seen.task) for each in self._each}
-        if len(said) == 1:
-            return "".join(said.values())
-        return "; ".join(f"{node}: {text}" for node, text in said.items() if text)
+        """Say that nothing but `/health` proves that it works."""
+        if named(seen.task) is not HEALTH:
+            return ""
+        return f"{ONLY_HEALTH} ({seen.first_answer.get('refused', '')})"
 
     def dead(self, seen: Observed) -> list[str]:
         """Return the nodes whose API says itself that its engine is dead, of a server that was
@@ -227,7 +289,7 @@ class Apis:
             node
             for node, probe in probes.items()
             if (probe.get("health") == 503 and not probe.get("rests"))
-            or "EngineDead" in str(probe.get("odd") or "")
+            or "EngineDead" in str(probe.get("failing") or "")
         ]
 
     def lost(self) -> int | None:
@@ -239,8 +301,3 @@ class Apis:
         """Look no more."""
         for each in self._each:
             each.over()
-
-
-def part(key: str) -> int | None:
-    """Return the replica that a report names; None for the whole engine, whose name is empty."""
-    return int(key) if key else None

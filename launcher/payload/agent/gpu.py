@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from . import children
@@ -122,26 +122,6 @@ def _held(gpu: Gpu) -> str:
     apps = sorted((app for app in _apps() if app[0] == gpu.uuid), key=lambda app: app[3])
     who = [f", by {app[2] or 'a process'} (pid {app[1]}, {app[3] / 1024:.1f} GiB)" for app in apps]
     return f"GPU {gpu.index} {has} {used}{''.join(who[-1:])}"
-
-
-def busy(pids: Collection[int], chosen: Sequence[int] | None, count: int) -> float | None:
-    """Return the highest utilisation in percent of the GPUs that a server's processes use; None
-    where nobody can say.
-
-    Which GPUs these are, the driver tells where it knows the processes by the numbers that they
-    have here. Else a server that has all of them has these; of one that has some, only that nothing
-    is busy can be said.
-    """
-    try:
-        gpus = look(chosen)
-    except Lost:
-        return None
-    mine = {uuid for uuid, pid, _, _ in _apps() if pid.isdigit() and int(pid) in pids}
-    own = [gpu for gpu in gpus if gpu.uuid in mine] or (gpus if count >= len(gpus) else [])
-    known = [gpu.busy for gpu in own or gpus if gpu.busy is not None]
-    if len(known) < len(own or gpus) or (not own and any(known)):
-        return None
-    return max(known, default=None)
 
 
 def _apps() -> list[tuple[str, str, str, float]]:

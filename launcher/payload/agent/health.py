@@ -1,15 +1,19 @@
-"""Whether an engine lives: what each part of it did last, and how long nothing at all has moved.
+"""The arithmetic of a server's health: for how long no step has ended, pauses, lost requests. Pure.
 
-Pure; standard library only.
-
-A late answer alone means nothing, for the server may be busy; nor do counters that stand still, for
-one long step stops them. What could not be asked is unknown: it neither moves nor stands still.
+A late answer alone means nothing, for the server may be busy. One long step looks like a hang until
+it ends; only the time that the server's own steps have taken so far tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Protocol
+
+from .observed import OVER, EndpointHealth
+
+_QUIET, _SUSPECT = (30.0, 3), (60.0, 5)  # seconds at least, and times the longest step so far
+# of several endpoints, the verdict on the server, the worst first
+_WORST = ("unknown", "resting", "busy", "answering")
 
 
 class Clock(Protocol):
@@ -22,61 +26,83 @@ class Clock(Protocol):
         """Return seconds that only grow."""
 
 
-class Movement:
-    """When each part of an engine last moved (seconds of a monotonic clock); a part is None (all)
-    or a replica's number.
+class Steps:
+    """When the last step behind one API ended, for all replicas ("") and for each, by its number.
+
+    All times are seconds of a monotonic clock. Time counts only while a canary waits or fails;
+    `longest` is the longest such time that ended in progress.
     """
 
-    def __init__(self, now: float, parts: tuple[int | None, ...] = (None,)) -> None:
-        self._moved = dict.fromkeys(parts, now)
-        self._progress = now
+    def __init__(self, now: float) -> None:
+        self.longest = 0.0
+        self._progress = self._known = now
+        self._ended: dict[str, float] = {}
+        self._since: dict[str, float] = {}  # when a canary was sent that waits, or began to fail
         self._values: dict[Hashable, object] = {}
-        self._known: set[int | None] = set()  # parts whose processes are looked at
 
-    def changed(
-        self,
-        source: Hashable,
-        value: object,
-        now: float,
-        *parts: int | None,
-        progress: bool = False,
-    ) -> None:
-        """Note a value that is another one exactly when something has moved: a count of answers, a
-        digest of counters.
-
-        `progress` says that nothing but work that was done changes it: ranks that wait for a dead
-        one may well be busy waiting.
+    def changed(self, source: str, value: object, now: float, part: str) -> None:
+        """Note a value that differs exactly when a step has ended: a count of answers, a digest of
+        counters.
         """
-        if self._values.get(source, value) != value:
-            self.moved(now, *parts)
-            self._progress = now if progress else self._progress
-        self._values[source] = value
+        if self._values.get((source, part), value) != value:
+            self.longest = max(self.longest, self._still(part, now))
+            self._ended[part] = self._progress = now
+        self._values[source, part] = value
 
-    def worked(self, source: Hashable, count: object, now: float, *parts: int | None) -> None:
-        """Note at how many looks processes had worked: only of what is looked at can be said that
-        it stands still.
-        """
-        # what it did before is unknown
-        self.moved(now, *(part for part in parts if part not in self._known))
-        self._known.update(parts)
-        self.changed(source, count, now, *parts)
+    def asks(self, since: dict[str, float]) -> None:
+        """Note which parts have a canary that waits or fails, and since when."""
+        self._since = since
 
-    def moved(self, now: float, *parts: int | None) -> None:
-        """Note that something has moved."""
-        for part in parts:
-            if part in self._moved:
-                self._moved[part] = now
+    def forget(self, now: float) -> None:
+        """Begin to count again: nothing is known of the time until now."""
+        self._known, self._since = now, {}
 
     def idle(self, now: float) -> float:
-        """Return for how many seconds no work has been done."""
+        """Return for how many seconds no work has been done, whoever asked."""
         return now - self._progress
 
-    def still(self, now: float) -> tuple[float, int | None]:
-        """Return for how long the stillest part has not moved, and which; only what is looked at
-        can stand still.
-        """
-        found = [(now - at, part) for part, at in self._moved.items() if part in self._known]
-        return max(found, key=lambda each: (each[0], each[1] is None), default=(0.0, None))
+    def still(self, now: float) -> tuple[float, str]:
+        """Return for how long the stillest part has ended no step, and which part that is."""
+        return max(((self._still(part, now), part) for part in self._since), default=(0.0, ""))
+
+    def _still(self, part: str, now: float) -> float:
+        if part not in self._since:
+            return 0.0
+        return now - max(self._since[part], self._ended.get(part, self._known), self._known)
+
+
+def quiet(still: float, longest: float) -> bool:
+    """True when no step has ended for long enough to warn, and to inspect the ranks."""
+    return still > max(_QUIET[0], _QUIET[1] * longest)
+
+
+def suspect(still: float, longest: float) -> bool:
+    """True when no step has ended for so long that the engine hangs, if its ranks do not move."""
+    return still > max(_SUSPECT[0], _SUSPECT[1] * longest)
+
+
+def verdict(state: str, faults: int) -> str:
+    """Return the verdict on a server that is not ready, after so many faults."""
+    if state in OVER:
+        return state
+    if faults:
+        return "recovering"
+    return state if state in ("starting", "stopping") else "waiting"
+
+
+def together(endpoints: Mapping[str, EndpointHealth]) -> tuple[str, str]:
+    """Return the verdict on a server with such endpoints, and the reason, with the nodes that it
+    does not hold for left out.
+    """
+    worst = min((each.verdict for each in endpoints.values()), key=_WORST.index, default="unknown")
+    reasons: dict[str, list[str]] = {}
+    for node, each in endpoints.items():
+        if each.verdict == worst and each.reason:
+            reasons.setdefault(each.reason, []).append(node)
+    return worst, "; ".join(
+        text if len(nodes) == len(endpoints) else f"{', '.join(nodes)}: {text}"
+        for text, nodes in reasons.items()
+    )
 
 
 def pause(policy_pause: float, longest: float, streak: int) -> float:

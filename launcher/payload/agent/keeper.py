@@ -274,7 +274,8 @@ class Keeper:
     def _launch(self, want: Desired, seen: Observed) -> None:
         faults.reached(seen, "whole", self.clock.time())
         seen.generation += 1
-        seen.task = ""  # another model may be behind it, or another vLLM
+        # another model may be behind it, or another vLLM
+        seen.task, seen.first_answer = "", {}
         self._phase, self._troubles = RUN, []
         self._needs.forget()
         self._began = self.clock.monotonic()
@@ -336,6 +337,7 @@ class Keeper:
     def _watch(self) -> None:
         """Look whether the engine lives."""
         (want, seen), monitor = self._both(), self._engine()
+        before = seen.verdict, seen.warning
         monitor.hear(seen)
         if monitor.apis.held != self._held and seen.ready_at is not None:
             self._note_answered(want, seen.ready_at)
@@ -343,26 +345,22 @@ class Keeper:
             self._save()
         self._judge()
         if seen.state == "ready":
-            self._look_for_movement()
+            self._judge_health()
+            if (seen.verdict, seen.warning) != before:
+                self._save(durable=False)
 
-    def _look_for_movement(self) -> None:
-        """End an engine of which nothing has moved for too long, unless it rests on purpose."""
-        want, seen, monitor = *self._both(), self._engine()
-        still, part = monitor.still()
-        whose = "" if part is None else f" of replica {part}"
-        seen.still = round(still, 1) if still > 2 * want.policy.canary else 0.0
-        rests, warning = monitor.apis.rests(seen), monitor.apis.warning(seen)
-        if seen.still and rests:
-            monitor.movement.moved(self.clock.monotonic(), *monitor.parts)
-        elif still >= want.policy.stuck * (1 + monitor.unsure) and want.policy.restarts != 0:
-            gpus = " time, GPU time unknown" if monitor.unsure else " or GPU time"
-            nothing = f"no answer, no counter, no line, no CPU{gpus}"
-            self._fail(Trouble(1, f"nothing{whose} has moved for {still:.0f} s: {nothing}"))
-            return
-        note = self._note(whose, rests)
-        if note != seen.doing or warning != seen.warning:
-            seen.warning = warning
-            self._set("ready", note)
+    def _judge_health(self) -> None:
+        """Judge a server that is ready."""
+        want, seen, apis = *self._both(), self._engine().apis
+        still, whose = apis.still(self.clock.monotonic())
+        seen.still = round(still, 1)
+        seen.verdict, seen.reason = health.together(seen.endpoints)
+        if health.quiet(still, seen.longest_step):
+            of = f" of {whose}" if whose else ""
+            seen.verdict, seen.reason = "quiet", f"no step{of} has ended for {still:.0f} s"
+        gone = [node for node in want.nodes if not self.lead.fresh(node)]
+        away = f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
+        seen.warning = "; ".join(filter(None, (apis.warning(seen), away)))
 
     def _stop(self) -> None:
         """Wait until the engine has ended wherever somebody can be asked, then pause."""
@@ -446,15 +444,6 @@ class Keeper:
             each.get("state", IDLE) == IDLE for each in reports
         )
 
-    def _note(self, whose: str, rests: str) -> str:
-        want, seen = self._both()
-        if rests:
-            return f"{rests}: left alone"
-        if seen.still:
-            return f"nothing{whose} has moved for {seen.still:.0f} s"
-        gone = [node for node in want.nodes if not self.lead.fresh(node)]
-        return f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
-
     # --- what kills it
 
     def _judge(self) -> None:
@@ -486,7 +475,7 @@ class Keeper:
         lost = self._monitor.apis.lost() if ready and self._monitor is not None else None
         fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
         seen.next_start = now + pause
-        seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None
+        seen.still, seen.asking, seen.warning, seen.load, seen.endpoints = 0.0, 0.0, "", None, {}
         say(f"{self.name}: {fault.summary}; ending what is left of the engine")
         self._ask_who_died_first(fault)
         self._phase, self._troubles, seen.ranks = "", [], {}
@@ -549,6 +538,10 @@ class Keeper:
         seen.restarts_left = None if cap is None else max(0, cap - len(seen.restarts))
         runs = self._monitor if seen.state in ("starting", "ready") else None
         seen.alive = runs.living(seen) if runs is not None else {}
+        if seen.state != "ready":
+            leaves = want != self.asked and seen.state not in OVER
+            seen.verdict = "stopping" if leaves else health.verdict(seen.state, seen.fault_count)
+            seen.reason = seen.doing
         seen.written, self._saved = now, self.clock.monotonic()
         with contextlib.suppress(OSError):
             state.write(

@@ -1,5 +1,5 @@
-"""What is known of a running engine: what of it moved when, which ranks it has, and the signs of
-its death. What its APIs say is `apis.py`.
+"""What is known of a running engine: which ranks it has, and the signs of its death. What its APIs
+say is `apis.py`.
 
 It decides nothing: `keeper.py` does. One is made for each start of an engine. Standard library
 only.
@@ -7,25 +7,23 @@ only.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .apis import NONSENSE, Apis, part
+from .apis import Apis
 from .background import Background
 from .cause import LONGEST
 from .crew import Lead
-from .desired import Desired, Process
+from .desired import Desired
 from .faults import Trouble
-from .health import Clock, Movement
+from .health import Clock
 from .observed import Observed
 from .process import RUNNING
 from .rank_name import by_number, placed
 from .ray_view import ENGINE, Rank, RayView
 
-_SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
 _SOON = 1.0  # the same, while some are there already and the server starts
 _LAST_WORDS = 5.0  # seconds for vLLM to end when its ranks have
@@ -42,92 +40,25 @@ class Monitor:
     ) -> None:
         self.name, self.want, self.lead, self.view, self.clock = name, want, lead, view, clock
         self.launched: dict[str, str] = {}
-        self.busy = False  # ask for the GPUs' utilisation
-        self.unsure = False  # some node cannot tell it, so `stuck` is doubled
-        self.movement = Movement(clock.monotonic(), self.parts)
         self.apis = Apis(name, want, lead, self.launched, clock)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
         self._met: set[str] = set()  # the actors of those whose processes have been seen
         self._bereft: float | None = None  # since when some of these have ended
         self._asked: Background[list[Rank]] | None = None
 
-    @property
-    def parts(self) -> tuple[int | None, ...]:
-        """All of the engine (None), and each of its replicas."""
-        return (None, *range(self.want.replicas)) if self.want.replicas > 1 else (None,)
-
     def adopt(self) -> None:
         """Take up an engine that has run before: all of its processes have."""
         self.launched |= {each.node: self.lead.boot_of(each.node) for each in self.want.processes}
 
     def hear(self, seen: Observed) -> bool:
-        """Note what has moved; True when each of its APIs has answered."""
-        now, moved = self.clock.monotonic(), self.movement
-        self.unsure = False
-        for number, process in enumerate(self.want.processes):
-            said = self.lead.report(process.node, self.name)
-            if said is None and len(self.want.apis) > 1:  # the others may well serve without it
-                moved.moved(now, *self._replicas(process))
-            if not said or said.get("last") != seen.generation:
-                continue
-            # what it said last is no news, and what cannot be asked may well move
-            if not self.lead.fresh(process.node):
-                moved.moved(now, *self.parts)
-                continue
-            with contextlib.suppress(*NONSENSE):
-                self._note_node(number, process, said, now)
-        self._hear_ranks(now)
-        return self.apis.hear(seen, moved)
+        """Note what has come; True when each of its APIs has answered."""
+        self._met |= {rank.actor for rank in self.ranks if rank.pid in self._processes(rank.node)}
+        return self.apis.hear(seen)
 
-    def _hear_ranks(self, now: float) -> None:
-        """Note which ranks of Ray's have worked."""
-        for rank in self.ranks:
-            if (worked := self._processes(rank.node).get(str(rank.pid))) is not None:
-                self._met.add(rank.actor)
-                replica = re.match(r"DP(\d+)", rank.name)
-                parts = (None, *([int(replica[1])] if replica else []))
-                self.movement.worked((rank.actor, "work"), worked, now, *parts)
-                if self.lead.fresh(rank.node):
-                    self._note_load(self.lead.report(rank.node, self.name) or {}, now, *parts)
-
-    def _note_load(self, said: Mapping[str, Any], now: float, *parts: int | None) -> None:
-        """Note whether the GPUs of a node's ranks compute; that nobody can say is neither."""
-        if _positive(said.get("busy")):
-            self.movement.moved(now, *parts)
-        self.unsure |= said.get("busy", 0) is None
-
-    def _processes(self, node: str) -> Mapping[str, Any]:
-        """Return at how many looks each rank of Ray's on a node had worked, by its process."""
+    def _processes(self, node: str) -> Sequence[object]:
+        """Return the processes of Ray's ranks that live on a node."""
         found = (self.lead.report(node, self.name) or {}).get("ranks")
-        return found if isinstance(found, Mapping) else {}
-
-    def _note_node(
-        self, number: int, process: Process, said: Mapping[str, Any], now: float
-    ) -> None:
-        """Note what a node's processes did: each replica's own where they name themselves, else all
-        that the node has.
-        """
-        here = self._replicas(process)
-        work: Mapping[str, Any] = said.get("work") or {}
-        unnamed = [] if self.view else [each for each in here if str(each) not in work]
-        for key, count in work.items():
-            parts = (int(key),) if key else (None, *unnamed)
-            self.movement.worked((number, "work", key), count, now, *parts)
-        for key, printed in (said.get("lines") or {}).items():
-            self.movement.changed((number, "lines", key), printed, now, part(key))
-        if not self.ranks:
-            self._note_load(said, now, None, *here)
-
-    def _replicas(self, process: Process) -> range:
-        """Return the numbers of the replicas that a process runs; none where there is only one."""
-        first, held = process.replicas
-        return range(first, first + held) if self.want.replicas > 1 else range(0)
-
-    def still(self) -> tuple[float, int | None]:
-        """Return for how many seconds the stillest part has not moved, and which it is."""
-        found = self.movement.still(self.clock.monotonic())
-        self.busy = found[0] > _SUSPECT
-        return found
+        return found if isinstance(found, list) else []
 
     def meet(self, seen: Observed) -> bool:
         """Find out which ranks it has, and where; true when the record has changed."""
@@ -171,7 +102,7 @@ class Monitor:
                     found.setdefault(each.node, {}).update(dict.fromkeys(ranks, runs))
             return found
         for rank in _workers(self.ranks) or self.ranks:
-            lives = str(rank.pid) in self._processes(rank.node)
+            lives = rank.pid in self._processes(rank.node)
             if self.lead.fresh(rank.node) and (lives or rank.actor in self._met):
                 found.setdefault(rank.node, {})[rank.name] = lives
         return found
@@ -232,7 +163,7 @@ class Monitor:
             self._bereft = None
             return []
         self._bereft = now if self._bereft is None else self._bereft
-        works = self.want.replicas > 1 and self.movement.idle(now) < _rest(self.want)
+        works = self.want.replicas > 1 and self.apis.idle(now) < _rest(self.want)
         if works or now - self._bereft < _LAST_WORDS:
             return []
         said = self.lead.report(self.want.api_node, self.name) or {}
@@ -249,7 +180,7 @@ class Monitor:
             for rank in self.ranks
             if rank.actor in self._met
             and self.lead.fresh(rank.node)
-            and str(rank.pid) not in self._processes(rank.node)
+            and rank.pid not in self._processes(rank.node)
         ]
 
     def _lost_nodes(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
@@ -280,7 +211,7 @@ class Monitor:
         work without it.
         """
         why = self.lead.gone(node)
-        if not why or self.movement.idle(self.clock.monotonic()) < _rest(self.want):
+        if not why or self.apis.idle(self.clock.monotonic()) < _rest(self.want):
             return []
         return [Trouble(5, f"{node} is gone", node, rank, evidence=f"its agent: {why}")]
 
@@ -297,10 +228,6 @@ class Monitor:
 def _rest(want: Desired) -> float:
     """Return for how many seconds no work is done by an engine that works no more."""
     return 3 * want.policy.canary
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and value > 0
 
 
 def _restarted(node: str, rank: str) -> Trouble:

@@ -17,7 +17,7 @@ from typing import Any
 from . import gpu, leftovers, process, records, state
 from .inspection import Inspection, Target
 from .probe import Probe
-from .process import IDLE, RUNNING, STOPPING, Engine, Work
+from .process import IDLE, RUNNING, STOPPING, Engine
 
 # What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
 # start; run: start it.
@@ -25,7 +25,7 @@ KEEP, PREPARE, RUN = "keep", "prepare", "run"
 LOST = "the GPUs are lost to this container"
 OUTDATED = "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node"
 _ONCE = "free once"
-_LOOK = 2.0  # seconds between two looks at the processes' CPU time, or at a GPU's memory
+_LOOK = 2.0  # seconds between two looks at the ranks' processes, or at a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,8 @@ class Order:
     `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
 
     `share` is the part of a GPU's memory that must be free (None: nobody looks), on `count` GPUs of
-    those that `gpus` names (None: all); with `busy` their utilisation is asked, with `inspect` the
-    ranks are sampled. `replicas` are so many behind the API, of which the `first` has this number
-    (None: the server has only one).
+    those that `gpus` names (None: all); with `inspect` the ranks are sampled. `replicas` are so
+    many behind the API, of which the `first` has this number (None: the server has only one).
     """
 
     generation: int
@@ -53,7 +52,6 @@ class Order:
     share: float | None = None
     count: int = 0
     gpus: tuple[int, ...] | None = None
-    busy: bool = False
     inspect: bool = False
 
     @property
@@ -86,9 +84,7 @@ class Server:
         self.probe: Probe | None = None
         self.prepared, self.waits = 0, ""  # the generation that may start, or what it waits for
         self.room: tuple[int, int] | None = None  # of a generation, how many GPUs are free for it
-        # the utilisation of its GPUs, None where unknown; empty: nobody has asked
-        self.busy: tuple[float | None, ...] = ()
-        self.ranks: dict[int, Work] = {}  # what Ray runs here, by the process
+        self.ranks: tuple[int, ...] = ()  # the living processes of what Ray runs here
         self.inspection = Inspection()
         self._pids: tuple[int, ...] = ()
         self._ending: float | None = None
@@ -158,26 +154,13 @@ class Server:
         self.inspection.turn(target)
 
     def _look(self, order: Order) -> None:
-        """See what the engine's processes and the ranks have done, and how the GPUs are."""
-        self.engine.look()
-        living = filter(process.lives, order.pids)
-        self.ranks = {pid: self.ranks.get(pid) or Work() for pid in living}
-        for pid, seconds in process.used(tuple(self.ranks)):
-            self.ranks[pid].look([(pid, seconds)])
-        self._ask_for_gpus(order)
-
-    def _ask_for_gpus(self, order: Order) -> None:
-        """Ask for the GPUs in a thread of its own: a driver that hangs must not stop the agent."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        if order.phase == PREPARE and self.prepared != order.generation:
+        """See which ranks live, and whether the GPUs have room."""
+        self.ranks = tuple(filter(process.lives, order.pids))
+        asks = self._thread is not None and self._thread.is_alive()
+        if order.phase == PREPARE and self.prepared != order.generation and not asks:
+            # in a thread of its own: a driver that hangs must not stop the agent
             self._thread = threading.Thread(target=self._prepare, args=(order,), daemon=True)
-        elif order.busy:
-            self._thread = threading.Thread(target=self._use, args=(order,), daemon=True)
-        else:
-            self.busy = ()
-            return
-        self._thread.start()
+            self._thread.start()
 
     def _prepare(self, order: Order) -> None:
         self.room = None
@@ -195,10 +178,6 @@ class Server:
         else:
             self.prepared, self.waits = order.generation, ""
 
-    def _use(self, order: Order) -> None:
-        own = process.marked(f"{self.engine.name}.{self.engine.last}")
-        self.busy = (gpu.busy({*order.pids, *own}, order.gpus, order.count),)
-
     def report(self) -> dict[str, Any]:
         """Return how it is, for the keeper; what was never asked is absent."""
         engine = self.engine
@@ -208,11 +187,9 @@ class Server:
             said["waits"] = self.waits
         said |= _said_of(engine)
         if self.order.pids:
-            said["ranks"] = {str(pid): work.counts.get("", 0) for pid, work in self.ranks.items()}
+            said["ranks"] = list(self.ranks)
         if self.room is not None:
             said["room"] = list(self.room)
-        if self.busy and self.order.busy:
-            said["busy"] = self.busy[0]
         if self.probe is not None:
             said["probe"] = self.probe.report()
         if (sample := self.inspection.report()) is not None:
@@ -304,9 +281,7 @@ def _said_of(engine: Engine) -> dict[str, Any]:
     if engine.state != RUNNING:
         return {}
     return {
-        "lines": dict(engine.lines),
         "evidence": engine.evidence,
         "cause": engine.cause,
         "pid": engine.pid,
-        "work": dict(engine.work.counts),
     }

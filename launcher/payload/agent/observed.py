@@ -59,12 +59,58 @@ class Load:
     tokens_per_s: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndpointHealth:
+    """The verdict on one endpoint, the reason for it, and how long its last answer took."""
+
+    verdict: str
+    reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wedge:
+    """Where an engine hangs, as two samples of all its ranks show.
+
+    `since` is when its last step ended, `frame` where the rank is; `rank` is empty where the
+    samples do not name one. `stacks` are those of all ranks.
+    """
+
+    since: float
+    rank: str = ""
+    node: str = ""
+    gpu: str = ""
+    frame: str = ""
+    observations: list[str] = field(default_factory=list)
+    stacks: list[str] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        """The rank that hangs, with its node, GPU and frame; or that it is unknown."""
+        if not self.rank:
+            return "rank unknown"
+        gpu = f" (GPU {self.gpu})" if self.gpu else ""
+        return f"rank {self.rank} on {self.node}{gpu}{' in ' if self.frame else ''}{self.frame}"
+
+
 @dataclass(kw_only=True)
 class Observed:
-    """How a server is.
+    """The state of a server.
+
+    `verdict` is the health of the server, `reason` the text behind it, `endpoints` the same of each
+    node with an API. While it is ready, the verdict is answering, busy (requests wait and steps
+    end), quiet, suspect (no step ends), resting (paused, asleep or being scaled) or unknown (no
+    agent can ask the API); else waiting, starting, stopping, recovering, failed, gave-up or
+    stopped.
 
     `answered` and `seconds` are of the last canary that came back, `asking` is for how many seconds
-    the present one has been on its way, `still` for how many seconds nothing at all has moved.
+    the present one has been on its way. `still` is for how many seconds no step counter has
+    changed while a canary waits or fails, `longest_step` the longest such time that ended in
+    progress, `wedge` where the engine hangs.
+
+    `first_answer` is what the model gave first: model, fingerprint, text, came, refused, task,
+    seconds and, of several replicas, the seconds of each. Until then it has the last refusal
+    (status, error, task and times), or nothing.
 
     `doing` says what is being done or waited for, `warning` what is odd about a server that is
     ready. `restarts` are the times of restarts, `restarts_left` is None where any number is
@@ -89,6 +135,12 @@ class Observed:
     seconds: float | None = None
     asking: float = 0.0
     still: float = 0.0
+    longest_step: float = 0.0
+    verdict: str = "waiting"
+    reason: str = ""
+    wedge: Wedge | None = None
+    endpoints: dict[str, EndpointHealth] = field(default_factory=dict)
+    first_answer: dict[str, Any] = field(default_factory=dict)
     load: Load | None = None
     task: str = ""
     next_start: float | None = None

@@ -18,7 +18,6 @@ def for_nodes(
     reserved: Reservation | None,
 ) -> dict[str, Order]:
     """Return what each node is to do in a phase: start processes, or only look after ranks."""
-    busy = monitor is not None and monitor.busy
     counts = dict.fromkeys(want.reach, 1) if want.backend == "ray" else {}
     counts |= {node: count for node, count in want.places.items() if count}
     found = {
@@ -28,7 +27,6 @@ def for_nodes(
             pids=_pids(monitor, node),
             share=want.memory_share if node in counts else None,
             count=counts.get(node, 0),
-            busy=busy and want.memory_share is not None,
         )
         for node in want.reach
     }

@@ -13,7 +13,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import answer, api
@@ -31,6 +31,9 @@ SILENT = (
 )
 _PATIENCE = 3600.0  # seconds for a canary; the keeper decides long before
 _EARLY = 1.0  # seconds between two looks at a server that has not answered
+_OPEN = 5.0  # seconds between two looks at most while a canary waits
+_LATE = 10.0  # seconds after which a canary is late, however rarely one is sent
+_FIRST = 8  # tokens of the first answer
 # Paths that report a pause or sleep, where vLLM has them.
 _RESTS = (
     ("/is_sleeping", "is_sleeping", "it sleeps"),
@@ -39,13 +42,19 @@ _RESTS = (
 
 
 class Canary(threading.Thread):
-    """A request on its way: `status` and `said` are there when it has ended."""
+    """A request on its way; when it has ended, `done` is called with its `status` and `said`."""
 
-    def __init__(self, where: Where, way: Task, body: object, replica: int | None) -> None:
+    def __init__(
+        self,
+        where: Where,
+        way: Task,
+        body: object,
+        replica: int | None,
+        done: Callable[[Canary], None],
+    ) -> None:
         super().__init__(daemon=True)
-        self.where, self.way, self.body, self.replica = where, way, body, replica
+        self.where, self.way, self.body, self.replica, self.done = where, way, body, replica, done
         self.status, self.said, self.began, self.seconds = 0, "", time.monotonic(), 0.0
-        self.start()
 
     def run(self) -> None:
         """Ask."""
@@ -57,6 +66,7 @@ class Canary(threading.Thread):
         except SILENT as error:
             self.said = f"{type(error).__name__}: {error}"
         self.seconds = time.monotonic() - self.began
+        self.done(self)
 
 
 class Probe:
@@ -68,7 +78,11 @@ class Probe:
 
     def __init__(self, host: str, port: int, replicas: range, every: float) -> None:
         self.where = Where(
-            api_host=host, api=port, engines=len(replicas) or 1, first=replicas.start
+            api_host=host,
+            api=port,
+            engines=len(replicas) or 1,
+            first=replicas.start,
+            max_tokens=_FIRST,
         )
         self.every, self.replicas = every, replicas
         self._task: Task | None = None  # as which the model has answered first
@@ -76,8 +90,10 @@ class Probe:
         self._canaries: dict[int | None, Canary] = {}
         # replica ("" for the whole) → how many answers, and when the last one came
         self._answers: dict[str, list[float]] = {}
-        self._seconds, self._turn, self._refused = 0.0, 0, ""
-        self._status, self._said, self._health, self._rests = 0, "", 0, ""
+        # the same keys → since when canaries fail, and status and text of the last
+        self._failing: dict[str, tuple[float, int, str]] = {}
+        self._first: dict[str, Any] = {}
+        self._seconds, self._turn, self._health, self._rests = 0.0, 0, 0, ""
         self._counters: Counters | None = None
         self._counted = 0.0
         self._over = threading.Event()
@@ -95,28 +111,31 @@ class Probe:
     def report(self) -> dict[str, Any]:
         """Return what is known; all times are seconds ago, for clocks differ between nodes.
 
-        `task` is what the model does, empty before the first answer; `refused` what it said to
-        other requests, where it can be asked for nothing but `/health`.
+        `task` is what the model does, empty before the first answer; `first` what it answered
+        first, or how it has refused so far (`observed.Observed.first_answer`).
 
         `answers` has, for each replica that has answered ("" for the whole API), how often and
-        how long ago; `asking` how long each canary has been on its way; `odd` the status and text
-        of one that came back as no answer.
+        how long ago; `asking` how long each canary has been on its way; `failing` for how long
+        canaries have failed, with status and text of the last.
         """
         now = time.monotonic()
         said: dict[str, Any] = {
             "answers": {
-                key: [count, round(now - at, 2)] for key, (count, at) in self._answers.items()
+                key: [count, round(now - at, 2)] for key, (count, at) in list(self._answers.items())
             },
             "asking": {
                 _key(each): round(now - canary.began, 2)
                 for each, canary in list(self._canaries.items())
             },
             "seconds": round(self._seconds, 3),
-            "odd": [self._status, self._said[:300]] if self._said else None,
+            "failing": {
+                key: [round(now - since, 2), status, text[:300]]
+                for key, (since, status, text) in list(self._failing.items())
+            },
             "health": self._health,
             "rests": self._rests,
             "task": self._task.name if self._task is not None else "",
-            "refused": self._refused,
+            "first": self._first,
         }
         if counted := self._counters:
             said["counters"] = {
@@ -145,8 +164,8 @@ class Probe:
                     self._begin()
             except SILENT:
                 pass  # nobody listens yet, or what came is no answer: asked again
-            every = self.every if self._task is not None else min(_EARLY, self.every)
-            pause = max(0.05, every - (time.monotonic() - began))
+            most = _EARLY if self._task is None else _OPEN if self._canaries else self.every
+            pause = max(0.05, min(most, self.every) - (time.monotonic() - began))
 
     def _begin(self) -> None:
         """Wait for the first answer, one of each replica; what to ask from then on is
@@ -156,56 +175,67 @@ class Probe:
         if self._health != 200:
             return
         said = answer.complete(self.where)
-        if said.get("status") != 200 or said.get("error"):
-            self._status, self._said = int(said.get("status") or 0), str(said.get("error") or "")
-            return
-        if not all(each["answered"] for each in said.get("replicas", ())):
+        if error := _refusal(said):
+            self._first = {
+                "status": int(said.get("status") or 0),
+                "error": error[:500],
+                "task": str(said.get("task", "")),
+                "times": self._first.get("times", 0) + 1,
+            }
             return
         way = named(said["task"]) or CHAT
         self._body = way.body(said["model"], self.where.prompt, 1)
-        self._refused = str(said.get("refused", ""))
         self._seconds = float(said["seconds"])
+        self._first = {
+            "model": str(said["model"]),
+            "fingerprint": str(said.get("system_fingerprint", "")),
+            **{name: str(said.get(name, "")) for name in ("text", "came", "refused")},
+            "task": way.name,
+            "seconds": self._seconds,
+            "replicas": [float(each["seconds"]) for each in said.get("replicas", ())],
+        }
         self._count()
         for each in self._keys():
             self._note(each)
-        self._said, self._task = "", way
+        self._task = way
 
     def _look(self, way: Task) -> None:
-        """Gather canaries that have come back, send new ones, and count."""
-        for each, canary in list(self._canaries.items()):
-            if not canary.is_alive():
-                del self._canaries[each]
-                self._judge(canary)
+        """Send new canaries, and count."""
         several = len(self.replicas) > 1 and way.steered
         replica = self.replicas[self._turn % len(self.replicas)] if several else None
         self._turn += 1
         if replica not in self._canaries and not self._over.is_set():
-            self._canaries[replica] = canary = Canary(self.where, way, self._body, replica)
+            canary = Canary(self.where, way, self._body, replica, self._judge)
+            self._canaries[replica] = canary
+            canary.start()
             canary.join(min(1.0, self.every / 2))  # mostly it is back at once
-            if not canary.is_alive():
-                del self._canaries[replica]
-                self._judge(canary)
         self._count()
         late = any(
-            time.monotonic() - each.began > 2 * self.every for each in self._canaries.values()
+            time.monotonic() - each.began > min(2 * self.every, _LATE)
+            for each in list(self._canaries.values())
         )
-        if late or self._said:
+        if late or self._failing:
             self._health, text = api.api(self.where, "/health", timeout=5)
             self._rests = resting(self.where, self._health, text)
         else:
             self._health, self._rests = 200, ""
 
     def _judge(self, canary: Canary) -> None:
+        """Note how a canary ended; its own thread calls this."""
+        key = _key(canary.replica)
         # Also a refusal is an answer: the API key may have changed.
         if 0 < canary.status < 500 or canary.status == 501:
-            self._said, self._seconds = "", canary.seconds
+            self._seconds = canary.seconds
             # Where vLLM chose the replica, nobody knows whose answer it is; and what is unknown is
             # not still.
             whose = self._keys() if canary.replica is None else [None, canary.replica]
             for each in whose:
                 self._note(each)
+            self._failing.pop(key, None)
         else:
-            self._status, self._said = canary.status, canary.said or "no answer"
+            since = self._failing.get(key, (canary.began, 0, ""))[0]
+            self._failing[key] = since, canary.status, canary.said or "no answer"
+        self._canaries.pop(canary.replica, None)
 
     def _note(self, replica: int | None) -> None:
         count = self._answers.get(_key(replica), [0, 0.0])[0]
@@ -234,6 +264,18 @@ def resting(where: Where, health: int, health_text: str) -> str:
         ):
             return words
     return ""
+
+
+def _refusal(said: Mapping[str, Any]) -> str:
+    """Return why a first request has brought no answer; empty when it has."""
+    if said.get("status") != 200 or said.get("error"):
+        return str(said.get("error") or "no answer")
+    mute = [
+        f"replica {number} gave no answer: {each.get('error') or 'its count did not grow'}"
+        for number, each in enumerate(said.get("replicas", ()))
+        if not each["answered"]
+    ]
+    return "; ".join(mute)
 
 
 def _key(replica: int | None) -> str:

@@ -23,17 +23,12 @@ from . import cause, children
 MARK = "VLAUNCH_ENGINE"  # in the environment of all that belongs to an engine
 ENDS = "vlaunch agent: the engine "  # in the log, before how it ended
 BEGINS = "vlaunch agent: starting the engine"  # in the log: what is above is of another engine
-_WORKS = 0.1  # part of a core from which on a process works
 _LOG = 64 << 20  # bytes of a log until it is put aside
 _LINES, _WIDTH = 60, 400
 _CATCH_UP = 2.0  # seconds in which a loaded node has read what an engine had printed
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
-# How vLLM names the processes of a replica, and marks their lines: `VLLM::EngineCore_DP1`,
-# `(Worker_DP1_TP0 pid=7)`.
-_REPLICA = re.compile(r"(?:EngineCore|Worker)_DP(\d{1,4})(?!\d)")
 _ACCESS = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"')
 _COUNTERS = re.compile(r"throughput: [\d.]+ tokens/s")
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Engine:
@@ -48,9 +43,6 @@ class Engine:
     def __init__(self, name: str, log: str) -> None:
         self.name, self.log = name, log
         self.state, self.last, self.ended = IDLE, 0, ""
-        # how many it has printed, in all ("") and of each replica; not of requests
-        self.lines: dict[str, int] = {}
-        self.work = Work()
         self._process: subprocess.Popen[bytes] | None = None
         self._printed: threading.Thread | None = None
         self._telling: list[str] = []
@@ -159,17 +151,10 @@ class Engine:
         """The first process, whose number is that of the session; None when nothing runs."""
         return self._process.pid if self._process else None
 
-    def look(self) -> None:
-        """See which of its processes have worked since the last look."""
-        if self._process is not None:
-            self.work.look(
-                (pid, used) for pid, session, used in _processes() if session == self._process.pid
-            )
-
     def _left(self, session: int) -> Iterator[int]:
         """Find what lives of it, also what has left the session."""
         words = f"{MARK}={mark(f'{self.name}.{self.last}')}"
-        for pid, own, _ in _processes():
+        for pid, own in _processes():
             if own == session or (own != os.getsid(0) and _carries(pid, words)):
                 yield pid
 
@@ -190,12 +175,8 @@ class Engine:
     def _keep(self, line: str) -> None:
         if not line:
             return
-        if not _ACCESS.search(line):  # which our own questions cause
-            self.lines[""] = self.lines.get("", 0) + 1
-            if replica := _REPLICA.search(line):
-                self.lines[replica[1]] = self.lines.get(replica[1], 0) + 1
-            if not _COUNTERS.search(line):
-                self._tail.append(line)
+        if not _ACCESS.search(line) and not _COUNTERS.search(line):  # our own questions cause these
+            self._tail.append(line)
         if len(self._telling) < _LINES and cause.telling(line, self._before):
             self._telling.append(line)
         self._before = line
@@ -208,44 +189,6 @@ class Engine:
             os.makedirs(os.path.dirname(self.log), exist_ok=True)
             with open(self.log, "ab") as file:
                 file.write(data)
-
-
-class Work:
-    """At how many looks some process had worked, and not only waited: `counts` has it for all ("")
-    and for each replica.
-
-    A process that waits wakes up, looks, and sleeps on, which took up to 5 % of a core of an idle
-    engine; one that works takes most of one.
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self._used: dict[int, float] = {}
-        self._looked = 0.0
-
-    def look(self, processes: Iterable[tuple[int, float]]) -> None:
-        """Compare the seconds of CPU that each process has used, by its number, with those at the
-        last look.
-        """
-        now, before, self._used = time.monotonic(), self._used, dict(processes)
-        span, self._looked = now - self._looked, now
-        worked = {""} if self._used and not before else set[str]()
-        for pid, used in self._used.items():
-            replica = _REPLICA.search(title(pid))
-            keys = {"", replica[1]} if replica else {""}
-            for key in keys:
-                self.counts.setdefault(key, 0)
-            if used - before.get(pid, 0.0) >= _WORKS * span:
-                worked |= keys
-        for key in worked:
-            self.counts[key] = self.counts.get(key, 0) + 1
-
-
-def used(pids: Sequence[int]) -> list[tuple[int, float]]:
-    """Return how many seconds of CPU each of some processes has used; one that is gone is left
-    out.
-    """
-    return [(pid, seconds) for pid, _, seconds in _processes(set(pids))]
 
 
 def lives(pid: int) -> bool:
@@ -272,12 +215,12 @@ def marked(what: str) -> list[int]:
 
 def carrying(words: str) -> list[int]:
     """Return the processes in whose environment `NAME=value` stands."""
-    return [pid for pid, _, _ in _processes() if _carries(pid, words)]
+    return [pid for pid, _ in _processes() if _carries(pid, words)]
 
 
 def in_session(session: int) -> list[int]:
     """Return the living processes of a session."""
-    return [pid for pid, own, _ in _processes() if own == session]
+    return [pid for pid, own in _processes() if own == session]
 
 
 def ray_workers(pids: Iterable[int]) -> list[int]:
@@ -299,11 +242,9 @@ def title(pid: int) -> str:
         return ""
 
 
-def _processes(pids: set[int] | None = None) -> Iterator[tuple[int, int, float]]:
-    """Yield number, session and seconds of CPU of each process that does more than wait to be
-    reaped.
-    """
-    for name in os.listdir("/proc") if pids is None else map(str, pids):
+def _processes() -> Iterator[tuple[int, int]]:
+    """Yield number and session of each process that does more than wait to be reaped."""
+    for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
@@ -311,7 +252,7 @@ def _processes(pids: set[int] | None = None) -> Iterator[tuple[int, int, float]]
                 # state, parent, group, session: behind the name in brackets
                 words = file.read().rpartition(")")[2].split()
             if words[0] not in "ZX":
-                yield int(name), int(words[3]), (int(words[11]) + int(words[12])) / _TICKS
+                yield int(name), int(words[3])
         except (OSError, ValueError, IndexError):
             continue
 

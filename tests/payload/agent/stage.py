@@ -53,7 +53,7 @@ class Node:
     slow: float = 0.0
     until: float = 0.0
     more: dict[str, Any] = field(default_factory=dict)  # while it runs
-    ranks: dict[str, int] = field(default_factory=dict)  # that Ray runs here
+    ranks: list[int] = field(default_factory=list)  # the processes that Ray runs here
     idle: dict[str, Any] = field(default_factory=dict)  # reported in any case
 
     def obey(self, order: Order | None, now: float) -> None:
@@ -75,8 +75,8 @@ class Node:
         if order is not None and order.phase == PREPARE and not self.waits:
             self.prepared = order.generation
 
-    def report(self, count: int) -> dict[str, Any]:
-        """Return what an agent says; all that moves is at `count`."""
+    def report(self) -> dict[str, Any]:
+        """Return what an agent says."""
         said: dict[str, Any] = {
             "state": self.state,
             "last": self.last,
@@ -90,8 +90,6 @@ class Node:
             said["ranks"] = self.ranks
         if self.state == "running":
             said |= {
-                "work": {"": count},
-                "lines": {"": count},
                 "pid": 100,
                 "evidence": self.evidence,
                 "cause": "",
@@ -140,14 +138,19 @@ class Lead:
 
 @dataclass
 class Engine:
-    """How the engine behaves: whether it answers, works, and what its API says."""
+    """How the engine behaves: whether it answers, ends steps for others, and what its API says.
+
+    `mute` are replicas that neither answer nor end steps; `failing` is the status and text of
+    canaries that come back as no answer.
+    """
 
     takes: float = 3.0  # seconds until its first answer
     answers: bool = True
-    works: bool = True
+    works: bool = False
     counts: bool = True
     health: int = 200
-    odd: list[Any] | None = None
+    failing: tuple[int, str] | None = None
+    mute: tuple[str, ...] = ()
     rests: str = ""
     task: str = "chat"
     refused: str = ""
@@ -161,8 +164,9 @@ class Stage:
 
     def __init__(self, folder: Path, clock: Clock, want: Desired, *more: str) -> None:
         self.folder, self.clock, self.lead, self.engine = folder, clock, Lead(), Engine()
-        self.answered = self.moved = 0
-        self.asking = 0.0
+        self.answered = self.steps = 0
+        self.asking = self.failing = 0.0
+        self.waits: dict[str, float] = {}  # for how long each mute replica has let a canary wait
         self.began: dict[int, float] = {}
         self.told: list[tuple[str, str]] = []  # each state, with what was being done
         self.mute: set[str] = set()  # nodes whose API has never answered
@@ -254,20 +258,25 @@ class Stage:
         nodes = [self.lead.nodes[each.node] for each in self.wanted.processes]
         alive = all(each.state == "running" for each in nodes)
         began = self.began.setdefault(nodes[0].last, self.clock.now)
-        if alive and self.engine.answers and self.clock.now - began >= self.engine.takes:
+        failing = self.failing + seconds if self.engine.failing else 0.0
+        self.failing = failing
+        if not alive:
+            return
+        if self.engine.answers and self.clock.now - began >= self.engine.takes and not failing:
             self.answered += 1
+            self.steps += 1
             self.asking = 0.0
-        elif alive and self.answered:
+        elif self.answered and not failing:
             self.asking += seconds
-        if alive and self.engine.works:
-            self.moved += 1
+        self.steps += self.engine.works
+        self.waits = {key: self.waits.get(key, 0.0) + seconds for key in self.engine.mute}
 
     def _report(self, name: str, node: Node) -> dict[str, Any]:
-        said = node.report(self.moved)
+        said = node.report()
         generation = self.began.get(node.last)
         apis = {each.node: each for each in self.wanted.apis}
         if name in apis and node.state == "running" and generation is not None:
-            behind = self.wanted.behind(apis[name]) if len(apis) > 1 else ()
+            behind = self.wanted.behind(apis[name])
             said["probe"] = {**self.probe(*map(str, behind)), **said.get("probe", {})}
             if self.clock.now - generation < self.engine.takes or name in self.mute:
                 said["probe"]["answers"] = {}
@@ -276,18 +285,25 @@ class Stage:
     def probe(self, *replicas: str) -> dict[str, Any]:
         """Return what is known of an API, and of replicas behind it."""
         engine, keys = self.engine, ("", *replicas)
-        came = [self.answered, 0.1 + self.asking]
+        came = {key: [self.answered, 0.1 + self.asking] for key in keys}
+        waits = {key: wait for key, wait in self.waits.items() if key in replicas}
+        if len(replicas) == 1 and waits:  # the only one behind an API is asked as the whole
+            waits = {"": waits[replicas[0]]}
+        mute = {*waits, *self.engine.mute}
+        came |= {key: [1, 0.1 + sum(waits.values())] for key in keys if key in mute}
+        first = {"model": "m", "refused": engine.refused, "seconds": 0.1, "replicas": []}
         said: dict[str, Any] = {
-            "answers": dict.fromkeys(keys, came) if self.answered else {},
-            "asking": {"": self.asking} if self.asking else {},
+            "answers": came if self.answered else {},
+            "asking": {**({"": self.asking} if self.asking else {}), **waits},
             "seconds": 0.1,
-            "odd": engine.odd,
+            "failing": {"": [self.failing, *engine.failing]} if engine.failing else {},
             "health": engine.health,
             "rests": engine.rests,
             "task": engine.task if self.answered else "",
-            "refused": engine.refused,
+            "first": first if self.answered else {},
         }
         if engine.counts:
+            progress = dict.fromkeys(keys, str(self.steps)) | dict.fromkeys(mute & {*keys}, "-")
             said["counters"] = {
                 "age": 0.1,
                 "running": engine.open,
@@ -296,7 +312,7 @@ class Stage:
                 "good": 0.0,
                 "failed": engine.failed,
                 "held": engine.held,
-                "progress": dict.fromkeys(keys, str(self.answered)),
+                "progress": progress,
             }
         return said
 

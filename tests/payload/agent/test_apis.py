@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.payload.agent import apis
+from launcher.payload.agent.observed import EndpointHealth
 from tests.payload.agent import wanted
-from tests.payload.agent.stage import Make, Stage
+from tests.payload.agent.stage import Make
 from tests.payload.agent.test_monitor import Eye
 
 APART = wanted.hybrid("gpu1", "gpu2")
@@ -95,20 +96,25 @@ def test_what_they_count_is_added_up(ready: Make) -> None:
     assert (stage.seen.load.running, stage.seen.load.waiting) == (6, 0)
     stage.engine.answers = False
     stage.run(20)
-    assert 19 <= stage.seen.asking <= 21
+    assert stage.keeper.seen is not None
+    assert 19 <= stage.keeper.seen.asking <= 21
     stage.kill("gpu2")
 
     assert stage.until("pausing").faults[0].lost == 6
 
 
-def test_what_is_odd_is_told_with_the_node(ready: Make) -> None:
+def test_what_fails_is_told_with_the_node(ready: Make) -> None:
     """Of one endpoint, while the other answers."""
     stage = ready(APART)
-    stage.lead.nodes["gpu2"].more = {"probe": {"odd": [500, "grammar error"]}}
+    stage.lead.nodes["gpu2"].more = {"probe": {"failing": {"": [1.0, 500, "grammar error"]}}}
     stage.run(2)
-    warning = "gpu2: our own completion was answered with 500: grammar error"
+    reason = "our own completion was answered with 500: grammar error"
 
-    assert (stage.seen.state, stage.seen.warning) == ("ready", warning)
+    assert (stage.seen.verdict, stage.seen.reason) == ("busy", f"gpu2: {reason}")
+    assert stage.seen.endpoints == {
+        "gpu1": EndpointHealth(verdict="answering", seconds=0.1),
+        "gpu2": EndpointHealth(verdict="busy", reason=reason),
+    }
 
 
 def test_a_node_that_is_gone_while_the_others_serve(
@@ -122,7 +128,7 @@ def test_a_node_that_is_gone_while_the_others_serve(
     stage.run(1000, step=2)
 
     assert (stage.seen.state, stage.seen.faults) == ("ready", [])
-    assert stage.seen.doing == "the agent of gpu2 cannot be asked"
+    assert stage.seen.warning == "the agent of gpu2 cannot be asked"
     assert eyes == [("10.0.0.2", 8000, range(1, 2), 5.0)]
 
 
@@ -134,7 +140,8 @@ def test_an_api_on_loopback_is_not_asked_from_another_node(
     stage.lead.stale.add("gpu2")
     stage.run(20)
 
-    assert (eyes, stage.seen.state) == ([], "ready")
+    assert (eyes, stage.seen.state, stage.seen.verdict) == ([], "ready", "unknown")
+    assert stage.seen.reason == "gpu2: the agent of gpu2 cannot ask the API"
 
 
 def test_a_node_that_is_gone_and_that_the_others_wait_for(
@@ -149,23 +156,13 @@ def test_a_node_that_is_gone_and_that_the_others_wait_for(
     assert (fault.what, fault.node) == ("gpu2 is gone", "gpu2")
 
 
-def stuck(stage: Stage, node: str) -> None:
-    """Let nothing of a node's replica move any more."""
-    key = str(("gpu1", "gpu2").index(node))
-    stage.lead.nodes[node].more = {
-        "work": {"": 7, key: 7},
-        "lines": {"": 7, key: 7},
-        "probe": {"answers": {"": [7, 0.1], key: [7, 0.1]}, "counters": None, "asking": {"": 9.0}},
-    }
-
-
-def test_an_endpoint_that_stands_still_is_dead(ready: Make) -> None:
-    """Though the other one answers: whoever is sent there waits for ever."""
+def test_an_endpoint_that_ends_no_step_is_quiet(ready: Make) -> None:
+    """Though the other one answers: clients of this one wait for ever."""
     stage = ready(APART)
-    stuck(stage, "gpu2")
-    stage.run(290)
-    assert stage.seen.state == "ready"
-    assert stage.seen.doing.startswith("nothing of replica 1 has moved for ")
-    seen = stage.until("stopping", within=20)
+    stage.engine.mute = ("1",)
+    stage.run(29)
+    assert (stage.seen.verdict, stage.seen.endpoints["gpu1"].verdict) == ("busy", "answering")
+    stage.run(3)
 
-    assert seen.faults[0].what.startswith("nothing of replica 1 has moved for 300 s")
+    assert stage.seen.verdict == "quiet"
+    assert stage.seen.reason.startswith("no step of gpu2 has ended for 3")

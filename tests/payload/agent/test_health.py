@@ -1,100 +1,99 @@
-"""Whether an engine lives, from what moved and what could be asked."""
+"""The arithmetic of health: waits without a step, thresholds, verdicts, pauses, lost requests."""
 
 from __future__ import annotations
 
 import pytest
 
 from launcher.payload.agent import health
-from launcher.payload.agent.health import Movement
+from launcher.payload.agent.health import Steps
+from launcher.payload.agent.observed import EndpointHealth
 
 
-def test_only_what_is_looked_at_stands_still() -> None:
-    """What could not be asked is unknown: it neither moves nor stands still."""
-    movement = Movement(0.0)
-    movement.changed("answers", 1, 10.0, None)
-    assert movement.still(1000.0) == (0.0, None)
+def test_time_counts_only_while_a_canary_waits() -> None:
+    """An idle server ends no step, either."""
+    steps = Steps(0.0)
+    steps.changed("answers", 1, 10.0, "")
+    assert steps.still(1000.0) == (0.0, "")
 
-    movement.worked("work", 0, 20.0, None)
-    assert movement.still(1000.0) == (980.0, None)
-
-
-def test_anything_that_changes_moves() -> None:
-    """An answer, a counter, a line, CPU time: one is enough; the same again is none."""
-    movement = Movement(0.0)
-    for source, value in (("answers", 1), ("counters", "x"), ("lines", 3)):
-        movement.changed(source, value, 0.0, None)
-    movement.worked("work", 5, 0.0, None)
-    for at, (source, value) in enumerate(
-        [("answers", 2), ("counters", "y"), ("lines", 4), ("work", 6)], 1
-    ):
-        assert movement.still(10.0 * at) == (10.0, None)
-        movement.changed(source, value, 10.0 * at, None)
-        assert movement.still(10.0 * at) == (0.0, None)
-    movement.changed("counters", "y", 90.0, None)
-    movement.worked("work", 6, 90.0, None)
-
-    assert movement.still(100.0) == (60.0, None)
+    steps.asks({"": 900.0})
+    assert steps.still(1000.0) == (100.0, "")
+    steps.asks({})
+    assert steps.still(1001.0) == (0.0, "")
 
 
-def test_standing_still_begins_when_somebody_looks() -> None:
-    """A server that took an hour to start has not stood still for one, when its ranks become known
-    at last.
-    """
-    movement = Movement(0.0)
-    movement.worked("work", 7, 3600.0, None)
-    movement.worked("work", 7, 3610.0, None)
+@pytest.mark.parametrize("source", ["answers", "counters"])
+def test_a_step_that_ends_is_progress(source: str) -> None:
+    """An answer or a counter; the same again is none. The longest wait is remembered."""
+    steps = Steps(0.0)
+    steps.changed(source, 1, 0.0, "")
+    steps.asks({"": 5.0})
+    steps.changed(source, 1, 40.0, "")
+    assert (steps.still(40.0), steps.longest) == ((35.0, ""), 0.0)
 
-    assert movement.still(3620.0) == (20.0, None)
+    steps.changed(source, 2, 45.0, "")
+    assert (steps.still(50.0), steps.longest) == ((5.0, ""), 40.0)
+    steps.changed(source, 3, 51.0, "")
+    assert steps.longest == 40.0
 
 
 def test_replicas_are_judged_on_their_own() -> None:
-    """One that hangs is dead though the whole answers: its share of the requests would never come
-    back.
-    """
-    movement = Movement(0.0, (None, 0, 1))
-    for replica in (0, 1):
-        movement.worked(("work", replica), 1, 0.0, None, replica)
+    """One that hangs does so though the others answer: its requests would never come back."""
+    steps = Steps(0.0)
+    steps.asks({"0": 80.0, "1": 10.0})
     for at in range(1, 10):
-        movement.changed("answers", at, 10.0 * at, None, 0)
+        for part in ("", "0"):
+            steps.changed("answers", at, 10.0 * at, part)
 
-    assert movement.still(90.0) == (90.0, 1)
-
-
-def test_when_all_stand_still_it_is_the_whole_that_does() -> None:
-    """And no replica is named."""
-    movement = Movement(0.0, (None, 0, 1))
-    movement.worked("work", 1, 5.0, None, 0, 1)
-
-    assert movement.still(65.0) == (60.0, None)
+    assert steps.still(91.0) == (81.0, "1")
 
 
-def test_a_replica_that_nobody_looks_at_is_not_judged() -> None:
-    """vLLM may not name it in its lines; then the whole is all that is known."""
-    movement = Movement(0.0, (None, 0, 1))
-    movement.worked("work", 1, 40.0, None, 0)
+def test_what_is_not_known_does_not_count() -> None:
+    """Neither as a wait, nor as a step that was long; that work was done is known all the same."""
+    steps = Steps(0.0)
+    steps.changed("counters", 1, 0.0, "")
+    steps.asks({"": 0.0})
+    steps.forget(500.0)
+    steps.changed("counters", 2, 500.0, "")
+    steps.asks({"": 0.0})
 
-    assert movement.still(100.0) == (60.0, None)
-
-
-def test_parts_that_do_not_exist_are_ignored() -> None:
-    """A line may name a replica that the server does not have."""
-    movement = Movement(0.0)
-    movement.worked("work", 1, 50.0, None, 7)
-    movement.worked("work", 1, 60.0, 7)
-
-    assert movement.still(100.0) == (50.0, None)
+    assert (steps.still(510.0), steps.longest, steps.idle(510.0)) == ((10.0, ""), 0.0, 10.0)
 
 
-def test_only_work_that_was_done_is_progress() -> None:
-    """Ranks that wait for a dead one are busy waiting, and print that they are."""
-    movement = Movement(0.0)
-    for at in (1, 2):
-        movement.changed("answers", at, 10.0 * at, None, progress=True)
-    for at in (3, 4):
-        movement.changed("lines", at, 10.0 * at, None)
-        movement.worked("work", at, 10.0 * at, None)
+@pytest.mark.parametrize(
+    ("longest", "quiet", "suspect"), [(0.0, 30, 60), (10.0, 30, 60), (20.0, 60, 100)]
+)
+def test_thresholds_follow_the_longest_step(longest: float, quiet: int, suspect: int) -> None:
+    """Three and five times as long as a step has taken before, and never less than the least."""
+    assert [health.quiet(at, longest) for at in (quiet, quiet + 0.1)] == [False, True]
+    assert [health.suspect(at, longest) for at in (suspect, suspect + 0.1)] == [False, True]
 
-    assert (movement.idle(50.0), movement.still(50.0)) == (30.0, (10.0, None))
+
+@pytest.mark.parametrize(
+    ("state", "faults", "verdict"),
+    [
+        ("waiting", 0, "waiting"),
+        ("starting", 0, "starting"),
+        ("stopping", 0, "stopping"),
+        ("starting", 1, "recovering"),
+        ("pausing", 1, "recovering"),
+        ("failed", 1, "failed"),
+        ("gave-up", 3, "gave-up"),
+        ("stopped", 3, "stopped"),
+    ],
+)
+def test_a_server_that_is_not_ready(state: str, faults: int, verdict: str) -> None:
+    """After a fault, all that leads to the next answer is recovery."""
+    assert health.verdict(state, faults) == verdict
+
+
+def test_a_server_is_as_its_worst_endpoint() -> None:
+    """With the node, where it is not true of all."""
+    fine, busy = EndpointHealth(verdict="answering"), EndpointHealth(verdict="busy", reason="x")
+
+    assert health.together({"gpu1": fine, "gpu2": busy}) == ("busy", "gpu2: x")
+    assert health.together({"gpu1": busy, "gpu2": busy}) == ("busy", "x")
+    assert health.together({"gpu1": fine, "gpu2": fine}) == ("answering", "")
+    assert health.together({})[0] == "unknown"
 
 
 def test_pauses_double_up_to_the_longest() -> None:

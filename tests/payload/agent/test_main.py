@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -356,11 +355,9 @@ def test_an_engine_of_one_process_comes_back(cluster: Cluster) -> None:
 
 
 def test_a_frozen_engine(cluster: Cluster) -> None:
-    """Thawed in time, nothing has happened to it; else it is ended, when nothing has moved for
-    long.
-    """
+    """Thawed in time, nothing has happened to it."""
     cluster.start("gpu1", "gpu2")
-    server = cluster.serve("chat", "gpu1", "gpu2", policy=dataclasses.replace(QUICK, stuck=2.5))
+    server = cluster.serve("chat", "gpu1", "gpu2")
     server.is_("ready", generation=1)
     for rank in (0, 1):
         server.hit(rank, signal.SIGSTOP)
@@ -368,25 +365,22 @@ def test_a_frozen_engine(cluster: Cluster) -> None:
     for rank in (0, 1):
         server.hit(rank, signal.SIGCONT)
     server.answers()
-    assert (server.seen.state, server.seen.generation, server.seen.faults) == ("ready", 1, [])
 
-    for rank in (0, 1):
-        server.hit(rank, signal.SIGSTOP)
-    (fault,) = server.is_("ready", generation=2).faults
-    assert fault.what.startswith("nothing has moved for ")
+    assert (server.seen.state, server.seen.generation, server.seen.faults) == ("ready", 1, [])
+    assert server.seen.longest_step > 1.0
 
 
 def test_a_server_that_sleeps_is_left_alone(cluster: Cluster) -> None:
-    """For longer than one that stands still; and an answer of 500 is a warning."""
+    """And an answer of 500 is told."""
     cluster.start("gpu1")
-    server = cluster.serve("chat", "gpu1", policy=dataclasses.replace(QUICK, stuck=1.0))
+    server = cluster.serve("chat", "gpu1")
     server.is_("ready")
     server.be("asleep")
-    until(lambda: server.seen.doing == "it sleeps: left alone", "it sleeps", cluster.logs)
+    until(lambda: server.seen.reason == "it sleeps", "it sleeps", cluster.logs)
     slept = server.seen.asking
     until(lambda: server.seen.asking > slept + 1.5, "it sleeps on", cluster.logs)
     server.be("broken", no=("asleep",))
-    until(lambda: "answered with 500: no luck" in server.seen.warning, "it is odd", cluster.logs)
+    until(lambda: "answered with 500: no luck" in server.seen.reason, "it is odd", cluster.logs)
     server.be(no=("broken",))
     server.answers()
 
@@ -472,12 +466,12 @@ def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
         server.is_("ready", generation=1)
         pids = server.pids()
         between.set(cut=True)
-        until(lambda: "gpu2 cannot be asked" in server.seen.doing, "it is away", cluster.logs)
+        until(lambda: "gpu2 cannot be asked" in server.seen.warning, "it is away", cluster.logs)
         for _ in range(4):  # longer than an agent has to come back, and than three canaries
             server.answers()
         assert (server.seen.state, server.pids()) == ("ready", pids)
         between.set(cut=False)
-        until(lambda: server.seen.doing == "", "it is back", cluster.logs)
+        until(lambda: server.seen.warning == "", "it is back", cluster.logs)
         server.answers()
 
         assert (server.seen.generation, server.seen.faults, server.pids()) == (1, [], pids)

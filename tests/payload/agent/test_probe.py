@@ -46,6 +46,11 @@ def answers(probe: Probe) -> dict[str, int]:
     return {key: count for key, (count, _) in probe.report()["answers"].items()}
 
 
+def failure(probe: Probe) -> list[Any]:
+    """Return status and text of a canary that failed; empty while none does."""
+    return list(probe.report()["failing"].get("", ()))[1:]
+
+
 def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> None:
     """/health alone is no answer; what is said against a completion is told."""
     server.answers["/health"] = (503, "starting")
@@ -53,23 +58,33 @@ def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> Non
     until(lambda: probe.report()["health"] == 503, "it is asked")
     server.answers["/health"] = ""
     server.answers[COMPLETIONS] = (500, "not yet")
-    until(lambda: probe.report()["odd"] == [500, "not yet"], "it is odd")
+    until(lambda: probe.report()["first"].get("times", 0) > 1, "it has refused twice")
+    first = probe.report()["first"]
+    assert (first["status"], first["error"], first["task"]) == (500, "not yet", "chat")
     assert answers(probe) == {}
     server.answers[COMPLETIONS] = CHAT
     until(lambda: answers(probe).get("", 0) > 0, "it answers")
 
-    assert probe.report()["odd"] is None
+    first = probe.report()["first"]
+    assert (first["model"], first["text"], first["task"], first["replicas"]) == (
+        "m",
+        "Hi",
+        "chat",
+        [],
+    )
 
 
 def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None:
-    """One token; every answer counts, with how long it took and what vLLM counts."""
+    """One token after the first answer; every answer counts, with how long it took and what vLLM
+    counts.
+    """
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
     until(lambda: probe.report().get("counters"), "the counters were read")
     said = probe.report()
 
-    assert {call[3]["max_tokens"] for call in server.asked if call[3]} == {1}
-    assert (said["health"], said["rests"], said["odd"]) == (200, "", None)
+    assert {call[3]["max_tokens"] for call in server.asked if call[3]} == {8, 1}
+    assert (said["health"], said["rests"], said["failing"]) == (200, "", {})
     assert 0 < said["seconds"] < 60
     assert (
         said["counters"]["running"],
@@ -97,7 +112,7 @@ def test_a_canary_that_is_late_is_waited_for(
     hang.set()
     until(lambda: probe.answers > count, "it is back")
 
-    assert probe.report()["odd"] is None
+    assert probe.report()["failing"] == {}
 
 
 def test_counters_go_on_while_a_canary_waits(
@@ -125,11 +140,11 @@ def test_what_is_an_answer(server: Server, start: Start, status: int, odd: bool)
     server.answers[COMPLETIONS] = (status, "no")
     count = probe.answers + 1  # one may be on its way
     until(
-        lambda: probe.report()["odd"] == [status, "no"] if odd else probe.answers > count + 1,
+        lambda: failure(probe) == [status, "no"] if odd else probe.answers > count + 1,
         "it has answered",
     )
     server.answers[COMPLETIONS] = CHAT
-    until(lambda: probe.report()["odd"] is None, "all is well again")
+    until(lambda: not failure(probe), "all is well again")
 
 
 @pytest.mark.parametrize(
@@ -173,8 +188,8 @@ def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> No
     until(lambda: probe.answers, "it answers")
     server.answers |= {COMPLETIONS: (500, "EngineDeadError"), "/health": (503, "")}
 
-    until(lambda: probe.report()["health"] == 503 and probe.report()["odd"], "it is told")
-    assert probe.report()["odd"] == [500, "EngineDeadError"]
+    until(lambda: probe.report()["health"] == 503 and failure(probe), "it is told")
+    assert failure(probe) == [500, "EngineDeadError"]
 
 
 def test_a_server_that_is_gone(server: Server, start: Start) -> None:
@@ -184,8 +199,8 @@ def test_a_server_that_is_gone(server: Server, start: Start) -> None:
     server.http.shutdown()
     server.http.server_close()
 
-    until(lambda: "refused" in (probe.report()["odd"] or [1, ""])[1], "it is told")
-    assert probe.report()["odd"][0] == 0
+    until(lambda: "refused" in str(failure(probe)), "it is told")
+    assert failure(probe)[0] == 0
     assert probe.report()["health"] in (0, 200)
 
 
@@ -296,7 +311,8 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     until(lambda: probe.answers >= 3, "three answers")
     said = probe.report()
 
-    assert (said["task"], said["odd"], said["refused"]) == ("embedding", None, "")
+    assert (said["task"], said["failing"], said["first"]["refused"]) == ("embedding", {}, "")
+    assert (said["first"]["came"], said["first"]["text"]) == ("an embedding of 2 numbers", "")
     posts = [path for verb, path, *_ in embeds.asked if verb == "POST"]
     assert posts[:3] == [COMPLETIONS, "/v1/completions", EMBEDDINGS]
     # A canary that is late has it asked, too, whether it rests.
@@ -307,9 +323,9 @@ def test_nothing_is_known_before_the_first_answer(embeds: Server, start: Start) 
     """An embedding without numbers is none."""
     embeds.answers[EMBEDDINGS] = {"data": [{"embedding": []}]}
     probe = start()
-    until(lambda: probe.report()["odd"], "it is odd")
+    until(lambda: probe.report()["first"], "it has refused")
     assert (probe.report()["task"], answers(probe)) == ("", {})
-    assert probe.report()["odd"][1].startswith("no answer of /v1/embeddings: ")
+    assert probe.report()["first"]["error"].startswith("no answer of /v1/embeddings: ")
     embeds.answers[EMBEDDINGS] = EMBEDDED
 
     until(lambda: probe.report()["task"] == "embedding", "it answers")
@@ -324,7 +340,7 @@ def test_a_task_that_is_gone_is_no_fault(embeds: Server, start: Start, status: i
     count = probe.answers + 1
 
     until(lambda: probe.answers > count + 1, "answers count")
-    assert probe.report()["odd"] is None
+    assert probe.report()["failing"] == {}
 
 
 def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
@@ -375,8 +391,8 @@ def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> Non
     probe = start()
     until(lambda: probe.answers >= 2, "it answers")
     said = probe.report()
-    assert (said["task"], said["odd"]) == ("health", None)
-    assert said["refused"] == "/pooling: 400 No IOProcessor plugin installed"
+    assert (said["task"], said["failing"]) == ("health", {})
+    assert said["first"]["refused"] == "/pooling: 400 No IOProcessor plugin installed"
     server.answers["/health"] = (503, "")
 
     until(lambda: probe.report()["health"] == 503, "it is dead")

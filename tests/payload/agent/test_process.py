@@ -11,67 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher.payload.agent import process
-from launcher.payload.agent.process import IDLE, RUNNING, STOPPING, Engine, Work
-from tests.payload.agent.stage import Clock
+from launcher.payload.agent.process import IDLE, RUNNING, STOPPING, Engine
 from tests.payload.agent.waits import lives, until
 
 Start = Callable[..., Engine]
-
-
-# ---- whether processes work ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def titles(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, dict[int, str]]:
-    """A clock, and what processes call themselves."""
-    clock, names = Clock(), dict[int, str]()
-    monkeypatch.setattr(process, "time", clock)
-    monkeypatch.setattr(process, "title", lambda pid: names.get(pid, "python3"))
-    return clock, names
-
-
-def test_who_uses_a_core_works(titles: tuple[Clock, dict[int, str]]) -> None:
-    """One that only waits wakes up now and then, which took up to 5 % of a core of an idle
-    engine.
-    """
-    clock, _ = titles
-    work, used, counts = Work(), 0.0, []
-    for share in (0.0, 0.05, 0.05, 0.95, 0.5, 0.0, 0.09):
-        clock.now += 2.0
-        used += 2.0 * share
-        work.look([(7, used), (8, 1.0)])
-        counts.append(work.counts[""])
-
-    assert counts == [1, 1, 1, 2, 3, 3, 3]
-
-
-def test_replicas_are_told_apart_by_their_names(titles: tuple[Clock, dict[int, str]]) -> None:
-    """As vLLM names its processes; one that has no name counts for the whole alone."""
-    clock, names = titles
-    names |= {1: "VLLM::EngineCore_DP0", 2: "VLLM::Worker_DP1_TP0", 3: "VLLM::APIServer"}
-    work = Work()
-    work.look([(1, 0.0), (2, 0.0), (3, 0.0)])
-    first = dict(work.counts)
-    clock.now += 2.0
-    work.look([(1, 2.0), (2, 0.01), (3, 0.01)])
-    clock.now += 2.0
-    work.look([(1, 2.0), (2, 0.02), (3, 2.0)])
-
-    assert first == {"": 1, "0": 0, "1": 0}
-    assert work.counts == {"": 3, "0": 1, "1": 0}
-
-
-def test_a_process_that_has_just_come_has_worked(titles: tuple[Clock, dict[int, str]]) -> None:
-    """And one whose number is another's by now has not worked backwards."""
-    clock, _ = titles
-    work = Work()
-    work.look([(7, 50.0)])
-    clock.now += 2.0
-    work.look([(7, 0.01), (8, 1.0)])
-    clock.now += 2.0
-    work.look([])
-
-    assert work.counts[""] == 2
 
 
 def test_words_for_an_end() -> None:
@@ -118,9 +61,7 @@ def over(engine: Engine) -> None:
 
 @pytest.mark.processes
 def test_what_an_engine_prints(start: Start) -> None:
-    """Is its log, which says where each one begins; lines are counted, but not those that our own
-    questions cause.
-    """
+    """Is its log, which says where each one begins."""
     code = """if 1:
         import time
         print('(EngineCore_DP0 pid=1) eins')
@@ -130,9 +71,7 @@ def test_what_an_engine_prints(start: Start) -> None:
         time.sleep(60)"""
     engine = start(code, MARK="x")
     printed(engine, "drei")
-    until(lambda: engine.lines.get("") == 3, "lines are counted")
 
-    assert engine.lines == {"": 3, "0": 1, "1": 1}
     assert log(engine).startswith(f"{process.BEGINS} (generation 1)\n(EngineCore")
     assert (engine.state, engine.ended, engine.last) == (RUNNING, "", 1)
 
@@ -343,29 +282,3 @@ def test_logs_of_nccl_are_of_this_engine(start: Start, tmp_path: Path) -> None:
     over(start("", NCCL_DEBUG_FILE=str(tmp_path / "nccl.%h.%p")))
 
     assert [each.name for each in sorted(tmp_path.iterdir())] == ["chat", "other"]
-
-
-@pytest.mark.processes
-def test_whether_its_processes_work(start: Start) -> None:
-    """Of all in its session."""
-    engine = start("import time\nprint('here')\nwhile True: pass")
-    printed(engine, "here")
-    until(lambda: engine.look() or engine.work.counts.get("", 0) >= 3, "it works")  # type: ignore[func-returns-value]
-    os.kill(engine.pid or 0, signal.SIGSTOP)
-    engine.look()
-    count = engine.work.counts[""]
-    for _ in range(3):
-        os.sched_yield()
-        engine.look()
-
-    assert engine.work.counts[""] == count
-
-
-@pytest.mark.processes
-def test_the_seconds_of_some_processes(start: Start) -> None:
-    """Those of Ray's ranks, by their numbers; one that is gone is left out."""
-    engine = start("print('here')\nwhile True: pass")
-    printed(engine, "here")
-
-    ((pid, _),) = process.used((engine.pid or 0, 2**22 + 1))
-    assert pid == engine.pid
