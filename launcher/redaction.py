@@ -37,15 +37,16 @@ _beginnings: re.Pattern[str] | None = None
 _forms: tuple[str, ...] = ()
 
 
-def learn(value: Secret | str) -> None:
-    """Hide a value from now on, in every form that `forms` knows; one of less than six characters
+def learn(*values: Secret | str) -> None:
+    """Hide values from now on, in every form that `forms` knows; one of less than six characters
     cannot be hidden.
     """
     # one set of values for the whole program: a value is secret wherever it turns up
     global _pattern, _beginnings, _forms  # noqa: PLW0603
-    text = value.reveal() if isinstance(value, Secret) else value
-    if len(text) >= SHORTEST and text not in _known:
-        _known.add(text)
+    texts = (value.reveal() if isinstance(value, Secret) else value for value in values)
+    new = {text for text in texts if len(text) >= SHORTEST} - _known
+    if new:
+        _known.update(new)
         _forms = tuple({form for known in _known for form in forms(known)})
         _pattern = matching(_known)
         heads = "|".join({re.escape(form[:_CUT]) for form in _forms if len(form) > _CUT})

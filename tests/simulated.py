@@ -16,7 +16,7 @@ import io
 import json
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -634,7 +634,9 @@ class World:
                 f"{place} {machine.modes.get(each, '600 0')} 0 940 {folder}/{each}"
                 for each in names
             ]
-        return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", ""])
+        secrets = {name.removeprefix("secrets/"): data for name, data in machine.files.items()}
+        shown = _certificates(secrets if "AGENT_CA" in secrets else machine.kept)
+        return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", shown])
 
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}
@@ -785,6 +787,7 @@ class World:
                 0,
             ),
             ("secrets", "\n".join(secrets), 0),
+            ("certificates", _certificates(secrets if "AGENT_CA" in secrets else machine.kept), 0),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),
             ("info", json.dumps(info) if good else machine.docker_error, 0 if good else 1),
             *(
@@ -896,6 +899,12 @@ def read_run(words: Argv) -> Json:
             "Labels": labels,
         },
     }
+
+
+def _certificates(secrets: Mapping[str, bytes]) -> str:
+    """Return what is told of certificates: all but their private keys."""
+    texts = (secrets.get(name, b"").decode() for name in ("AGENT_CA", "AGENT_CERTIFICATE"))
+    return "".join(text.partition("-----BEGIN PRIVATE KEY")[0] for text in texts)
 
 
 def _device_requests(asked: str) -> list[Json]:

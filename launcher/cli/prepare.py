@@ -8,6 +8,7 @@ import contextlib
 import secrets as random
 import time
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 from launcher import redaction
@@ -17,7 +18,8 @@ from launcher.model import Inventory, Secret
 from launcher.plan.up import RayImage, base_image
 from launcher.remote import wheels as resolver
 from launcher.site import Site
-from launcher.tools import cpu_plugin, derived, image, ray
+from launcher.tools import certificates, cpu_plugin, derived, image, ray
+from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -53,6 +55,28 @@ def with_token(
     token = Secret(there or (random.token_hex(32) if make else ""))
     redaction.learn(token)
     return {**secrets, ray.TOKEN: token}
+
+
+def renewal(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    *,
+    make: bool = True,
+    anew: bool = False,
+) -> Renewal | None:
+    """Issue the certificates of all nodes' agents where one of them is missing, wrong, or ends
+    soon, or when `anew`; without `make` they stay empty.
+    """
+    now = datetime.now(timezone.utc)
+    reasons = certificates.reasons(inventory, facts, now)
+    if not reasons and not anew:
+        return None
+    if not make:
+        return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, reasons=reasons)
+    from launcher.remote import certificate
+
+    authority, issued = certificate.issue(inventory, now)
+    return Renewal(authority=authority, nodes=issued, reasons=reasons)
 
 
 def unknown_image(inventory: Inventory) -> RayImage:

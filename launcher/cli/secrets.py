@@ -9,6 +9,7 @@ import secrets as random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import click
@@ -21,13 +22,14 @@ from launcher.cli.up import bring_up
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.model import Inventory, Secret, SecretSource, fold
 from launcher.remote.secrets import resolve
-from launcher.tools import ray, secret_files, untrusted
+from launcher.tools import certificates, ray, secret_files, untrusted
 from launcher.transport import Command
 from launcher.ui import json_line
 from launcher.ui.terminal import show
 
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
+    from launcher.site import Site
     from launcher.state.servers import Server
     from launcher.tools.secret_files import SecretFile
 
@@ -48,23 +50,26 @@ def secrets() -> None:
     short_help="each secret: its source, its users, its files",
 )
 def list_(call: Call) -> int:
-    """Show each secret with its source, who uses it, and its file on every node with its age.
+    """Show each secret with its source, who uses it, its file on every node with its age, and when
+    certificates end.
 
-    The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one
-    lies there that is nobody's.
+    The exit code is 1 when a node cannot be asked, when a file is readable by others, when one
+    lies there that is nobody's, or when certificates end within 30 days.
     """
     from launcher.ui.secrets import render
 
     wanted = call.inventory
     with call.session(partial=True) as session:
-        files = _files(session)
-    rows = _rows(wanted)
+        files, shown = _files(session)
+    rows = _rows(wanted, shown)
     known = [row["name"] for row in rows]
     remarks = [
         f"{name}: {error.message.removeprefix(f'{name}: ')}"
         for name, error in session.missing.items()
     ]
     remarks += [line for node, found in files.items() for line in _remarks(node, found, known)]
+    if ending := certificates.warning(shown, datetime.now(timezone.utc)):
+        remarks.append(ending)
     if call.as_json:
         nodes = {node: [asdict(each) for each in found] for node, found in files.items()}
         said = {
@@ -83,7 +88,7 @@ def list_(call: Call) -> int:
 @command(
     under=secrets,
     flags=[options.LOCK_WAIT, options.JSON],
-    short_help="a new token of the cluster, and the other secrets fetched again",
+    short_help="new certificates and a new token, and the other secrets fetched again",
 )
 @click.argument("names", metavar="[NAME…]", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
@@ -94,21 +99,30 @@ def list_(call: Call) -> int:
     help="Seconds for all nodes to be in the cluster.",
 )
 def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
-    """Give the cluster a new token, and fetch the other secrets from their sources again.
+    """Give the agents new certificates and Ray a new token, and fetch the other secrets from their
+    sources again.
 
-    RAY_AUTH_TOKEN is the token's name: where others are named and it is not, it stays. All others
-    are what their sources say now, named or not. Containers start anew with the new values, so what
+    AGENT_CERTIFICATE alone renews the certificates and nothing else: nothing stops. RAY_AUTH_TOKEN
+    is the token's name: where others are named and it is not, it stays. All others are what their
+    sources say now, named or not. Containers restart when one of these has another value, so what
     runs in them ends; servers come back by themselves.
     """
     wanted = call.inventory
     token = _asked(wanted, names)
+    renew = not names or not set(names).isdisjoint(certificates.NAMES)
+    if names and set(names) <= set(certificates.NAMES):
+        with call.session() as session, call.locked(session) as ours:
+            _renew(ours)
+        return
     given = {**resolve(wanted.secrets, wanted.path.parent), **token}
     with call.session() as session, call.locked(session) as ours:
-        _rotate(ours, given, yes=yes, join_timeout=join_timeout)
+        _rotate(ours, given, renew=renew, yes=yes, join_timeout=join_timeout)
 
 
 def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
-    """Return a new token when one is asked for; raises RequestError when a name is none."""
+    """Return a new token when one is asked for, which is without names where Ray uses it; raises
+    RequestError when a name is none.
+    """
     known = [row["name"] for row in _rows(inventory)]
     if strange := [name for name in names if name not in known]:
         raise RequestError(
@@ -119,15 +133,47 @@ def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
             if known
             else "the inventory names none under `secrets:`",
         )
-    if ray.TOKEN in inventory.secrets or (names and ray.TOKEN not in names):
+    used = inventory.ray.token_auth and not inventory.ray.off
+    asked = ray.TOKEN in names if names else used
+    if ray.TOKEN in inventory.secrets or not asked:
         return {}
     token = Secret(random.token_hex(32))
     redaction.learn(token)
     return {ray.TOKEN: token}
 
 
+def _renew(session: Session) -> None:
+    """Give every node a new certificate, which its agent loads: containers and servers go on."""
+    from launcher.cli import prepare
+    from launcher.plan.up import plan_certificates
+    from launcher.site import Site
+    from launcher.state.observe import observe
+
+    inventory = session.inventory
+    site = Site(inventory, observe(inventory, session.transport, [inventory.image]))
+    _refuse_without_containers(site)
+    renewal = prepare.renewal(inventory, site.facts, anew=True)
+    assert renewal is not None  # noqa: S101 - `anew`
+    session.apply(plan_certificates(site, renewal))
+    text = "the agents have new certificates; no container was restarted"
+    session.done(text, stage="secrets", data={"changed": len(inventory.nodes)})
+
+
+def _refuse_without_containers(site: Site) -> None:
+    if not any(site.container(node) for node in site.nodes):
+        raise RequestError(
+            f"cluster {site.inventory.cluster} has no container that could get new secrets",
+            hint="`vlaunch up` fetches every secret anew",
+        )
+
+
 def _rotate(
-    session: Session, given: Mapping[str, Secret], *, yes: bool, join_timeout: float
+    session: Session,
+    given: Mapping[str, Secret],
+    *,
+    renew: bool,
+    yes: bool,
+    join_timeout: float,
 ) -> None:
     """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster
     than the one that runs.
@@ -137,15 +183,15 @@ def _rotate(
 
     inventory = session.inventory
     seen = look(session)
-    if not any(seen.site.container(node) for node in inventory.nodes):
-        raise RequestError(
-            f"cluster {inventory.cluster} has no container that could get new secrets",
-            hint="`vlaunch up` fetches every secret anew",
-        )
+    _refuse_without_containers(seen.site)
     kept, batches = servers.read(seen.said).running, running.batches(seen.said)
-    if not _changes(bring_up(session, given, dry_run=True, join_timeout=join_timeout)):
+    plans = bring_up(session, given, dry_run=True, join_timeout=join_timeout, renew=renew)
+    if not any(plan.steps for plan in plans):
         text = "every source gives the value that the cluster has already; nothing was changed"
         session.done(text, stage="secrets", data={"changed": 0})
+        return
+    if not _restarts(plans):
+        bring_up(session, given, dry_run=False, join_timeout=join_timeout, renew=renew)
         return
     ends = [*(each.what for each in kept), *(f"batch job {each.name}" for each in batches)]
     text = f"all containers of {inventory.cluster} start anew" + (
@@ -154,13 +200,15 @@ def _rotate(
     session.warn("secrets", text, data={"ends": ends})
     if not yes:
         _confirm(session)
-    bring_up(session, given, dry_run=False, join_timeout=join_timeout)
+    bring_up(session, given, dry_run=False, join_timeout=join_timeout, renew=renew)
     for text in _after(kept, [each.name for each in batches]):
         session.note("secrets", text)
 
 
-def _changes(plans: Sequence[Plan]) -> bool:
-    return any(plan.steps for plan in plans)
+def _restarts(plans: Sequence[Plan]) -> bool:
+    """True when a container starts anew."""
+    stages = (stage for plan in plans for stage in plan.stages)
+    return any(stage.steps for stage in stages if stage.id in ("head", "workers"))
 
 
 def _confirm(session: Session) -> None:
@@ -190,8 +238,10 @@ def _again(server: Server) -> str:
     return "comes back by itself" if kept else "is not kept: run `vlaunch serve` again"
 
 
-def _rows(inventory: Inventory) -> list[dict[str, str]]:
-    """Return what is known of each secret without asking anybody."""
+def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return what is known of each secret without asking anybody; `shown` are the certificates of
+    the nodes.
+    """
     rows = [
         {"name": name, "source": _source(each), "used_by": _use(name)}
         for name, each in sorted(inventory.secrets.items())
@@ -200,7 +250,16 @@ def _rows(inventory: Inventory) -> list[dict[str, str]]:
         rows.append(
             {"name": ray.TOKEN, "source": "made by `vlaunch up`", "used_by": _use(ray.TOKEN)}
         )
-    return rows
+    end = certificates.ends(shown)
+    return rows + [
+        {
+            "name": name,
+            "source": "issued by `vlaunch up`",
+            "used_by": _use(name),
+            "ends": f"{end:%Y-%m-%d}" if end else "",
+        }
+        for name in certificates.NAMES
+    ]
 
 
 def _source(source: SecretSource) -> str:
@@ -216,15 +275,19 @@ def _source(source: SecretSource) -> str:
 
 def _use(name: str) -> str:
     known = {
-        "RAY_AUTH_TOKEN": "the agents of the nodes, and Ray: all its ports but metrics",
+        "AGENT_CA": "the agents, to know each other's certificates",
+        "AGENT_CERTIFICATE": "the node's agent: mutual TLS with the others",
+        "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
         "VLLM_API_KEY": "the endpoint asks for it",
         "HF_TOKEN": "downloads from Hugging Face",
     }
     return known.get(name, "environment of the containers")
 
 
-def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
-    """Ask every node that is reached; raises UnreadableAnswer and NodeError."""
+def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[str]]:
+    """Ask every node that is reached for its files, and the certificates among them; raises
+    NodeError.
+    """
     inventory = session.inventory
     asked = [
         Command(
@@ -235,14 +298,17 @@ def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
         for node in session.reached
     ]
     found: dict[str, tuple[SecretFile, ...]] = {}
+    shown = []
     for answer in session.transport.run(asked):
         try:
             found[answer.node] = secret_files.parse(answer.out)
+            shown.append(secret_files.certificates(answer.out))
         except UnreadableAnswer as error:
             raise NodeError(
                 answer.node, error.message, evidence=untrusted.shown(answer.err.strip(), last=True)
             ) from None
-    return {node.name: found[node.name] for node in inventory.nodes if node.name in found}
+    files = {node.name: found[node.name] for node in inventory.nodes if node.name in found}
+    return files, shown
 
 
 def _remarks(node: str, files: Sequence[SecretFile], known: Sequence[str]) -> list[str]:

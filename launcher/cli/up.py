@@ -59,9 +59,15 @@ def up(call: Call, join_timeout: float) -> None:
 
 
 def bring_up(
-    session: Session, given: Mapping[str, Secret], *, dry_run: bool, join_timeout: float
+    session: Session,
+    given: Mapping[str, Secret],
+    *,
+    dry_run: bool,
+    join_timeout: float,
+    renew: bool = False,
 ) -> list[Plan]:
-    """Observe, plan and apply; with `dry_run` only say which plans there would be.
+    """Observe, plan and apply; with `dry_run` only say which plans there would be. With `renew` the
+    agents get new certificates in any case.
 
     Two plans, because what has to be built follows from what the image says about itself, and it
     must be there to be asked.
@@ -79,7 +85,8 @@ def bring_up(
     changes = len(lacks_image(site))
     if dry_run and changes:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-        return [first, plan_up(site, secrets, prepare.unknown_image(inventory))]
+        renewal = prepare.renewal(inventory, facts, make=False, anew=renew)
+        return [first, plan_up(site, secrets, prepare.unknown_image(inventory), renewal)]
     for note in rights(inventory):
         session.warn("rights", note)
     session.apply(first)
@@ -92,7 +99,8 @@ def bring_up(
         site = Site(inventory, facts)
     image = prepare.ray_image(session, facts)
     secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-    second = plan_up(site, secrets, image, join_timeout=join_timeout)
+    renewal = prepare.renewal(inventory, facts, make=not dry_run, anew=renew)
+    second = plan_up(site, secrets, image, renewal, join_timeout=join_timeout)
     if dry_run:
         return [first, second]
     if second.notes:
@@ -118,5 +126,5 @@ def _unseen(inventory: Inventory) -> list[Plan]:
     secrets = prepare.with_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
     )
-    image = prepare.unknown_image(inventory)
-    return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image)]
+    image, renewal = prepare.unknown_image(inventory), prepare.renewal(inventory, {}, make=False)
+    return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image, renewal)]

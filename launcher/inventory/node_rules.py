@@ -11,6 +11,8 @@ from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name
 from launcher.model import Node
 
+_LONGEST_NAME = 64
+
 
 def lengths(draft: Draft) -> Iterator[Mistake]:
     """The ranges of one entry go together, one name and one address per host."""
@@ -127,13 +129,20 @@ def _by_host(node: Node) -> str:
 
 
 def names(draft: Draft) -> Iterator[Mistake]:
-    """A node's name becomes part of a container's."""
+    """A node's name becomes part of a container's, and of its agent's certificate (RFC 5280:
+    ub-common-name).
+    """
     for at, entry in enumerate(draft.file.nodes):
         if entry.name is None and any(":" in host for host in entry.host):
             yield Mistake(
                 where=("nodes", at, "host"),
                 text="an IPv6 address cannot name a container: give the node a `name`",
             )
+    for at in sorted({one.entry for one in draft.placed if len(one.node.name) > _LONGEST_NAME}):
+        yield Mistake(
+            where=_key(draft, at, "name"),
+            text=f"should be a name of at most {_LONGEST_NAME} characters: give the node a `name`",
+        )
 
 
 def head(draft: Draft) -> Iterator[Mistake]:

@@ -28,6 +28,8 @@ _OWNED_ENV = {
     "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
     "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
     "RAY_AUTH_MODE": "set `ray.token_auth` instead",
+    "AGENT_CA": "`vlaunch up` issues it",
+    "AGENT_CERTIFICATE": "`vlaunch up` issues it",
 }
 
 

@@ -4,7 +4,8 @@
 for file in /run/vlaunch/secrets/*; do
   name=${file##*/}
   # Ray and Hugging Face read their tokens from the mounted file themselves (RAY_AUTH_TOKEN_PATH, HF_TOKEN_PATH).
-  case $name in '*' | RAY_AUTH_TOKEN | HF_TOKEN) continue ;; esac
+  # The agent reads its certificate itself, again when it is renewed.
+  case $name in '*' | RAY_AUTH_TOKEN | HF_TOKEN | AGENT_CA | AGENT_CERTIFICATE) continue ;; esac
   value=$(cat "$file") || exit 1
   export "$name=$value"
 done

@@ -16,7 +16,8 @@ from launcher import containers
 from launcher.model import Argv, Inventory, Node, Secret
 from launcher.plan.shape import Step
 from launcher.site import Site
-from launcher.tools import image_user
+from launcher.tools import certificates, image_user
+from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -76,6 +77,8 @@ _STORE = (
     ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
 )
 
+ISSUED = 'cat "$certificates"/'  # what prints one of the certificates that `script` issues
+
 
 @cache
 def payload_tar() -> bytes:
@@ -99,9 +102,16 @@ def payload_digests() -> Mapping[str, str]:
     }
 
 
-def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool) -> list[Step]:
+def steps(
+    site: Site,
+    node: Node,
+    secrets: Mapping[str, Secret],
+    renewal: Renewal | None = None,
+    *,
+    fresh: bool,
+) -> list[Step]:
     """Return what brings a node's files up to date; secrets are written when `fresh`: its container
-    is about to start.
+    is about to start, and certificates when they are renewed.
     """
     directory, facts = site.state_dir(node), site.facts_of(node)
     compiled = containers.compiled_by(site, node, site.inventory.image)
@@ -134,8 +144,14 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
             steps += _elsewhere(site, node, facts)
             steps += _unwanted(site, node, facts, secrets)
         steps += _written(site, node, secrets)
-        steps += _handed_over(site, node)
-    return steps
+    if renewal:
+        steps += _written(site, node, renewal.files(node.name))
+    return [*steps, *(_handed_over(site, node) if fresh or renewal else ())]
+
+
+def certificate_steps(site: Site, node: Node, renewal: Renewal) -> list[Step]:
+    """Return what gives a node new certificates and nothing else; its agent loads them."""
+    return [*_written(site, node, renewal.files(node.name)), *_handed_over(site, node)]
 
 
 def _handed_over(site: Site, node: Node) -> list[Step]:
@@ -167,7 +183,8 @@ def _unwanted(
     """Remove the secrets that the inventory names no more."""
     there = facts.in_memory if site.inventory.secrets_in == "memory" else facts.secret_names
     base = containers.secrets_base(site, node)
-    paths = [f"{base}/secrets/{name}" for name in there or () if name not in secrets]
+    kept = {*secrets, *certificates.NAMES}
+    paths = [f"{base}/secrets/{name}" for name in there or () if name not in kept]
     if not paths:
         return []
     return [
@@ -189,7 +206,7 @@ def _written(site: Site, node: Node, secrets: Mapping[str, Secret]) -> list[Step
                 argv=("sh", "-c", store, "store", base, name),
                 timeout=30,
                 stdin=partial(_bytes, value),
-                shown_stdin=shown(site.inventory, name),
+                shown_stdin=_shown(site.inventory, node, name),
             ),
         )
         for name, value in sorted(secrets.items())
@@ -215,6 +232,15 @@ def _elsewhere(site: Site, node: Node, facts: HostFacts) -> list[Step]:
 
 def _bytes(value: Secret) -> bytes:
     return value.reveal().encode()
+
+
+def _shown(inventory: Inventory, node: Node, name: str) -> str:
+    """Return the shell command that prints one of a node's secrets; `script` makes certificates."""
+    if name == certificates.AUTHORITY:
+        return f"{ISSUED}.ca.pem"
+    if name == certificates.CERTIFICATE:
+        return f"{ISSUED}{shlex.quote(node.name)}.pem"
+    return shown(inventory, name)
 
 
 def shown(inventory: Inventory, name: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from launcher import containers
 from launcher.model import Inventory, Node
+from launcher.plan import files
 from launcher.plan.shape import Plan, Stage, in_waves
 from launcher.site import Site
 from launcher.tools import ray
@@ -45,6 +46,7 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "# Waits for everything that was started with `&`; one that failed ends the script.",
         'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
         *_token(inventory, plans),
+        *_certificates(inventory, plans),
     ]
     for plan in plans:
         lines += [f"# note: {line}" for note in plan.notes for line in note.splitlines()]
@@ -86,6 +88,41 @@ def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
         path = f"{containers.SECRETS}/{ray.TOKEN}"
         source = shlex.join(("on", head.name, *Site(inventory).inside(head, ("cat", path)).argv))
     return ["", f"# {said}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
+
+
+# What launcher/remote/certificate.py does, for OpenSSL 3.
+_ISSUE = r"""
+# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+certificates=$(mktemp -d)
+trap 'rm -rf "$certificates"' EXIT
+signer=()
+issue() {
+  local file=$certificates/$1 name=$2; shift 2
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$file.key"
+  openssl req -x509 -new -key "$file.key" ${signer[@]+"${signer[@]}"} -days 1825 -out "$file.pem" \
+    -subj "/O=CLUSTER/CN=$name" -config <(printf '%s\n' '[req]' distinguished_name=name \
+    x509_extensions=more '[name]' '[more]' "$@")
+}
+issue .ca vlaunch basicConstraints=critical,CA:TRUE,pathlen:0 keyUsage=critical,keyCertSign \
+  subjectKeyIdentifier=hash
+signer=(-CA "$certificates"/.ca.pem -CAkey "$certificates"/.ca.key)
+node() {
+  issue "$1" "$1" basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
+    extendedKeyUsage=serverAuth,clientAuth authorityKeyIdentifier=keyid \
+    subjectAltName=DNS:"$1",IP:"$2"
+  cat "$certificates/$1.key" >>"$certificates/$1.pem"
+}
+"""
+
+
+def _certificates(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
+    """Issue the certificates of the nodes' agents, where the plans write them."""
+    steps = (step for plan in plans for step in plan.steps)
+    if not any(step.command.shown_stdin.startswith(files.ISSUED) for step in steps):
+        return []
+    issue = _ISSUE.replace("CLUSTER", inventory.cluster).splitlines()
+    issued = [shlex.join(("node", node.name, node.ip)) for node in inventory.nodes]
+    return [*issue, *issued, 'rm "$certificates"/.ca.key']
 
 
 def _step(command: Command) -> str:

@@ -16,6 +16,7 @@ from launcher.plan import files, gates
 from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty, observed
 from launcher.site import Site
 from launcher.tools import derived, docker
+from launcher.tools.certificates import Renewal
 from launcher.transport import Command
 
 
@@ -98,13 +99,15 @@ def plan_up(
     site: Site,
     secrets: Mapping[str, Secret],
     image: RayImage,
+    renewal: Renewal | None = None,
     *,
     join_timeout: float = 180,
 ) -> Plan:
     """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
 
     A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head
-    takes the workers with it, because their Ray session ends with the head's.
+    takes the workers with it, because their Ray session ends with the head's. New certificates
+    restart nothing.
     """
     specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
     reasons = _reasons_by_node(site, specs, secrets)
@@ -116,7 +119,7 @@ def plan_up(
         Stage(
             id="files",
             title="Write helper files and secrets",
-            steps=_writes(site, secrets, changed),
+            steps=_writes(site, secrets, changed, renewal),
         ),
         *_start_stages(site, changed, specs),
         *_verify_stages(site, changed, there, join_timeout),
@@ -124,8 +127,26 @@ def plan_up(
     return Plan(
         verb="up",
         stages=not_empty(stages),
-        notes=(*_differing(site, reasons), *_ending(replaced)),
+        notes=(*_differing(site, _all_reasons(reasons, renewal)), *_ending(replaced)),
     )
+
+
+def plan_certificates(site: Site, renewal: Renewal) -> Plan:
+    """Give every node new certificates, and nothing else; the agents load them while they run."""
+    steps = (step for node in site.nodes for step in files.certificate_steps(site, node, renewal))
+    verify = Stage(
+        id="agents", title="Verify the agents", gates=(gates.agents(site, deadline=120),)
+    )
+    write = Stage(id="files", title="Write certificates", steps=tuple(steps))
+    return Plan(verb="secrets", stages=(write, verify))
+
+
+def _all_reasons(
+    reasons: Mapping[str, Sequence[str] | None], renewal: Renewal | None
+) -> Mapping[str, Sequence[str] | None]:
+    """Add what is wrong with certificates, of nodes whose containers stay."""
+    wrong = {name: [why] for name, why in renewal.reasons.items()} if renewal else {}
+    return {name: why or wrong.get(name) for name, why in reasons.items()}
 
 
 def _reasons_by_node(
@@ -151,12 +172,17 @@ def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[
     return stages
 
 
-def _writes(site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]) -> tuple[Step, ...]:
+def _writes(
+    site: Site,
+    secrets: Mapping[str, Secret],
+    changed: Sequence[Node],
+    renewal: Renewal | None,
+) -> tuple[Step, ...]:
     started = {node.name for node in changed}
     return tuple(
         step
         for node in site.nodes
-        for step in files.steps(site, node, secrets, fresh=node.name in started)
+        for step in files.steps(site, node, secrets, renewal, fresh=node.name in started)
     )
 
 

@@ -1,16 +1,24 @@
-"""A certificate for one run of programs on several nodes: a copy, or the network check."""
+"""Certificates: for one run of programs on several nodes, such as a copy, and for the agents of a
+cluster.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+import ipaddress
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from launcher import redaction
+from launcher.model import Inventory, Secret
 
 # Nodes' clocks may be anything; who holds the key is judged by nothing else.
 _FROM, _UNTIL = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 2100))
+_AGENTS = timedelta(days=5 * 365)
 _FORM = serialization.Encoding.PEM
 
 
@@ -18,19 +26,93 @@ def make(name: str) -> str:
     """Return a certificate with its private key as text (PEM), of an elliptic curve that every TLS
     1.3 has.
     """
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    certificate = (
+    key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
+    certificate = _unsigned(subject, subject, key, _UNTIL).sign(key, hashes.SHA256())
+    return _pem(certificate) + _pem_of_key(key)
+
+
+def issue(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
+    """Return the certificate of a new authority, and each node's certificate with its private key,
+    as text (PEM).
+
+    The authority's key ends with this function.
+    """
+    until = now + _AGENTS
+    key, name = ec.generate_private_key(ec.SECP256R1()), _name("vlaunch", inventory.cluster)
+    authority = (
+        _unsigned(name, name, key, until)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    issued = {}
+    for node in inventory.nodes:
+        own = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName(node.name), x509.IPAddress(ipaddress.ip_address(node.ip))]
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        certificate = (
+            _unsigned(_name(node.name, inventory.cluster), name, own, until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(signer, critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        issued[node.name] = Secret(_pem(certificate) + _pem_of_key(own))
+    redaction.learn(*(line for each in issued.values() for line in _lines_of_key(each)))
+    return _pem(authority), issued
+
+
+def _lines_of_key(pair: Secret) -> Iterable[str]:
+    """Return the lines of a private key, which may be shown one by one."""
+    lines = pair.reveal().splitlines()
+    return lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1 : -1]
+
+
+def _name(name: str, cluster: str = "") -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    if cluster:
+        parts.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster))
+    return x509.Name(parts)
+
+
+def _unsigned(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime
+) -> x509.CertificateBuilder:
+    return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(_FROM)
-        .not_valid_after(_UNTIL)
-        .sign(key, hashes.SHA256())
+        .not_valid_after(until)
     )
-    secret = key.private_bytes(
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    """Return what a key is for: an authority's signs certificates, a node's proves who it is."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(_FORM).decode()
+
+
+def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
         _FORM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return (certificate.public_bytes(_FORM) + secret).decode()
+    ).decode()

@@ -74,6 +74,7 @@ places=$(timeout -k 2 15 sh -c "$in_memory" probe "$cluster")
 sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break; done' \
   "$dir" ${mem:+"$mem"} $places
 sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
+sh_c certificates "$(cat ./certificates.sh)" "$dir" ${mem:+"$mem"} $places
 part docker "$@" version --format '{{json .Server}}'
 docker=$answers
 # A daemon that does not answer once is not asked five times more: the answer about it must come

@@ -1,5 +1,6 @@
 #!/bin/sh
-# List the files with secrets of a cluster: place, mode, owner, time and path of each.
+# List the files with secrets of a cluster: place, mode, owner, time and path of each; then print the
+# public certificates of its agent.
 #
 # Arguments: the cluster, its state directory ("" = ~/.vlaunch). Names that start with a dot are what
 # a launcher left that was killed while it wrote. A folder of servers with the set-group-ID bit tells
@@ -19,3 +20,8 @@ for each in "$dir" $(in_memory "$1"); do
   done
 done
 printf '@@secrets end\n'
+certificates() {
+. ./certificates.sh
+}
+# shellcheck disable=SC2046 # folders of logins, without blanks
+certificates "$dir" $(in_memory "$1")

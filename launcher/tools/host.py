@@ -69,7 +69,8 @@ class HostFacts:
 
     `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the
     cluster has no folder there; `memory` is where such a folder may be, empty where there is no
-    such place; `folders` are all that are there.
+    such place; `folders` are all that are there. `certificates` are the public ones of its agent
+    (PEM), the authority's first.
     """
 
     home: str = "/root"
@@ -88,6 +89,7 @@ class HostFacts:
     has_directory: bool = False
     token: str = field(default="", repr=False)
     secret_names: tuple[str, ...] = ()
+    certificates: str = ""
     memory: str = ""
     in_memory: tuple[str, ...] | None = None
     folders: tuple[str, ...] = ()

@@ -58,6 +58,7 @@ def _read(text: str) -> HostFacts:
         has_directory=good("files") is not None,
         token=_token(said("token").strip()),
         secret_names=_words(said("secrets")),
+        certificates=said("certificates"),
         memory=good("memory") or "",
         in_memory=read("kept", _words),
         folders=tuple(line for line in said("folders").splitlines() if _FOLDER.fullmatch(line)),

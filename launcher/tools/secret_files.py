@@ -40,6 +40,11 @@ def listing(cluster: str, state_dir: str) -> Argv:
     return ("sh", "-c", shell.program("secret_files"), "secrets", cluster, state_dir)
 
 
+def certificates(text: str) -> str:
+    """Return the public certificates (PEM) in the answer to `listing`."""
+    return text.rpartition(f"{_MARK} end\n")[2]
+
+
 def parse(text: str) -> tuple[SecretFile, ...]:
     """Read the answer to `listing`; raises UnreadableAnswer when it is not whole."""
     said = re.search(

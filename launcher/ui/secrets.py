@@ -28,7 +28,7 @@ def render(
     from rich.console import Group
 
     table = with_columns("NAME", "SOURCE", "USED BY", "ON NODES", "WHERE")
-    for name in ("MODE", "AGE"):
+    for name in ("MODE", "AGE", "ENDS"):
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(plain(cell) for cell in _cells(row, files, every)))
@@ -48,7 +48,7 @@ def _cells(
         (node, each) for node, found in files.items() for each in found if each.name == row["name"]
     ]
     if not there:
-        return (*known, "-", "-", "-", "-")
+        return (*known, "-", "-", "-", "-", "-")
     nodes = fold(list(dict.fromkeys(node for node, _ in there)))
     return (
         *known,
@@ -56,6 +56,7 @@ def _cells(
         _listed(each.place for _, each in there),
         _listed(each.mode for _, each in there),
         progress_text.duration(max(each.age for _, each in there)),
+        row.get("ends") or "-",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.tools.certificates import NAMES
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
 
 PLACE = "/run/vlaunch-root"
@@ -25,7 +26,7 @@ def test_secrets_lie_in_memory_and_nowhere_else(memory: Cluster) -> None:
     assert ran.code == 0, ran.err
     for machine in memory.world.machines.values():
         assert machine.kept["HF_TOKEN"] == SECRET.encode()
-        assert set(machine.kept) == {"HF_TOKEN", "RAY_AUTH_TOKEN"}
+        assert set(machine.kept) == {*NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
         assert not any(name.startswith("secrets/") for name in machine.files)
     run = next(command for command in memory.world.changes if "run" in command.argv)
     mount = f"type=bind,source={PLACE}/c/secrets,target=/run/vlaunch/secrets,readonly"
@@ -43,7 +44,9 @@ def test_a_second_up_changes_nothing_and_keeps_the_token(memory: Cluster) -> Non
 
 
 def test_after_a_reboot_up_writes_them_again(memory: Cluster) -> None:
-    """Although the container runs again, by chance or by hand."""
+    """Although the container runs again, by chance or by hand; the other node gets a certificate of
+    the same new authority.
+    """
     memory.run("up")
     memory.world.machines["gpu02"].kept.clear()
     memory.world.changes.clear()
@@ -51,8 +54,10 @@ def test_after_a_reboot_up_writes_them_again(memory: Cluster) -> None:
 
     assert ran.code == 0
     assert "gpu02: its secrets are gone: a reboot empties what lies in memory" in ran.err
-    assert {command.node for command in memory.world.changes} == {"gpu02"}
-    assert set(memory.world.machines["gpu02"].kept) == {"HF_TOKEN", "RAY_AUTH_TOKEN"}
+    assert [verb for verb in memory.world.verbs() if verb.startswith("gpu01")] == [
+        "gpu01: store"
+    ] * len(NAMES)
+    assert set(memory.world.machines["gpu02"].kept) == {*NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
 
 
 def test_a_node_without_such_a_place_is_refused_before_anything_is_written(memory: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
@@ -12,6 +13,8 @@ import pytest
 from launcher import redaction
 from launcher.payload.agent.desired import Policy
 from launcher.remote.secrets import from_terminal
+from launcher.tools import certificates
+from launcher.tools.certificates import NAMES
 from tests import kept
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
 
@@ -33,6 +36,21 @@ def keyed(cluster: Cluster, tmp_path: Path) -> Cluster:
     return cluster
 
 
+def _certificates(cluster: Cluster) -> dict[str, tuple[bytes, ...]]:
+    """Return the authority's certificate and its own of each node, in PEM."""
+    machines = cluster.world.machines.items()
+    return {name: tuple(each.files[f"secrets/{one}"] for one in NAMES) for name, each in machines}
+
+
+def _end(cluster: Cluster) -> datetime:
+    found = certificates.ends(
+        b"".join(pair).decode().partition("-----BEGIN PRIVATE")[0]
+        for pair in _certificates(cluster).values()
+    )
+    assert found is not None
+    return found
+
+
 def _token(cluster: Cluster) -> set[bytes]:
     return {machine.files["secrets/RAY_AUTH_TOKEN"] for machine in cluster.world.machines.values()}
 
@@ -47,6 +65,8 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
         "HF_TOKEN": "environment variable HF_TOKEN",
         "VLLM_API_KEY": "file key",
         "RAY_AUTH_TOKEN": "made by `vlaunch up`",
+        "AGENT_CA": "issued by `vlaunch up`",
+        "AGENT_CERTIFICATE": "issued by `vlaunch up`",
     }
     files = {node: {each["name"]: each for each in found} for node, found in said["nodes"].items()}
     assert files["gpu02"]["HF_TOKEN"] == {
@@ -58,7 +78,7 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
         "age": 60.0,
         "handed": False,
     }
-    assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"}
+    assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN", *NAMES}
     for text in (ran.out, keyed.run("secrets", "list").out):
         assert not any(
             value in text for value in (SECRET, KEY, *(each.decode() for each in _token(keyed)))
@@ -76,6 +96,20 @@ def test_the_list_for_people(keyed: Cluster) -> None:
         or "1m 00s" in rows["RAY_AUTH_TOKEN"]
     )
     assert "/root/.vlaunch/c/secrets on gpu[01-02]: mode 700" in ran.out
+    assert f"{_end(keyed):%Y-%m-%d}" in rows["AGENT_CERTIFICATE"]
+    assert "BEGIN" not in ran.out
+
+
+def test_the_list_says_when_certificates_end(
+    keyed: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 days before they do, scripts see it from the exit code."""
+    monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
+    ran = keyed.run("secrets", "list")
+
+    assert ran.code == 1
+    assert "the agents' certificates end on 20" in ran.out
+    assert "run `vlaunch up` to renew them" in " ".join(ran.out.split())
 
 
 def test_a_secret_in_two_places_of_a_node_is_told_with_both(keyed: Cluster) -> None:
@@ -129,6 +163,53 @@ def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
     assert after.decode() not in ran.err
     assert keyed.run("up").code == 0
     assert _token(keyed) == {after}
+
+
+def test_rotate_renews_certificates_and_restarts_nothing(keyed: Cluster, tmp_path: Path) -> None:
+    """Not even for a secret that has another value meanwhile; nobody is asked."""
+    before, token = _certificates(keyed), _token(keyed)
+    (tmp_path / "key").write_text("another-key")
+    ran = keyed.run("secrets", "rotate", "AGENT_CERTIFICATE")
+    after = _certificates(keyed)
+
+    assert ran.code == 0, ran.err
+    assert "no container was restarted" in ran.err
+    assert set(keyed.world.verbs()) == {"gpu01: store", "gpu02: store"}
+    assert len(keyed.world.changes) == 2 * len(NAMES)
+    assert len({authority for authority, _ in after.values()}) == 1
+    assert not {each for pair in before.values() for each in pair} & {
+        each for pair in after.values() for each in pair
+    }
+    assert _token(keyed) == token
+    assert "PRIVATE" not in ran.err
+    (tmp_path / "key").write_text(KEY)
+    keyed.world.changes.clear()
+    assert keyed.run("up").code == 0
+    assert keyed.world.changes == []
+
+
+def test_rotate_renews_certificates_with_everything_else(keyed: Cluster) -> None:
+    """And does not where another secret is named."""
+    before = _certificates(keyed)
+    assert keyed.run("secrets", "rotate", "RAY_AUTH_TOKEN", "--yes").code == 0
+    assert _certificates(keyed) == before
+    assert keyed.run("secrets", "rotate", "--yes").code == 0
+    assert _certificates(keyed) != before
+
+
+@pytest.mark.parametrize("more", ["ray: {token_auth: false}", "ray: none"])
+def test_rotate_stops_nothing_where_ray_asks_for_no_token(more: str, cluster: Cluster) -> None:
+    """The token stays as well, for nothing but labels has to do with it."""
+    cluster.write(f"{INVENTORY}{more}\n")
+    assert cluster.run("up").code == 0
+    before, token = _certificates(cluster), _token(cluster)
+    cluster.world.changes.clear()
+    ran = cluster.run("secrets", "rotate")
+
+    assert ran.code == 0, ran.err
+    assert set(cluster.world.verbs()) == {"gpu01: store", "gpu02: store"}
+    assert _certificates(cluster) != before
+    assert _token(cluster) == token
 
 
 @pytest.mark.parametrize("more", ["ray: {token_auth: false}", "ray: none"])

@@ -40,6 +40,25 @@ def test_a_second_up_changes_nothing_and_says_so(cluster: Cluster) -> None:
     assert "not there yet" not in ran.err
 
 
+def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
+    cluster: Cluster,
+) -> None:
+    """Nobody has the key of the authority that signed the others."""
+    cluster.run("up")
+    files = {name: each.files for name, each in cluster.world.machines.items()}
+    before = files["gpu01"]["secrets/AGENT_CERTIFICATE"]
+    del files["gpu02"]["secrets/AGENT_CERTIFICATE"]
+    cluster.world.changes.clear()
+    ran = cluster.run("up")
+
+    assert ran.code == 0
+    assert "gpu02: its agent has no certificate" in ran.err
+    assert set(cluster.world.verbs()) == {"gpu01: store", "gpu02: store"}
+    assert files["gpu01"]["secrets/AGENT_CERTIFICATE"] != before
+    assert files["gpu01"]["secrets/AGENT_CA"] == files["gpu02"]["secrets/AGENT_CA"]
+    assert "is up already; nothing was changed" in cluster.run("up").err
+
+
 def test_a_change_is_shown_before_it_is_made(cluster: Cluster) -> None:
     """And only what must is changed."""
     cluster.run("up")

@@ -173,6 +173,17 @@ def test_a_host_of_version_6_needs_a_name(mistakes: Mistakes) -> None:
     ]
 
 
+def test_a_name_fits_a_certificate(mistakes: Mistakes, load_text: Load) -> None:
+    """A host's may be longer."""
+    host = f"{'a' * 40}.{'b' * 40}.example"
+    nodes = f"\nnodes: [{{host: {host}, ip: 10.0.0.1, gpus: 1%s}}]"
+
+    assert mistakes(nodes=nodes % "") == [
+        "3: nodes[0].host: should be a name of at most 64 characters: give the node a `name`"
+    ]
+    assert load_text(nodes=nodes % f", name: {'n' * 40}").head.name == "n" * 40
+
+
 def test_the_number_of_nodes_is_bounded(mistakes: Mistakes) -> None:
     """Over all entries together."""
     entries = [f"{{host: 'a{at}-[1-200]', ip: '10.0.{at}.[1-200]', gpus: 1}}" for at in range(6)]

@@ -27,6 +27,7 @@ from typing import Any
 
 from launcher.apply import apply
 from launcher.checks.shape import Finding
+from launcher.cli import prepare
 from launcher.inventory.load import load
 from launcher.model import Answer, Inventory, Secret
 from launcher.plan import network
@@ -87,9 +88,10 @@ class Case:
             if self.observed.get("offline")
             else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
         )
+        renewal = prepare.renewal(inventory, facts, make=False)
         return [
             plan_image(Site(inventory, facts)),
-            plan_up(Site(inventory, facts), self.secrets, image),
+            plan_up(Site(inventory, facts), self.secrets, image, renewal),
         ]
 
     def run(self) -> FakeTransport:
@@ -171,7 +173,8 @@ def bring_up(
     """Observe, plan and apply on a world, and return the plan."""
     transport = FakeTransport(world.answer)
     facts = observe(inventory, transport, [inventory.image])
-    plan = plan_up(Site(inventory, facts), secrets, ray_image(inventory, context))
+    renewal = prepare.renewal(inventory, facts)
+    plan = plan_up(Site(inventory, facts), secrets, ray_image(inventory, context), renewal)
     drain(plan, transport)
     return plan
 

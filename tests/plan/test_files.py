@@ -22,6 +22,7 @@ from launcher.model import Inventory, Secret
 from launcher.plan import files
 from launcher.plan.shape import Step
 from launcher.site import Site
+from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
 from tests.plan.served import IMAGE
 
@@ -71,6 +72,12 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
     assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in said
     assert said.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
     assert files.steps(site, inventory.head, SECRETS, fresh=False) == []
+    renewal = Renewal(nodes={inventory.head.name: Secret("pem")}, reasons={})
+    assert titles(files.steps(site, inventory.head, SECRETS, renewal, fresh=False)) == [
+        "writing secret AGENT_CA",
+        "writing secret AGENT_CERTIFICATE",
+        "letting the image's user vllm read the secrets",
+    ]
 
 
 def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) -> None:

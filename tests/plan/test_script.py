@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from launcher.model import Answer, Argv, Inventory
 from launcher.plan import files
 from launcher.plan.script import script
 from launcher.plan.shape import Plan, in_waves
+from launcher.tools import certificates
+from launcher.tools.host import HostFacts
 from tests import golden
 from tests.fakes import FakeTransport
 from tests.plan import case
@@ -165,10 +168,39 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
         )
         for c in changes
     ]
+    by_script = [replace(each, stdin=b"") if _issued(each) else each for each in by_script]
 
     assert code == 0
     assert (by_run == []) is bool(one.observed.get("nothing"))
     assert _waves(plans, by_script) == _waves(plans, by_run)
+
+
+def test_the_script_issues_what_the_run_would(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates that nodes take for good, and that another TLS takes for what they are; of the
+    authority's key nothing is left.
+    """
+    found = _open("cpu-derived-image", tmp_path, monkeypatch)
+    code, sent = shell.run(script(found.inventory, found.plans()))
+    stored = {(each.login, each.argv[-1]): each.stdin.decode() for each in sent if _issued(each)}
+    facts = {}
+    for node in found.inventory.nodes:
+        login, _ = _login(found.inventory, node.name)
+        authority, own = stored[login, "AGENT_CA"], stored[login, "AGENT_CERTIFICATE"]
+        public, key, _ = own.partition("-----BEGIN PRIVATE KEY-----")
+        facts[node.name] = HostFacts(
+            secret_names=certificates.NAMES, certificates=authority + public
+        )
+        (tmp_path / "ca.pem").write_text(authority)
+        (tmp_path / "own.pem").write_text(own)
+        for purpose in ("sslserver", "sslclient"):
+            words = f"openssl verify -x509_strict -purpose {purpose} -CAfile ca.pem own.pem"
+            subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
+        assert key
+
+    assert code == 0
+    assert certificates.reasons(found.inventory, facts, datetime.now(timezone.utc)) == {}
 
 
 def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
@@ -249,6 +281,11 @@ def test_notes_stand_in_the_script_as_comments(
     lines = script(found.inventory, [plan]).splitlines()
 
     assert [line for line in lines if "touch" in line and not line.startswith("#")] == []
+
+
+def _issued(sent: Sent) -> bool:
+    """True for a certificate, of which each run makes new ones."""
+    return "store" in sent.argv and sent.argv[-1] in certificates.NAMES
 
 
 def _reload(found: Case) -> Case:

@@ -21,6 +21,30 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
+# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+certificates=$(mktemp -d)
+trap 'rm -rf "$certificates"' EXIT
+signer=()
+issue() {
+  local file=$certificates/$1 name=$2; shift 2
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$file.key"
+  openssl req -x509 -new -key "$file.key" ${signer[@]+"${signer[@]}"} -days 1825 -out "$file.pem" \
+    -subj "/O=lab/CN=$name" -config <(printf '%s\n' '[req]' distinguished_name=name \
+    x509_extensions=more '[name]' '[more]' "$@")
+}
+issue .ca vlaunch basicConstraints=critical,CA:TRUE,pathlen:0 keyUsage=critical,keyCertSign \
+  subjectKeyIdentifier=hash
+signer=(-CA "$certificates"/.ca.pem -CAkey "$certificates"/.ca.key)
+node() {
+  issue "$1" "$1" basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
+    extendedKeyUsage=serverAuth,clientAuth authorityKeyIdentifier=keyid \
+    subjectAltName=DNS:"$1",IP:"$2"
+  cat "$certificates/$1.key" >>"$certificates/$1.pem"
+}
+node node1 192.0.2.11
+node node2 192.0.2.12
+rm "$certificates"/.ca.key
+
 # == Look at the nodes
 # gate docker: Docker answers
 # gate docker-engine: the daemon is Docker, run by root
@@ -46,6 +70,12 @@ vlaunch payload | on node2 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "
 all
 printf %s "${RAY_AUTH_TOKEN:?}" | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN &
+all
+cat "$certificates"/.ca.pem | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CA &
+cat "$certificates"/.ca.pem | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CA &
+all
+cat "$certificates"/node1.pem | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CERTIFICATE &
+cat "$certificates"/node2.pem | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CERTIFICATE &
 all
 
 # == Start the Ray head

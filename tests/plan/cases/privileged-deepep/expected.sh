@@ -20,6 +20,30 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+certificates=$(mktemp -d)
+trap 'rm -rf "$certificates"' EXIT
+signer=()
+issue() {
+  local file=$certificates/$1 name=$2; shift 2
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$file.key"
+  openssl req -x509 -new -key "$file.key" ${signer[@]+"${signer[@]}"} -days 1825 -out "$file.pem" \
+    -subj "/O=deepep/CN=$name" -config <(printf '%s\n' '[req]' distinguished_name=name \
+    x509_extensions=more '[name]' '[more]' "$@")
+}
+issue .ca vlaunch basicConstraints=critical,CA:TRUE,pathlen:0 keyUsage=critical,keyCertSign \
+  subjectKeyIdentifier=hash
+signer=(-CA "$certificates"/.ca.pem -CAkey "$certificates"/.ca.key)
+node() {
+  issue "$1" "$1" basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
+    extendedKeyUsage=serverAuth,clientAuth authorityKeyIdentifier=keyid \
+    subjectAltName=DNS:"$1",IP:"$2"
+  cat "$certificates/$1.key" >>"$certificates/$1.pem"
+}
+node gpu01 10.0.0.11
+node gpu02 10.0.0.12
+rm "$certificates"/.ca.key
 # note: PRIVILEGED: with `privileged: true` who gets into a container is root on its node; `devices:` and `cap_add:` give single rights
 
 # == Have the image on every node
@@ -36,6 +60,12 @@ vlaunch payload | on gpu02 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "
 all
 printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep RAY_AUTH_TOKEN &
+all
+cat "$certificates"/.ca.pem | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep AGENT_CA &
+cat "$certificates"/.ca.pem | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep AGENT_CA &
+all
+cat "$certificates"/gpu01.pem | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep AGENT_CERTIFICATE &
+cat "$certificates"/gpu02.pem | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/deepep AGENT_CERTIFICATE &
 all
 
 # == Start the Ray head

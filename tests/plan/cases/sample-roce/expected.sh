@@ -23,6 +23,32 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
+# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+certificates=$(mktemp -d)
+trap 'rm -rf "$certificates"' EXIT
+signer=()
+issue() {
+  local file=$certificates/$1 name=$2; shift 2
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$file.key"
+  openssl req -x509 -new -key "$file.key" ${signer[@]+"${signer[@]}"} -days 1825 -out "$file.pem" \
+    -subj "/O=roce/CN=$name" -config <(printf '%s\n' '[req]' distinguished_name=name \
+    x509_extensions=more '[name]' '[more]' "$@")
+}
+issue .ca vlaunch basicConstraints=critical,CA:TRUE,pathlen:0 keyUsage=critical,keyCertSign \
+  subjectKeyIdentifier=hash
+signer=(-CA "$certificates"/.ca.pem -CAkey "$certificates"/.ca.key)
+node() {
+  issue "$1" "$1" basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
+    extendedKeyUsage=serverAuth,clientAuth authorityKeyIdentifier=keyid \
+    subjectAltName=DNS:"$1",IP:"$2"
+  cat "$certificates/$1.key" >>"$certificates/$1.pem"
+}
+node node1 10.10.0.1
+node node2 10.10.0.2
+node node3 10.10.0.3
+node node4 10.10.0.4
+rm "$certificates"/.ca.key
+
 # == Have the image on every node
 on node1 sudo -n docker pull --quiet vllm/vllm-openai:v0.32.0 &
 on node2 sudo -n docker pull --quiet vllm/vllm-openai:v0.32.0 &
@@ -43,6 +69,16 @@ printf %s "${RAY_AUTH_TOKEN:?}" | on node1 sh -c 'umask 077 && mkdir -p "$1/secr
 printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on node3 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on node4 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce RAY_AUTH_TOKEN &
+all
+cat "$certificates"/.ca.pem | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CA &
+cat "$certificates"/.ca.pem | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CA &
+cat "$certificates"/.ca.pem | on node3 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CA &
+cat "$certificates"/.ca.pem | on node4 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CA &
+all
+cat "$certificates"/node1.pem | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CERTIFICATE &
+cat "$certificates"/node2.pem | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CERTIFICATE &
+cat "$certificates"/node3.pem | on node3 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CERTIFICATE &
+cat "$certificates"/node4.pem | on node4 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/roce AGENT_CERTIFICATE &
 all
 
 # == Start the Ray head

@@ -20,6 +20,29 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
+# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+certificates=$(mktemp -d)
+trap 'rm -rf "$certificates"' EXIT
+signer=()
+issue() {
+  local file=$certificates/$1 name=$2; shift 2
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$file.key"
+  openssl req -x509 -new -key "$file.key" ${signer[@]+"${signer[@]}"} -days 1825 -out "$file.pem" \
+    -subj "/O=secrets/CN=$name" -config <(printf '%s\n' '[req]' distinguished_name=name \
+    x509_extensions=more '[name]' '[more]' "$@")
+}
+issue .ca vlaunch basicConstraints=critical,CA:TRUE,pathlen:0 keyUsage=critical,keyCertSign \
+  subjectKeyIdentifier=hash
+signer=(-CA "$certificates"/.ca.pem -CAkey "$certificates"/.ca.key)
+node() {
+  issue "$1" "$1" basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
+    extendedKeyUsage=serverAuth,clientAuth authorityKeyIdentifier=keyid \
+    subjectAltName=DNS:"$1",IP:"$2"
+  cat "$certificates/$1.key" >>"$certificates/$1.pem"
+}
+node gpu01 10.0.0.11
+rm "$certificates"/.ca.key
+
 # == Look at the nodes
 # gate docker: Docker answers
 # gate docker-engine: the daemon is Docker, run by root
@@ -46,6 +69,8 @@ printf %s "$(printenv EXTRA)" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secret
 printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/secrets HF_TOKEN
 printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/secrets RAY_AUTH_TOKEN
 printf %s "$(cat FOLDER/VLLM_API_KEY.key)" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/secrets VLLM_API_KEY
+cat "$certificates"/.ca.pem | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/secrets AGENT_CA
+cat "$certificates"/gpu01.pem | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/secrets AGENT_CERTIFICATE
 
 # == Start the Ray head
 on gpu01 docker run --detach --name vlaunch-secrets-gpu01 --network host --ipc private --tmpfs /dev/shm --restart always --gpus 8 --log-opt max-file=5 --log-opt max-size=20m --volume /root/.vlaunch/secrets/payload:/opt/vlaunch:ro --volume /root/.vlaunch/secrets/secrets:/run/vlaunch/secrets:ro --volume /root/.vlaunch/secrets/server:/var/lib/vlaunch --volume /root/.vlaunch/cache/secrets/3e994d563b51:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env CUDA_DEVICE_ORDER=PCI_BUS_ID --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env HF_TOKEN_PATH=/run/vlaunch/secrets/HF_TOKEN --env NCCL_SOCKET_IFNAME==eth0 --env NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME==eth0 --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_process_group_cleanup_enabled=1 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TP_SOCKET_IFNAME=eth0 --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env UCX_NET_DEVICES=eth0 --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.0.11 --label vlaunch.cluster=secrets --label vlaunch.node=gpu01 --label vlaunch.role=head --label vlaunch.secrets=0eca12567bd3 --label vlaunch.spec=9145d6d6cebe --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node gpu01 --head 10.0.0.11 --port 29560 --lead --private-shm -- ray start --head --block --node-ip-address 10.0.0.11 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats

@@ -1,0 +1,12 @@
+#!/bin/sh
+# Print the public certificates of a node's agent, the authority's first; no private key.
+#
+# Arguments: the folders that may have them, of which the first counts.
+
+for each; do
+  [ -e "$each/secrets/AGENT_CA" ] || continue
+  for file in AGENT_CA AGENT_CERTIFICATE; do
+    sed -n '/-BEGIN CERTIFICATE-/,/-END CERTIFICATE-/p' "$each/secrets/$file" 2>/dev/null | head -c 8192
+  done
+  break
+done

@@ -1,0 +1,120 @@
+"""The certificates that the agents of a cluster know each other by: which are valid, and until
+when.
+
+A node shows its own and that of the authority that signed it, without private keys. All of a
+cluster are renewed together, for nobody keeps the authority's key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.x509.oid import NameOID
+
+from launcher.model import Inventory, Node, Secret
+from launcher.tools.host import HostFacts
+
+AUTHORITY, CERTIFICATE = "AGENT_CA", "AGENT_CERTIFICATE"
+NAMES = (AUTHORITY, CERTIFICATE)
+_RENEWED, _WARNED = timedelta(days=90), timedelta(days=30)  # before the first of them ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Certificates to write: the authority's, and each node's with its private key (PEM), by the
+    node's name.
+
+    `reasons` says what is wrong with those that are there.
+    """
+
+    authority: str = ""
+    nodes: Mapping[str, Secret]
+    reasons: Mapping[str, str]
+
+    def files(self, node: str) -> dict[str, Secret]:
+        """Return a node's files."""
+        return {AUTHORITY: Secret(self.authority), CERTIFICATE: self.nodes[node]}
+
+
+def reasons(inventory: Inventory, facts: Mapping[str, HostFacts], now: datetime) -> dict[str, str]:
+    """Say of each node why the cluster's certificates must be renewed; nothing when they are
+    right.
+    """
+    found: dict[str, str] = {}
+    authorities = {}
+    for node in inventory.nodes:
+        seen = facts.get(node.name)
+        missing = seen is None or not set(NAMES) <= set(_there(inventory, seen))
+        pair = None if missing or seen is None else _pair(seen.certificates)
+        if pair is None:
+            found[node.name] = "its agent has no certificate"
+            continue
+        authorities[node.name] = pair[0]
+        if wrong := _wrong(inventory, node, pair, now):
+            found[node.name] = wrong
+    first = next(iter(authorities.values()), None)
+    for name, authority in authorities.items():
+        if authority != first:
+            found.setdefault(name, "its agent's certificate is not signed as the others' are")
+    return found
+
+
+def ends(texts: Iterable[str]) -> datetime | None:
+    """Return when the first of some nodes' certificates ends; None where there is none."""
+    pairs = [pair for text in texts if (pair := _pair(text))]
+    return min((min(each.not_valid_after_utc for each in pair) for pair in pairs), default=None)
+
+
+def warning(texts: Iterable[str], now: datetime) -> str:
+    """Say that certificates end soon, or have ended; nothing when they do not."""
+    end = ends(texts)
+    if end is None or end - now > _WARNED:
+        return ""
+    verb = "ended" if end <= now else "end"
+    return f"the agents' certificates {verb} on {end:%Y-%m-%d}; run `vlaunch up` to renew them"
+
+
+def _there(inventory: Inventory, facts: HostFacts) -> tuple[str, ...]:
+    """Return the names of the secrets that lie where the inventory says."""
+    return (facts.in_memory or ()) if inventory.secrets_in == "memory" else facts.secret_names
+
+
+def _pair(text: str) -> tuple[x509.Certificate, x509.Certificate] | None:
+    """Read the authority's certificate and the node's."""
+    try:
+        found = x509.load_pem_x509_certificates(text.encode(errors="replace"))
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _wrong(
+    inventory: Inventory,
+    node: Node,
+    pair: tuple[x509.Certificate, x509.Certificate],
+    now: datetime,
+) -> str:
+    authority, own = pair
+    end = min(each.not_valid_after_utc for each in pair)
+    if end - now < _RENEWED:
+        verb = "ended" if end <= now else "ends"
+        return f"its agent's certificate {verb} on {end:%Y-%m-%d}"
+    try:
+        own.verify_directly_issued_by(authority)
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        known = (
+            own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == node.name
+            and own.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value
+            == inventory.cluster
+            and ipaddress.ip_address(node.ip) in names.get_values_for_type(x509.IPAddress)
+        )
+    except (ValueError, TypeError, LookupError, InvalidSignature, UnsupportedAlgorithm):
+        return "its agent's certificate is not signed by the authority that it has"
+    except x509.ExtensionNotFound:
+        known = False
+    return "" if known else "its agent's certificate has another name or address"
