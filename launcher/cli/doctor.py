@@ -4,7 +4,6 @@ likely first.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -26,29 +25,12 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-
-
-def _seconds(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Parse a duration such as `1h30m`; a number without a unit is an error."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"(?:\d{1,6}[dhms])+", text.strip().lower()):
-        raise click.BadParameter(
-            f"`{text}` should be a duration such as `90s`, `30m`, `2h` or `1d`", param=option
-        )
-    return float(
-        sum(
-            int(number) * _SECONDS[unit]
-            for number, unit in re.findall(r"(\d+)([dhms])", text.lower())
-        )
-    )
 
 
 @command(shows="people", flags=[options.JSON])
 @click.option(
     "--since",
-    callback=_seconds,
+    callback=options.duration,
     metavar="DURATION",
     help="Look only this far back: 30m, 2h, 1d.",
 )

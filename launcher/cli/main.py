@@ -55,6 +55,7 @@ COMMANDS = {
         "metrics",
         "what servers do: requests, tokens per second, latencies, KV cache, ranks",
     ),
+    "soak": ("launcher.cli.soak", "soak", "load a running server, then judge it"),
     "chat": ("launcher.cli.chat", "chat", "talk to the served model"),
     "logs": ("launcher.cli.logs", "logs", "logs of all nodes, each line with its node"),
     "doctor": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 PATH = click.Argument(["path"], metavar="[INVENTORY]", required=False)
@@ -51,6 +53,24 @@ PAIR_TIMEOUT = click.Option(
     help="Seconds for the network check of one pair of nodes.",
 )
 STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when there is a warning.")
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def duration(_: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Parse a duration such as `1h30m`; a number without a unit is an error."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"(?:\d{1,6}[dhms])+", text.strip().lower()):
+        raise click.BadParameter(
+            f"`{text}` should be a duration such as `90s`, `30m`, `2h` or `1d`", param=param
+        )
+    return float(
+        sum(
+            int(number) * _SECONDS[unit]
+            for number, unit in re.findall(r"(\d+)([dhms])", text.lower())
+        )
+    )
 
 
 def exit_code(*, failed: bool, warned: bool, strict: bool) -> int:

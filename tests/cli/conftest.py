@@ -136,6 +136,7 @@ class Cluster:
     trace: list[str] = field(default_factory=list)
     forwards: list[tuple[Any, ...]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    tunnel_port: int = 45678
 
     def run(self, *words: str) -> Ran:
         """Run one command line with this cluster's inventory."""
@@ -215,7 +216,7 @@ def cluster(
 
         def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
             made.forwards.append((node, host, port, local_port))
-            return Tunnel(local_port or 45678)
+            return Tunnel(local_port or made.tunnel_port)
 
     monkeypatch.setattr("launcher.remote.fleet.Fleet", FakeFleet)
     # Waits cost no time, and every look at the clock is a second later.

@@ -1,0 +1,154 @@
+"""`vlaunch soak`: keep a running server under a bounded load, then say how it did."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from launcher.cli import choose, options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError, RequestError
+from launcher.tools import untrusted
+from launcher.ui import json_line
+from launcher.ui.terminal import field
+
+if TYPE_CHECKING:
+    from launcher.payload.agent.desired import Desired
+    from launcher.soak.load import Endpoint
+    from launcher.soak.retransmits import Counters
+    from launcher.soak.verdict import Verdict
+    from launcher.state.servers import Server
+
+_LONGEST = 7 * 86400.0
+_pause = time.sleep
+
+
+@command(shows="people", flags=[options.JSON])
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Requests under way at once, never more.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 100_000),
+    default=128,
+    show_default=True,
+    help="Tokens of each answer.",
+)
+@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@click.argument("duration", callback=options.duration)
+def soak(call: Call, duration: float, streams: int, tokens: int, server: str | None) -> int:
+    """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,
+    errors, TCP retransmits and restarts.
+
+    The requests are sent from this machine: directly where it reaches the endpoint, else through
+    the SSH connection. Ctrl-C ends the load and prints the report so far. The exit code is 1 after
+    an error, a restart, or a wait for a token that the server's keeper would call quiet.
+    """
+    if duration > _LONGEST:
+        raise click.UsageError("a soak takes at most 7d")
+    with call.session(nodes=[call.inventory.head]) as session:
+        verdict = _soak(session, server, duration, streams, tokens)
+    if call.as_json:
+        click.echo(json_line.dumps(verdict.as_json()))
+    else:
+        for row, text in verdict.rows():
+            field(f"{row:<13}{untrusted.plain(text)}")
+    return 1 if verdict.failures else 130 if verdict.interrupted else 0
+
+
+def _soak(session: Session, name: str | None, seconds: float, streams: int, tokens: int) -> Verdict:
+    from launcher.payload.agent.task import named
+    from launcher.soak import retransmits
+    from launcher.soak.load import Load, Stream
+    from launcher.soak.verdict import Verdict
+    from launcher.state import servers
+
+    found = servers.choose(choose.kept(session).running, name)
+    wanted, before = found.desired, found.observed
+    if wanted is None or before is None or before.state != "ready":
+        raise RequestError(
+            f"{found.what} is {found.state}, not ready", hint="look at `vlaunch status`"
+        )
+    task = named(found.task)
+    if task is None or not task.generates:
+        raise RequestError(f"{found.what} does not generate tokens: a soak measures these")
+    endpoints, model, route = _endpoints(session, wanted)
+    nodes = _nodes(session, found, wanted)
+    load = Load(endpoints, model, task, tokens, [Stream() for _ in range(streams)])
+    counted = _count(session, nodes)
+    session.wait("soak", f"{streams} streams at {found.what}, {route}", deadline=seconds)
+    with contextlib.suppress(KeyboardInterrupt), load:
+        _pause(seconds)
+    again = retransmits.compare(counted, _count(session, nodes))
+    now = {each.name: each.observed for each in choose.kept(session).servers}
+    return Verdict(
+        load=load,
+        asked=seconds,
+        route=route,
+        before=before,
+        after=now.get(found.name),
+        again=again,
+    )
+
+
+def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], str, str]:
+    """Return where to send requests, the model's name there, and the way there in words.
+
+    Another machine may have the endpoint's address where this one is: it is believed only when it
+    serves the same model as the server does through SSH.
+    """
+    from launcher.remote.secrets import resolve
+    from launcher.soak.load import Endpoint
+    from launcher.state import endpoints
+    from launcher.tools.payload import api_host
+
+    inventory = session.inventory
+    sources = {name: each for name, each in inventory.secrets.items() if name == "VLLM_API_KEY"}
+    key = "".join(each.reveal() for each in resolve(sources, inventory.path.parent).values())
+    headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    direct, tunnels = [], []
+    there = endpoints.of(inventory, wanted)
+    if failed := session.fleet.connect([each.node for each in there]):
+        raise next(iter(failed.values()))
+    for each in there:
+        forward = session.fleet.forward(each.node, api_host(wanted.host), wanted.port)
+        tunnels.append(Endpoint(host="127.0.0.1", port=forward.port, headers=headers))
+        at = urlsplit(each.url)
+        direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=headers))
+    try:
+        model = tunnels[0].model()
+    except (OSError, ValueError) as error:
+        raise NodeError(wanted.api_node, "its API does not answer", evidence=str(error)) from None
+    with contextlib.suppress(OSError, ValueError):
+        if all(each.model() == model for each in direct):
+            return direct, model, "directly"
+    return tunnels, model, "through SSH"
+
+
+def _nodes(session: Session, found: Server, wanted: Desired) -> list[str]:
+    """Return the nodes that the server is on, and that are reached."""
+    names = {*found.nodes, *(each.node for each in wanted.processes)}
+    nodes = [each.name for each in session.inventory.nodes if each.name in names]
+    missing = session.fleet.connect(nodes)
+    return [name for name in nodes if name not in missing]
+
+
+def _count(session: Session, nodes: Sequence[str]) -> dict[str, Counters]:
+    """Ask nodes what they have sent again."""
+    from launcher.soak import retransmits
+
+    said = {
+        each.node: retransmits.read(each) for each in session.transport.run(retransmits.ask(nodes))
+    }
+    return {node: each for node, each in said.items() if each is not None}

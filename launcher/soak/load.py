@@ -1,0 +1,221 @@
+"""Streams of completions at a server's endpoints, and when each token came."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
+
+from launcher.payload.agent.task import Task
+
+_REACHED = 5.0  # seconds within which an endpoint says which models it has
+_PATIENCE = 300.0  # seconds without a byte after which a request has failed
+_AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by another
+_BOTH = 2  # directions of a connection, as `shutdown` has it
+_KINDS = 20  # different errors that are kept
+_STEP = math.log(1.02)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where requests go, and what each carries."""
+
+    host: str
+    port: int
+    headers: Mapping[str, str]
+
+    def model(self) -> str:
+        """Return the name of the model it serves; raises OSError or ValueError when none answers
+        there.
+        """
+        connection = HTTPConnection(self.host, self.port, timeout=_REACHED)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", "/v1/models", headers=dict(self.headers))
+                said = json.loads(connection.getresponse().read(1 << 20))
+                return str(said["data"][0]["id"])
+            except (HTTPException, KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"no model at {self.host}:{self.port}: {error!r:.200}") from None
+
+
+class Times:
+    """How long something took each time, to within 2 %, in little memory."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[int]()
+        self.longest = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add one."""
+        self._counts[math.ceil(math.log(max(seconds, 1e-6)) / _STEP)] += 1
+        self.longest = max(self.longest, seconds)
+
+    def percentile(self, share: float) -> float | None:
+        """Return what so large a share of them did not exceed; None where there are none."""
+        left = share * self._counts.total()
+        for step, count in sorted(self._counts.items()):
+            left -= count
+            if left <= 0:
+                return min(math.exp(step * _STEP), self.longest)
+        return None
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request after the other.
+
+    `since` is when it last began to wait for a token, None while it waits for none.
+    """
+
+    since: float | None = None
+    tokens: int = 0  # of the present request
+    cut: Callable[[int], object] = lambda _: None  # ends its connection
+
+
+@dataclass
+class Load:
+    """Requests at endpoints in turn, and what has come of them; `with` starts and ends it.
+
+    `wait` is the longest that a request had no token for, its first included, and `waited_until`
+    when that ended, in seconds since the beginning. When the block ends, so do the requests that
+    are under way: they are `open`, and no errors.
+    """
+
+    endpoints: Sequence[Endpoint]
+    model: str
+    task: Task
+    max_tokens: int
+    streams: Sequence[Stream]
+    done: int = 0
+    open: int = 0
+    tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    first: Times = field(default_factory=Times)
+    between: Times = field(default_factory=Times)
+    wait: float = 0.0
+    waited_until: float = 0.0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Prepare a thread for each stream."""
+        self._over, self._lock, self._began = threading.Event(), threading.Lock(), 0.0
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, each), daemon=True)
+            for number, each in enumerate(self.streams)
+        ]
+
+    def __enter__(self) -> Load:
+        """Begin."""
+        self._began = time.monotonic()
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every request at once."""
+        with self._lock:
+            now = time.monotonic()
+            self._over.set()
+            self.seconds = now - self._began
+            for each in self.streams:
+                if each.since is not None:
+                    self._waited(now - each.since, now)
+                    self.open += 1
+                with contextlib.suppress(OSError):
+                    each.cut(_BOTH)
+        for thread in self._threads:
+            thread.join(_REACHED)
+
+    def _run(self, number: int, stream: Stream) -> None:
+        count = number
+        while not self._over.is_set():
+            endpoint = self.endpoints[count % len(self.endpoints)]
+            try:
+                self._ask(endpoint, stream, f"{number}.{count}")
+            except (OSError, ValueError, TypeError, AttributeError, HTTPException) as error:
+                self._failed(stream, f"{type(error).__name__}: {error!s:.200}")
+            count += 1
+
+    def _ask(self, endpoint: Endpoint, stream: Stream, mark: str) -> None:
+        """Send one request, whose prompt no other has, and read its answer."""
+        body: Any = self.task.body(self.model, f"Request {mark}: tell a story.", self.max_tokens)
+        data = json.dumps({**body, "stream": True, "ignore_eos": True})
+        connection = HTTPConnection(endpoint.host, endpoint.port, timeout=_REACHED)
+        with contextlib.closing(connection):
+            stream.tokens, stream.since = 0, time.monotonic()
+            connection.connect()
+            connection.sock.settimeout(_PATIENCE)
+            with self._lock:
+                if self._over.is_set():
+                    return
+                stream.cut = connection.sock.shutdown
+            connection.request("POST", self.task.path, data, dict(endpoint.headers))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}: {answer.read(200)!r}")
+            for event in _events(answer):
+                if _has_token(event):
+                    self._token(stream)
+        with self._lock:
+            if not self._over.is_set():
+                stream.since = None
+                self.done += 1
+
+    def _token(self, stream: Stream) -> None:
+        with self._lock:
+            if self._over.is_set() or stream.since is None:
+                return
+            now = time.monotonic()
+            took = now - stream.since
+            (self.between if stream.tokens else self.first).add(took)
+            self._waited(took, now)
+            stream.since = now
+            stream.tokens += 1
+            self.tokens += 1
+
+    def _failed(self, stream: Stream, what: str) -> None:
+        with self._lock:
+            if self._over.is_set():
+                return
+            if stream.since is not None:
+                now = time.monotonic()
+                self._waited(now - stream.since, now)
+                stream.since = None
+            known = what in self.errors or len(self.errors) < _KINDS
+            self.errors[what if known else "others"] += 1
+        self._over.wait(_AFTER_A_FAILURE)
+
+    def _waited(self, seconds: float, now: float) -> None:
+        if seconds > self.wait:
+            self.wait, self.waited_until = seconds, now - self._began
+
+
+def _events(answer: HTTPResponse) -> Iterator[Any]:
+    """Yield the events of an answer; raises ValueError when it ends before its end, or when one is
+    an error.
+    """
+    for line in answer:
+        text = line.strip().removeprefix(b"data:").strip()
+        if text == b"[DONE]":
+            return
+        if text:
+            event = json.loads(text)
+            if "error" in event:
+                raise ValueError(str(event["error"]))
+            yield event
+    raise ValueError("the answer broke off")
+
+
+def _has_token(event: Any) -> bool:
+    """True for an event with a token: the first one of a chat only says who speaks."""
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta")
+        return not (isinstance(delta, dict) and "role" in delta and not delta.get("content"))
+    return False

@@ -1,0 +1,94 @@
+"""TCP segments that kernels of nodes had to send again: per node, and per pair of nodes.
+
+A pair's count is of connections that were still open at the end: the kernel forgets the others.
+What NCCL sends by RDMA is in none of these counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.model import Answer
+from launcher.transport import Command
+
+_SCRIPT = "grep ^Tcp: /proc/net/snmp && { ss -tinH 2>/dev/null || true; }"
+_ADDRESS = re.compile(r"\[?(?:::ffff:)?([0-9a-fA-F.:]+?)(?:%[\w.-]+)?\]?:\d+")
+_AGAIN = re.compile(r"\sretrans:\d+/(\d+)")
+Ends = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What one node's kernel has counted; its connections by local and remote address and port."""
+
+    sent: int
+    again: int
+    connections: Mapping[Ends, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retransmits:
+    """Segments that were sent again within a time: of each node, with all that it sent, and from
+    one node to another.
+    """
+
+    nodes: Mapping[str, tuple[int, int]]
+    pairs: Mapping[Ends, int]
+
+
+def ask(nodes: Sequence[str]) -> list[Command]:
+    """Ask hosts; nothing is changed."""
+    return [Command(node=node, argv=("sh", "-c", _SCRIPT), timeout=30) for node in nodes]
+
+
+def read(answer: Answer) -> Counters | None:
+    """Read an answer; None where it has no counters."""
+    lines = answer.out.splitlines()
+    try:
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        counted = dict(zip(names, values, strict=True))
+        sent, again = int(counted["OutSegs"]), int(counted["RetransSegs"])
+    except (KeyError, ValueError):
+        return None
+    found = dict[Ends, int]()
+    for line, below in itertools.pairwise(lines):
+        ends = [word for word in line.split() if _ADDRESS.fullmatch(word)]
+        if len(ends) == 2 and below[:1].isspace():
+            match = _AGAIN.search(below)
+            found[ends[0], ends[1]] = int(match[1]) if match else 0
+    return Counters(sent=sent, again=again, connections=found)
+
+
+def compare(before: Mapping[str, Counters], after: Mapping[str, Counters]) -> Retransmits:
+    """Return what was sent again between two answers of nodes; pairs only where there was some."""
+    owners, nodes, pairs = _owners(after), dict[str, tuple[int, int]](), Counter[Ends]()
+    for node, was in before.items():
+        now = after.get(node)
+        if now is None or now.sent < was.sent:  # not reached, or started anew
+            continue
+        nodes[node] = now.again - was.again, now.sent - was.sent
+        for ends, again in now.connections.items():
+            target = owners.get(_host(ends[1]), node)
+            if target != node:
+                pairs[node, target] += max(0, again - was.connections.get(ends, 0))
+    return Retransmits(nodes=nodes, pairs=+pairs)
+
+
+def _owners(counters: Mapping[str, Counters]) -> dict[str, str]:
+    """Return whose each address is, by the connections from it; one of several nodes, such as
+    loopback, is left out.
+    """
+    owners = dict[str, set[str]]()
+    for node, each in counters.items():
+        for local, _ in each.connections:
+            owners.setdefault(_host(local), set()).add(node)
+    return {host: min(nodes) for host, nodes in owners.items() if len(nodes) == 1}
+
+
+def _host(address: str) -> str:
+    match = _ADDRESS.fullmatch(address)
+    return match[1] if match else ""

@@ -1,0 +1,102 @@
+"""An endpoint that streams completions over real HTTP, as vLLM does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.payload.agent.web import Quiet
+
+MODEL = {"data": [{"id": "served-name"}]}
+ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+TOKEN = {"choices": [{"text": "x"}]}
+USAGE: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": 3}}
+DONE = "[DONE]"
+
+
+class Endpoint:
+    """Sends `events` for each request; before one that is `None` it waits for `go`, and at its end
+    it sends `[DONE]` unless `whole` is false.
+    """
+
+    def __init__(self, *events: Any, status: int = 200, whole: bool = True) -> None:
+        self.events, self.status, self.whole = events, status, whole
+        self.go = threading.Event()
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.under_way = self.most = self.finished = 0
+        self._changed = threading.Condition()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                body = json.dumps(MODEL).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner._count(1, said, self.headers.get("Authorization") or "")
+                try:
+                    self.send_response(owner.status)
+                    self.send_header("Transfer-Encoding", "chunked")
+                    self.end_headers()
+                    for event in owner.events:
+                        if event is None:
+                            owner.go.wait(60)
+                        else:
+                            self._send(event if isinstance(event, str) else json.dumps(event))
+                finally:
+                    owner._count(-1)  # before the client knows, who sends its next at once
+                if owner.whole:
+                    self._send(DONE)
+                self.wfile.write(b"0\r\n\r\n")
+
+            def _send(self, text: str) -> None:
+                data = f"data: {text}\n\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._http = Quiet(("127.0.0.1", 0), Handler)
+        self.port = self._http.server_address[1]
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.01}
+        )
+
+    def __enter__(self) -> Endpoint:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    def _count(self, change: int, said: Any = None, key: str = "") -> None:
+        with self._changed:
+            if said is not None:
+                self.asked.append(said)
+                self.keys.append(key)
+            self.under_way += change
+            self.most = max(self.most, self.under_way)
+            self.finished += change < 0
+            self._changed.notify_all()
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something is true, with a look whenever requests come or end, and often."""
+        deadline = time.monotonic() + 30
+        with self._changed:
+            while not true():
+                assert time.monotonic() < deadline, "it never came"
+                self._changed.wait(0.01)
