@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.payload.agent.health import quiet_after
 from launcher.payload.agent.observed import Observed
 from launcher.soak.load import Load, Times
 from launcher.soak.retransmits import Retransmits
 from launcher.state.progress_text import duration, rate
 
-_QUIET, _STEPS = 30.0, 3.0  # as the keeper has it: seconds, and how many of the longest step
+_WELL = ("answering", "busy", "resting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Verdict:
         """How many seconds a request may wait for a token: until the keeper would call the server
         quiet.
         """
-        return max(_QUIET, _STEPS * (getattr(self.before, "longest_step", None) or 0.0))
+        return quiet_after(self.before.longest_step)
 
     @property
     def _now(self) -> Observed:
@@ -49,11 +50,11 @@ class Verdict:
         return now if now and (now.id, now.asked) == (was.id, was.asked) else was
 
     @property
-    def state(self) -> str:
-        """How the server is at the end."""
+    def health(self) -> str:
+        """The keeper's verdict on the server at the end."""
         if self.after is None:
             return "gone"
-        return self.after.state if self._now is self.after else "replaced"
+        return self.after.verdict if self._now is self.after else "replaced"
 
     @property
     def restarts(self) -> int:
@@ -76,7 +77,7 @@ class Verdict:
             f"a request waited {load.wait:.1f} s for a token": load.wait > self.allowed,
             f"the engine was restarted {self.restarts} times": self.restarts,
             f"{len(self.faults)} faults": self.faults,
-            f"the server is {self.state}": self.state != "ready",
+            f"the server is {self.health}": self.health not in _WELL,
         }
         return [text for text, failed in found.items() if failed]
 
@@ -100,7 +101,7 @@ class Verdict:
             "allowed_gap": self.allowed,
             "restarts": self.restarts,
             "faults": self.faults,
-            "state": self.state,
+            "health": self.health,
             "retransmits": {
                 node: {"again": again, "sent": sent}
                 for node, (again, sent) in self.again.nodes.items()
@@ -127,7 +128,7 @@ class Verdict:
         yield "next token", _latency(load.between)
         at = f"until {duration(load.waited_until)} after the start"
         yield "longest gap", f"{_time(load.wait)}, {at} (allowed: {self.allowed:.0f} s)"
-        yield "server", f"{self.state}, {self.restarts} restarts, {len(self.faults)} faults"
+        yield "server", f"{self.health}, {self.restarts} restarts, {len(self.faults)} faults"
         for fault in self.faults:
             yield "", fault
         for node, (again, sent) in self.again.nodes.items():

@@ -29,7 +29,7 @@ def end() -> Iterator[Endpoint]:
 @pytest.fixture
 def serving(up: Cluster, end: Endpoint) -> Cluster:
     """A server whose API listens on its node's loopback, on nodes that count segments."""
-    kept.keep(up.world, kept.wanted(host="127.0.0.1"), task="completion")
+    kept.keep(up.world, kept.wanted(host="127.0.0.1"), task="completion", verdict="answering")
     up.tunnel_port = end.port
     answer, asked = up.world.answer, dict[str, int]()
 
@@ -84,13 +84,13 @@ def test_a_restart_meanwhile(
 
     def restarts() -> None:
         end.until(lambda: end.finished >= 8)
-        serving.world.observed["default"] |= {"generation": 1, "state": "starting"}
+        serving.world.observed["default"] |= {"generation": 1, "verdict": "recovering"}
 
     then(restarts)
     ran = serving.run("soak", "30m")
 
     assert ran.code == 1
-    assert "failed: the engine was restarted 1 times; the server is starting" in ran.out
+    assert "failed: the engine was restarted 1 times; the server is recovering" in ran.out
 
 
 def test_ctrl_c_gives_what_there_is(
@@ -114,7 +114,12 @@ def test_the_endpoint_itself_is_preferred(
     serving: Cluster, monkeypatch: pytest.MonkeyPatch, end: Endpoint
 ) -> None:
     """Where this machine reaches it, and it has the same model as on its node."""
-    kept.keep(serving.world, kept.wanted(host="127.0.0.1", port=end.port), task="completion")
+    kept.keep(
+        serving.world,
+        kept.wanted(host="127.0.0.1", port=end.port),
+        task="completion",
+        verdict="answering",
+    )
     assert "directly" in serving.run("soak", "1s").err
     names = iter(("org/m", "another"))
     monkeypatch.setattr("launcher.soak.load.Endpoint.model", lambda _: next(names))

@@ -15,7 +15,9 @@ from launcher.soak.retransmits import Retransmits
 from launcher.soak.verdict import Verdict
 from tests import kept
 
-BEFORE = kept.seen(generation=2, fault_count=1, faults=[kept.fault(what="old")])
+BEFORE = kept.seen(
+    verdict="answering", generation=2, fault_count=1, faults=[kept.fault(what="old")]
+)
 
 
 def load(**more: Any) -> Load:
@@ -48,7 +50,7 @@ def test_one_that_passes() -> None:
         ("first token", "p50 50 ms, p99 60 ms, longest 60 ms"),
         ("next token", "p50 5 ms, p99 6 ms, longest 6 ms"),
         ("longest gap", "1.50 s, until 12m 34s after the start (allowed: 30 s)"),
-        ("server", "ready, 0 restarts, 0 faults"),
+        ("server", "answering, 0 restarts, 0 faults"),
         ("retransmits", "gpu01: 12 of 40,000 segments (0.030%)"),
         ("", "gpu01 to gpu02: 11 segments"),
         ("verdict", "passed"),
@@ -67,7 +69,7 @@ def test_one_that_passes() -> None:
         ({"tokens": 0}, {}, "no token came"),
         ({}, {"generation": 3}, "the engine was restarted 1 times"),
         ({}, {"fault_count": 2, "faults": [*BEFORE.faults, kept.fault()]}, "1 faults"),
-        ({}, {"state": "starting"}, "the server is starting"),
+        ({}, {"verdict": "suspect"}, "the server is suspect"),
         ({}, {"asked": 7.0, "generation": 0}, "the server is replaced"),
     ],
 )
@@ -77,6 +79,14 @@ def test_what_fails(run: dict[str, Any], after: dict[str, Any], failure: str) ->
 
     assert verdict.failures == [failure]
     assert list(verdict.rows())[-1] == ("verdict", f"failed: {failure}")
+
+
+def test_a_slow_server_may_take_longer() -> None:
+    """As long as three of its steps."""
+    slow = dataclasses.replace(BEFORE, longest_step=40.0)
+
+    assert judged(load(wait=119.0), before=slow).failures == []
+    assert judged(load(wait=121.0), before=slow).failures
 
 
 def test_a_server_that_is_gone() -> None:

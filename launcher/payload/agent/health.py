@@ -71,9 +71,14 @@ class Steps:
         return now - max(self._since[part], self._ended.get(part, self._known), self._known)
 
 
+def quiet_after(longest: float) -> float:
+    """Return the seconds without an ended step after which a server is quiet."""
+    return max(_QUIET[0], _QUIET[1] * longest)
+
+
 def quiet(still: float, longest: float) -> bool:
     """True when no step has ended for long enough to warn, and to inspect the ranks."""
-    return still > max(_QUIET[0], _QUIET[1] * longest)
+    return still > quiet_after(longest)
 
 
 def suspect(still: float, longest: float) -> bool:
