@@ -81,7 +81,7 @@ def run(
             line |= _ended(lab, watch, traffic, wedged, stuck)
         line["load_after"] = health.load()
         lab.vlaunch(inventory, "stop", timeout=180)
-    line["ok"] = _good(line)
+    line["ok"] = good(line)
     return line
 
 
@@ -148,7 +148,7 @@ def _ended(
     }
 
 
-def _good(line: Mapping[str, Any]) -> bool:
+def good(line: Mapping[str, Any]) -> bool:
     """Tell whether a run was red in time and named the right rank and node."""
     in_time = line["red"] is not None and line["red"] <= RED and line["code"] == 1
     named = line["named"]
