@@ -25,6 +25,7 @@ from launcher.checks.shape import (
 )
 from launcher.model import Node
 from launcher.site import Site
+from launcher.tools import certificates
 from launcher.tools.survey import Survey
 
 # Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token
@@ -246,6 +247,17 @@ def _model_size(host: Host) -> tuple[int, str]:
     return missing, f"the model needs {missing / _GIB:.0f} GiB more"
 
 
+def _certificates(evidence: Evidence) -> list[Finding]:
+    shown = [host.facts.certificates for host in evidence.reached]
+    end = certificates.ends(shown)
+    if end is None:
+        return [skipped("", "there are none: the cluster is not up")]
+    if certificates.warning(shown, evidence.now):
+        text = f"the first ends on {end:%Y-%m-%d}"
+        return [warned("", text, fix="run `vlaunch up`, which renews them and restarts nothing")]
+    return [passed("", f"until {end:%Y-%m-%d}")]
+
+
 def _state_dir(host: Host) -> Finding:
     node, seen = host.node, host.facts.state
     folder = Site(host.inventory, host.evidence.facts).state_dir(node)
@@ -329,6 +341,13 @@ CHECKS = (
         why="an update that waits for a reboot takes the GPUs away at the worst moment",
         judge=surveyed(_next_boot),
         skip_reason=not_nvidia,
+        group="host",
+    ),
+    Check(
+        id="certificates",
+        what="the agents' certificates last for a month and more",
+        why="agents without a valid one do not connect, and servers on several nodes end",
+        judge=_certificates,
         group="host",
     ),
     Check(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Literal, TypeVar, get_args
 
 from launcher.model import Inventory, Level, Node, fold
@@ -71,7 +72,7 @@ class Evidence:
     `port_probes` is `None` when no port was probed, with reasons per node in `probes_missing`;
     `inside` and `inside_missing` likewise for containers. `files` has the model's files (name →
     bytes) per node, `None` where it is not; `model` is its name, empty when none is named.
-    `required` is the level that the network must reach.
+    `required` is the level that the network must reach, `now` when all this was seen.
     """
 
     inventory: Inventory
@@ -86,6 +87,7 @@ class Evidence:
     required: Level = "any"
     expectations: Expectations = field(default_factory=Expectations)
     missing: Mapping[str, str] = field(default_factory=dict)
+    now: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
     @property
     def reached(self) -> tuple[Host, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from typing import Any
 
 from launcher import containers
@@ -22,7 +23,7 @@ from launcher.state.endpoints import EndpointStatus, Heard
 from launcher.state.liveness import BAD, ServerState, judge, unheard, unknown
 from launcher.state.servers import Kept, Server
 from launcher.state.verdict import Record
-from launcher.tools import docker, payload, ray
+from launcher.tools import certificates, docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
 from launcher.tools.unfinished import Unfinished
 from launcher.transport import Command
@@ -92,7 +93,7 @@ class ServerStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
     """Everything that `status` shows; `servers` are those that somebody wants, or that are still
-    being ended.
+    being ended, `certificates` says that the agents' end soon.
     """
 
     cluster: str
@@ -100,6 +101,7 @@ class ClusterStatus:
     servers: tuple[ServerStatus, ...] = ()
     endpoint: str
     network: str = ""
+    certificates: str = ""
     batches: tuple[BatchStatus, ...] = ()
 
     @property
@@ -196,6 +198,9 @@ def read(site: Site, said: Said, missing: Mapping[str, str]) -> ClusterStatus:
         servers=found,
         endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
         network=verdict.told(site, said.network, kept),
+        certificates=certificates.warning(
+            (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
+        ),
         batches=tuple(
             each for each in batches.read(inventory, said.batches, said.head) if each.runs
         ),

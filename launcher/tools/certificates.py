@@ -107,8 +107,9 @@ def _wrong(
     try:
         own.verify_directly_issued_by(authority)
         names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        name = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         known = (
-            own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == node.name
+            name == node.name
             and own.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value
             == inventory.cluster
             and ipaddress.ip_address(node.ip) in names.get_values_for_type(x509.IPAddress)
@@ -116,5 +117,7 @@ def _wrong(
     except (ValueError, TypeError, LookupError, InvalidSignature, UnsupportedAlgorithm):
         return "its agent's certificate is not signed by the authority that it has"
     except x509.ExtensionNotFound:
-        known = False
+        name, known = "", False
+    if any(name == each.name != node.name for each in inventory.nodes):
+        return f"it has {name!s}'s certificate; nodes that share a folder need a `state_dir` each"
     return "" if known else "its agent's certificate has another name or address"

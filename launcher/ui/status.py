@@ -55,6 +55,8 @@ def render(status: ClusterStatus) -> RenderableType:
     if status.network:
         style = "" if status.network.startswith("proven") else "yellow"
         lines.append(line(status.network, style, lead=plain("network: ", style)))
+    if status.certificates:
+        lines.append(line(status.certificates, "yellow"))
     for each in status.servers:
         lines += _server(each, len(status.servers) == 1)
     if not status.servers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     ]
     assert (seen.servers, seen.endpoint) == ((), "http://10.0.0.11:8000/v1")
     assert seen.as_json()["server"] == {"state": "none"}
+
+
+def test_certificates_that_end_soon_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is whole all the same."""
+    assert look(world).certificates == ""
+    monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
+    seen = look(world)
+
+    assert seen.certificates.endswith("; run `vlaunch up` to renew them")
+    assert (seen.as_json()["certificates"], seen.whole) == (seen.certificates, True)
 
 
 def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:

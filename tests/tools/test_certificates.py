@@ -105,7 +105,10 @@ def _one_was_not_seen(facts: Facts) -> None:
             _one_has_another_authority_than_signed_it,
             "its agent's certificate is not signed by the authority that it has",
         ),
-        (_one_has_anothers, "its agent's certificate has another name or address"),
+        (
+            _one_has_anothers,
+            "it has gpu01's certificate; nodes that share a folder need a `state_dir` each",
+        ),
         (_of_another_address, "its agent's certificate has another name or address"),
         (_of_another_cluster, "its agent's certificate has another name or address"),
     ],
