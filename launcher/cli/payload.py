@@ -10,8 +10,18 @@ import click
 
 
 @click.command(hidden=True)
-def payload() -> None:
+@click.option("--py-spy", "architecture", help="Print py-spy for this architecture instead.")
+def payload(architecture: str | None) -> None:
     """Print the helper files as a tar archive."""
+    from launcher.cli.prepare import cache
     from launcher.plan.files import payload_tar
+    from launcher.remote.py_spy import fetch
+    from launcher.tools.py_spy import BUILDS
 
-    sys.stdout.buffer.write(payload_tar())
+    if architecture is None:
+        data = payload_tar()
+    elif architecture in BUILDS:
+        data = fetch(BUILDS[architecture], cache() / "py-spy")
+    else:
+        raise click.BadParameter(f"one of {', '.join(BUILDS)}", param_hint="--py-spy")
+    sys.stdout.buffer.write(data)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 import secrets as random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from launcher import redaction
 from launcher.cli.session import Session
-from launcher.errors import NodeError
+from launcher.errors import NodeError, VlaunchError
 from launcher.model import Inventory, Secret
 from launcher.plan.up import RayImage, base_image
 from launcher.remote import wheels as resolver
@@ -134,6 +135,26 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
         recipe=recipe,
         shown=_shown(recipe),
     )
+
+
+def py_spy(
+    session: Session, site: Site, *, download: bool = True
+) -> dict[str, Callable[[], bytes]]:
+    """Return py-spy for the architectures of the nodes that lack it; with `download` it is there,
+    or left out with a note.
+    """
+    from launcher.plan.files import lacks_py_spy
+    from launcher.remote.py_spy import fetch
+    from launcher.tools.py_spy import BUILDS
+
+    found: dict[str, Callable[[], bytes]] = {}
+    for architecture in sorted({lacks_py_spy(site, node) for node in site.nodes} - {""}):
+        load = partial(fetch, BUILDS[architecture], cache() / "py-spy")
+        try:
+            found[architecture] = partial(bytes, load()) if download else load
+        except (VlaunchError, OSError) as error:
+            session.warn("py-spy", f"{error}: the stacks of a rank that hangs cannot be shown")
+    return found
 
 
 def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:

@@ -86,7 +86,9 @@ def bring_up(
     if dry_run and changes:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
         renewal = prepare.renewal(inventory, facts, make=False, anew=renew)
-        return [first, plan_up(site, secrets, prepare.unknown_image(inventory), renewal)]
+        programs = prepare.py_spy(session, site, download=False)
+        image = prepare.unknown_image(inventory)
+        return [first, plan_up(site, secrets, image, renewal, py_spy=programs)]
     for note in rights(inventory):
         session.warn("rights", note)
     session.apply(first)
@@ -100,7 +102,8 @@ def bring_up(
     image = prepare.ray_image(session, facts)
     secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
     renewal = prepare.renewal(inventory, facts, make=not dry_run, anew=renew)
-    second = plan_up(site, secrets, image, renewal, join_timeout=join_timeout)
+    programs = prepare.py_spy(session, site, download=not dry_run)
+    second = plan_up(site, secrets, image, renewal, py_spy=programs, join_timeout=join_timeout)
     if dry_run:
         return [first, second]
     if second.notes:

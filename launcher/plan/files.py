@@ -8,7 +8,7 @@ import hashlib
 import io
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from launcher.site import Site
 from launcher.tools import certificates, image_user
 from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
+from launcher.tools.py_spy import BUILDS, FILE
 from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
@@ -75,6 +76,10 @@ _FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
 _STORE = (
     'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" &&'
     ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
+)
+# Running containers see the new file at once: their mount is the folder.
+_PROGRAM = (
+    'umask 022 && new=$1.$(uname -n).$$ && cat > "$new" && chmod 755 "$new" && mv "$new" "$1"'
 )
 
 ISSUED = 'cat "$certificates"/'  # what prints one of the certificates that `script` issues
@@ -152,6 +157,33 @@ def steps(
 def certificate_steps(site: Site, node: Node, renewal: Renewal) -> list[Step]:
     """Return what gives a node new certificates and nothing else; its agent loads them."""
     return [*_written(site, node, renewal.files(node.name)), *_handed_over(site, node)]
+
+
+def lacks_py_spy(site: Site, node: Node) -> str:
+    """Return the architecture for which a node lacks py-spy; empty where it has it, where nobody
+    has seen the node, or where there is no build for it.
+    """
+    facts, image = site.facts_of(node), site.image(node, site.inventory.image)
+    build = BUILDS.get(image.architecture) if image is not None else None
+    if facts is None or image is None or build is None or facts.files.get(FILE) == build.program:
+        return ""
+    return image.architecture
+
+
+def py_spy_steps(site: Site, programs: Mapping[str, Callable[[], bytes]]) -> Iterator[Step]:
+    """Yield what writes py-spy where it lacks, of those architectures that `programs` has."""
+    for node in site.nodes:
+        if (architecture := lacks_py_spy(site, node)) in programs:
+            yield Step(
+                title="writing py-spy, which shows where ranks hang",
+                command=Command(
+                    node=node.name,
+                    argv=("sh", "-c", _PROGRAM, "program", f"{site.state_dir(node)}/{FILE}"),
+                    timeout=60,
+                    stdin=programs[architecture],
+                    shown_stdin=f"vlaunch payload --py-spy {architecture}",
+                ),
+            )
 
 
 def _handed_over(site: Site, node: Node) -> list[Step]:

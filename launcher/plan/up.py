@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -101,6 +101,7 @@ def plan_up(
     image: RayImage,
     renewal: Renewal | None = None,
     *,
+    py_spy: Mapping[str, Callable[[], bytes]] | None = None,
     join_timeout: float = 180,
 ) -> Plan:
     """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
@@ -119,7 +120,10 @@ def plan_up(
         Stage(
             id="files",
             title="Write helper files and secrets",
-            steps=_writes(site, secrets, changed, renewal),
+            steps=(
+                *_writes(site, secrets, changed, renewal),
+                *files.py_spy_steps(site, py_spy or {}),
+            ),
         ),
         *_start_stages(site, changed, specs),
         *_verify_stages(site, changed, there, join_timeout),

@@ -119,7 +119,7 @@ def _lock(request: str, image: ImagePython, platform: str, work: Path, timeout: 
     options, environment = _uv_settings(platform, image)
 
     def uv(*argv: str) -> str:
-        return _run((find_uv_bin(), "pip", *argv, *options), environment, timeout)
+        return run((find_uv_bin(), "pip", *argv, *options), environment, timeout)
 
     around = ("--target", str(site), "--constraints", str(pins))
     plan = uv("install", "--dry-run", *around, "--requirements", str(requirements))
@@ -155,10 +155,10 @@ def _write_site(image: ImagePython, site: Path) -> str:
 def _download(image: ImagePython, work: Path, timeout: float) -> None:
     pip = pip_download(_release(image), image.machine, _glibc_minor(image))
     files = ("--dest", str(work / "wheels"), "--requirement", str(work / "requirements.txt"))
-    _run((*pip, "--require-hashes", *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+    run((*pip, "--require-hashes", *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
 
 
-def _run(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:
+def run(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:
     """Run a program; return what it printed on both outputs."""
     result = subprocess.run(
         argv,

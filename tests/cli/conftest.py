@@ -23,6 +23,7 @@ from launcher.errors import ConnectError
 from launcher.inventory.load import load
 from launcher.model import Answer, Inventory
 from launcher.remote.fleet import Line
+from launcher.tools import py_spy
 from launcher.transport import Command
 from launcher.watch import watch
 from tests.fakes import FakeTransport
@@ -115,6 +116,13 @@ class Tunnel:
 
     def wait(self) -> None:
         return None
+
+
+@pytest.fixture(autouse=True)
+def _no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `up` download nothing: of an unknown architecture there is no build."""
+    for architecture in list(py_spy.BUILDS):
+        monkeypatch.delitem(py_spy.BUILDS, architecture)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.apply import apply
-from launcher.errors import ConnectError
+from launcher.errors import ConnectError, VlaunchError
 from launcher.model import Answer
+from launcher.tools import py_spy
 from tests import simulated
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
 
@@ -286,3 +288,60 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
     return [
         tuple(each.split("\0")[:-1]) for each in (folder / "sent").read_text().split("\n\0") if each
     ]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> py_spy.Build:
+    """A build of py-spy for the nodes, which can be downloaded."""
+    made = py_spy.Build("x86_64", "wheel", hashlib.sha256(b"py-spy").hexdigest())
+    monkeypatch.setitem(py_spy.BUILDS, "amd64", made)
+    monkeypatch.setattr("launcher.remote.py_spy.fetch", lambda build, cache: b"py-spy")
+    return made
+
+
+@pytest.mark.parametrize("more", ["", "ray: none\n"])
+def test_py_spy_is_written_where_it_lacks(cluster: Cluster, build: py_spy.Build, more: str) -> None:
+    """Beside the helper files, also of containers that run; a second `up` changes nothing."""
+    cluster.write(INVENTORY + more)
+    assert cluster.run("up").code == 0
+    for machine in cluster.world.machines.values():
+        assert machine.files.pop("payload/py-spy") == b"py-spy"
+
+    cluster.world.changes.clear()
+    again = cluster.run("up")
+    cluster.world.changes.clear()
+    third = cluster.run("up")
+
+    assert "writing py-spy, which shows where ranks hang" in again.err
+    assert "removing the old" not in again.err
+    assert (third.code, cluster.world.changes) == (0, [])
+
+
+def test_py_spy_cannot_be_downloaded(
+    cluster: Cluster, build: py_spy.Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster comes up without it."""
+
+    def fail(*_: object) -> bytes:
+        raise VlaunchError("cannot download py-spy")
+
+    monkeypatch.setattr("launcher.remote.py_spy.fetch", fail)
+    ran = cluster.run("up")
+
+    assert ran.code == 0
+    assert "cannot download py-spy: the stacks of a rank that hangs cannot be shown" in ran.err
+    assert "payload/py-spy" not in cluster.world.machines["gpu01"].files
+
+
+def test_py_spy_in_a_script(
+    cluster: Cluster, build: py_spy.Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run downloads nothing, and says who prints the program."""
+    cluster.run("up")
+    cluster.world.machines["gpu02"].files.pop("payload/py-spy")
+    monkeypatch.setattr("launcher.remote.py_spy.fetch", lambda *_: pytest.fail("downloaded"))
+
+    ran = cluster.run("up", "--dry-run")
+
+    assert ran.code == 0
+    assert ran.out.count("vlaunch payload --py-spy amd64 | ") == 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from launcher.model import Node
 from launcher.remote.fleet import Fleet
 from launcher.tools.image import ImagePython
 from launcher.transport import Command
+from tests import wheel
 from tests.remote import sshd
 
 IMAGE = ImagePython(
@@ -29,6 +31,38 @@ IMAGE = ImagePython(
     managed=False,
     distributions={"click": "8.1.0+vendor.1", "torch": "2.13.0+cpu"},
 )
+
+
+class Shelf:
+    """A folder of wheels that `PIP_FIND_LINKS` names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(
+        self,
+        name: str,
+        version: str,
+        *requires: str,
+        tags: str = "py3-none-any",
+        extras: Sequence[str] = (),
+    ) -> None:
+        lines = [f"Provides-Extra: {extra}\n" for extra in extras]
+        text = "".join([*lines, *(f"Requires-Dist: {line}\n" for line in requires)])
+        file, data = wheel.build(name, version, text)
+        (self.folder / file.replace("py3-none-any", tags)).write_bytes(data)
+
+    def ray(
+        self,
+        *requires: str,
+        version: str = "2.60.0",
+        tags: str = "cp399-cp399-manylinux2014_x86_64",
+    ) -> None:
+        self.add("ray", version, *requires, tags=tags, extras=("default", "data", "serve", "llm"))
+
+    def clear(self) -> None:
+        for path in self.folder.iterdir():
+            path.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +133,25 @@ def works(node: Node, **options: Any) -> bool:
         for error in errors.values():
             raise error
         return all(answer.ok for answer in fleet.run([Command(node=node.name, argv=("true",))]))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    """Let pip and uv find only what is on the shelf."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    settings: Mapping[str, str] = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(folder),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_CACHE_DIR": str(tmp_path / "pip"),
+        "UV_CACHE_DIR": str(tmp_path / "uv"),
+        "HOME": str(tmp_path),
+        # pip tells indexes which system this is, and would start other programs to learn it
+        "PATH": str(folder),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return Shelf(folder)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,63 +16,9 @@ from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.remote import wheels
 from launcher.tools import image as images
 from launcher.tools.derived import WheelSet
-from tests import wheel
-from tests.remote.conftest import IMAGE
+from tests.remote.conftest import IMAGE, Shelf
 
 pytestmark = pytest.mark.processes
-
-
-class Shelf:
-    """A folder of wheels that `PIP_FIND_LINKS` names."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def add(
-        self,
-        name: str,
-        version: str,
-        *requires: str,
-        tags: str = "py3-none-any",
-        extras: Sequence[str] = (),
-    ) -> None:
-        lines = [f"Provides-Extra: {extra}\n" for extra in extras]
-        text = "".join([*lines, *(f"Requires-Dist: {line}\n" for line in requires)])
-        file, data = wheel.build(name, version, text)
-        (self.folder / file.replace("py3-none-any", tags)).write_bytes(data)
-
-    def ray(
-        self,
-        *requires: str,
-        version: str = "2.60.0",
-        tags: str = "cp399-cp399-manylinux2014_x86_64",
-    ) -> None:
-        self.add("ray", version, *requires, tags=tags, extras=("default", "data", "serve", "llm"))
-
-    def clear(self) -> None:
-        for path in self.folder.iterdir():
-            path.unlink()
-
-
-@pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    folder = tmp_path / "shelf"
-    folder.mkdir()
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    settings: Mapping[str, str] = {
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(folder),
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_CACHE_DIR": str(tmp_path / "pip"),
-        "UV_CACHE_DIR": str(tmp_path / "uv"),
-        "HOME": str(tmp_path),
-        # pip tells indexes which system this is, and would start other programs to learn it
-        "PATH": str(folder),
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    return Shelf(folder)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ _SWITCHES = 2.0  # voluntary context switches per second of a thread that stands
 # Bytes per second of an interface that carries no work. Measured: 1 kB/s beside a wedged server,
 # 1 MB/s over a link throttled to 8 Mbit/s.
 _IDLE = 256_000
-_BUSY = 0.5  # part of a core from which on a thread computes or spins
+_BUSY = 0.1  # part of a core from which on a thread computes or spins
 _NAMED = 4  # ranks named in one observation
 _SHOWN = 16  # frames of a stack in a record
 

@@ -107,6 +107,19 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
     assert records.read(blame.Sample, {"number": 1, "at": 2.0, **sample}, "inspection").ranks
 
 
+def test_recorded_dump(titles: dict[int, str], spy: Spy) -> None:
+    """py-spy 0.4.3 printed this of a rank that spins."""
+    recorded = Path(__file__).parents[2] / "fixtures" / "stacks" / "py-spy.json"
+    spy(*json.loads(recorded.read_text()))
+    titles[os.getpid()] = "VLLM::Worker_TP1"
+
+    (rank,) = look(target(None, os.getpid()))["ranks"]
+
+    assert rank["rank"] == "TP1"
+    assert rank["frames"][0] == "_spin_python (sitecustomize.py:7)"
+    assert blame.kind(rank["frames"]) == blame.OWN
+
+
 def test_ranks_of_ray(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
     """The head knows them by their processes; they may have any title, or have ended."""
     titles[sleeper.pid] = "ray::RayWorkerProc"

@@ -1,0 +1,48 @@
+"""py-spy, which reads the Python stacks of ranks without stopping them: the files of one release.
+
+Its wheels are platform wheels for any Python; they hold one program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+
+from launcher.errors import UnreadableAnswer
+
+VERSION = "0.4.3"
+FILE = "payload/py-spy"  # below a node's state directory; mounted as /opt/vlaunch/py-spy
+
+
+@dataclass(frozen=True)
+class Build:
+    """The build for one machine: SHA-256 of the wheel, and of the program in it."""
+
+    machine: str
+    wheel: str
+    program: str
+
+
+# By the architecture of an image, as Docker names it.
+BUILDS = {
+    "amd64": Build(
+        "x86_64",
+        "8a4277225f470d394a85cca0cdd944bef87f0097b6f20150a6dd3ac2e92806b8",
+        "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
+    ),
+    "arm64": Build(
+        "aarch64",
+        "bbcec46930d464b3bfc142d6d02ade4dd8ad5627823263b3eff0280e80c7c132",
+        "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
+    ),
+}
+
+
+def unpack(wheel: bytes, build: Build) -> bytes:
+    """Return the program of a wheel; raises UnreadableAnswer where it is not that of the build."""
+    if hashlib.sha256(wheel).hexdigest() != build.wheel:
+        raise UnreadableAnswer(f"this is no wheel of py-spy {VERSION} for {build.machine}")
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        return archive.read(f"py_spy-{VERSION}.data/scripts/py-spy")
