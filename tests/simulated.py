@@ -33,6 +33,11 @@ _WRITES = ("unpack", "folders", "program", "store", "keep", "clear", "forget", "
 RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
+def query(argv: Argv) -> str:
+    """Return the path that a command asks an agent for; empty when it does not."""
+    return argv[-1].removeprefix("http://agent/").partition("?")[0] if "curl" in argv else ""
+
+
 @dataclass
 class Machine:
     """One node's disk and Docker; tests change it as they like.
@@ -353,6 +358,8 @@ class World:
             )
         if "/opt/vlaunch/network.py" in argv:
             return self._measured(machine, argv)
+        if argv[0] == "curl":
+            return self._asked(node, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
             return self._head(machine, command, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/desk.py"):
@@ -380,12 +387,19 @@ class World:
             for job in self.jobs:
                 job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
             return failed if failed is not None else Answer(node=node, code=0, out="{}")
+        assert verb == "complete"
+        return self._told(node, verb)
+
+    def _asked(self, node: str, argv: Argv) -> Answer:
+        """Answer what the agent is asked over HTTP."""
+        path = query(argv)
+        assert path, argv
+        return self._told(node, path)
+
+    def _told(self, node: str, verb: str) -> Answer:
         said = self.said.get(f"{verb} on {node}") or self._payload(verb)
-        return Answer(
-            node=node,
-            code=1 if "error" in said and verb != "complete" else 0,
-            out=json.dumps(said) + "\n",
-        )
+        failed = "error" in said and verb != "complete"
+        return Answer(node=node, code=22 if failed else 0, out=json.dumps(said) + "\n")
 
     def _below(self, path: str) -> str:
         """Return where a path of the cluster's directory is among a machine's files."""
@@ -655,8 +669,8 @@ class World:
                 **self.kept(),
             },
             "servers": self.kept(),
-            "server": {"health": 0},
-            "metrics": {"apis": {}, **self.kept()},
+            "about": {"health": 0},
+            "counts": {"apis": {}, **self.kept()},
             "complete": {"status": 0, "error": "Connection refused"},
             "watch": {"log": "", "offset": 0, "anew": False, "health": 0, **self.kept()},
         }

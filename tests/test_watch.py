@@ -26,6 +26,7 @@ from launcher.state.watched import watched
 from launcher.transport import Command
 from launcher.watch import Served, summary, watch
 from tests.fakes import FakeTransport
+from tests.simulated import query
 
 LOGS = Path(__file__).parent / "fixtures" / "vllm"
 NODES = (
@@ -67,12 +68,13 @@ class World:
 
     def answer(self, command: Command) -> Answer:
         argv, node = command.argv, command.node
-        if "servers" in argv:
+        path = query(argv)
+        if path == "servers":
             assert (node, self.wanted.api_node) == ("n1", "n2")
             self.seen += 1
             return self._json(node, self.look()["head"], self.servers)
-        if "watch" in argv:
-            assert (node, argv[argv.index("--name") + 1]) == (self.wanted.api_node, "default")
+        if path == "watch":
+            assert (node, "name=default&" in argv[-1]) == (self.wanted.api_node, True)
             if node == "n1":
                 self.seen += 1
                 api, head = self.look()["api"], self.look()["head"]
@@ -80,7 +82,7 @@ class World:
                     return self._json(node, head, self.servers)
                 return self._json(node, api, lambda said: {**said, **self.servers({**head})})
             return self._json(node, self.look()["api"], lambda said: said)
-        if "server" in argv:
+        if path == "about":
             assert (node, self.wanted.api_node) == ("n2", "n1")
             healthy = {"health": 200, "capacity": CAPACITY}
             return self._json(node, healthy if self.seen >= self.late else {}, lambda said: said)

@@ -24,7 +24,9 @@ from benchmarks import engines
 from benchmarks.faults import host_faults
 from launcher.lab import hosts, layout, processes
 from launcher.lab.layout import Host, Lab
+from launcher.model import Ports
 from launcher.state.servers import DEFAULT
+from launcher.tools import payload
 
 NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
@@ -200,7 +202,10 @@ class Practice:
     def actors(self) -> list[dict[str, Any]]:
         """Return Ray's living actors, each with the name of its host."""
         text = self.docker(
-            self.head, "exec", self.container(self.head), "python3", "/opt/vlaunch/head.py", "jobs"
+            self.head,
+            "exec",
+            self.container(self.head),
+            *payload.jobs(Ports(), "127.0.0.1"),
         )
         try:
             said = json.loads(text)

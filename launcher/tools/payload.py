@@ -1,17 +1,21 @@
-"""What we say to the small programs that containers mount under /opt/vlaunch, and how those
-are read that are sent as text.
+"""What we ask the agents (over HTTP, with the image's curl) and say to the small programs that
+containers mount under /opt/vlaunch, and how those are read that are sent as text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from launcher.model import Argv, Ports
 from launcher.payload.agent.metrics import PORT as METRICS
+from launcher.payload.agent.state import SOCKET
 
 _FOLDER = Path(__file__).parents[1] / "payload"
 _HEAD = ("python3", "/opt/vlaunch/head.py")
+# seconds for an answer of the agent: of its own, and of what it asks Ray and vLLM for
+_SHORT, _LONG = 15.0, 50.0
 
 
 def source(name: str) -> str:
@@ -19,9 +23,18 @@ def source(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
+def _ask(path: str, patience: float, /, **query: object) -> Argv:
+    """Ask the agent of a container for a path, for so many seconds."""
+    words = urlencode({name: each for name, each in query.items() if each != ""}, safe=":,")
+    return (
+        *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
+        *("--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
+    )
+
+
 def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
     """Ask for Ray's node table, and which of `peers` (`ip:port`) the head cannot open."""
-    return (*_HEAD, "nodes", "--dashboard", str(ports.dashboard), "--peers", *peers)
+    return _ask("nodes", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
 
 
 def port_open(ip: str, port: int) -> Argv:
@@ -39,20 +52,13 @@ def jobs(ports: Ports, api_host: str, peers: tuple[str, ...] = (), *, ray: bool 
 
     Without Ray only for what the keeper knows.
     """
-    return (
-        *_HEAD,
-        "jobs",
-        *_where(ports, api_host),
-        *(() if ray else ("--no-ray",)),
-        *(("--peers", *peers) if peers else ()),
-    )
+    where = {"api": _api(ports, api_host), "dashboard": ports.dashboard if ray else ""}
+    return _ask("jobs", _LONG, **where, peers=",".join(peers))
 
 
 def servers() -> Argv:
-    """Ask for the servers that are wanted, how they are, and which nodes' agents are connected:
-    files of the head, no more.
-    """
-    return (*_HEAD, "servers")
+    """Ask for the servers that are wanted, how they are, and which nodes' agents are connected."""
+    return _ask("servers", _SHORT)
 
 
 def submit(ports: Ports) -> Argv:
@@ -78,19 +84,18 @@ def watch(ports: Ports, api_host: str, name: str, offset: int, patience: float) 
     """Ask what a server's log on this node gained since `offset` bytes, and what its API says, if
     need be after so many seconds; on the head also what `servers` says.
     """
-    since = ("--offset", str(offset), "--patience", f"{patience:g}")
-    return (*_HEAD, "watch", *_where(ports, api_host), "--name", name, *since)
+    since = {"name": name, "offset": offset, "patience": f"{patience:g}"}
+    return _ask("watch", _LONG, api=_api(ports, api_host), **since)
 
 
 def server(ports: Ports, api_host: str) -> Argv:
     """Ask what vLLM's API says."""
-    return (*_HEAD, "server", *_where(ports, api_host))
+    return _ask("about", _LONG, api=_api(ports, api_host))
 
 
 def metrics(apis: Sequence[str], timeout: float) -> Argv:
     """Ask what each API (`host:port`) on a node counts, and on the head for what `servers` says."""
-    asked = ("--apis", *apis) if apis else ()
-    return (*_HEAD, "metrics", "--timeout", f"{timeout:g}", *asked)
+    return _ask("counts", timeout + _SHORT, apis=",".join(apis), timeout=f"{timeout:g}")
 
 
 def complete(
@@ -176,6 +181,10 @@ def api_host(bind: str) -> str:
     """
     # compared, not bound
     return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104
+
+
+def _api(ports: Ports, api_host: str) -> str:
+    return f"[{api_host}]:{ports.api}" if ":" in api_host else f"{api_host}:{ports.api}"
 
 
 def _where(ports: Ports, api_host: str) -> Argv:

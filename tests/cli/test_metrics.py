@@ -11,6 +11,7 @@ from launcher.cli import metrics
 from launcher.errors import ConnectError
 from tests import kept
 from tests.cli.conftest import Cluster
+from tests.simulated import query
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def counting(cluster: Cluster, *ports: int, running: int = 3, **more: Any) -> No
     """Let APIs count."""
     text = f'vllm:num_requests_running{{engine="0"}} {running}\n'
     apis = {f"127.0.0.1:{port}": {"status": 200, "text": text} for port in ports or (8000,)}
-    cluster.world.said["metrics"] = {"apis": apis, **cluster.world.kept(), **more}
+    cluster.world.said["counts"] = {"apis": apis, **cluster.world.kept(), **more}
 
 
 def test_a_pipe_gets_one_look(serving: Cluster) -> None:
@@ -87,12 +88,9 @@ def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None
     serving.commands.clear()
     serving.run("metrics")
 
-    verbs = [
-        (each.node, each.argv[each.argv.index("/opt/vlaunch/head.py") + 1])
-        for each in serving.commands
-    ]
+    verbs = [(each.node, query(each.argv)) for each in serving.commands]
     assert verbs[0] == ("gpu01", "servers")
-    assert sorted(verbs[1:3]) == [("gpu01", "metrics"), ("gpu02", "metrics")]
+    assert sorted(verbs[1:3]) == [("gpu01", "counts"), ("gpu02", "counts")]
     assert len(verbs) == 5
 
 
@@ -129,7 +127,7 @@ def test_a_node_that_is_gone_is_told(serving: Cluster) -> None:
 
 def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
     """Of an earlier vlaunch: what to do is said."""
-    serving.world.said["metrics"] = {"error": "invalid choice: 'metrics'"}
+    serving.world.said["counts"] = {"error": "invalid choice: 'metrics'"}
     ran = serving.run("metrics")
 
     assert ran.code == 1
@@ -139,7 +137,7 @@ def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
 
 def test_the_server_ends_meanwhile(serving: Cluster) -> None:
     """The looks go on, for there may be another one soon."""
-    serving.world.said["metrics"] = {"apis": {}, **kept.said()}
+    serving.world.said["counts"] = {"apis": {}, **kept.said()}
     ran = serving.run("metrics")
 
     assert (ran.code, "server: none" in ran.out) == (0, True)

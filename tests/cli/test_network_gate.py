@@ -58,7 +58,7 @@ def answering(cluster: Cluster, via: str = TCP) -> Cluster:
     def healthy(verb: str) -> Any:
         return {
             **payload(verb),
-            **({"health": 200, "capacity": {}} if verb in ("watch", "server") else {}),
+            **({"health": 200, "capacity": {}} if verb in ("watch", "about") else {}),
         }
 
     world._payload = healthy  # type: ignore[method-assign]

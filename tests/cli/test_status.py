@@ -12,6 +12,7 @@ from launcher.model import Answer
 from launcher.transport import Command
 from tests import kept
 from tests.cli.conftest import INVENTORY, Cluster
+from tests.simulated import query
 
 
 @pytest.fixture
@@ -88,16 +89,16 @@ def test_each_server_is_asked_on_its_node_and_its_keeper_again_when_it_is_late(
     serving.commands.clear()
     serving.run("status")
     verbs = [
-        (each.node, each.argv[each.argv.index("/opt/vlaunch/head.py") + 1])
+        (each.node, query(each.argv) or each.argv[each.argv.index("/opt/vlaunch/head.py") + 1])
         for each in head_asked(serving)
     ]
 
     assert verbs[0] == ("gpu01", "jobs")
     assert sorted(verbs[1:5]) == [
+        ("gpu01", "about"),
         ("gpu01", "complete"),
-        ("gpu01", "server"),
+        ("gpu02", "about"),
         ("gpu02", "complete"),
-        ("gpu02", "server"),
     ]
     assert verbs[5:] == [("gpu01", "servers")]
     serving.world.said["complete"] = {"status": 200, "model": "m", "seconds": 0.1}
@@ -107,8 +108,10 @@ def test_each_server_is_asked_on_its_node_and_its_keeper_again_when_it_is_late(
 
 
 def head_asked(cluster: Cluster) -> list[Command]:
-    """Return the questions to the program in the containers."""
-    return [each for each in cluster.commands if "/opt/vlaunch/head.py" in each.argv]
+    """Return the questions to agents, and to the program in the containers."""
+    return [
+        each for each in cluster.commands if query(each.argv) or "/opt/vlaunch/head.py" in each.argv
+    ]
 
 
 def test_what_the_keeper_saw_last_counts(serving: Cluster) -> None:
@@ -117,7 +120,7 @@ def test_what_the_keeper_saw_last_counts(serving: Cluster) -> None:
     answer = serving.world.answer
 
     def later(command: Command) -> Answer | None:
-        if command.argv[-1] == "servers":
+        if query(command.argv) == "servers":
             serving.world.observed["chat"] |= {"still": 12.0, "asking": 12.0}
             serving.world.observed["embed"] |= {"still": 2.0, "asking": 12.0}
         return answer(command)

@@ -65,6 +65,7 @@ from launcher.ui import status as ui_status
 from tests import kept
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds
+from tests.simulated import query
 
 LIMIT = 5.0  # seconds of a core for one answer; most take a thousandth of it
 HEAD = "gpu01"
@@ -216,7 +217,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
     now = [0.0]
 
     def reply(command: Any) -> Answer:
-        verb = next(word for word in command.argv if word in ("watch", "complete", "servers"))
+        verb = query(command.argv) or "complete"
         good = {
             "watch": {**seeds.WATCH, **seeds.servers()},
             "complete": seeds.COMPLETION,

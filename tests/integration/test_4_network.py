@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import host_faults
+from launcher.model import Ports
+from launcher.tools import payload
 from tests.integration.conftest import Practice, ended
 
 pytestmark = pytest.mark.lab
@@ -249,7 +251,7 @@ def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
     measured(cut_pair, "--pair-timeout", "4", code=1)
     ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", timeout=400)
     jobs = cut_pair.docker(
-        "node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"
+        "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports(), "127.0.0.1")
     )
 
     assert ran.code == 1, ran.said

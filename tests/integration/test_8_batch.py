@@ -25,6 +25,8 @@ import yaml
 
 from benchmarks.faults import host_faults
 from launcher.lab import hosts
+from launcher.model import Ports
+from launcher.tools import payload
 from tests.integration.batches import (
     ARGS,
     EMBEDS,
@@ -216,7 +218,7 @@ def test_no_secret_is_in_a_command_line(chat: Batch, store: Store) -> None:
         "command lines": practice.command_lines(),
         "docker inspect": practice.docker("node1", "inspect", "vlaunch-lab-node1"),
         "jobs": practice.docker(
-            "node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"
+            "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports(), "127.0.0.1")
         ),
         "dry run": practice.vlaunch("batch", str(chat.path), "--dry-run").out,
         "all that was said": "\n".join(practice.said),

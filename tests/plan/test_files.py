@@ -143,7 +143,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     """
     inventory = load(f"state_dir: {tmp_path}")
     send(files.steps(seen_as(inventory, FRESH), inventory.head, {}, fresh=False)[0])
-    there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-S", "-B")
+    there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-B")
     agent = (
         f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.__main__ import main;"
         " main()"
@@ -152,12 +152,12 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
         subprocess.run(
             (*bare, *words, "--help"), capture_output=True, text=True, timeout=20, check=False
         )
-        for words in (("-c", agent), (str(there / "head.py"),))
+        for words in (("-c", agent), ("-S", str(there / "head.py")))
     ]
 
     assert [(done.returncode, done.stderr) for done in ran] == [(0, ""), (0, "")]
     assert "--lead" in ran[0].stdout
-    assert "servers" in ran[1].stdout
+    assert "submit" in ran[1].stdout
 
 
 def test_files_are_written_only_where_they_differ(load: Load) -> None:

@@ -53,7 +53,7 @@ def look(
     heard = {
         each.name: {
             node: Heard(
-                about=world.said.get("server", {}),
+                about=world.said.get("about", {}),
                 completion=completions.get(node, completions.get(each.name, LATE)),
             )
             for node in endpoints.query(Site(inventory, facts), each)

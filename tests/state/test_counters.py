@@ -12,7 +12,7 @@ def test_what_a_busy_server_has_to_do_is_told(world: World) -> None:
     tokens per second.
     """
     counts = {"running": 8, "waiting": 892, "tokens_per_s": 310.2}
-    world.said["server"] = {
+    world.said["about"] = {
         "health": 200,
         "load": {"running": 1, "waiting": 2, "tokens_per_s": None},
     }

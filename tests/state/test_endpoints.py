@@ -97,7 +97,7 @@ def test_an_endpoint_whose_node_cannot_be_asked(world: World) -> None:
 
 def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     """Where one does not say, nobody knows."""
-    world.said["server"] = {
+    world.said["about"] = {
         "health": 200,
         "capacity": {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"},
         "load": {"running": 1, "waiting": 2},
@@ -107,7 +107,7 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
 
     assert (found.kv_tokens, found.concurrency) == (2000, 5.0)
     assert found.load == kept.load(running=2, waiting=4)
-    assert endpoints.holds([world.said["server"], {}]).tokens is None
+    assert endpoints.holds([world.said["about"], {}]).tokens is None
 
 
 def test_what_one_endpoint_does_not_count_is_its_keepers(world: World) -> None:

@@ -121,27 +121,26 @@ class Agent:
         self.lead = Lead(*where) if args.lead else None
         self.follower = None if args.lead else Follower(*where)
         self.lock = threading.RLock()  # of all this, for whatever else the server's thread asks
-        sites = [routes.launcher(server.SOCKET)]
+        sites = [routes.launcher(state.SOCKET, self)]
         if args.lead:
             sites.append(routes.metrics(args.head, args.metrics, metrics.text))
         self.server = server.Server(*sites)
         self.keepers: dict[str, Keeper] = {}
         self.told: list[int] = []
         self.code: int | None = None
+        self.turned = time.monotonic() - _TURN
         self._wrote = 0.0
 
     def run(self) -> int:
         """Go on until somebody says that it is enough; return the exit code."""
         self.server.start()
-        turned = 0.0
         while self.code is None and not self.told:
-            due = turned + (_QUICK if self.busy else _TURN)
+            due = self.turned + (_QUICK if self.busy else _TURN)
             heard = self.selector.select(max(0.0, due - time.monotonic()))
             with self.lock:
                 for each, _ in heard:
                     each.data()
             if time.monotonic() >= due or (heard and self.follower is not None):
-                turned = time.monotonic()
                 with self.lock:
                     self.turn()
         return self.leave()
@@ -153,6 +152,7 @@ class Agent:
 
     def turn(self) -> None:
         """Look at everything once."""
+        self.turned = time.monotonic()
         children.reap()
         self.ray.turn(others=self.node.runs)
         self.code = self.ray.code if self.code is None else self.code

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from aiohttp import web
 
+from . import queries
+from .api import Refused
+from .probe import SILENT
+from .queries import listed
 from .server import Site
+
+Query = Mapping[str, str]
+Said = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 _HOLDS = 1.0  # seconds for which a text of metrics is good
@@ -40,6 +49,52 @@ def metrics(host: str, port: int, make: Callable[[float], str]) -> Site:
     )
 
 
-def launcher(path: str) -> Site:
-    """Return the site that the launcher asks, on a Unix socket in the container."""
-    return Site(name="the launcher's queries", routes=[], path=path)
+def launcher(path: str, agent: queries.Agent) -> Site:
+    """Return the site that the launcher asks, on a Unix socket in the container: a JSON object for
+    each query, with `error` where there is no answer.
+    """
+
+    def nodes(query: Query) -> Said:
+        return queries.nodes(int(query["dashboard"]), listed(query, "peers"))
+
+    def jobs(query: Query) -> Said:
+        dashboard = int(query["dashboard"]) if "dashboard" in query else None
+        return {
+            **queries.jobs(dashboard, query["api"], listed(query, "peers")),
+            **queries.servers(agent),
+        }
+
+    def watch(query: Query) -> Said:
+        patience = float(query.get("patience", 0))
+        found = queries.watch(query["name"], int(query["offset"]), query["api"], patience)
+        return {**found, **queries.servers(agent)}
+
+    def counts(query: Query) -> Said:
+        found = queries.counts(listed(query, "apis"), float(query["timeout"]))
+        return {**found, **queries.servers(agent)}
+
+    def about(query: Query) -> Said:
+        return queries.about(query["api"])
+
+    def servers(_: Query) -> Said:
+        return queries.servers(agent)
+
+    answers = (nodes, jobs, servers, watch, counts, about)
+    return Site(
+        name="the launcher's queries",
+        routes=[web.get(f"/{each.__name__}", _answer(each)) for each in answers],
+        path=path,
+    )
+
+
+def _answer(find: Callable[[Query], Said]) -> Handler:
+    """Return the handler that answers with what is found, which may take its time."""
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(await asyncio.to_thread(find, request.query))
+        except SILENT as error:
+            said = error.said[:500] if isinstance(error, Refused) else str(error)
+            return web.json_response({"error": said or type(error).__name__}, status=502)
+
+    return answer

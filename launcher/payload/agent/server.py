@@ -21,8 +21,6 @@ from aiohttp import web
 
 from .wire import say
 
-# where the launcher asks, in the agent's container
-SOCKET = os.environ.get("VLAUNCH_AGENT_SOCKET", "/tmp/vlaunch-agent.sock")
 _BACKLOG = 128
 _AGAIN = 3.0  # seconds between two attempts to listen on an address
 _LARGEST = 4 << 20  # bytes of a request
