@@ -20,12 +20,12 @@ from typing import Any
 import yaml
 
 from benchmarks.faults import practice, verbs
+from benchmarks.faults.judge import BAD
 from benchmarks.faults.practice import Practice, Ran
 from launcher.lab import hosts
 from launcher.lab.layout import Host
 from launcher.payload.agent import state
 
-BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")  # what makes `status` red
 _OLD = 15.0  # seconds after which a record no longer counts
 _WEDGE = "wedge"
 SERVE = {

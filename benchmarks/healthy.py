@@ -30,6 +30,7 @@ from typing import Any
 from benchmarks import health
 from benchmarks.client import Endpoint
 from benchmarks.faults import host_faults
+from benchmarks.faults.judge import BAD
 from benchmarks.faults.practice import API_KEY, Practice
 from benchmarks.faults.traffic import Traffic, ask
 from benchmarks.flood import Flood
@@ -282,9 +283,7 @@ def run(
         codes.append(lab.vlaunch(inventory, "status", timeout=120).code)
     looks = [each for each in watch.looks if each.verdict]
     line |= health.summary(looks) | {"statuses": len(codes), "exits": sum(map(bool, codes))}
-    line["reasons"] = sorted(
-        {each.reason for each in looks if each.verdict in (*health.BAD, "quiet")}
-    )[:5]
+    line["reasons"] = sorted({each.reason for each in looks if each.verdict in (*BAD, "quiet")})[:5]
     line |= stage.notes | {"load_after": health.load()}
     line["ok"] = not (line["red"] or line["restarts"] or line["faults"] or line["exits"])
     for host in lab.lab.hosts:

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks import health
 from benchmarks.faults import judge
+from benchmarks.faults.judge import BAD
 from benchmarks.faults.practice import API_KEY, Practice, until
 from benchmarks.faults.traffic import Traffic
 from benchmarks.health import SERVE, Watch
@@ -75,7 +76,7 @@ def run(
         until(lambda: len(traffic.samples) >= 6, 60)
         time.sleep(chance)
         line["node"], wedged = _wedge(lab, rank, mode)
-        until(lambda: watch.first(wedged, *health.BAD), RED + _PATIENCE)
+        until(lambda: watch.first(wedged, *BAD), RED + _PATIENCE)
         line |= _seen(lab, inventory, watch, wedged)
         if stuck:
             line |= _ended(lab, watch, traffic, wedged, stuck)
@@ -104,7 +105,7 @@ def _wedge(lab: Practice, rank: int, mode: str) -> tuple[str, float]:
 
 def _seen(lab: Practice, inventory: str, watch: Watch, wedged: float) -> dict[str, Any]:
     """Return what the record, `status` and `doctor` say of the wedge."""
-    quiet, suspect = watch.first(wedged, "quiet"), watch.first(wedged, *health.BAD)
+    quiet, suspect = watch.first(wedged, "quiet"), watch.first(wedged, *BAD)
     status = lab.vlaunch(inventory, "status", timeout=60)
     red = status.ended - wedged if suspect is not None else None
     document = lab.vlaunch(inventory, "status", "--json", timeout=60).document

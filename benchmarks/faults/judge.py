@@ -10,6 +10,9 @@ from typing import Any
 # Seconds that a dead server may be called ready: the goals of 15 where something died, 30 where
 # packets vanish, and a look.
 GREEN, GREEN_SILENT = 16.0, 31.0
+# Verdicts on a server that make `status` red, and those on a dead one that would be a lie.
+BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
+WELL = ("answering", "busy", "resting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class Run:
     said: str = ""
     code: int | None = None
     detected: float | None = None
+    red: float | None = None  # the record said what makes `status` red
     ready: float | None = None
     alone: bool | None = None  # a server came back without anybody's help
     requests: int = 0
@@ -134,10 +138,10 @@ def green_while_dead(
     fault: float,
     limit: float = GREEN,
 ) -> list[str]:
-    """Say for how long the server's record said `ready` while no request was answered, when that is
-    too long.
+    """Say for how long the server's record called it well while no request was answered, when that
+    is too long.
 
-    `states` are what was read from the record, with the time. Each stretch of `ready` counts by
+    `states` are the verdicts that were read from the record, with the time. Each stretch counts by
     itself: there is one, too, between the return of a server and its first answer to a client.
     """
     answered = [each.ended for each in samples if each.ok and each.ended > fault]
@@ -148,13 +152,19 @@ def green_while_dead(
     longest, since = 0.0, dark[0]
     for when, state in states:
         if dark[0] <= when <= dark[1]:
-            since = since if state == "ready" else when
+            since = since if state in WELL else when
             longest = max(longest, when - since)
     return (
-        [f"the record said ready for {longest:.0f} s while nothing was answered"]
+        [f"the record called it well for {longest:.0f} s while nothing was answered"]
         if longest > limit
         else []
     )
+
+
+def red(states: Sequence[tuple[float, str]], fault: float) -> float | None:
+    """Return after how many seconds the record said what makes `status` red, if it did."""
+    when = next((when for when, state in states if when >= fault and state in BAD), None)
+    return None if when is None else round(when - fault, 1)
 
 
 def lying(

@@ -18,6 +18,7 @@ _HEAD = (
     "seen by the user, last",
     "exit",
     "detected",
+    "red",
     "ready again",
     "requests lost",
     "rows amiss",
@@ -79,7 +80,11 @@ def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
     )
     after_up = " (after `up`)" if any(run.alone is False for run in runs) else ""
     good = f"{sum(run.ok for run in runs)}"
-    times = (_times([run.detected for run in runs]), _times([run.ready for run in runs]) + after_up)
+    times = (
+        _times([run.detected for run in runs]),
+        _times([run.red for run in runs]),
+        _times([run.ready for run in runs]) + after_up,
+    )
     return [
         what,
         str(len(runs)),

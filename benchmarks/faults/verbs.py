@@ -316,6 +316,7 @@ def _under_load(
         stage.run.said = str(faults[0]["what"])
     else:
         stage.run.said = _said(seen)
+    stage.run.red = judge.red(list(states), fault)
     limit = judge.GREEN_SILENT if BY_ID[stage.case.fault].silent else judge.GREEN
     stage.run.lies += judge.green_while_dead(list(states), list(traffic.samples), fault, limit)
 
@@ -382,12 +383,11 @@ def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
     def look() -> None:
         while not over.wait(0.3):
             said, now = practice.record(state.OBSERVED), time.time()
-            # What is ready but for a doubt that is written beside it is not called well.
-            told = str(said.get("doing") or said.get("state", ""))
+            verdict = str(said.get("verdict", ""))
             age = now - float(said.get("written", 0))
             # `status` looks first whether the head's container runs at all.
             old = age >= _OLD or (age >= _RENEWED and engines.agent(practice.head) is None)
-            states.append((now, "" if old else told))
+            states.append((now, "unknown" if old else verdict))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

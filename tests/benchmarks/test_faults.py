@@ -186,9 +186,9 @@ def test_a_record_that_stays_green() -> None:
     answer.
     """
     dark = stream("x" * 30 + ".....")
-    green = [(BEGAN + second, "ready") for second in range(35)]
+    green = [(BEGAN + second, "busy") for second in range(35)]
     red = [
-        (when, "ready" if when < BEGAN + 12 or when > BEGAN + 31 else "recovering")
+        (when, "busy" if when < BEGAN + 12 or when > BEGAN + 31 else "recovering")
         for when, _ in green
     ]
 
@@ -203,26 +203,28 @@ def test_a_record_that_is_green_again_before_clients_are() -> None:
     """
     dark = stream("x" * 30 + ".....")
     back = [
-        (BEGAN + second, "ready" if second < 5 or second > 24 else "recovering")
+        (BEGAN + second, "busy" if second < 5 or second > 24 else "recovering")
         for second in range(35)
     ]
 
     assert judge.green_while_dead(back, dark, BEGAN) == []
 
 
+def test_the_first_verdict_that_is_red_counts() -> None:
+    """What was red before the fault does not, nor does a warning."""
+    states = [(BEGAN + at, told) for at, told in ((-1, "unknown"), (31, "quiet"), (62, "suspect"))]
+
+    assert judge.red([*states, (BEGAN + 70, "recovering")], BEGAN) == 62
+    assert judge.red(states[:2], BEGAN) is None
+
+
 @pytest.mark.parametrize(
-    ("old", "doing", "told"),
-    [
-        (60, "", ""),
-        (2, "", "ready"),
-        (2, "nothing has moved for 12 s", "nothing has moved for 12 s"),
-    ],
+    ("old", "verdict", "told"),
+    [(60, "busy", "unknown"), (2, "busy", "busy"), (2, "quiet", "quiet")],
 )
-def test_a_record_that_nobody_renews_says_nothing(old: float, doing: str, told: str) -> None:
-    """It stays as it was when its writer was killed; a doubt that is written beside `ready` is no
-    green.
-    """
-    with verbs._states(cast(Practice, Alone(old, doing))) as states:
+def test_a_record_that_is_not_renewed_says_nothing(old: float, verdict: str, told: str) -> None:
+    """It stays as it was when its writer was killed."""
+    with verbs._states(cast(Practice, Alone(old, verdict))) as states:
         assert until(lambda: len(states) > 1, 5)
 
     assert {state for _, state in states} == {told}
@@ -235,8 +237,8 @@ class Alone:
         name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1
     ).hosts[0]
 
-    def __init__(self, old: float = 60, doing: str = "") -> None:
-        self.said = {"state": "ready", "doing": doing, "written": time.time() - old}
+    def __init__(self, old: float = 60, verdict: str = "busy") -> None:
+        self.said = {"state": "ready", "verdict": verdict, "written": time.time() - old}
 
     def record(self, name: str) -> dict[str, Any]:
         """Return what the keeper wrote so many seconds ago."""
@@ -452,7 +454,7 @@ def test_a_line_of_the_table() -> None:
 
     assert line.split(" | ")[1:3] == ["2", "1"]
     assert "a \\| b" in line
-    assert "5.0 s (4–6) | 25.0 s (20–30) (after `up`) | 12 of 100" in line
+    assert "5.0 s (4–6) | – | 25.0 s (20–30) (after `up`) | 12 of 100" in line
 
 
 def test_the_report_names_what_is_bad_and_what_was_not_run() -> None:
