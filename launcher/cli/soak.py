@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -90,22 +91,19 @@ def _soak(session: Session, name: str | None, seconds: float, streams: int, toke
     with contextlib.suppress(KeyboardInterrupt), load:
         _pause(seconds)
     again = retransmits.compare(counted, _count(session, nodes))
-    now = {each.name: each.observed for each in choose.kept(session).servers}
-    return Verdict(
-        load=load,
-        asked=seconds,
-        route=route,
-        before=before,
-        after=now.get(found.name),
-        again=again,
-    )
+    try:
+        now = {each.name: each.observed for each in choose.kept(session).servers}
+        after = now.get(found.name)
+    except NodeError:
+        after = replace(before, verdict="unknown")
+    return Verdict(load=load, asked=seconds, route=route, before=before, after=after, again=again)
 
 
 def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], str, str]:
     """Return where to send requests, the model's name there, and the way there in words.
 
     Another machine may have the endpoint's address where this one is: it is believed only when it
-    serves the same model as the server does through SSH.
+    serves the same model as the server does through SSH, and is never sent an API key.
     """
     from launcher.remote.secrets import resolve
     from launcher.soak.load import Endpoint
@@ -115,8 +113,8 @@ def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], s
     inventory = session.inventory
     sources = {name: each for name, each in inventory.secrets.items() if name == "VLLM_API_KEY"}
     key = "".join(each.reveal() for each in resolve(sources, inventory.path.parent).values())
-    headers = {"Content-Type": "application/json"}
-    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    plain = {"Content-Type": "application/json"}
+    headers = {**plain, "Authorization": f"Bearer {key}"} if key else plain
     direct, tunnels = [], []
     there = endpoints.of(inventory, wanted)
     if failed := session.fleet.connect([each.node for each in there]):
@@ -125,13 +123,13 @@ def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], s
         forward = session.fleet.forward(each.node, api_host(wanted.host), wanted.port)
         tunnels.append(Endpoint(host="127.0.0.1", port=forward.port, headers=headers))
         at = urlsplit(each.url)
-        direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=headers))
+        direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=plain))
     try:
         model = tunnels[0].model()
     except (OSError, ValueError) as error:
         raise NodeError(wanted.api_node, "its API does not answer", evidence=str(error)) from None
     with contextlib.suppress(OSError, ValueError):
-        if all(each.model() == model for each in direct):
+        if not key and all(each.model() == model for each in direct):
             return direct, model, "directly"
     return tunnels, model, "through SSH"
 

@@ -13,7 +13,7 @@ from launcher.errors import ConnectError
 from launcher.model import Answer
 from launcher.transport import Command
 from tests import kept
-from tests.cli.conftest import Cluster
+from tests.cli.conftest import INVENTORY, Cluster
 from tests.soak.endpoint import TOKEN, Endpoint
 
 COUNTED = "Tcp: OutSegs RetransSegs\nTcp: {} {}\n"
@@ -124,6 +124,28 @@ def test_the_endpoint_itself_is_preferred(
     names = iter(("org/m", "another"))
     monkeypatch.setattr("launcher.soak.load.Endpoint.model", lambda _: next(names))
     assert "through SSH" in serving.run("soak", "1s").err
+
+
+def test_a_key_is_sent_through_ssh_alone(
+    serving: Cluster, end: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, another machine may have the endpoint's address."""
+    monkeypatch.setenv("KEY", "sk-0123456789")
+    serving.write(INVENTORY.replace("{HF_", "{VLLM_API_KEY: {env: KEY}, HF_"))
+    kept.keep(serving.world, kept.wanted(host="127.0.0.1", port=end.port), task="completion")
+    ran = serving.run("soak", "1s")
+
+    assert "through SSH" in ran.err
+    assert set(end.keys) == {"Bearer sk-0123456789"}
+
+
+def test_a_head_that_has_gone(serving: Cluster, then: Callable[[Callable[[], Any]], None]) -> None:
+    """The rest of the verdict is told."""
+    then(lambda: serving.world.said.update(servers={"error": "gone"}))
+    ran = serving.run("soak", "30m", "--json")
+    said = json.loads(ran.out)
+
+    assert (ran.code, said["health"], said["failures"]) == (1, "unknown", ["the server is unknown"])
 
 
 def test_what_cannot_be_soaked(serving: Cluster) -> None:
