@@ -28,7 +28,10 @@ _SHOWN = 16  # frames of a stack in a record
 # v1/worker/gpu_worker.py of vLLM 0.32.
 _LOOPS = {"worker_busy_loop", "async_output_busy_loop", "run_busy_loop", "run_engine_core"}
 _WORKS = {*_LOOPS, "execute_model", "execute_dummy_batch", "sample_tokens"}
-_DEVICE = {"synchronize", "wait_event", "wait_stream", "get_output", "_to_list"}
+_DEVICE = {"synchronize", "wait_event", "wait_stream"}
+# Calls into C that have no frame of their own: the line that is being run tells them.
+_HANDLE = re.compile(r"\.wait\(")
+_EVENT = re.compile(r"\.(?:synchronize|item|tolist|cpu)\(")
 _QUEUES = ("device_communicators/shm_broadcast.py",)
 _COLLECTIVES = ("torch/distributed/", "vllm/distributed/")
 _OPERATORS = re.compile(r"torch/|triton/|<eval_with_key>|<string>|.*torchinductor_")
@@ -42,6 +45,8 @@ WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR, OWN = range(5)
 class Rank:
     """A process at one moment; `frames` has the innermost first, `why` says why there are none.
 
+    `line` is the text of the innermost frame's line, empty where it cannot be read.
+
     `ticks` (hundredths of a second of CPU), `voluntary` context switches and `state` are of the
     thread whose stack it is.
     """
@@ -50,6 +55,7 @@ class Rank:
     rank: str = ""
     engine: bool = False
     frames: tuple[str, ...] = ()
+    line: str = ""
     why: str = ""
     thread: int = 0
     ticks: int = 0
@@ -129,8 +135,8 @@ def works(frames: Sequence[str]) -> bool:
     return any(function in _WORKS for function, _ in map(_parse, frames))
 
 
-def kind(frames: Sequence[str]) -> int:
-    """Classify a stack: WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR or OWN."""
+def kind(frames: Sequence[str], line: str = "") -> int:
+    """Classify a stack and its innermost line: WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR or OWN."""
     inner = []
     for function, file in map(_parse, frames):
         if function in _LOOPS:
@@ -143,9 +149,9 @@ def kind(frames: Sequence[str]) -> int:
         return WAITS
     if not functions & (_WORKS - _LOOPS) and ("get", "queue.py") in inner:
         return WAITS
-    if any(file.startswith(_COLLECTIVES) for _, file in inner):
+    if any(file.startswith(_COLLECTIVES) for _, file in inner) or _HANDLE.search(line):
         return WITH_OTHERS
-    if functions & _DEVICE:
+    if functions & _DEVICE or _EVENT.search(line):
         return FOR_DEVICE
     return OPERATOR if _OPERATORS.match(inner[0][1]) else OWN
 
@@ -174,7 +180,7 @@ class _Pair:
     @property
     def kind(self) -> int:
         """What it does; an operator that uses no CPU waits in it, for other ranks or for a GPU."""
-        found = kind(self.after.frames)
+        found = kind(self.after.frames, self.after.line)
         return WITH_OTHERS if found == OPERATOR and self.core < _BUSY else found
 
     @property
@@ -315,9 +321,10 @@ def _told(pairs: Sequence[_Pair]) -> Iterable[str]:
 
 
 def _doing(pair: _Pair) -> str:
-    frame = pair.after.frames[0]
+    after = pair.after
+    frame = f"{after.frames[0]}: {after.line}" if after.line else after.frames[0]
     return {
-        WAITS: "waiting for work" if not pair.after.engine else "waiting for ranks or requests",
+        WAITS: "waiting for work" if not after.engine else "waiting for ranks or requests",
         WITH_OTHERS: f"waiting for other ranks in {frame}",
         FOR_DEVICE: f"waiting for its GPU in {frame}",
         OPERATOR: f"running an operator in {frame}",

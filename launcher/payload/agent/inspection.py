@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import linecache
 import os
 import re
 import socket
@@ -138,13 +139,14 @@ def _session(session: int | None) -> list[int]:
 def _rank(each: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a process and the stack of its thread that works, else why there is none."""
     thread, why = _dump(each.pid)
-    number = int(thread.get("os_thread_id") or each.pid)
+    number, frames = int(thread.get("os_thread_id") or each.pid), thread.get("frames", ())
     return {
         "pid": each.pid,
         "title": each.title[:80],
         "rank": each.rank,
         "engine": each.engine,
-        "frames": [_frame(frame) for frame in thread.get("frames", ())][:_FRAMES],
+        "frames": [_frame(frame) for frame in frames][:_FRAMES],
+        "line": _line(frames[0]) if frames else "",
         "why": why,
         "thread": number,
         **_counters(each.pid, number),
@@ -179,13 +181,22 @@ def _chosen(threads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     any.
     """
     stacks = [(thread, [_frame(frame) for frame in thread["frames"]]) for thread in threads]
-    working = [(blame.kind(frames), thread) for thread, frames in stacks if blame.works(frames)]
+    working = [
+        (blame.kind(frames, _line(thread["frames"][0])), thread)
+        for thread, frames in stacks
+        if blame.works(frames)
+    ]
     return max(working, key=lambda each: each[0])[1] if working else {}
 
 
 def _frame(frame: Mapping[str, Any]) -> str:
     file = frame.get("short_filename") or frame.get("filename")
     return f"{frame.get('name')} ({file}:{frame.get('line')})"[:160]
+
+
+def _line(frame: Mapping[str, Any]) -> str:
+    """Return the text of the line that a frame is at."""
+    return linecache.getline(str(frame.get("filename")), int(frame.get("line") or 0)).strip()[:120]
 
 
 def _counters(pid: int, thread: int) -> dict[str, Any]:

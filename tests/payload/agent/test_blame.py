@@ -69,19 +69,24 @@ def test_wedged_rank(name: str) -> None:
     assert any("sitecustomize.py" in stack for stack in found.stacks)
 
 
-def test_idle_server() -> None:
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("mp-tp2", "TP0 on node1, TP1 on node2"), ("ray-pp2", "PP0 on node1, PP1 on node2")],
+)
+def test_idle_server(name: str, ranks: str) -> None:
     """Nothing moves in a server without requests either: all ranks wait for work, none is
     blamed.
     """
-    found = judge(recorded("mp-tp2-idle"))
+    found = judge(recorded(f"{name}-idle"))
 
     assert (found.progress, found.rank, found.node) == (False, "", "")
-    assert "TP0 on node1, TP1 on node2: waiting for work" in found.observations
+    assert f"{ranks}: waiting for work" in found.observations
 
 
-def test_loaded_server() -> None:
+@pytest.mark.parametrize("name", ["mp-tp2-load", "ray-pp2-load"])
+def test_loaded_server(name: str) -> None:
     """A server that works makes progress."""
-    found = judge(recorded("mp-tp2-load"))
+    found = judge(recorded(name))
 
     assert (found.progress, found.rank) == (True, "")
 

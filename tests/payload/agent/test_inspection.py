@@ -107,6 +107,21 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
     assert records.read(blame.Sample, {"number": 1, "at": 2.0, **sample}, "inspection").ranks
 
 
+def test_line(
+    sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy, tmp_path: Path
+) -> None:
+    """What the innermost frame is about to do in C is told by its source."""
+    program = tmp_path / "gpu_worker.py"
+    program.write_text("for handle in work:\n    handle.wait()\n")
+    titles[sleeper.pid] = WORKER
+    spy(thread(sleeper.pid, {**STEP, "filename": str(program)}, LOOP))
+
+    (rank,) = look(target(sleeper.pid))["ranks"]
+
+    assert rank["line"] == "handle.wait()"
+    assert blame.kind(rank["frames"], rank["line"]) == blame.WITH_OTHERS
+
+
 def test_recorded_dump(titles: dict[int, str], spy: Spy) -> None:
     """py-spy 0.4.3 printed this of a rank that spins."""
     recorded = Path(__file__).parents[2] / "fixtures" / "stacks" / "py-spy.json"
