@@ -33,37 +33,46 @@ def make(name: str) -> str:
 
 def issue(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
     """Return the certificate of a new authority, and each node's certificate with its private key,
-    as text (PEM).
-
-    The authority's key ends with this function.
+    as text (PEM); the authority ends with this function.
     """
     until = now + _AGENTS
-    key, name = ec.generate_private_key(ec.SECP256R1()), _name("vlaunch", inventory.cluster)
-    authority = (
-        _unsigned(name, name, key, until)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-    issued = {}
-    for node in inventory.nodes:
-        own = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName(node.name), x509.IPAddress(ipaddress.ip_address(node.ip))]
+    authority = Authority(inventory.cluster, until)
+    issued = {node.name: authority.sign(node.name, node.ip, until) for node in inventory.nodes}
+    redaction.learn(*(line for each in issued.values() for line in _lines_of_key(each)))
+    return authority.certificate, issued
+
+
+class Authority:
+    """What signs the certificates of one cluster's agents; its key is in memory only."""
+
+    def __init__(self, cluster: str, until: datetime) -> None:
+        self._cluster, self._name = cluster, _name("vlaunch", cluster)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        public = self._key.public_key()
+        self._identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
+        self.certificate = _pem(
+            _unsigned(self._name, self._name, self._key, until)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def sign(self, node: str, ip: str, until: datetime) -> Secret:
+        """Return a node's certificate and its private key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName(node), x509.IPAddress(ipaddress.ip_address(ip))]
         uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        certificate = (
-            _unsigned(_name(node.name, inventory.cluster), name, own, until)
+        signed = (
+            _unsigned(_name(node, self._cluster), self._name, key, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(signer, critical=False)
-            .sign(key, hashes.SHA256())
+            .add_extension(self._identifier, critical=False)
+            .sign(self._key, hashes.SHA256())
         )
-        issued[node.name] = Secret(_pem(certificate) + _pem_of_key(own))
-    redaction.learn(*(line for each in issued.values() for line in _lines_of_key(each)))
-    return _pem(authority), issued
+        return Secret(_pem(signed) + _pem_of_key(key))
 
 
 def _lines_of_key(pair: Secret) -> Iterable[str]:
