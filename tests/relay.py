@@ -9,13 +9,25 @@ from collections.abc import Callable
 
 
 class Relay:
-    """A port of loopback that leads to another one. `change` is given what comes from the side that
-    was connected to, and returns what is passed on.
+    """A port of loopback that leads to another one, or a `door` that listens elsewhere and what
+    `connect` connects to.
+
+    `change` is given what comes from the side that was connected to, and returns what is passed on;
+    `back` is the same for the other direction.
     """
 
-    def __init__(self, port: int, change: Callable[[bytes], bytes]) -> None:
-        self._to, self._change = port, change
-        self._door = socket.create_server(("127.0.0.1", 0))
+    def __init__(
+        self,
+        port: int,
+        change: Callable[[bytes], bytes],
+        back: Callable[[bytes], bytes] = bytes,
+        *,
+        door: socket.socket | None = None,
+        connect: Callable[[], socket.socket] | None = None,
+    ) -> None:
+        self._connect = connect or (lambda: socket.create_connection(("127.0.0.1", port)))
+        self._change, self._back = change, back
+        self._door = door or socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -42,9 +54,9 @@ class Relay:
             while True:
                 client = self._door.accept()[0]
                 self._ends.append(client)
-                server = socket.create_connection(("127.0.0.1", self._to))
+                server = self._connect()
                 self._ends.append(server)
-                self._start(_pass, client, server, bytes)
+                self._start(_pass, client, server, self._back)
                 self._start(_pass, server, client, self._change)
 
 
