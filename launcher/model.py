@@ -212,8 +212,8 @@ class ServeDefaults:
     """Start the server again when a rank, a node or the engine dies."""
     canary: Annotated[float, values.Bounds(ge=1, le=300)] = 5.0
     """Seconds between two looks at whether it lives."""
-    stuck: Annotated[float, values.Bounds(ge=10, le=86400)] = 300.0
-    """Seconds in which nothing at all moves, until it counts as dead."""
+    stuck: Annotated[float, values.Bounds(ge=60, le=86400)] = 360.0
+    """Seconds without a step until an engine that hangs is ended; vLLM itself ends it at 300."""
     restarts: Annotated[int, values.Bounds(ge=0, le=100)] | None = None
     """Restarts within an hour, until it is given up; by default as many as it takes."""
     timeout: Annotated[float, values.Bounds(ge=1, le=86400)] = 1800.0

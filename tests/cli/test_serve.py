@@ -117,7 +117,7 @@ def test_a_server_is_supervised(
     assert code == 0
     assert ('"restarts": 0' in text) is not supervised
     assert ('"canary": 2.5, "stuck": 60.0, "restarts": 7' in text) is ("restarts" in file)
-    assert ('"canary": 5.0, "stuck": 300.0, "restarts": null' in text) is (supervised and not file)
+    assert ('"canary": 5.0, "stuck": 360.0, "restarts": null' in text) is (supervised and not file)
 
 
 @pytest.mark.parametrize(

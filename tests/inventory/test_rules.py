@@ -187,7 +187,7 @@ def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) ->
 
 @pytest.mark.parametrize(
     ("key", "low", "high"),
-    [("stuck", 9, 86401), ("restarts", -1, 101), ("canary", 0, 301), ("timeout", 0, 86401)],
+    [("stuck", 59, 86401), ("restarts", -1, 101), ("canary", 0, 301), ("timeout", 0, 86401)],
 )
 def test_how_a_server_is_kept_has_bounds(
     load_text: Load, mistakes: Mistakes, key: str, low: int, high: int

@@ -81,7 +81,7 @@ def test_the_same_request_attaches(backend: str) -> None:
         assert (start.attached, start.plan.steps, start.desired.asked) == (True, (), 7.0)
 
 
-FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 300 and not 60"
+FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not 60"
 
 
 @pytest.mark.parametrize(

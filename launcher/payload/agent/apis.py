@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from . import health
 from .crew import Lead
 from .desired import Desired, Process
-from .health import Clock, Steps
+from .health import Clock, Steps, Wait
 from .observed import EndpointHealth, Load, Observed
 from .probe import Probe
 from .task import HEALTH, ONLY_HEALTH, named
@@ -65,6 +65,15 @@ class Api:
         self.over()
         said = (self.lead.report(self.node, self.name) or {}).get("probe")
         return said if isinstance(said, Mapping) else {}
+
+    def replica(self, part: str) -> int | None:
+        """Return the replica that a part's canaries ask; None for any of several, or the only
+        one.
+        """
+        behind = self.want.behind(self.process)
+        if part == "" and len(behind) == 1:
+            return behind.start
+        return int(part) if part.isdigit() else None
 
     def over(self) -> None:
         """Look no more from here."""
@@ -210,18 +219,18 @@ class Apis:
         seconds = [number for each in firsts for number in each["replicas"] or [each["seconds"]]]
         return {**firsts[0], "seconds": max(seconds), "replicas": seconds}
 
-    def still(self, now: float) -> tuple[float, str]:
-        """Return for how long no step has ended where a canary waits or fails, and of which part of
-        the engine, empty for all of it.
-        """
-        found = [(*each.steps.still(now), each.node) for each in self._each]
-        seconds, replica, node = max(found, key=lambda each: each[0])
-        if replica:
-            return seconds, f"replica {replica}"
-        return seconds, node if len(self._each) > 1 else ""
+    def waits(self) -> list[Wait]:
+        """Return for how long no step has ended where a canary waits or fails."""
+        now = self.clock.monotonic()
+        return [
+            Wait(each.node, each.replica(part), seconds)
+            for each in self._each
+            for part, seconds in each.steps.still(now).items()
+        ]
 
-    def idle(self, now: float) -> float:
+    def idle(self) -> float:
         """Return for how many seconds no work has been done."""
+        now = self.clock.monotonic()
         return min(each.steps.idle(now) for each in self._each)
 
     def _probe(self, api: Api, seen: Observed) -> Mapping[str, Any]:

@@ -58,14 +58,14 @@ class Ray:
 class Policy:
     """How a server is kept. All times are seconds.
 
-    `canary` is the time between two looks, `stuck` how long nothing at all may move before the
-    engine counts as dead, `restarts` how many are allowed within `window` (None: as many as it
+    `canary` is the time between two looks, `stuck` after how many seconds without a step an
+    engine that hangs is ended, `restarts` how many are allowed within `window` (None: as many as it
     takes), `start_timeout` how long a restart may take at least, `grace` how long an engine may
     take to end politely. With `restarts` of 0 nothing is ever ended or started again.
     """
 
     canary: float = 5.0
-    stuck: float = 300.0
+    stuck: float = 360.0
     restarts: int | None = None
     window: float = 3600.0
     start_timeout: float = 1800.0

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .cause import LONGEST
-from .observed import EVIDENCE, FAULTS, Fault, Observed
+from .observed import EVIDENCE, FAULTS, STACKS, Fault, Observed
 from .ray_view import Culprit
 
 
 @dataclass(frozen=True)
 class Trouble:
     """A sign of an engine's death; `weight` is how near it is to the cause: what a death brings
-    about comes a moment later.
+    about comes a moment later. It is `certain` where a process or a node is known to be gone.
     """
 
     weight: int
@@ -25,6 +25,7 @@ class Trouble:
     rank: str = ""
     evidence: str = ""
     cause: str = ""
+    certain: bool = False
 
 
 def add(seen: Observed, trouble: Trouble, *, at: float, pause: float, lost: int | None) -> Fault:
@@ -35,7 +36,7 @@ def add(seen: Observed, trouble: Trouble, *, at: float, pause: float, lost: int 
         cause=trouble.cause,
         node=trouble.node,
         rank=trouble.rank,
-        evidence=trouble.evidence[:EVIDENCE],
+        evidence=trouble.evidence[: EVIDENCE + STACKS],
         pause=pause,
         lost=lost,
     )

@@ -7,7 +7,7 @@ it ends; only the time that the server's own steps have taken so far tells them 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .observed import OVER, EndpointHealth
 
@@ -24,6 +24,16 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds that only grow."""
+
+
+class Wait(NamedTuple):
+    """For how many seconds no step has ended behind the API of a node while a canary waits or
+    fails, of one replica (None: of all).
+    """
+
+    node: str
+    replica: int | None
+    seconds: float
 
 
 class Steps:
@@ -61,9 +71,9 @@ class Steps:
         """Return for how many seconds no work has been done, whoever asked."""
         return now - self._progress
 
-    def still(self, now: float) -> tuple[float, str]:
-        """Return for how long the stillest part has ended no step, and which part that is."""
-        return max(((self._still(part, now), part) for part in self._since), default=(0.0, ""))
+    def still(self, now: float) -> dict[str, float]:
+        """Return for how long no step has ended, of each part that has a canary."""
+        return {part: self._still(part, now) for part in self._since}
 
     def _still(self, part: str, now: float) -> float:
         if part not in self._since:

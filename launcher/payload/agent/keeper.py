@@ -25,7 +25,7 @@ from .health import Clock
 from .monitor import Monitor
 from .needs import Needs
 from .node import KEEP, PREPARE, RUN, Order
-from .observed import OVER, Fault, Observed
+from .observed import OVER, EndpointHealth, Fault, Observed
 from .process import IDLE, RUNNING
 from .ray_view import Culprit, RayView
 from .reservation import Reservation
@@ -68,7 +68,7 @@ class Keeper:
         self._explain: Background[Culprit | None] | None = None
         self._view: RayView | None = None
         self._reserved: Reservation | None = None
-        self._held: dict[str, str] = {}  # what it holds, as it was written down
+        self._known: object = None  # what it holds and its longest step, as they were written down
         self._saved = 0.0
         self._leaving: float | None = None
         self._freed: Background[tuple[int, str]] | None = None
@@ -200,6 +200,7 @@ class Keeper:
             generation=before.generation if before is not None else 0,
             container=here,
             since=self.clock.time(),
+            longest_step=state.longest_step(want.name, want.id, self.folder),
         )
         self._set("waiting", "looking at the nodes")
 
@@ -323,23 +324,27 @@ class Keeper:
         self._set("ready")
         self._note_answered(want, now)
         say(f"{self.name}: answers, {took:.1f} s after its start")
+        self._engine().hear(seen)  # now as one that is ready
         self._engine().meet(seen)
+        self._judge_health()
         self._save()
 
     def _note_answered(self, want: Desired, at: float) -> None:
-        """Write down what has answered, for `vlaunch rollback`, and what it holds, for `vlaunch
-        plan`.
+        """Write down what has answered, for `vlaunch rollback`, what it holds, for `vlaunch plan`,
+        and its longest step.
         """
-        self._held = self._engine().apis.held
+        seen, held = self._seen(), self._engine().apis.held
+        self._known = held, round(seen.longest_step)
         with contextlib.suppress(OSError):
-            state.answered(want, at, self.folder, held=self._held)
+            state.answered(want, at, self.folder, held=held, longest_step=seen.longest_step)
 
     def _watch(self) -> None:
         """Look whether the engine lives."""
         (want, seen), monitor = self._both(), self._engine()
         before = seen.verdict, seen.warning
         monitor.hear(seen)
-        if monitor.apis.held != self._held and seen.ready_at is not None:
+        known = monitor.apis.held, round(seen.longest_step)
+        if known != self._known and seen.ready_at is not None:
             self._note_answered(want, seen.ready_at)
         if monitor.meet(seen):
             self._save()
@@ -350,17 +355,24 @@ class Keeper:
                 self._save(durable=False)
 
     def _judge_health(self) -> None:
-        """Judge a server that is ready."""
-        want, seen, apis = *self._both(), self._engine().apis
-        still, whose = apis.still(self.clock.monotonic())
-        seen.still = round(still, 1)
+        """Judge a server that is ready; end it when it has hung for too long."""
+        want, seen, monitor = *self._both(), self._engine()
+        waits, stall = monitor.apis.waits(), monitor.stall
+        hangs = stall.verdict == "suspect" and stall.seconds >= want.policy.stuck
+        if hangs and want.policy.restarts != 0:
+            self._fail(Trouble(1, "it was ended"))
+            return
+        seen.still = round(max((each.seconds for each in waits), default=0.0), 1)
+        seen.wedge = stall.wedge if stall.verdict else None
         seen.verdict, seen.reason = health.together(seen.endpoints)
-        if health.quiet(still, seen.longest_step):
-            of = f" of {whose}" if whose else ""
-            seen.verdict, seen.reason = "quiet", f"no step{of} has ended for {still:.0f} s"
+        if stall.verdict:
+            seen.verdict, seen.reason = stall.verdict, stall.reason
+            hung = EndpointHealth(verdict=stall.verdict, reason=stall.reason)
+            quiet = (each for each in waits if health.quiet(each.seconds, seen.longest_step))
+            seen.endpoints |= {each.node: hung for each in quiet}
         gone = [node for node in want.nodes if not self.lead.fresh(node)]
         away = f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
-        seen.warning = "; ".join(filter(None, (apis.warning(seen), away)))
+        seen.warning = "; ".join(filter(None, (monitor.apis.warning(seen), away)))
 
     def _stop(self) -> None:
         """Wait until the engine has ended wherever somebody can be asked, then pause."""
@@ -472,12 +484,16 @@ class Keeper:
             lasted = now - seen.ready_at if ready and seen.ready_at is not None else 0.0
             seen.streak = 1 if lasted >= _LASTED else seen.streak + 1
             pause = health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
-        lost = self._monitor.apis.lost() if ready and self._monitor is not None else None
+        lost, sign = None, trouble
+        if ready and self._monitor is not None:
+            lost, trouble = self._monitor.apis.lost(), self._monitor.stall.judge(sign)
         fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
         seen.next_start = now + pause
-        seen.still, seen.asking, seen.warning, seen.load, seen.endpoints = 0.0, 0.0, "", None, {}
+        seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None
+        seen.endpoints, seen.wedge = {}, None
         say(f"{self.name}: {fault.summary}; ending what is left of the engine")
-        self._ask_who_died_first(fault)
+        if trouble is sign:
+            self._ask_who_died_first(fault)
         self._phase, self._troubles, seen.ranks = "", [], {}
         self._set("stopping", "ending what is left of the engine")
 

@@ -23,6 +23,7 @@ from .observed import Observed
 from .process import RUNNING
 from .rank_name import by_number, placed
 from .ray_view import ENGINE, Rank, RayView
+from .stall import Stall
 
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
 _SOON = 1.0  # the same, while some are there already and the server starts
@@ -41,6 +42,7 @@ class Monitor:
         self.name, self.want, self.lead, self.view, self.clock = name, want, lead, view, clock
         self.launched: dict[str, str] = {}
         self.apis = Apis(name, want, lead, self.launched, clock)
+        self.stall = Stall(name, want, lead, clock)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
         self._met: set[str] = set()  # the actors of those whose processes have been seen
         self._bereft: float | None = None  # since when some of these have ended
@@ -53,7 +55,9 @@ class Monitor:
     def hear(self, seen: Observed) -> bool:
         """Note what has come; True when each of its APIs has answered."""
         self._met |= {rank.actor for rank in self.ranks if rank.pid in self._processes(rank.node)}
-        return self.apis.hear(seen)
+        came = self.apis.hear(seen)
+        self.stall.turn(self.apis.waits(), seen.longest_step, _workers(self.ranks) or self.ranks)
+        return came
 
     def _processes(self, node: str) -> Sequence[object]:
         """Return the processes of Ray's ranks that live on a node."""
@@ -163,7 +167,7 @@ class Monitor:
             self._bereft = None
             return []
         self._bereft = now if self._bereft is None else self._bereft
-        works = self.want.replicas > 1 and self.apis.idle(now) < _rest(self.want)
+        works = self.want.replicas > 1 and self.apis.idle() < _rest(self.want)
         if works or now - self._bereft < _LAST_WORDS:
             return []
         said = self.lead.report(self.want.api_node, self.name) or {}
@@ -171,7 +175,7 @@ class Monitor:
             return [_of(Trouble(1, "vLLM goes on, though its ranks have ended"), said)]
         (one,) = lost
         what = f"vLLM goes on, though its rank {one.name} has ended"
-        return [_of(Trouble(1, what, one.node, one.name), said)]
+        return [_of(Trouble(1, what, one.node, one.name, certain=True), said)]
 
     def _ended_ranks(self) -> list[Rank]:
         """Return the ranks whose processes were there, and are not any more."""
@@ -211,9 +215,10 @@ class Monitor:
         work without it.
         """
         why = self.lead.gone(node)
-        if not why or self.apis.idle(self.clock.monotonic()) < _rest(self.want):
+        if not why or self.apis.idle() < _rest(self.want):
             return []
-        return [Trouble(5, f"{node} is gone", node, rank, evidence=f"its agent: {why}")]
+        why = f"its agent: {why}"
+        return [Trouble(5, f"{node} is gone", node, rank, evidence=why, certain=True)]
 
     def _ended(self, number: int, rank: str, node: str, said: Mapping[str, Any]) -> Trouble:
         """A killed process is nearer to the cause than one that ended by itself; the first one's
@@ -231,7 +236,7 @@ def _rest(want: Desired) -> float:
 
 
 def _restarted(node: str, rank: str) -> Trouble:
-    return Trouble(5, f"the container of {node} was started anew", node, rank)
+    return Trouble(5, f"the container of {node} was started anew", node, rank, certain=True)
 
 
 def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:

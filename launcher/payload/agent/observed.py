@@ -19,7 +19,8 @@ VERSION = 2
 STATES = ("waiting", "starting", "ready", "stopping", "pausing", "failed", "gave-up", "stopped")
 OVER = ("failed", "gave-up", "stopped")
 FAULTS = 20  # that are kept
-EVIDENCE = 4000  # characters of one fault's
+EVIDENCE = 4000  # characters of one fault's; stacks of an engine that hung come on top
+STACKS = 12_000
 
 
 @dataclass(kw_only=True)

@@ -94,21 +94,45 @@ def seen(name: str, folder: str = "") -> Observed | None:
 
 
 def answered(
-    server: Desired, at: float, folder: str = "", *, held: Mapping[str, str] | None = None
+    server: Desired,
+    at: float,
+    folder: str = "",
+    *,
+    held: Mapping[str, str] | None = None,
+    longest_step: float = 0.0,
 ) -> None:
-    """Note that a server has answered, newest first, and what its KV cache holds; the same one is
-    noted once, with its last time.
+    """Note that a server has answered, newest first, what its KV cache holds and the seconds of its
+    longest step; the same one is noted once, with its last time.
     """
-    file = path(server.name, HISTORY, folder)
-    said = read(file)
-    before = [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
-    others = [
+    others = [each for each in _history(server.name, folder) if each["desired"]["id"] != server.id]
+    one = {
+        "at": at,
+        "desired": server.as_json(),
+        "held": dict(held or {}),
+        "longest_step": round(longest_step, 1),
+    }
+    write(path(server.name, HISTORY, folder), [one, *others][:KEPT])
+
+
+def longest_step(name: str, server: str, folder: str = "") -> float:
+    """Return the seconds of the longest step of the server with such an id; 0 where none is
+    known.
+    """
+    own = (each for each in _history(name, folder) if each["desired"]["id"] == server)
+    found = next(own, {}).get("longest_step")
+    return float(found) if isinstance(found, (int, float)) else 0.0
+
+
+def _history(name: str, folder: str) -> list[Mapping[str, Any]]:
+    """Return the servers that have answered under a name."""
+    said = read(path(name, HISTORY, folder))
+    return [
         each
-        for each in before
-        if isinstance(was := each.get("desired"), Mapping) and was.get("id") != server.id
+        for each in (said if isinstance(said, list) else [])
+        if isinstance(each, Mapping)
+        and isinstance(server := each.get("desired"), Mapping)
+        and "id" in server
     ]
-    one = {"at": at, "desired": server.as_json(), "held": dict(held or {})}
-    write(file, [one, *others][:KEPT])
 
 
 def container() -> str:

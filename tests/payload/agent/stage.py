@@ -54,6 +54,11 @@ class Node:
     until: float = 0.0
     more: dict[str, Any] = field(default_factory=dict)  # while it runs
     ranks: list[int] = field(default_factory=list)  # the processes that Ray runs here
+    stacks: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of each rank, innermost first
+    number: int = 0  # of the samples of these, each of which is `sampled` at a time
+    sampled: float = 0.0
     idle: dict[str, Any] = field(default_factory=dict)  # reported in any case
 
     def obey(self, order: Order | None, now: float) -> None:
@@ -74,6 +79,10 @@ class Node:
             self.state = "idle"
         if order is not None and order.phase == PREPARE and not self.waits:
             self.prepared = order.generation
+        if order is None or not order.inspect or not self.stacks:
+            self.number = 0
+        elif not self.number or now - self.sampled >= 10:
+            self.number, self.sampled = self.number + 1, now
 
     def report(self) -> dict[str, Any]:
         """Return what an agent says."""
@@ -93,6 +102,16 @@ class Node:
                 "pid": 100,
                 "evidence": self.evidence,
                 "cause": "",
+            }
+        if self.number:
+            said["inspection"] = {
+                "number": self.number,
+                "at": self.sampled,
+                "bytes": {"eth0": [0, 0]},
+                "ranks": [
+                    {"pid": pid, "rank": rank, "frames": frames}
+                    for pid, (rank, frames) in enumerate(self.stacks.items(), start=41)
+                ],
             }
         return {**said, **self.more} if self.state == "running" else said
 

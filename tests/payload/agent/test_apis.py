@@ -165,4 +165,4 @@ def test_an_endpoint_that_ends_no_step_is_quiet(ready: Make) -> None:
     stage.run(3)
 
     assert stage.seen.verdict == "quiet"
-    assert stage.seen.reason.startswith("no step of gpu2 has ended for 3")
+    assert stage.seen.reason.startswith("no step of replica 1 has ended for 3")

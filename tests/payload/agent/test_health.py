@@ -13,12 +13,12 @@ def test_time_counts_only_while_a_canary_waits() -> None:
     """An idle server ends no step, either."""
     steps = Steps(0.0)
     steps.changed("answers", 1, 10.0, "")
-    assert steps.still(1000.0) == (0.0, "")
+    assert steps.still(1000.0) == {}
 
     steps.asks({"": 900.0})
-    assert steps.still(1000.0) == (100.0, "")
+    assert steps.still(1000.0) == {"": 100.0}
     steps.asks({})
-    assert steps.still(1001.0) == (0.0, "")
+    assert steps.still(1001.0) == {}
 
 
 @pytest.mark.parametrize("source", ["answers", "counters"])
@@ -28,10 +28,10 @@ def test_a_step_that_ends_is_progress(source: str) -> None:
     steps.changed(source, 1, 0.0, "")
     steps.asks({"": 5.0})
     steps.changed(source, 1, 40.0, "")
-    assert (steps.still(40.0), steps.longest) == ((35.0, ""), 0.0)
+    assert (steps.still(40.0), steps.longest) == ({"": 35.0}, 0.0)
 
     steps.changed(source, 2, 45.0, "")
-    assert (steps.still(50.0), steps.longest) == ((5.0, ""), 40.0)
+    assert (steps.still(50.0), steps.longest) == ({"": 5.0}, 40.0)
     steps.changed(source, 3, 51.0, "")
     assert steps.longest == 40.0
 
@@ -44,7 +44,7 @@ def test_replicas_are_judged_on_their_own() -> None:
         for part in ("", "0"):
             steps.changed("answers", at, 10.0 * at, part)
 
-    assert steps.still(91.0) == (81.0, "1")
+    assert steps.still(91.0) == {"0": 1.0, "1": 81.0}
 
 
 def test_what_is_not_known_does_not_count() -> None:
@@ -56,7 +56,11 @@ def test_what_is_not_known_does_not_count() -> None:
     steps.changed("counters", 2, 500.0, "")
     steps.asks({"": 0.0})
 
-    assert (steps.still(510.0), steps.longest, steps.idle(510.0)) == ((10.0, ""), 0.0, 10.0)
+    assert (steps.still(510.0), steps.longest, steps.idle(510.0)) == (
+        {"": 10.0},
+        0.0,
+        10.0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.payload.agent.desired import Desired, Policy, Process, Ray
 
 # Pauses and looks of tests with a clock of their own.
-POLICY = Policy(canary=5.0, stuck=300.0, start_timeout=100.0, grace=1.0)
+POLICY = Policy(canary=5.0, stuck=360.0, start_timeout=100.0, grace=1.0)
 HEADLESS = ("vllm", "serve", "m", "--headless")  # a process without an API
 
 

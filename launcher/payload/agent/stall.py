@@ -1,0 +1,122 @@
+"""An engine of which no step ends: quiet first, then suspect, and where it hangs.
+
+It decides nothing: `keeper.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from . import health
+from .blame import Finding, Inspections
+from .crew import Lead
+from .desired import Desired
+from .faults import Trouble
+from .health import Clock, Wait
+from .observed import Wedge
+from .ray_view import Rank
+
+_RECENT = 10.0  # seconds for which evidence holds after the last wait: counters may move at a death
+_MOST = 32  # different stacks, and observations, that are kept
+_WIDTH = 2500  # characters of one
+
+
+class Stall:
+    """Compares samples of the ranks of one engine while it is quiet.
+
+    `verdict` is quiet, suspect or empty, `wedge` where the engine hangs, as its newest samples
+    show; `seconds` is how long no step has ended.
+    """
+
+    def __init__(self, name: str, want: Desired, lead: Lead, clock: Clock) -> None:
+        self.name, self.want, self.lead, self.clock = name, want, lead, clock
+        self.verdict, self.reason, self.seconds = "", "", 0.0
+        self.wedge: Wedge | None = None
+        self._evidence: Wedge | None = None  # the last wedge; a death may end the samples first
+        self._inspections = Inspections()
+        self._quiet = float("-inf")  # when it was quiet last
+
+    def turn(self, waits: Sequence[Wait], longest: float, ranks: Sequence[Rank]) -> None:
+        """Judge how long no step has ended; `longest` is the server's longest step so far."""
+        quiet = [each for each in waits if health.quiet(each.seconds, longest)]
+        now = self.clock.monotonic()
+        if not quiet:
+            self.verdict, self.reason, self.wedge = "", "", None
+            self._inspections = Inspections()
+            return
+        if now - self._quiet > _RECENT:
+            self._evidence = None
+        self._quiet = now
+        worst = max(quiet, key=lambda each: each.seconds)
+        self.seconds = worst.seconds
+        # Replicas of a mixture of experts compute together: then all wait for one rank.
+        all_of = len(quiet) >= self.want.replicas
+        replica = None if all_of else worst.replica
+        finding = self._inspect(self._ranks(ranks, replica), replica)
+        self.wedge = None
+        of = "" if replica is None else f" of replica {replica}"
+        self.verdict, self.reason = "quiet", f"no step{of} has ended for {self.seconds:.0f} s"
+        if finding.progress is False:
+            self.wedge = self._evidence = _wedge(finding, self.clock.time() - self.seconds)
+            self.reason += f": {self.wedge.where}"
+            if health.suspect(self.seconds, longest):
+                self.verdict = "suspect"
+        elif finding.progress is None:
+            self.reason = "; ".join((self.reason, *finding.observations[:1]))
+        else:
+            self._evidence = None
+
+    def _ranks(self, ranks: Sequence[Rank], replica: int | None) -> dict[str, dict[int, str]]:
+        """Return the nodes that hold ranks, with those that Ray runs there by their processes."""
+        found: dict[str, dict[int, str]] = {}
+        for rank in ranks:
+            if replica is None or f"DP{replica}" in rank.name.split():
+                found.setdefault(rank.node, {})[rank.pid] = rank.name
+        if self.want.backend == "ray":
+            return found
+        return {
+            each.node: {}
+            for each in self.want.processes
+            if replica is None or replica in range(each.replicas[0], sum(each.replicas))
+        }
+
+    def _inspect(self, ranks: Mapping[str, Mapping[int, str]], replica: int | None) -> Finding:
+        """Compare the newest samples; one of a node that cannot be asked says nothing."""
+        for node in ranks:
+            report = self.lead.report(node, self.name) if self.lead.fresh(node) else None
+            self._inspections.hear(node, (report or {}).get("inspection"))
+        return self._inspections.finding(ranks, replica=replica)
+
+    def judge(self, trouble: Trouble) -> Trouble:
+        """Let evidence of a hang decide which rank a death is of: the processes of an engine that
+        hangs end in any order.
+
+        What was killed for lack of memory, or is certainly gone, is a cause of its own.
+        """
+        recent = self.clock.monotonic() - self._quiet <= _RECENT
+        text = f"{trouble.what} {trouble.cause}".lower()
+        memory = any(word in text for word in ("sigkill", "out of memory", "outofmemory"))
+        if not recent or memory or trouble.certain:
+            return trouble
+        wedge = self._evidence or Wedge(since=0.0)
+        found = (f"then: {trouble.what}", *wedge.observations, *wedge.stacks, trouble.evidence)
+        return replace(
+            trouble,
+            what=f"no step had ended for {self.seconds:.0f} s: {wedge.where}",
+            node=wedge.node,
+            rank=wedge.rank,
+            evidence="\n".join(filter(None, found)),
+        )
+
+
+def _wedge(finding: Finding, since: float) -> Wedge:
+    return Wedge(
+        since=since,
+        rank=finding.rank,
+        node=finding.node,
+        gpu=finding.gpu,
+        frame=finding.frame,
+        observations=[each[:_WIDTH] for each in finding.observations[:_MOST]],
+        stacks=[each[:_WIDTH] for each in finding.stacks[:_MOST]],
+    )

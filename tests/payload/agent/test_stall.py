@@ -1,0 +1,343 @@
+"""An engine of which no step ends: quiet, suspect, ended; and the rank that is to blame."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from launcher.payload.agent.observed import Wedge
+from launcher.payload.agent.ray_view import Culprit
+from tests.payload.agent import wanted
+from tests.payload.agent.stage import KILLED, Engine, Make, Node, Stage, View
+from tests.payload.agent.test_keeper import reboot
+from tests.payload.agent.wanted import AWAY, RAY
+
+LOOP = "worker_busy_loop (vllm/v1/executor/multiproc_executor.py:1)"
+WAITS = ("dequeue (vllm/distributed/device_communicators/shm_broadcast.py:2)", LOOP)
+STEPS = ("execute_model (vllm/v1/worker/gpu_worker.py:3)", LOOP)
+WHERE = f"rank PP1 on gpu2 in {STEPS[0]}"
+
+
+def hangs(stage: Stage, rank: str = "PP1", node: str = "gpu2") -> Stage:
+    """Let a rank end its step no more, while the other ranks wait for work."""
+    for other, each in stage.lead.nodes.items():
+        each.stacks = {rank: STEPS} if other == node else {"PP0": WAITS}
+    stage.engine.answers = False
+    return stage
+
+
+def verdicts(stage: Stage, seconds: float, step: float = 0.5) -> list[str]:
+    """Let time pass; return each verdict in its turn."""
+    found: list[str] = []
+    for _ in range(round(seconds / step)):
+        stage.step(step)
+        if not found or found[-1] != stage.seen.verdict:
+            found.append(stage.seen.verdict)
+    return found
+
+
+# ---- thresholds ----------------------------------------------------------------------------------
+
+
+def test_a_rank_that_hangs_is_named(ready: Make) -> None:
+    """First a warning; red when two samples of all ranks show that nothing moves."""
+    stage = hangs(ready())
+    assert verdicts(stage, 59) == ["answering", "busy", "quiet"]
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    stage.run(3)
+
+    seen = stage.seen
+    assert (seen.verdict, seen.reason) == ("suspect", f"no step has ended for 60 s: {WHERE}")
+    assert seen.endpoints["gpu1"].verdict == "suspect"
+    assert seen.wedge is not None
+    assert (seen.wedge.rank, seen.wedge.node, seen.wedge.frame) == ("PP1", "gpu2", STEPS[0])
+    assert stage.clock.time() - seen.wedge.since == pytest.approx(62, abs=2)
+    assert len(seen.wedge.stacks) == 2
+
+
+def test_ranks_are_inspected_only_while_it_is_quiet(ready: Make) -> None:
+    """It costs CPU; a server that works is left alone."""
+    stage = hangs(ready())
+    stage.run(28)
+    assert not any(each.inspect for each in stage.orders.values())
+    stage.run(5)
+    assert all(each.inspect for each in stage.orders.values())
+    stage.engine.answers = True
+    stage.run(2)
+
+    assert not any(each.inspect for each in stage.orders.values())
+
+
+@pytest.mark.parametrize("after", [40, 100])
+def test_the_first_progress_clears_it(ready: Make, after: int) -> None:
+    """A step that was long, after all: next time it has five times as long."""
+    stage = hangs(ready())
+    stage.run(after)
+    assert stage.seen.verdict == ("quiet" if after == 40 else "suspect")
+    stage.engine.answers = True
+    stage.run(1)
+    assert (stage.seen.verdict, stage.seen.wedge, stage.seen.still) == ("answering", None, 0.0)
+    assert stage.seen.longest_step == pytest.approx(after, abs=1.5)
+    stage.engine.answers = False
+
+    assert verdicts(stage, 3 * after - 2)[-1] == "busy"
+    assert verdicts(stage, 4)[-1] == "quiet"
+
+
+def test_a_healthy_server_with_long_steps(ready: Make) -> None:
+    """Each step of 25 s ends: neither a warning, nor an inspection."""
+    stage = ready()
+    stage.engine.answers = False
+    for _ in range(20):
+        stage.run(25)
+        assert stage.seen.verdict == "busy"
+        stage.engine.works = True
+        stage.step()
+        stage.engine.works = False
+
+    assert stage.seen.longest_step == pytest.approx(25, abs=1)
+
+
+def test_a_prompt_that_prefills_slowly(ready: Make) -> None:
+    """Its ranks move meanwhile: no more than a warning."""
+    stage = hangs(ready())
+    for at in range(45):
+        stage.lead.nodes["gpu2"].stacks = {"PP1": (f"layer{at} (vllm/model.py:1)", *STEPS)}
+        stage.run(2)
+        assert stage.seen.verdict in ("answering", "busy", "quiet")
+
+    assert (stage.seen.verdict, stage.seen.wedge, stage.seen.faults) == ("quiet", None, [])
+
+
+@pytest.mark.parametrize("rests", ["it sleeps", "it is paused", "it is being rescaled"])
+def test_a_server_that_rests_does_not_hang(ready: Make, rests: str) -> None:
+    """Nothing of it moves, on purpose."""
+    stage = hangs(ready())
+    stage.engine.rests = rests
+
+    assert verdicts(stage, 400) == ["resting"]
+    assert (stage.seen.still, stage.seen.longest_step, stage.seen.faults) == (0.0, 0.0, [])
+
+
+def test_before_the_first_answer_nothing_hangs(make: Make) -> None:
+    """It may load and compile for an hour."""
+    stage = hangs(make())
+
+    assert set(verdicts(stage, 3600, 10)) == {"waiting", "starting"}
+    assert (stage.seen.still, stage.seen.longest_step) == (0.0, 0.0)
+
+
+def test_an_idle_server_does_not_hang(ready: Make) -> None:
+    """Its counters stand still between two canaries, which come back at once."""
+    stage = ready(wanted.mp("gpu1", policy=dataclasses.replace(wanted.POLICY, canary=300.0)))
+
+    assert verdicts(stage, 1000, 10) == ["answering"]
+    assert stage.seen.longest_step == 0.0
+
+
+def test_an_agent_that_cannot_be_asked_makes_no_suspect(ready: Make) -> None:
+    """What its rank does is unknown; once it was sampled twice again, it is known."""
+    stage = hangs(ready())
+    stage.lead.stale.add("gpu2")
+    assert verdicts(stage, 200)[-1] == "quiet"
+    assert stage.seen.reason.endswith("gpu2: not inspected twice")
+    stage.lead.stale.clear()
+    assert verdicts(stage, 15)[-1] == "suspect"
+    stage.lead.away["gpu2"] = ""
+
+    assert verdicts(stage, 5)[-1] == "quiet"
+    assert (stage.seen.wedge, stage.seen.state) == (None, "ready")
+
+
+def replicas(*more: str) -> Any:
+    """Two replicas, one on each node."""
+    first = wanted.process("gpu1", replicas=(0, 1))
+    second = wanted.process("gpu2", *wanted.HEADLESS, replicas=(1, 1))
+    return wanted.mp("gpu1", "gpu2", *more, processes=(first, second), replicas=2)
+
+
+def test_one_replica_of_several(ready: Make) -> None:
+    """It is judged by its own ranks, while the other one works."""
+    stage = ready(replicas())
+    stage.lead.nodes["gpu2"].stacks = {"DP1": STEPS}
+    stage.engine.mute = ("1",)
+    stage.run(65)
+
+    assert stage.seen.verdict == "suspect"
+    reason = f"no step of replica 1 has ended for 6. s: rank DP1 on gpu2 in {STEPS[0]}"
+    assert stage.seen.reason[:36] == reason[:36]
+    assert stage.seen.wedge is not None
+    assert stage.seen.wedge.rank == "DP1"
+
+
+def test_replicas_that_wait_for_one_rank(ready: Make) -> None:
+    """Those of a mixture of experts compute together: all ranks are compared."""
+    stage = ready(replicas())
+    stage.lead.nodes["gpu1"].stacks = {"DP0": WAITS}
+    stage.lead.nodes["gpu2"].stacks = {"DP1": STEPS}
+    stage.engine.mute = ("0", "1")
+    stage.run(65)
+
+    assert stage.seen.reason.startswith("no step has ended for 6")
+    assert stage.seen.wedge is not None
+    assert (stage.seen.verdict, stage.seen.wedge.rank) == ("suspect", "DP1")
+
+
+def test_ranks_of_ray(ready: Make, view: type[View]) -> None:
+    """By the processes that Ray names."""
+    stage = ready(RAY)
+    stage.run(5)
+    stage.lead.nodes["gpu1"].stacks = {"": WAITS}
+    stage.lead.nodes["gpu2"].stacks = {"other": WAITS, "": STEPS}
+    stage.engine.answers = False
+    stage.run(65)
+
+    assert stage.seen.wedge is not None
+    assert (stage.seen.wedge.rank, stage.seen.wedge.node) == ("PP1", "gpu2")
+
+
+def test_the_longest_step_is_remembered(ready: Make) -> None:
+    """Over a restart of the head's agent, and when the same server is asked for again."""
+    stage = hangs(ready(AWAY))
+    stage.run(40)
+    stage.engine.answers = True
+    stage.run(3)
+    reboot(stage)
+    stage.until("ready")
+    assert stage.seen.longest_step == pytest.approx(40, abs=2)
+
+    stage.want(None)
+    stage.until("stopped")
+    (stage.folder / "chat" / "observed.json").unlink()
+    stage.want(dataclasses.replace(AWAY, asked=2.0))
+    stage.until("ready")
+    assert stage.seen.longest_step == pytest.approx(40, abs=2)
+    stage.want(wanted.mp("gpu2", id="other", asked=3.0))
+    stage.until("starting")
+    assert stage.seen.longest_step == 0.0
+
+
+# ---- its end -------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
+    """At the deadline, with the rank, its frame, and the stacks of all ranks; then it comes
+    back.
+    """
+    stage = hangs(ready())
+    stage.run(355)
+    assert (stage.seen.state, stage.seen.verdict) == ("ready", "suspect")
+    seen = stage.until("stopping", within=10)
+    (fault,) = seen.faults
+
+    assert fault.what == f"no step had ended for 360 s: {WHERE}"
+    assert (fault.node, fault.rank, seen.wedge) == ("gpu2", "PP1", None)
+    assert STEPS[0] in fault.evidence
+    assert WAITS[0] in fault.evidence
+    stage.engine = Engine()
+    assert stage.until("ready").verdict == "answering"
+
+
+def test_one_that_only_may_hang_is_not(ready: Make) -> None:
+    """Its ranks could not be compared."""
+    stage = ready()
+    stage.engine.answers = False
+    stage.run(1000, step=2)
+
+    assert (stage.seen.verdict, stage.seen.state, stage.seen.faults) == ("quiet", "ready", [])
+
+
+@pytest.mark.parametrize("how", ["ended with exit code 1", "was killed by SIGABRT"])
+@pytest.mark.parametrize("node", ["gpu1", "gpu2"])
+def test_a_death_of_a_hang_is_of_the_rank_that_hung(ready: Make, node: str, how: str) -> None:
+    """vLLM's own deadline ends its processes in any order; the last samples may lack a rank."""
+    stage = hangs(ready())
+    stage.run(100)
+    stage.lead.nodes["gpu1"].stacks = {}
+    stage.step()
+    stage.kill(node, how, "TimeoutError: RPC call timed out", "lines")
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert fault.what.endswith(f"s: {WHERE}")
+    assert (fault.node, fault.rank) == ("gpu2", "PP1")
+    assert fault.cause == "TimeoutError: RPC call timed out"
+    assert fault.evidence.startswith(f"then: vLLM's process on {node} {how}\n")
+    assert fault.evidence.endswith("lines")
+
+
+def test_a_death_of_a_hang_without_evidence_is_of_no_rank(ready: Make) -> None:
+    """Whichever process ends first."""
+    stage = ready()
+    stage.engine.answers = False
+    stage.run(100)
+    stage.kill("gpu2", "ended with exit code 1")
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert fault.what.endswith("s: rank unknown")
+    assert (fault.node, fault.rank) == ("", "")
+
+
+def test_ray_is_not_asked_whose_death_came_first(ready: Make, view: type[View]) -> None:
+    """The ranks of an engine that hung are ended by it."""
+    stage = ready(RAY)
+    view.blamed = Culprit("gpu1", "PP0", "Worker died")
+    stage.engine.answers = False
+    stage.run(100)
+    stage.kill("gpu1", "ended with exit code 1")
+    (fault,) = stage.until("pausing", within=10).faults
+
+    assert (fault.node, fault.rank, fault.cause) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [(KILLED, ""), ("ended with exit code 1", "torch.OutOfMemoryError: CUDA out of memory")],
+)
+def test_what_was_killed_is_a_cause_of_its_own(ready: Make, how: str, cause: str) -> None:
+    """By hand, or for lack of memory: that is known, whatever hung before."""
+    stage = hangs(ready())
+    stage.run(100)
+    stage.kill("gpu1", how, cause)
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert (fault.what, fault.node) == (f"vLLM's process on gpu1 {how}", "gpu1")
+
+
+def test_a_node_that_is_gone_is_a_cause_of_its_own(ready: Make) -> None:
+    """Its ranks are gone with it."""
+    stage = hangs(ready())
+    stage.run(100)
+    stage.lead.nodes["gpu2"] = Node(boot="b2")
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert fault.what == "the container of gpu2 was started anew"
+
+
+def test_a_death_long_after_a_hang_is_judged_by_itself(ready: Make) -> None:
+    """It has worked since."""
+    stage = hangs(ready())
+    stage.run(100)
+    stage.engine.answers = True
+    stage.run(15)
+    stage.kill("gpu1", "ended with exit code 1")
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert fault.what == "vLLM's process on gpu1 ended with exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("wedge", "where"),
+    [
+        (Wedge(since=1.0), "rank unknown"),
+        (Wedge(since=1.0, rank="TP1", node="gpu2"), "rank TP1 on gpu2"),
+        (
+            Wedge(since=1.0, rank="TP1", node="gpu2", gpu="3", frame="spin (x.py:1)"),
+            "rank TP1 on gpu2 (GPU 3) in spin (x.py:1)",
+        ),
+    ],
+)
+def test_where_it_hangs_in_words(wedge: Wedge, where: str) -> None:
+    """What is known, and no more."""
+    assert wedge.where == where
