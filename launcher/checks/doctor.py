@@ -15,8 +15,9 @@ from typing import Literal
 from launcher.payload.agent import observed
 from launcher.payload.agent.cause import find
 from launcher.payload.agent.observed import Fault, Observed
-from launcher.tools import log_times, symptoms, untrusted
+from launcher.tools import known_hangs, log_times, symptoms, untrusted
 from launcher.tools.diagnosis_read import DRIVER, Log, State, Told, server_log
+from launcher.tools.nccl.reading import VERSION
 from launcher.tools.symptoms import Symptom
 
 DOCS = "docs/troubleshooting.md"
@@ -30,6 +31,8 @@ _INCIDENT = 1800.0  # seconds: what happened longer before the last failure belo
 _SHOWN = 3  # lines of evidence of one finding
 _EACH = 200  # lines of one log that count for one finding
 _WIDTH = 300  # characters of evidence
+# `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`
+_NVIDIA_DRIVER = re.compile(r"^NVRM version: .* (\d{3}\.[\d.]+) ")
 _READY = re.compile(r"Application startup complete")
 # What dies after it was told to is no symptom, until the next one starts in the same log.
 _TURNS = re.compile(
@@ -37,7 +40,8 @@ _TURNS = re.compile(
 )
 # These say what is the case, whatever happened when: they come before what only logs tell.
 _UNREACHABLE = "node-unreachable"
-_STATES = ("server-died", "server-gave-up", _UNREACHABLE)
+RANK_HANGS = "rank-hangs"
+_STATES = (RANK_HANGS, "server-died", "server-gave-up", _UNREACHABLE)
 _FIRST = ("request-refused", *_STATES)
 
 
@@ -119,6 +123,9 @@ def diagnose(
     for name, node in told.items():
         for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
             _search(log, name, seen, rdma=rdma, now=now, oldest=oldest)
+    if RANK_HANGS in seen:
+        for name, node in told.items():
+            _search(_hanging(node, now), name, seen, rdma=rdma, now=now, oldest=oldest)
     if refused is not None:
         _search(refused, "operator", seen, rdma=rdma, now=now, oldest=oldest)
     for name, reason in missing.items():
@@ -257,10 +264,40 @@ def _record_logs(node: Told) -> list[Log]:
     logs = []
     for name, record in _records(node).items():
         logs += [_log(name, _fault_lines(name, fault), fault.at) for fault in record.faults]
+        logs += [_log(name, lines, record.written) for lines in _hang_lines(name, record)]
         if record.state == "gave-up":
             why = _words(record.doing) or "no restarts are left"
             logs.append(_log(name, [f"keeper: gave up server {name}: {why}"], record.since))
     return logs
+
+
+def _hang_lines(server: str, record: Observed) -> Iterator[list[str]]:
+    """Say that a server ends no step, and what its ranks do, where they were inspected."""
+    wedge = record.wedge
+    if record.verdict == "suspect":
+        where = wedge.where if wedge is not None else "rank unknown"
+        first = f"keeper: server {server} hangs: {_words(where)}: {_words(record.reason)}"
+    elif record.verdict == "quiet":
+        first = f"keeper: server {server} is quiet: {_words(record.reason)}"
+    else:
+        return
+    yield [first, *(map(_words, wedge.observations) if wedge is not None else ())]
+
+
+def _hanging(node: Told, now: float) -> Log:
+    """Say which NCCL and driver of a node are known to hang, by what its logs tell of them."""
+    lines = [line for log in node.logs for line in log.lines]
+    nccl = [match[1] for line in lines if (match := VERSION.search(line))]
+    drivers = [match[1] for line in lines if (match := _NVIDIA_DRIVER.search(line))]
+    gpus = [line for line in lines if line.startswith("Model:")]
+    ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
+    found = tuple(known_hangs.among(nccl, drivers, gpus, ib=ib))
+    return Log(
+        part="versions",
+        what="versions",
+        lines=found,
+        stamps=dict.fromkeys(range(len(found)), log_times.write(now)),
+    )
 
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:
@@ -270,7 +307,7 @@ def _fault_lines(server: str, fault: Fault) -> list[str]:
     node = fault.node or (raised.address if raised else "")
     where = " on ".join(_words(word) for word in (rank, node) if word)
     line = f"keeper: fault of server {server}: {_words(fault.what)}"
-    if where:
+    if where and where not in line:
         line += f" ({where})"
     # A line is one entry's only: a cause that the table knows is a line of its own.
     cause = _words(fault.cause)

@@ -5,6 +5,7 @@ something has failed before.
 from __future__ import annotations
 
 from launcher.payload.batch import patterns
+from launcher.tools import known_hangs
 from launcher.tools.symptom import Symptom
 
 NETWORK = (
@@ -222,6 +223,32 @@ ENGINE = (
         cause="a server died more often than its restarts allow, and stays down",
         fix="mend what the other findings name, then start it again: `vlaunch serve`",
         source="the keeper's record",
+    ),
+    Symptom(
+        id="rank-hangs",
+        pattern=r"^keeper: server \S+ hangs: |^keeper: fault of server \S+: no step had ended for ",
+        cause="a rank hangs: the others wait for it",
+        fix=(
+            "`vlaunch collect` has the stacks of all ranks; `vlaunch serve --replace` restarts the"
+            " server now, and its keeper does when vLLM's deadline has passed"
+        ),
+        source="the keeper's record",
+    ),
+    Symptom(
+        id="known-to-hang",
+        pattern=rf"^{known_hangs.NAMED}",
+        cause="this build of NCCL, or this driver, is known to hang",
+        fix="use the version that the line names",
+        source="issues and release notes; each line names its own",
+        fatal=False,
+    ),
+    Symptom(
+        id="server-quiet",
+        pattern=r"^keeper: server \S+ is quiet: ",
+        cause="a server ends no step, for longer than it ever took",
+        fix="wait: it is a long step, or `vlaunch status` soon says which rank hangs",
+        source="the keeper's record",
+        fatal=False,
     ),
     Symptom(
         id="server-died",

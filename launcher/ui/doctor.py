@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.checks.doctor import KINDS, Diagnosed, Diagnosis, Kind, Trace
+from launcher.checks.doctor import KINDS, RANK_HANGS, Diagnosed, Diagnosis, Kind, Trace
 from launcher.model import fold
 from launcher.ui import json_line, terminal
 from launcher.ui.text import line, log
@@ -82,9 +82,9 @@ def _finding(each: Diagnosed, colour: str) -> list[Line]:
     mark.append_text(_text(f"  {fold(each.nodes)}: ", "bold"))
     first = line(each.cause, f"{colour} bold", lead=mark)
     docs = log(f"see: {each.docs}", margin=_MARGIN)
-    if each.kind == "over":
-        return [first, docs]
     lines = [log(f"{_where(trace)}: {trace.line}", margin=_MARGIN) for trace in each.evidence]
+    if each.kind == "over":
+        return [first, *(lines[:1] if each.id == RANK_HANGS else ()), docs]
     if each.count > len(each.evidence):
         lines.append(log(f"… {each.count} lines in all", margin=_MARGIN))
     fix = line(each.fix, "cyan", lead=_text(" " * _MARGIN + "fix: ", "cyan"))

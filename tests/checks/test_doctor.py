@@ -4,16 +4,19 @@ last.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launcher.checks.doctor import Diagnosis, diagnose
-from launcher.payload.agent.observed import Fault
+from launcher.payload.agent.observed import Fault, Wedge
 from launcher.tools import untrusted
 from launcher.tools.diagnosis_read import Log, State, Told
 from launcher.tools.log_times import write
+from launcher.ui import doctor as ui
 from tests import kept
 
 NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
@@ -395,3 +398,90 @@ def test_many_lines_are_quick_and_few_are_kept() -> None:
     (found,) = judge(log(*[GLOO] * 20000)).findings
 
     assert (found.count, len(found.evidence)) == (200, 1)
+
+
+WEDGE = Wedge(
+    since=NOW - 70,
+    rank="TP1",
+    node="gpu02",
+    frame="_spin (worker.py:13)",
+    observations=["TP0 on gpu01: waiting for other ranks in all_reduce (x.py:1)"],
+)
+SUSPECT = {
+    "verdict": "suspect",
+    "reason": "no step has ended for 70 s",
+    "wedge": WEDGE,
+    "written": NOW,
+    "ready_at": NOW - 600,
+}
+
+
+def test_a_rank_that_hangs() -> None:
+    """It is named with its node and frame, and comes before what it brings about."""
+    found = judge(
+        Told(kept=record("chat", "ready", **SUSPECT)),
+        log((9, "No available shared memory broadcast block found in 60 seconds")),
+    )
+
+    assert kinds(found) == [("now", "rank-hangs"), ("perhaps", "rank-silent")]
+    assert found.findings[0].evidence[0].line == (
+        "keeper: server chat hangs: rank TP1 on gpu02 in _spin (worker.py:13): no step has ended"
+        " for 70 s"
+    )
+    assert found.found
+
+
+def test_a_server_that_is_quiet() -> None:
+    """A long step is no failure."""
+    quiet = {**SUSPECT, "verdict": "quiet", "wedge": None}
+
+    assert kinds(judge(Told(kept=record("chat", "ready", **quiet)))) == [
+        ("perhaps", "server-quiet")
+    ]
+    assert kinds(judge(Told(kept=record("chat", "ready", **{**quiet, "verdict": "busy"})))) == []
+
+
+def test_a_fault_of_a_rank_that_hung() -> None:
+    """The record keeps which one it was, also when the server is back."""
+    what = "no step had ended for 300 s: rank TP1 on gpu02 in _spin (worker.py:13)"
+    hung = fault(what=what, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
+    line = f"keeper: fault of server chat: {what}"
+
+    found = judge(Told(kept=record("chat", "pausing", hung)))
+    assert kinds(found) == [("now", "rank-hangs")]
+    assert found.findings[0].evidence[0].line == line
+
+    found = judge(Told(kept=record("chat", "ready", hung, ready_at=NOW - 5)))
+    assert kinds(found) == [("over", "rank-hangs")]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(ui.render(found))
+    assert line in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "version"),
+    [
+        (["[pynccl.py:111] vLLM is using nccl==2.28.9", "Model: \t\t NVIDIA GB10"], "2.28.9"),
+        (["[pynccl.py:111] vLLM is using nccl==2.28.9", "Model: \t\t NVIDIA H100 80GB HBM3"], ""),
+        (["NCCL version 2.29.2+cuda13.0"], "2.29.2+cuda13.0"),
+        (["NCCL version 2.30.4+cuda13.0", "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"], "2.30.4"),
+        (["NCCL version 2.30.4+cuda13.0", "NCCL INFO NET/Socket : Using [0]eth0"], ""),
+        (["NCCL version 2.30.7+cuda13.0", "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"], ""),
+        (
+            [
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.05  Release Build "
+                " (dvs-builder@U22)"
+            ],
+            "driver 560.35.05",
+        ),
+        (["NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Release Build"], ""),
+    ],
+)
+def test_versions_that_are_known_to_hang(lines: list[str], version: str) -> None:
+    """They are told where a rank hangs, and only there."""
+    hangs = Told(kept=record("chat", "ready", **SUSPECT))
+    found = [each for each in judge(hangs, log(*lines)).findings if each.id == "known-to-hang"]
+
+    assert [each.kind for each in found] == (["perhaps"] if version else [])
+    assert not version or version in found[0].evidence[0].line
+    assert kinds(judge(log(*lines))) == []

@@ -37,7 +37,7 @@ _NODES = re.compile(r"\bnRanks \d{1,9} nNodes (\d{1,9})\b")
 # aws-ofi-nccl: `Selected Provider is efa (found 4 nics)`, later `Selected provider is efa, fabric
 # is efa (found 4 nics)`.
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
-_VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
+VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
 # Sentences that explain something although NCCL does not call them a warning.
 _TELLING = re.compile(
     r"NET/[^:]{1,40}: No device found|Unable to open device|No usable listening interface|no"
@@ -220,7 +220,7 @@ class Reading:
                 names[int(index)] = name
 
     def _version(self, text: str) -> None:
-        if match := _VERSION.search(text):
+        if match := VERSION.search(text):
             _put(self.versions, match[1].rstrip("."))
 
     def _warn(self, text: str, hosts: Iterable[str], *, alarm: bool = False) -> None:
