@@ -18,6 +18,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import RequestError
+from launcher.model import Secret
 from launcher.redaction import redact
 from launcher.transport import by_node
 from launcher.ui import json_line
@@ -87,6 +88,7 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs(call, (*logs, *paths), require)
     from launcher.cli import expected
+    from launcher.remote import certificate
     from launcher.state.verdict import Ask
 
     if len(paths) > 1:
@@ -105,6 +107,7 @@ def check_nccl(
 
     ask = Ask(
         nonce=secrets.token_hex(4),
+        certificate=Secret(certificate.make("vlaunch check-nccl")),
         require=require,
         ranks_per_node=ranks_per_node,
         deadline=deadline,

@@ -16,12 +16,13 @@ from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.cli.session import Session
 from launcher.errors import GateError, VlaunchError
-from launcher.model import Inventory, Level, fold
+from launcher.model import Inventory, Level, Secret, fold
 from launcher.placement import Placement
 from launcher.plan import network, wanted
 from launcher.plan.request import Request
 from launcher.plan.shape import Stage
 from launcher.plan.stop import plan_stop
+from launcher.remote import certificate
 from launcher.state import engine_log, verdict
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.state.verdict import Ask, Proof, Record
@@ -58,6 +59,7 @@ def prove(
     nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
     ask = Ask(
         nonce=nonce,
+        certificate=Secret(certificate.make("vlaunch serve")),
         nodes=_between(request),
         pair_timeout=pair_timeout,
         collective=placed.crosses or placed.coupled,

@@ -15,7 +15,8 @@ _MAIN = b"import network_gate\nnetwork_gate.main()\n"
 
 def network() -> bytes:
     """Return the network check: `network_gate.py` and the modules that it imports."""
-    modules = {path.name: path.read_bytes() for path in _PAYLOAD.glob("network*.py")}
+    paths = (*_PAYLOAD.glob("network*.py"), _PAYLOAD / "tls.py")
+    modules = {path.name: path.read_bytes() for path in paths}
     return _archive({**modules, "__main__.py": _MAIN})
 
 

@@ -1,5 +1,5 @@
 """The network probe of one node, run in a container that will serve: starts one rank per GPU,
-prints one JSON object.
+prints one JSON object. Its standard input begins with the run's certificate, `tls.py`.
 
 Standard library here; the ranks (`network_rank.py`) import torch. It ends with its standard input,
 at its deadline, or with a signal, and leaves no process behind. The shape of what it prints is
@@ -133,8 +133,15 @@ class Child:
 class Probe:
     """All ranks of this node, from start to report."""
 
-    def __init__(self, args: argparse.Namespace, program: tuple[str, ...], argv: list[str]) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        program: tuple[str, ...],
+        argv: list[str],
+        certificate: str,
+    ) -> None:
         self.args, self.program, self.argv = args, program, argv
+        self.certificate = certificate  # of the run; none in exported pods
         self.children = [
             Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)
         ]
@@ -185,9 +192,10 @@ class Probe:
                     self.is_ready,
                     args.reach,
                     args.torch,
+                    self.certificate,
                 )
             else:
-                here = network_start.Gathering(listener, args.nonce, self.peers)
+                here = network_start.Gathering(listener, args.nonce, self.peers, self.certificate)
                 word = f"go {','.join(here.wait(self.is_ready, args.reach, args.torch))}"
                 listener.close()
         except (network_start.Unmet, OSError) as error:
@@ -384,7 +392,9 @@ def main() -> int:
         import network_rank
 
         network_rank.leave(network_rank.main(args))
-    report = Probe(args, (sys.executable, os.path.abspath(__file__)), sys.argv[1:]).run()
+    certificate = json.loads(sys.stdin.readline())["certificate"]
+    program = (sys.executable, os.path.abspath(__file__))
+    report = Probe(args, program, sys.argv[1:], certificate).run()
     print(json.dumps(report), flush=True)
     return 0 if not report["error"] and all(each["ended"] for each in report["ranks"]) else 1
 

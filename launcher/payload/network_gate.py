@@ -117,7 +117,8 @@ def measure(args: argparse.Namespace, own: str) -> dict[str, object]:
     # The probe ends with its standard input, which is closed in a pod.
     read, _ = os.pipe()
     os.dup2(read, 0)
-    probe = network.Probe(network.parsed(argv), (sys.executable, "-B", sys.argv[0]), argv)
+    program = (sys.executable, "-B", sys.argv[0])
+    probe = network.Probe(network.parsed(argv), program, argv, certificate="")
     report = probe.run()
     if probe.signal:
         sys.exit(128 + probe.signal)

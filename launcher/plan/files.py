@@ -30,6 +30,7 @@ _NETWORK = (
     "network_start.py",
     "network_rank.py",
     "network_work.py",
+    "tls.py",
 )
 # The agent, and what runs inside batch jobs, are packages, so that none of their modules hides
 # another one's name.

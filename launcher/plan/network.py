@@ -74,7 +74,7 @@ def commands(site: Site, ask: Ask) -> list[Command]:
             node=node.name,
             argv=_inside(site, node, ask, rank),
             timeout=deadline(site.inventory, ask) + 30,
-            stdin=bytes,
+            stdin=lambda: probe.program_input(ask.certificate),
             hold_stdin=True,
             together=True,
         )

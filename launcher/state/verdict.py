@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from launcher.checks.network.shape import Verdict, rate
 from launcher.errors import UnreadableAnswer
-from launcher.model import LEVELS, Answer, Level, Node, fold
+from launcher.model import LEVELS, Answer, Level, Node, Secret, fold
 from launcher.payload.agent import state as agent
 from launcher.payload.batch.columns import finite
 from launcher.placement import narrow
@@ -29,17 +29,22 @@ FILE = agent.NETWORK
 _Positive = Annotated[float, decode.within(1e-9, 1e12)]
 
 
+_NONE = Secret("")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """The options of a check: the required level (`None`: the inventory's), ranks a node (`None`:
     its GPUs), and deadlines in seconds.
 
-    `nonce` tells this run's ranks from those of another; `nodes` are those between which to measure
+    `nonce` tells this run's ranks from those of another, `certificate` lets its probes know each
+    other (PEM, with the private key); `nodes` are those between which to measure
     (none named: all). `collective` means that collectives will cross nodes. `known` is what GPUs
     and network cards should do.
     """
 
     nonce: str
+    certificate: Secret = _NONE
     nodes: tuple[str, ...] = ()
     require: Level | Literal["auto"] | None = None
     ranks_per_node: int | None = None

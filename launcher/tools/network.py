@@ -8,12 +8,13 @@ all ranks reduce together.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
+from launcher.model import Answer, Argv, Secret
 from launcher.tools import decode
 from launcher.tools.decode import Text
 
@@ -153,6 +154,11 @@ def probe(
     }
     words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
     return ("python3", "-B", "/opt/vlaunch/network.py", *words)
+
+
+def program_input(certificate: Secret) -> bytes:
+    """Return what a probe reads first."""
+    return json.dumps({"certificate": certificate.reveal()}).encode() + b"\n"
 
 
 def parse_report(answer: Answer) -> Report:

@@ -12,6 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent.parent / "launcher" / "payload"
 NAMES = (
+    "tls",
     "network",
     "network_start",
     "network_node",

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from launcher.checks.network.shape import Verdict
-from launcher.model import Answer
+from launcher.model import Answer, Secret
 from launcher.plan import network
 from launcher.site import Site
 from launcher.state import verdict
@@ -90,11 +90,17 @@ def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> N
     waits any more.
     """
     for command in network.commands(Site(load(nodes=NODES)), ASK):
-        assert (command.together, command.hold_stdin, command.stdin is not None) == (
-            True,
-            True,
-            True,
-        )
+        assert (command.together, command.hold_stdin) == (True, True)
+
+
+def test_the_runs_certificate_is_on_standard_input_alone(load: Load) -> None:
+    """One line, the same for every node."""
+    ask = replace(ASK, certificate=Secret("PEM"))
+    for command in network.commands(Site(load(nodes=NODES)), ask):
+        assert command.stdin is not None
+        assert command.stdin() == b'{"certificate": "PEM"}\n'
+        assert "PEM" not in " ".join(command.words)
+    assert "PEM" not in repr(ask)
 
 
 @pytest.mark.parametrize(
