@@ -135,6 +135,12 @@ def works(frames: Sequence[str]) -> bool:
     return any(function in _WORKS for function, _ in map(_parse, frames))
 
 
+def inner(frames: Sequence[str]) -> list[str]:
+    """Return a stack without what called the loop that it works in, which never changes."""
+    loops = [number for number, frame in enumerate(frames) if _parse(frame)[0] in _LOOPS]
+    return list(frames[: loops[0] + 1] if loops else frames)
+
+
 def kind(frames: Sequence[str], line: str = "") -> int:
     """Classify a stack and its innermost line: WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR or OWN."""
     inner = []

@@ -145,7 +145,7 @@ def _rank(each: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
         "title": each.title[:80],
         "rank": each.rank,
         "engine": each.engine,
-        "frames": [_frame(frame) for frame in frames][:_FRAMES],
+        "frames": blame.inner([_frame(frame) for frame in frames])[:_FRAMES],
         "line": _line(frames[0]) if frames else "",
         "why": why,
         "thread": number,

@@ -92,7 +92,8 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
     """Its name comes from its title, its counters are those of the thread that works."""
     pid = sleeper.pid
     titles[pid] = WORKER
-    spy(thread(1, WAIT), thread(pid, STEP, LOOP), thread(2, WAIT, LOOP))
+    main = {"name": "main", "short_filename": "vllm/main.py", "line": 1}
+    spy(thread(1, WAIT), thread(pid, STEP, LOOP, main), thread(2, WAIT, LOOP))
 
     sample = look(target(pid))
 
