@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import state
 from .desired import Desired
-from .observed import OVER, STATES, Observed
+from .observed import OVER, STATES, VERDICTS, Observed
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -43,7 +43,10 @@ HELP: Mapping[str, tuple[str, str]] = {
     "server_canary_seconds": ("gauge", "How long the keeper's last own request took."),
     "server_canary_timestamp_seconds": ("gauge", "When the keeper's last own request came back."),
     "server_canary_waiting_seconds": ("gauge", "For how long the present one is on its way."),
-    "server_still_seconds": ("gauge", "For how long nothing at all of a server has moved."),
+    "server_health": ("gauge", "1 for the verdict on a server, as `vlaunch status` shows it."),
+    "server_still_seconds": ("gauge", "Seconds without a step while a request waits or fails."),
+    "server_longest_step_seconds": ("gauge", "The longest such time that ended in progress."),
+    "server_wedged": ("gauge", "1 for the rank in which a suspect server hangs."),
     "server_requests_running": ("gauge", "Requests that vLLM works on, of all endpoints."),
     "server_requests_waiting": ("gauge", "Requests that wait in vLLM, of all endpoints."),
     "server_tokens_per_second": ("gauge", "Tokens generated per second since the look before."),
@@ -127,6 +130,11 @@ def _server(page: Page, want: Desired | None, seen: Observed) -> None:
     page.add("server_info", 1, server=name, model=seen.model, backend=backend, task=seen.task)
     for each in STATES:
         page.add("server_state", each == seen.state, server=name, state=each)
+    for each in VERDICTS:
+        page.add("server_health", each == seen.verdict, server=name, verdict=each)
+    if seen.wedge is not None and seen.verdict == "suspect":
+        rank, node, gpu = seen.wedge.rank or "unknown", seen.wedge.node, seen.wedge.gpu
+        page.add("server_wedged", 1, server=name, rank=rank, node=node, gpu=gpu)
     last, load = seen.last_fault, seen.load
     known = seen.state == "ready"
     values: Mapping[str, float | None] = {
@@ -142,6 +150,7 @@ def _server(page: Page, want: Desired | None, seen: Observed) -> None:
         "server_canary_timestamp_seconds": seen.answered,
         "server_canary_waiting_seconds": seen.asking if known else None,
         "server_still_seconds": seen.still if known else None,
+        "server_longest_step_seconds": seen.longest_step if known else None,
         "server_requests_running": load.running if load is not None else None,
         "server_requests_waiting": load.waiting if load is not None else None,
         "server_tokens_per_second": load.tokens_per_s if load is not None else None,

@@ -17,6 +17,11 @@ VERSION = 2
 # stopping: it is being ended. pausing: until the next start. failed: its first start ended.
 # gave-up: no restart is left. stopped: nobody wants it.
 STATES = ("waiting", "starting", "ready", "stopping", "pausing", "failed", "gave-up", "stopped")
+# Health, of a server that is ready, and of one that is not.
+VERDICTS = (
+    *("answering", "busy", "quiet", "suspect", "resting", "unknown"),
+    *("waiting", "starting", "stopping", "recovering", "failed", "gave-up", "stopped"),
+)
 OVER = ("failed", "gave-up", "stopped")
 FAULTS = 20  # that are kept
 EVIDENCE = 4000  # characters of one fault's; stacks of an engine that hung come on top

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from launcher.model import Ports
 from launcher.payload.agent import metrics, state
 from launcher.payload.agent.desired import Desired
-from launcher.payload.agent.observed import STATES, Fault, Load, Observed
+from launcher.payload.agent.observed import STATES, VERDICTS, Fault, Load, Observed, Wedge
 from tests.payload.agent.wanted import mp
 
 NOW = 1_700_000_100.0
@@ -40,6 +40,7 @@ def seen(**more: Any) -> Observed:
         fault_count=2,
         faults=[Fault(at=NOW - 90, what="it died", ready_again_after=41.0)],
         alive={"gpu1": {"PP0": True}, "gpu2": {"PP1": False}},
+        verdict="answering",
     )
     return dataclasses.replace(made, **more)
 
@@ -98,6 +99,25 @@ def test_a_server_that_is_ready(tmp_path: Path) -> None:
     assert found["rank_up node=gpu1 rank=PP0 server=chat"] == 1
     assert found["rank_up node=gpu2 rank=PP1 server=chat"] == 0
     assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 1
+
+
+def test_a_server_that_hangs(tmp_path: Path) -> None:
+    """Its verdict, for how long, and the rank, once it is suspect."""
+    wedge = Wedge(since=NOW - 70, rank="TP1", node="gpu2", gpu="3", frame="FRAME (x.py:1)")
+    how = seen(verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge)
+    keep(tmp_path, how=how)
+    found = read(tmp_path)
+
+    assert {each: found[f"server_health server=chat verdict={each}"] for each in VERDICTS} == {
+        each: float(each == "suspect") for each in VERDICTS
+    }
+    assert found["server_still_seconds server=chat"] == 70
+    assert found["server_longest_step_seconds server=chat"] == 4
+    assert found["server_wedged gpu=3 node=gpu2 rank=TP1 server=chat"] == 1
+    keep(tmp_path, how=dataclasses.replace(how, wedge=Wedge(since=NOW)))
+    assert read(tmp_path)["server_wedged gpu= node= rank=unknown server=chat"] == 1
+    keep(tmp_path, how=dataclasses.replace(how, verdict="quiet"))
+    assert not [name for name in read(tmp_path) if "wedged" in name]
 
 
 def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
