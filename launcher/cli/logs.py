@@ -118,7 +118,7 @@ def _containers(session: Session, node: Node, follow: bool, tail: int) -> list[I
         with docker_api.errors(node.name):
             found = list(client.containers(all=True, filters={"label": label}))[:_MOST]
     except VlaunchError as error:
-        return [[(node.name, f"[{error.message}]")]]
+        return [[(node.name, f"[{error.reason}]")]]
     return [_container(client, node, container["Id"], follow, tail) for container in found]
 
 
@@ -142,7 +142,7 @@ def _container(
         whole.end()
     except VlaunchError as error:
         whole.end()
-        texts.append(f"[{error.message}]")
+        texts.append(f"[{error.reason}]")
     yield from ((node.name, text) for text in texts)
 
 

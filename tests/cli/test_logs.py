@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher import shell
 from launcher.errors import ConnectError
-from tests.cli.conftest import Cluster
+from tests.cli.conftest import Cluster, FakeDocker
 
 
 @pytest.fixture
@@ -197,6 +198,24 @@ def test_what_reads_servers_logs_ends_with_us(
     assert command.argv[command.argv.index("bounded") + 1] == seconds
     assert command.hold_stdin
     assert (command.timeout == float("inf")) is bool(flags)
+
+
+@pytest.mark.parametrize(("call", "first"), [("containers", []), ("logs", ["gpu01: ready"])])
+def test_an_api_that_does_not_answer_is_named_once(
+    talking: Cluster, monkeypatch: pytest.MonkeyPatch, call: str, first: list[str]
+) -> None:
+    """With its node, as every line; from the beginning, or while a log is read."""
+    talking.server_log = []
+
+    def fail(*_: object, **__: object) -> Iterator[bytes]:
+        if first:
+            yield b"ready\n"
+        raise ConnectionError("broken")
+
+    monkeypatch.setattr(FakeDocker, call, fail)
+    ran = talking.run("logs", "gpu01")
+
+    assert ran.out.splitlines() == [*first, "gpu01: [Docker's API did not answer]"]
 
 
 def test_a_node_that_is_down_does_not_hide_the_others(talking: Cluster) -> None:
