@@ -22,9 +22,9 @@ from typing import Any
 
 from . import blame, children, process
 
-EVERY = 10.0  # seconds between two samples
+EVERY, _SELDOM = 10.0, 30.0  # seconds between two samples: at least, and on a loaded host
 PY_SPY = "/opt/vlaunch/py-spy"
-_DUMP = 5.0  # seconds for one dump
+_DUMP = 15.0  # seconds for one dump: 0.1, but for a host that is overloaded
 _TRIES = 3  # a dump taken while the process works may be unreadable
 _SHARE = 0.05  # of the time in which samples may be taken: py-spy uses a core while it runs
 _FRAMES = 60
@@ -91,7 +91,8 @@ class Inspection:
             sample = {"number": self._number, "at": round(began, 1), **look(target)}
             if self._target is not None:
                 self._sample = sample
-            self._wake.wait(max(EVERY, (time.monotonic() - began) / _SHARE))
+            pause = (time.monotonic() - began) / _SHARE
+            self._wake.wait(min(max(EVERY, pause), _SELDOM))
 
 
 def look(target: Target) -> dict[str, Any]:
