@@ -32,8 +32,11 @@ _RANK = re.compile(r"VLLM::(Worker|EngineCore)((?:_[A-Z]+\d+)*)")
 _PLACE = re.compile(r"(DP|TP|PP)(\d+)")
 _RAS = ("127.0.0.1", 28028)  # NCCL_RAS_ADDR's default, since NCCL 2.24
 _RAS_WAIT = 5  # seconds
+# src/ras/client_support.cc of NCCL: what differs, how far the ranks are, and who lags.
 _TELLING = re.compile(
-    r"\b(?:WARNING|ERROR|INCOMPLETE|MISMATCH|unresponsive|different|dead)\b", re.I
+    r"\b(?:INCOMPLETE|MISMATCH|DEAD|TIMEOUT|unresponsive|different|missing)\b"
+    r"|launched (?:up to|any) operation|^Rank \d+ -- ",
+    re.IGNORECASE,
 )
 _NVIDIA = (
     "nvidia-smi",
@@ -260,7 +263,7 @@ def _ask_nccl() -> list[str]:
             stream.write("VERBOSE STATUS\n")
             stream.flush()
             lines = [line.strip() for line in stream.read(1 << 18).splitlines()]
-        return [f"NCCL RAS: {line[:200]}" for line in lines if _TELLING.search(line)][:10]
+        return [f"NCCL RAS: {line[:200]}" for line in lines if _TELLING.search(line)][:20]
     return []
 
 

@@ -210,18 +210,33 @@ def test_gpus(
     assert rank["gpus"] == [{"index": 2, "utilization": 100.0, "power_w": 95.12}]
 
 
+# As in NCCL's user guide (Troubleshooting, RAS).
 RAS = """\
 NCCL version 2.28.9 compiled with CUDA 12.9
+CUDA runtime version 12090, driver version 12090
+
 Job summary
 ===========
-Errors
-======
-INCOMPLETE
-  Missing communicator data from 1 job process
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      4          8            1         32       32
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4         8        32        32   RUNNING  MISMATCH
+
 Warnings
 ========
-MISMATCH
-  Communicator ranks have different AllReduce operation counts
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  26 ranks have launched up to operation 6650
+  6 ranks have launched up to operation 6649
+  Rank 0 -- GPU 0 managed by process 483072 on node 172.16.64.210
 """
 
 
@@ -231,9 +246,12 @@ MISMATCH
         (
             "SERVER PROTOCOL 2\n",
             [
-                "NCCL RAS: INCOMPLETE",
-                "NCCL RAS: MISMATCH",
-                "NCCL RAS: Communicator ranks have different AllReduce operation counts",
+                "NCCL RAS: 0         1         4         8        32        32   RUNNING  MISMATCH",
+                "NCCL RAS: #0-0 (27a079b828ff1a75) MISMATCH",
+                "NCCL RAS: Communicator ranks have different collective operation counts",
+                "NCCL RAS: 26 ranks have launched up to operation 6650",
+                "NCCL RAS: 6 ranks have launched up to operation 6649",
+                "NCCL RAS: Rank 0 -- GPU 0 managed by process 483072 on node 172.16.64.210",
             ],
         ),
         ("HTTP/1.1 400 Bad Request\n", []),
