@@ -1,4 +1,4 @@
 """The agent: first process of every container of a cluster, and on the head the keeper of servers.
 
-Standard library only.
+Beyond the standard library it needs aiohttp, pydantic and prometheus_client, as vLLM's image has.
 """
