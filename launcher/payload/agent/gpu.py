@@ -1,7 +1,7 @@
 """What `nvidia-smi`, or the kernel of AMD's GPUs, says of this container's GPUs: whether enough
-memory is free to start, who holds it, and whether they work.
+memory is free to start, and who holds it.
 
-Standard library only. Query fields: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`;
+Query fields: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`;
 AMD's files: the kernel's Documentation/gpu/amdgpu/driver-misc.rst.
 """
 
@@ -17,7 +17,7 @@ from . import children
 
 _GPUS = (
     "nvidia-smi",
-    "--query-gpu=index,uuid,memory.total,memory.used,utilization.gpu",
+    "--query-gpu=index,uuid,memory.total,memory.used",
     "--format=csv,noheader,nounits",
 )
 _APPS = (
@@ -44,15 +44,12 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; memory is in MiB, None where unknown, `busy` in percent; with `unified` memory it
-    is the host's.
-    """
+    """One GPU; memory is in MiB, None where unknown; with `unified` memory it is the host's."""
 
     index: int
     uuid: str
     total: float | None
     used: float | None
-    busy: float | None
     unified: bool = False
 
 
@@ -61,18 +58,18 @@ def look(chosen: Sequence[int] | None = None) -> list[Gpu]:
     code, out = children.run(_GPUS, _TIMEOUT)
     if OUTDATED in out or any(words in out for words in _LOST):
         raise Lost(out.strip().splitlines()[0][:200])
-    rows = [row for row in map(_words, out.splitlines()) if len(row) == 5 and row[0].isdigit()]
+    rows = [row for row in map(_words, out.splitlines()) if len(row) == 4 and row[0].isdigit()]
     gpus = list(_amd()) if code == 127 else [_gpu(row) for row in rows if code == 0]
     return [gpu for gpu in gpus if chosen is None or gpu.index in chosen]
 
 
 def _gpu(row: Sequence[str]) -> Gpu:
-    total, used, busy = map(_number, row[2:])
+    total, used = map(_number, row[2:])
     if unified := row[2] in ("[N/A]", "[Not Supported]"):  # not `[Insufficient Permissions]`
         sizes = dict(re.findall(r"(\w+): +(\d+) kB", _text("proc/meminfo")))
         total, free = (float(sizes[name]) / 1024 for name in ("MemTotal", "MemAvailable"))
         used = total - free
-    return Gpu(int(row[0]), row[1], total, used, busy, unified)
+    return Gpu(int(row[0]), row[1], total, used, unified)
 
 
 def _amd() -> Iterator[Gpu]:
@@ -87,7 +84,7 @@ def _amd() -> Iterator[Gpu]:
             memory = "mem_info_vram" if says.get("cpu_cores_count", "0") == "0" else "-"
             total, used = (_number(_text(f"{device}/{memory}_{at}")) for at in ("total", "used"))
             total, used = (size and size / (1 << 20) for size in (total, used))
-            yield Gpu(index, "", total, used, _number(_text(f"{device}/gpu_busy_percent")))
+            yield Gpu(index, "", total, used)
             index += 1
 
 

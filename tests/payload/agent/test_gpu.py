@@ -12,7 +12,7 @@ import pytest
 
 from launcher.payload.agent import gpu
 
-GPUS = "0, GPU-aa, 81559, 2, 0\n1, GPU-bb, 81559, 70000, 97\n"
+GPUS = "0, GPU-aa, 81559, 2\n1, GPU-bb, 81559, 70000\n"
 APPS = "GPU-bb, 4711, /usr/bin/python3, 60000\nGPU-bb, 4712, [Not Found], 9000\nGPU-aa, 1, x, 1\n"
 Smi = Callable[..., None]
 
@@ -39,10 +39,7 @@ def test_gpus_are_read(smi: Smi) -> None:
     """One a line; what is no line of it is left out."""
     smi(GPUS + "some warning of the driver\n")
 
-    assert [(each.index, each.used, each.busy) for each in gpu.look()] == [
-        (0, 2.0, 0.0),
-        (1, 70000.0, 97.0),
-    ]
+    assert [(each.index, each.used) for each in gpu.look()] == [(0, 2.0), (1, 70000.0)]
 
 
 def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
@@ -58,7 +55,7 @@ def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
 
 def test_several_gpus_that_are_held(smi: Smi) -> None:
     """One is named, and how many more there are."""
-    smi("0, GPU-aa, 81559, 70000, 0\n1, GPU-bb, 81559, 70000, 97\n", apps="")
+    smi("0, GPU-aa, 81559, 70000\n1, GPU-bb, 81559, 70000\n", apps="")
 
     assert gpu.room(0.9, None, 1) == (
         0,
@@ -117,7 +114,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 @pytest.mark.parametrize("none", ["[N/A]", "[Not Supported]"])
 def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none: str) -> None:
     """A GB10 gives no figures: what the host has available decides, as in vLLM."""
-    smi(f"0, GPU-aa, {none}, {none}, 3\n", apps="")
+    smi(f"0, GPU-aa, {none}, {none}\n", apps="")
     files(proc__meminfo="MemTotal:       125829120 kB\nMemAvailable:   52428800 kB\n")
 
     assert gpu.room(0.4, None, 1) == (1, "")
@@ -131,7 +128,7 @@ def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none:
 def test_memory_that_nobody_may_see_counts_as_free(smi: Smi) -> None:
     """A MIG instance in a container: that is not unified memory."""
     hidden = "[Insufficient Permissions]"
-    smi(f"0, GPU-aa, {hidden}, {hidden}, [N/A]\n")
+    smi(f"0, GPU-aa, {hidden}, {hidden}\n")
 
     assert gpu.room(0.9, None, 1) == (1, "")
 
@@ -147,7 +144,6 @@ def amd(files: Callable[..., None], *used: int, cores: int = 0) -> None:
                 f"dev__dri__renderD{128 + at}": "",
                 f"{device}__mem_info_vram_total": f"{192 << 30}\n",
                 f"{device}__mem_info_vram_used": f"{gib << 30}\n",
-                f"{device}__gpu_busy_percent": f"{gib}\n",
             }
         )
 
