@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -20,11 +19,13 @@ import threading
 import time
 import traceback
 
-from . import children, metrics, process, routes, server, state
-from .crew import Follower, Lead
+from . import children, metrics, process, reports, routes, server, state
+from .certificates import Certificates
+from .crew import Lead
 from .keeper import Keeper
+from .log import say
+from .members import Follower, Link
 from .node import Node
-from .wire import say
 
 # seconds between two turns: mostly, and while something is being started or ended
 _TURN, _QUICK = 0.5, 0.1
@@ -114,15 +115,17 @@ class Agent:
     """All that this container's first process does."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.woken = threading.Event()  # there are other orders
         self.node = Node(state.FOLDER, private_shm=args.private_shm, lost=self._lost)
         self.ray = RayDaemon(args.command)
-        where = (args.node, args.head, args.port, self.node, self.selector)
-        self.lead = Lead(*where) if args.lead else None
-        self.follower = None if args.lead else Follower(*where)
+        self.lead = Lead(args.node, self.node) if args.lead else None
+        where, certificates = (args.head, args.port), Certificates(server=args.lead)
+        link = Link(args.node, *where, certificates, self.woken.set)
+        self.follower = None if args.lead else Follower(self.node, link)
         self.lock = threading.RLock()  # of all this, for whatever else the server's thread asks
         sites = [routes.launcher(state.SOCKET, self)]
-        if args.lead:
+        if self.lead is not None:
+            sites.append(reports.site(self.lead, self.lock, certificates, *where))
             sites.append(routes.metrics(args.head, args.metrics, metrics.text))
         self.server = server.Server(*sites)
         self.keepers: dict[str, Keeper] = {}
@@ -134,15 +137,13 @@ class Agent:
     def run(self) -> int:
         """Go on until somebody says that it is enough; return the exit code."""
         self.server.start()
+        if self.follower is not None:
+            self.follower.link.start()
         while self.code is None and not self.told:
-            due = self.turned + (_QUICK if self.busy else _TURN)
-            heard = self.selector.select(max(0.0, due - time.monotonic()))
             with self.lock:
-                for each, _ in heard:
-                    each.data()
-            if time.monotonic() >= due or (heard and self.follower is not None):
-                with self.lock:
-                    self.turn()
+                self.turn()
+            self.woken.wait(_QUICK if self.busy else _TURN)
+            self.woken.clear()
         return self.leave()
 
     @property

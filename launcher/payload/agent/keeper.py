@@ -22,6 +22,7 @@ from .crew import Lead
 from .desired import Desired
 from .faults import Trouble
 from .health import Clock
+from .log import say
 from .monitor import Monitor
 from .needs import Needs
 from .node import KEEP, PREPARE, RUN, Order
@@ -29,7 +30,6 @@ from .observed import OVER, EndpointHealth, Fault, Observed
 from .process import IDLE, RUNNING
 from .ray_view import Culprit, RayView
 from .reservation import Reservation
-from .wire import say
 
 _SOON = 30.0  # seconds in which a start or an end is over, if nothing is amiss
 # seconds in which several signs of one death are gathered, so that the nearest to its cause is told

@@ -15,23 +15,27 @@ import ssl
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from .wire import say
+from .certificates import Certificates, Troubles, cause
+from .log import say
 
 _BACKLOG = 128
 _AGAIN = 3.0  # seconds between two attempts to listen on an address
 _LARGEST = 4 << 20  # bytes of a request
+_HANDSHAKE = 10.0  # seconds for a TLS handshake
+_PENDING = 256  # of them at once
+_IDLE = 75.0  # seconds until a connection without a request is closed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Routes and their address: a Unix socket (`path`), or a host and a port, with `tls` or plain.
+    """Routes and their address: a Unix socket (`path`), or a host and a port.
 
-    `tls` is called at each attempt to listen; an OSError means that its files are not there yet.
-    At most `most` connections are open at once (0: any number), each for at most `seconds`.
+    With `certificates` over mutual TLS. At most `most` connections are open at once (0: any
+    number), each for at most `seconds`.
     """
 
     name: str
@@ -39,7 +43,8 @@ class Site:
     path: str = ""
     host: str = ""
     port: int = 0
-    tls: Callable[[], ssl.SSLContext] | None = None
+    certificates: Certificates | None = None
+    troubles: Troubles = field(default_factory=Troubles)
     most: int = 0
     seconds: float = 0.0
 
@@ -56,6 +61,7 @@ class Server:
         self.bound: dict[str, int] = {}  # sites that listen, and their ports
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
+        self._under_tls = set[asyncio.Transport]()  # TCP connections with TLS over them
         self._thread = threading.Thread(target=self._run, daemon=True, name="http")
 
     def start(self) -> None:
@@ -70,15 +76,32 @@ class Server:
     def _run(self) -> None:
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # `_guard` tells of our own errors
         self._loop.run_until_complete(self._serve())
+        self._loop.run_until_complete(self._end())
         self._loop.close()
 
     async def _serve(self) -> None:
         await asyncio.gather(*(self._open(site) for site in self.sites))
 
+    async def _end(self) -> None:
+        """End what is still open; nobody waits for the other side."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in self._under_tls:
+            transport.abort()
+        await asyncio.sleep(0)  # they close their sockets meanwhile
+
     async def _open(self, site: Site) -> None:
         app = web.Application(middlewares=[_guard], client_max_size=_LARGEST)
         app.add_routes(site.routes)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=_IDLE,
+        )
         await runner.setup()
         listening = await self._listen(site, runner)
         await self._over.wait()
@@ -109,9 +132,10 @@ class Server:
             return await self._loop.create_unix_server(
                 factory, sock=_private(site.path), backlog=_BACKLOG
             )
-        tls = site.tls() if site.tls is not None else None
+        if site.certificates is not None:
+            factory = _tls(site, site.certificates, factory, self._under_tls)
         return await self._loop.create_server(
-            factory, site.host, site.port, ssl=tls, backlog=_BACKLOG, reuse_address=True
+            factory, site.host, site.port, backlog=_BACKLOG, reuse_address=True
         )
 
 
@@ -121,6 +145,107 @@ class _Busy(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close it."""
         transport.close()
+
+
+class _Tls(asyncio.Protocol):
+    """A connection with TLS; what fails in it is printed, which asyncio's own listener does not do.
+
+    From the end of the handshake on, all is passed to the protocol that is made then.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        certificates: Certificates,
+        make: Callable[[], asyncio.Protocol],
+        pending: dict[asyncio.Transport, None],
+        below: set[asyncio.Transport],
+    ) -> None:
+        self._site, self._certificates, self._make = site, certificates, make
+        self._pending, self._below = pending, below
+        self._host = ""
+        self._inner: asyncio.Protocol | None = None
+        self._early = b""  # what came with the end of the handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; where too many have not come to an end, the oldest is closed."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a socket's
+        transport.pause_reading()
+        self._host = str(transport.get_extra_info("peername", ("?",))[0])
+        self._transport = transport
+        self._below.add(transport)
+        self._pending[transport] = None
+        if len(self._pending) > _PENDING:
+            next(iter(self._pending)).abort()
+        self._task = asyncio.get_running_loop().create_task(self._open())
+
+    async def _open(self) -> None:
+        context, secured = self._certificates.context(), None
+        try:
+            if context is not None:
+                secured = await asyncio.get_running_loop().start_tls(
+                    self._transport,
+                    self,
+                    context,
+                    server_side=True,
+                    ssl_handshake_timeout=_HANDSHAKE,
+                )
+        except OSError as error:
+            self._failed(error)
+        finally:
+            self._pending.pop(self._transport, None)
+        if secured is None:
+            self._below.discard(self._transport)
+            self._transport.abort()
+            return
+        self._inner = self._make()
+        self._inner.connection_made(secured)
+        if self._early:
+            self._inner.data_received(self._early)
+
+    def _failed(self, error: BaseException) -> None:
+        if not isinstance(error, ConnectionResetError):  # the client just went away
+            self._site.troubles.say(f"refused a connection from {self._host}: {cause(error)}")
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on."""
+        if self._inner is None:
+            self._early += data
+        else:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return self._inner.eof_received() if self._inner is not None else None
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on; bytes that the other side did not send end a connection."""
+        if isinstance(exc, ssl.SSLError):
+            self._failed(exc)
+        self._below.discard(self._transport)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+
+def _tls(
+    site: Site,
+    certificates: Certificates,
+    make: Callable[[], asyncio.Protocol],
+    below: set[asyncio.Transport],
+) -> Callable[[], asyncio.Protocol]:
+    """Return what makes a connection's protocol, behind TLS."""
+    pending: dict[asyncio.Transport, None] = {}
+    return lambda: _Tls(site, certificates, make, pending, below)
 
 
 def _limited(site: Site, server: web.Server | None) -> Callable[[], asyncio.Protocol]:
@@ -167,7 +292,7 @@ async def _guard(
     """Answer an error of ours with its name, and print where it came from."""
     try:
         return await handler(request)
-    except web.HTTPException:
+    except (web.HTTPException, ConnectionResetError):  # the client has gone
         raise
     except Exception as error:
         say(f"{request.method} {request.path}: {traceback.format_exc()}")

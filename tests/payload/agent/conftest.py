@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.payload.agent import api, keeper, monitor, needs, reservation, state, wire
+from launcher.payload.agent import api, keeper, monitor, needs, reservation, state
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.ray_view import Rank
 from tests.payload.agent.stage import Clock, Make, Now, Stage, View
@@ -47,7 +47,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "secrets" / "RAY_AUTH_TOKEN").write_text("ray-token\n")
     (tmp_path / "secrets" / "VLLM_API_KEY").write_text("api-key")
     monkeypatch.setattr(api, "SECRETS", str(tmp_path / "secrets"))
-    monkeypatch.setattr(wire, "_SECRETS", str(tmp_path / "secrets"))
     monkeypatch.setattr(state, "FOLDER", str(tmp_path / "state"))
     return tmp_path
 

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from launcher.payload import agent
-from launcher.payload.agent import state, wire
+from launcher.payload.agent import state
 from launcher.payload.agent.desired import Policy, Ray
 from launcher.payload.agent.observed import Observed
 from tests.payload.agent import wanted
+from tests.payload.agent.authority import Authority
 from tests.payload.agent.waits import PATIENCE, lives, until
 
 pytestmark = pytest.mark.processes
@@ -32,12 +33,12 @@ QUICK = Policy(canary=0.2, stuck=60.0, start_timeout=20.0, grace=0.5, pause=0.1,
 MAIN = """if 1:
     import ctypes, sys
     sys.path.insert(0, sys.argv.pop(1))
-    from vlaunch_agent import __main__, crew, keeper, node
-    crew.EVERY, crew._RETURN, crew._PROOF, node._LOOK, keeper._SETTLE = 0.2, 0.5, 1.0, 0.2, 0.3
+    from vlaunch_agent import __main__, crew, keeper, members, node, server
+    crew._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
+    node._LOOK, keeper._SETTLE = 0.2, 0.3
     __main__._TURN, __main__._RAY_AGAIN, keeper._ABSENT = 0.1, 0.3, 1.0
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     sys.exit(__main__.main())"""
-SECRET = "a secret"
 
 
 def free() -> int:
@@ -61,6 +62,7 @@ class Cluster:
         self.ports: dict[str, int] = {}  # of the head, as other nodes see it
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.asked = 0
+        self.authority = Authority()
         (folder / "lib").mkdir()
         (folder / "lib" / "vlaunch_agent").symlink_to(Path(agent.__file__).parent)
 
@@ -68,13 +70,12 @@ class Cluster:
         self,
         *nodes: str,
         ray: tuple[str, ...] = (),
-        secret: str = SECRET,
+        authority: Authority | None = None,
     ) -> None:
         """Start agents; the head's is told so."""
         for node in nodes:
-            for part in ("state", "secrets"):
-                (self.folder / part / node).mkdir(parents=True, exist_ok=True)
-            (self.folder / "secrets" / node / "RAY_AUTH_TOKEN").write_text(secret)
+            (self.folder / "state" / node).mkdir(parents=True, exist_ok=True)
+            (authority or self.authority).deliver(self.folder / "secrets" / node, node)
             words = [
                 "--node",
                 node,
@@ -591,24 +592,9 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2")
     server.is_("ready", generation=1)
-    cluster.start("gpu3", secret="another")
+    cluster.start("gpu3", authority=Authority())
     silent = [socket.create_connection(("127.0.0.1", cluster.port), 5) for _ in range(70)]
-    proof = wire.proof("", "member", "gpu2", "b", "c", "n")
-    for said in (
-        b"\x00\xff\n",
-        b"{}\n",
-        b"[1]\n",
-        b"[" * 60_000 + b"\n",
-        b"x" * (10 << 20) + b"\n",
-        b'{"node": 1, "proof": 1}\n',
-        b'{"node": {}, "proof": "\xc3\xa9", "boot": []}\n',
-        b'{"node": ' + b"9" * 5000 + b"}\n",
-        b'{"node": "\\ud800"}\n',
-        json.dumps({"node": "gpu2", "boot": "b", "nonce": "n", "proof": proof}).encode() + b"\n",
-        b'{"node": "half',
-        b'{"servers": {}}\n',
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    ):
+    for said in (b"\x00\xff\n", b"{}\n", b"x" * (10 << 20), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", cluster.port), 5) as stranger:
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(said)
@@ -616,15 +602,31 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     for each in silent:
         assert over(each)
         each.close()
-    cluster.says("gpu3", "it refuses this agent: the secrets differ: run `vlaunch up`")
+    cluster.says("gpu3", "the certificate is not accepted")
     server.answers()
 
     assert (server.seen.generation, server.seen.faults) == (1, [])
     assert set(
         json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())["members"]
     ) == {"gpu1", "gpu2"}
-    (cluster.folder / "secrets" / "gpu3" / "RAY_AUTH_TOKEN").write_text(SECRET)  # it is read again
+    cluster.authority.deliver(cluster.folder / "secrets" / "gpu3", "gpu3")  # they are read again
     cluster.says("gpu1", "the agent of gpu3 is here")
+
+
+def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
+    """Node by node, as `vlaunch secrets rotate` does; nothing starts anew."""
+    cluster.start("gpu1", "gpu2")
+    server = cluster.serve("chat", "gpu1", "gpu2")
+    server.is_("ready", generation=1)
+    pids = server.pids()
+    cluster.authority = Authority()
+    for node in ("gpu2", "gpu1"):
+        cluster.authority.deliver(cluster.folder / "secrets" / node, node)
+        server.answers()
+    until(lambda: cluster.log("gpu1").count("the agent of gpu2 is here") == 2, "it is back")
+    server.answers()
+
+    assert (server.seen.generation, server.seen.faults, server.pids()) == (1, [], pids)
 
 
 # ---- the first process of a container ------------------------------------------------------------

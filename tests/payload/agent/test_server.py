@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,20 +190,3 @@ def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFi
     assert " 500 " in said.splitlines()[0]
     assert '{"error": "LookupError: no such thing"}' in said
     assert "GET /broken: Traceback" in capsys.readouterr().out
-
-
-def test_certificates_that_are_not_there_yet(
-    serve: Serve, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The site listens once they are."""
-    there: list[bool] = []
-
-    def tls() -> ssl.SSLContext:
-        if not there:
-            raise FileNotFoundError("no certificate")
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-
-    serving = serve(Site(name="group", routes=[], host="127.0.0.1", tls=tls), wait=False)
-    until(lambda: "no certificate" in _seen(capsys), "it is told")
-    there.append(True)
-    until(lambda: "group" in serving.bound, "it listens")

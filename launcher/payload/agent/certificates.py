@@ -1,0 +1,110 @@
+"""The node's certificate and its cluster's CA, for the connections between agents: mutual TLS 1.3.
+
+`vlaunch up` signs the certificates and writes the files. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .log import say
+
+FOLDER = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
+CA = "AGENT_CA"  # the CA's certificate
+CERTIFICATE = "AGENT_CERTIFICATE"  # the node's own, and its private key
+_EVERY = 60.0  # seconds in which one trouble with a connection is printed once
+_MOST = 20  # of different troubles in that time
+
+
+class Certificates:
+    """The TLS contexts of one side, made again whenever the files change."""
+
+    def __init__(self, *, server: bool, folder: str = FOLDER) -> None:
+        self._server = server
+        self._ca, self._certificate = os.path.join(folder, CA), os.path.join(folder, CERTIFICATE)
+        self._context: ssl.SSLContext | None = None
+        self._files: object = None  # as they were at the last attempt
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context of the newest files that can be used; None where there were none yet.
+
+        Files that cannot be used are tried again when they change; the cause is printed once.
+        """
+        files = [_version(path) for path in (self._ca, self._certificate)]
+        if files != self._files:
+            self._files = files
+            try:
+                self._context = self._made()
+            except (OSError, ValueError) as error:
+                say(
+                    f"cannot use this node's {CA} and {CERTIFICATE}: {cause(error)}; run"
+                    " `vlaunch up`"
+                )
+        return self._context
+
+    def _made(self) -> ssl.SSLContext:
+        """Make a context that accepts the CA's certificates only; raises OSError or ValueError."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3
+        made.verify_mode = ssl.CERT_REQUIRED
+        if self._server:
+            made.num_tickets = 0  # a resumed session would not be verified again
+        made.load_verify_locations(self._ca)
+        # an encrypted key would be asked for on the terminal
+        made.load_cert_chain(self._certificate, password=_no_password)
+        return made
+
+
+def _version(path: str) -> object:
+    """Return a value that changes with a file; None while it is missing."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _no_password() -> str:
+    raise ValueError(f"the private key of {CERTIFICATE} is encrypted")
+
+
+def name_in(certificate: Mapping[str, Any] | None) -> str:
+    """Return the node that a verified certificate names (its CN); empty where it names none."""
+    subject = (certificate or {}).get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return names[0] if len(names) == 1 else ""
+
+
+def cause(error: BaseException) -> str:
+    """Return why a connection failed, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return "the connection was closed"
+    if isinstance(error, ConnectionAbortedError):
+        return "there was no TLS handshake in time"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return text or type(error).__name__
+
+
+class Troubles:
+    """Troubles with connections, each printed once a minute: strangers can cause any number."""
+
+    def __init__(self) -> None:
+        self._printed: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Print it, unless that was done a moment ago."""
+        now = time.monotonic()
+        self._printed = {each: at for each, at in self._printed.items() if now - at < _EVERY}
+        if text not in self._printed and len(self._printed) < _MOST:
+            self._printed[text] = now
+            say(text)
