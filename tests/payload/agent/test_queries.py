@@ -100,7 +100,7 @@ def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
     assert chat["observed"]["written"] == pytest.approx(time.time() - 3, abs=1)
     assert embed["desired"] is None
     assert 3 <= chat["age"] == said["agent"] < 30
-    assert 3 <= said["members"]["gpu1"] == said["members"]["gpu2"] - 5
+    assert 3 <= said["members"]["gpu1"] == pytest.approx(said["members"]["gpu2"] - 5)
 
 
 def test_no_server_yet(ask: Ask) -> None:
