@@ -516,14 +516,11 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         until(lambda: turn() and world.lead.settled("gpu2"), "it has its orders")
         between, own = (answers, INJECTED) if side == "answers" else (sent, REQUEST)
         between.adds = bytes if replay else lambda _: own
-        reason = "TLS failed: " + (
-            "decryption failed or bad record mac" if replay else "wrong version number"
-        )
         who = {
             "answers": f"no connection to the head's agent at 127.0.0.1 port {relay.port}",
             "reports": "refused a connection from 127.0.0.1",
         }
-        said = f"{who[side]}: {reason}"
+        said = f"{who[side]}: TLS failed: "  # the reason depends on how TCP cuts what passes
         until(lambda: turn() and lines.has(said), "it says why", lambda: lines.text)
         world.order("gpu2", ORDER, OTHER)
         until(lambda: turn() and world.lead.settled("gpu2"), "the next one works")
