@@ -99,7 +99,8 @@ def test_what_asks_for_the_token_is_told_to_ask() -> None:
     assert all(
         "Ray token" in PORTS[name][5]
         for name in PORTS
-        if name not in ("metrics_export", "api", "mp_master", "dp_rpc", "probe", "copy", "metrics")
+        if name
+        not in ("metrics_export", "api", "mp_master", "dp_rpc", "group", "probe", "copy", "metrics")
     )
 
 
