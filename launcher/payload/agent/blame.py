@@ -143,23 +143,17 @@ def inner(frames: Sequence[str]) -> list[str]:
 
 def kind(frames: Sequence[str], line: str = "") -> int:
     """Classify a stack and its innermost line: WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR or OWN."""
-    inner = []
-    for function, file in map(_parse, frames):
-        if function in _LOOPS:
-            break
-        inner.append((function, file))
-    if not inner:
-        return OWN
-    functions = {function for function, _ in inner}
-    if any(file.endswith(_QUEUES) for _, file in inner):
+    parsed = list(map(_parse, inner(frames)))
+    functions = {function for function, _ in parsed}
+    if any(file.endswith(_QUEUES) for _, file in parsed):
         return WAITS
-    if not functions & (_WORKS - _LOOPS) and ("get", "queue.py") in inner:
+    if not functions & (_WORKS - _LOOPS) and ("get", "queue.py") in parsed:
         return WAITS
-    if any(file.startswith(_COLLECTIVES) for _, file in inner) or _HANDLE.search(line):
+    if any(file.startswith(_COLLECTIVES) for _, file in parsed) or _HANDLE.search(line):
         return WITH_OTHERS
     if functions & _DEVICE or _EVENT.search(line):
         return FOR_DEVICE
-    return OPERATOR if _OPERATORS.match(inner[0][1]) else OWN
+    return OPERATOR if parsed and _OPERATORS.match(parsed[0][1]) else OWN
 
 
 def _parse(frame: str) -> tuple[str, str]:
@@ -274,7 +268,7 @@ def _pairs(
     ]
     for each in second.ranks:
         name = names.get(each.pid) or each.rank or f"process {each.pid}"
-        own = re.match(r"DP(\d+)", name)
+        own = re.search(r"\bDP(\d+)", name)
         if replica is not None and own and int(own[1]) != replica:
             continue
         pair = _Pair(name, node, earlier.get(each.pid, Rank(pid=each.pid)), each, seconds)

@@ -193,6 +193,7 @@ def test_replicas() -> None:
     beside = copy.deepcopy(rank_of(recorded("mp-tp2-load"), "node2"))
     for taken, each in zip(samples["node2"], beside, strict=True):
         taken["ranks"].append({**each, "pid": 9, "rank": "DP1 TP0"})
+        taken["ranks"].append({**each, "pid": 10, "rank": "the engine DP1", "engine": True})
 
     assert judge(samples).progress is True
     assert judge(samples, replica=0).rank == "DP0 TP1"
