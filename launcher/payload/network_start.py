@@ -80,9 +80,8 @@ class Gathering:
         """Return the node of a caller that introduces itself; nothing for any other one."""
         nonce, _, name = line.partition(" ")
         with self.lock:
-            if nonce != self.nonce or name not in self.others or self.over.is_set():
-                return ""
-            if name in self.there:
+            ours = nonce == self.nonce and name in self.others
+            if not ours or name in self.there or self.over.is_set():
                 return ""
             self.there.add(name)
             return name
