@@ -490,7 +490,6 @@ class Keeper:
         fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
         seen.next_start = now + pause
         seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None
-        seen.endpoints, seen.wedge = {}, None
         say(f"{self.name}: {fault.summary}; ending what is left of the engine")
         if trouble is sign:
             self._ask_who_died_first(fault)
@@ -557,7 +556,7 @@ class Keeper:
         if seen.state != "ready":
             leaves = want != self.asked and seen.state not in OVER
             seen.verdict = "stopping" if leaves else health.verdict(seen.state, seen.fault_count)
-            seen.reason = seen.doing
+            seen.reason, seen.endpoints, seen.wedge = seen.doing, {}, None
         seen.written, self._saved = now, self.clock.monotonic()
         with contextlib.suppress(OSError):
             state.write(

@@ -27,7 +27,7 @@ def for_nodes(
             pids=_pids(monitor, node),
             share=want.memory_share if node in counts else None,
             count=counts.get(node, 0),
-            inspect=monitor is not None and bool(monitor.stall.verdict),
+            inspect=monitor is not None and phase != PREPARE and bool(monitor.stall.verdict),
         )
         for node in want.reach
     }

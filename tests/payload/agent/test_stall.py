@@ -233,7 +233,12 @@ def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
     (fault,) = seen.faults
 
     assert fault.what == f"no step had ended for 360 s: {WHERE}"
-    assert (fault.node, fault.rank, seen.wedge) == ("gpu2", "PP1", None)
+    assert (fault.node, fault.rank, seen.wedge, seen.endpoints) == ("gpu2", "PP1", None, {})
+    stage.until("pausing")
+    stage.lead.nodes["gpu2"].waits = "memory"
+    stage.until("waiting")
+    assert not any(each.inspect for each in stage.orders.values())
+    stage.lead.nodes["gpu2"].waits = ""
     assert STEPS[0] in fault.evidence
     assert WAITS[0] in fault.evidence
     stage.engine = Engine()
