@@ -272,16 +272,14 @@ def _record_logs(node: Told) -> list[Log]:
 
 
 def _hang_lines(server: str, record: Observed) -> Iterator[list[str]]:
-    """Say that a server ends no step, and what its ranks do, where they were inspected."""
-    wedge = record.wedge
+    """Say that a server ends no step, and where it hangs, else what its ranks do."""
+    wedge, reason = record.wedge, record.reason
     if record.verdict == "suspect":
-        where = wedge.where if wedge is not None else "rank unknown"
-        first = f"keeper: server {server} hangs: {_words(where)}: {_words(record.reason)}"
+        if wedge is not None and not wedge.rank:
+            reason = "; ".join((reason, *wedge.observations))
+        yield [f"keeper: server {server} hangs: {_words(reason)}"]
     elif record.verdict == "quiet":
-        first = f"keeper: server {server} is quiet: {_words(record.reason)}"
-    else:
-        return
-    yield [first, *(map(_words, wedge.observations) if wedge is not None else ())]
+        yield [f"keeper: server {server} is quiet: {_words(reason)}"]
 
 
 def _hanging(node: Told, now: float) -> Log:

@@ -5,6 +5,7 @@ last.
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -409,7 +410,7 @@ WEDGE = Wedge(
 )
 SUSPECT = {
     "verdict": "suspect",
-    "reason": "no step has ended for 70 s",
+    "reason": f"no step has ended for 70 s: {WEDGE.where}",
     "wedge": WEDGE,
     "written": NOW,
     "ready_at": NOW - 600,
@@ -425,10 +426,21 @@ def test_a_rank_that_hangs() -> None:
 
     assert kinds(found) == [("now", "rank-hangs"), ("perhaps", "rank-silent")]
     assert found.findings[0].evidence[0].line == (
-        "keeper: server chat hangs: rank TP1 on gpu02 in _spin (worker.py:13): no step has ended"
-        " for 70 s"
+        "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02 in _spin"
+        " (worker.py:13)"
     )
     assert found.found
+
+
+def test_a_hang_of_an_unknown_rank() -> None:
+    """What each rank does is told instead."""
+    reason = "no step has ended for 70 s: rank unknown"
+    unknown = {**SUSPECT, "reason": reason, "wedge": replace(WEDGE, rank="", node="")}
+    found = judge(Told(kept=record("chat", "ready", **unknown)))
+
+    assert found.findings[0].evidence[0].line == (
+        f"keeper: server chat hangs: {reason}; {WEDGE.observations[0]}"
+    )
 
 
 def test_a_server_that_is_quiet() -> None:

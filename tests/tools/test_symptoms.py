@@ -169,7 +169,7 @@ LINES = {
     ),
     "node-unreachable": "node cannot be reached: no answer from gpu02:22 within 10s",
     "server-gave-up": "keeper: gave up server chat: no restart is left of 3 in 1 h",
-    "rank-hangs": "keeper: server chat hangs: rank TP1 on gpu02 in _spin (worker.py:13): no step",
+    "rank-hangs": "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02",
     "known-to-hang": "known to hang: NCCL 2.29.2 on ARM, where it was built with gcc before 10",
     "server-quiet": "keeper: server chat is quiet: no step has ended for 45 s",
     "server-died": "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)",
