@@ -14,6 +14,7 @@ from launcher.soak.load import Load, Times
 from launcher.soak.retransmits import Retransmits
 from launcher.state.progress_text import duration, rate
 
+_WIDTH = 200  # characters of a fault
 _WELL = ("answering", "busy", "resting")
 
 
@@ -72,11 +73,11 @@ class Verdict:
         """Why it has failed; empty when it has passed."""
         load, count = self.load, self.load.errors.total()
         found = {
-            f"{count} requests failed": count,
+            f"failed requests: {count}": count,
             "no token came": not load.tokens and not self.interrupted,
             f"a request waited {load.wait:.1f} s for a token": load.wait > self.allowed,
-            f"the engine was restarted {self.restarts} times": self.restarts,
-            f"{len(self.faults)} faults": self.faults,
+            f"restarts: {self.restarts}": self.restarts,
+            f"faults: {len(self.faults)}": self.faults,
             f"the server is {self.health}": self.health not in _WELL,
         }
         return [text for text, failed in found.items() if failed]
@@ -128,9 +129,9 @@ class Verdict:
         yield "next token", _latency(load.between)
         at = f"until {duration(load.waited_until)} after the start"
         yield "longest gap", f"{_time(load.wait)}, {at} (allowed: {self.allowed:.0f} s)"
-        yield "server", f"{self.health}, {self.restarts} restarts, {len(self.faults)} faults"
+        yield "server", f"{self.health}, restarts: {self.restarts}, faults: {len(self.faults)}"
         for fault in self.faults:
-            yield "", fault
+            yield "", fault[:_WIDTH]
         for node, (again, sent) in self.again.nodes.items():
             share = f" ({again / sent:.3%})" if sent else ""
             yield "retransmits", f"{node}: {again:,} of {sent:,} segments{share}"

@@ -90,7 +90,7 @@ def test_a_restart_meanwhile(
     ran = serving.run("soak", "30m")
 
     assert ran.code == 1
-    assert "failed: the engine was restarted 1 times; the server is recovering" in ran.out
+    assert "failed: restarts: 1; the server is recovering" in ran.out
 
 
 def test_ctrl_c_gives_what_there_is(

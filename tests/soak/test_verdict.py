@@ -50,7 +50,7 @@ def test_one_that_passes() -> None:
         ("first token", "p50 50 ms, p99 60 ms, longest 60 ms"),
         ("next token", "p50 5 ms, p99 6 ms, longest 6 ms"),
         ("longest gap", "1.50 s, until 12m 34s after the start (allowed: 30 s)"),
-        ("server", "answering, 0 restarts, 0 faults"),
+        ("server", "answering, restarts: 0, faults: 0"),
         ("retransmits", "gpu01: 12 of 40,000 segments (0.030%)"),
         ("", "gpu01 to gpu02: 11 segments"),
         ("verdict", "passed"),
@@ -64,11 +64,11 @@ def test_one_that_passes() -> None:
 @pytest.mark.parametrize(
     ("run", "after", "failure"),
     [
-        ({"errors": load().errors + load().errors.__class__({"x": 2})}, {}, "2 requests failed"),
+        ({"errors": load().errors + load().errors.__class__({"x": 2})}, {}, "failed requests: 2"),
         ({"wait": 30.1}, {}, "a request waited 30.1 s for a token"),
         ({"tokens": 0}, {}, "no token came"),
-        ({}, {"generation": 3}, "the engine was restarted 1 times"),
-        ({}, {"fault_count": 2, "faults": [*BEFORE.faults, kept.fault()]}, "1 faults"),
+        ({}, {"generation": 3}, "restarts: 1"),
+        ({}, {"fault_count": 2, "faults": [*BEFORE.faults, kept.fault()]}, "faults: 1"),
         ({}, {"verdict": "suspect"}, "the server is suspect"),
         ({}, {"asked": 7.0, "generation": 0}, "the server is replaced"),
     ],
