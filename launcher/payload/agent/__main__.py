@@ -17,13 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 
 from . import children, metrics, process, reports, routes, server, state
 from .certificates import Certificates
 from .crew import Lead
 from .keeper import Keeper
-from .log import say
+from .log import say, trace
 from .members import Follower, Link
 from .node import Node
 
@@ -171,7 +170,7 @@ class Agent:
             try:
                 keeper.turn()
             except Exception:
-                say(f"{keeper.name}: {traceback.format_exc()}")
+                trace(keeper.name)
         orders: dict[str, dict[str, object]] = {}
         for name, keeper in self.keepers.items():
             for node, order in keeper.orders().items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 
 
 def say(text: str) -> None:
@@ -14,3 +15,9 @@ def say(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     with contextlib.suppress(OSError):
         print("vlaunch agent: " + shown.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+def trace(where: str) -> None:
+    """Print the exception that is being handled, each line with where it was raised."""
+    for line in traceback.format_exc().splitlines():
+        say(f"{where}: {line}")

@@ -13,14 +13,13 @@ import os
 import socket
 import ssl
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from .certificates import Certificates, Troubles, cause
-from .log import say
+from .log import say, trace
 
 _BACKLOG = 128
 _AGAIN = 3.0  # seconds between two attempts to listen on an address
@@ -295,5 +294,5 @@ async def _guard(
     except (web.HTTPException, ConnectionResetError):  # the client has gone
         raise
     except Exception as error:
-        say(f"{request.method} {request.path}: {traceback.format_exc()}")
+        trace(f"{request.method} {request.path}")
         return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=500)

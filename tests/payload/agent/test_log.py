@@ -20,3 +20,16 @@ def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> No
     log.say("the agent of Knoten-ß\ud800\x1b[2J is here")
 
     assert to.getvalue() == b"vlaunch agent: the agent of Knoten-???[2J is here\n"
+
+
+def test_an_exception_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with where it was raised, in letters that the output can show."""
+    try:
+        raise LookupError("no\x1bthing")
+    except LookupError:
+        log.trace("chat")
+    lines = capsys.readouterr().out.splitlines()
+
+    assert lines[0] == "vlaunch agent: chat: Traceback (most recent call last):"
+    assert lines[-1] == "vlaunch agent: chat: LookupError: no?thing"
+    assert len(lines) > 3
