@@ -22,6 +22,7 @@ from .task import HEALTH, ONLY_HEALTH, named
 
 # what an odd report of an agent raises
 NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_GAP = 10.0  # seconds between two turns after which this agent cannot say what happened meanwhile
 _BUSY = 5.0  # seconds after which a canary that has not come back says that the server is busy
 
 
@@ -47,7 +48,8 @@ class Api:
         self.name, self.want, self.process, self.lead = name, want, process, lead
         self.node, self.clock = process.node, clock
         self.last_answer = self.asking = 0.0
-        self.steps = Steps(clock.monotonic())
+        self._heard = clock.monotonic()
+        self.steps = Steps(self._heard)
         self.first: dict[str, Any] = {}  # what it answered first, or how it refuses
         self.failing = ""  # how canaries fail
         self.counts: Counts | None = None
@@ -91,6 +93,9 @@ class Api:
     def hear(self, probe: Mapping[str, Any], seen: Observed, now: float) -> tuple[bool, bool]:
         """Note what it says; return whether it has answered so far, and whether it counts."""
         came, counts = False, isinstance(probe.get("counters"), Mapping)
+        if now - self._heard > _GAP:
+            self.steps.forget(now)
+        self._heard = now
         try:
             if (way := named(str(probe.get("task")))) is not None:
                 seen.task = way.name

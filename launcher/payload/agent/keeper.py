@@ -128,7 +128,9 @@ class Keeper:
         """Write down that a server is over that somebody stopped while no agent was here."""
         self.seen = state.seen(self.name, self.folder)
         if self.seen is not None and self.seen.state not in OVER:
-            self.seen.state, self.seen.doing = "stopped", ""
+            self.seen.state, self.seen.verdict = "stopped", "stopped"
+            self.seen.doing = self.seen.reason = ""
+            self.seen.endpoints, self.seen.wedge = {}, None
             with contextlib.suppress(OSError):
                 state.write(state.path(self.name, state.OBSERVED, self.folder), self.seen.as_json())
 

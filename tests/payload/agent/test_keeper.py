@@ -475,7 +475,11 @@ def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
     stage.boot()
     stage.run(2)
 
-    assert stage.seen.state == "stopped"
+    assert (stage.seen.state, stage.seen.verdict, stage.seen.endpoints) == (
+        "stopped",
+        "stopped",
+        {},
+    )
 
 
 # ---- a head that starts again --------------------------------------------------------------------

@@ -151,6 +151,18 @@ def test_an_agent_that_cannot_be_asked_makes_no_suspect(ready: Make) -> None:
     assert (stage.seen.wedge, stage.seen.state) == (None, "ready")
 
 
+def test_an_agent_that_was_frozen_has_seen_no_long_step(ready: Make) -> None:
+    """The head's own: what happened meanwhile it cannot say."""
+    stage = ready()
+    stage.engine.answers = False
+    stage.run(5)
+    stage.clock.now += 100
+    stage.engine.answers = True
+    stage.run(5)
+
+    assert stage.seen.longest_step < 10
+
+
 def replicas(*more: str) -> Any:
     """Two replicas, one on each node."""
     first = wanted.process("gpu1", replicas=(0, 1))
