@@ -112,8 +112,8 @@ def _seen(lab: Practice, inventory: str, watch: Watch, wedged: float) -> dict[st
     server = next(iter(document.get("servers") or [{}]))
     doctor = lab.vlaunch(inventory, "doctor", timeout=240)
     record = lab.record(state.OBSERVED)
-    wedge = record.get("wedge") or (suspect.wedge if suspect else None) or {}
-    holds = (record.get("ranks") or {}).get(wedge.get("node"), [])
+    faults = [each for each in record.get("faults", ()) if each["at"] >= wedged]
+    wedge = (suspect.wedge if suspect else None) or next(iter(faults), {})
     return {
         "quiet": round(quiet.at - wedged, 1) if quiet else None,
         "suspect": round(suspect.at - wedged, 1) if suspect else None,
@@ -122,9 +122,8 @@ def _seen(lab: Practice, inventory: str, watch: Watch, wedged: float) -> dict[st
         "shown": str(server.get("state", "")),
         "code": status.code,
         "named": {name: wedge.get(name) for name in ("rank", "node", "gpu", "frame")},
-        "holds": holds,
         "observations": list(wedge.get("observations") or []),
-        "stacks": len(wedge.get("stacks") or []),
+        "stacks": list(wedge.get("stacks") or []),
         "longest_step": record.get("longest_step"),
         "status": status.out[-_DOCTOR:],
         "doctor": doctor.said[:_DOCTOR],
