@@ -24,6 +24,7 @@ VERDICTS = (
 )
 OVER = ("failed", "gave-up", "stopped")
 FAULTS = 20  # that are kept
+UNKNOWN = "rank unknown"
 EVIDENCE = 4000  # characters of one fault's; stacks of an engine that hung come on top
 STACKS = 12_000
 
@@ -93,10 +94,14 @@ class Wedge:
     @property
     def where(self) -> str:
         """The rank that hangs, with its node, GPU and frame; or that it is unknown."""
-        if not self.rank:
-            return "rank unknown"
         gpu = f" (GPU {self.gpu})" if self.gpu else ""
-        return f"rank {self.rank} on {self.node}{gpu}{' in ' if self.frame else ''}{self.frame}"
+        return f"rank {self.rank} on {self.node}{gpu} in {self.frame}" if self.rank else UNKNOWN
+
+    @property
+    def how(self) -> str:
+        """The same without the rank and its node."""
+        gpu = f" of GPU {self.gpu}" if self.gpu else ""
+        return f"the rank{gpu} hung in {self.frame}" if self.rank else UNKNOWN
 
 
 @dataclass(kw_only=True)

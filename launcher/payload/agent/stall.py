@@ -103,7 +103,7 @@ class Stall:
         found = (f"then: {trouble.what}", *wedge.observations, *wedge.stacks, trouble.evidence)
         return replace(
             trouble,
-            what=f"no step had ended for {self.seconds:.0f} s: {wedge.where}",
+            what=f"no step had ended for {self.seconds:.0f} s: {wedge.how}",
             node=wedge.node,
             rank=wedge.rank,
             evidence="\n".join(filter(None, found)),

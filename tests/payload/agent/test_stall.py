@@ -244,7 +244,7 @@ def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
     seen = stage.until("stopping", within=10)
     (fault,) = seen.faults
 
-    assert fault.what == f"no step had ended for 360 s: {WHERE}"
+    assert fault.what == f"no step had ended for 360 s: the rank hung in {STEPS[0]}"
     assert (fault.node, fault.rank, seen.wedge, seen.endpoints) == ("gpu2", "PP1", None, {})
     stage.until("pausing")
     stage.lead.nodes["gpu2"].waits = "memory"
@@ -277,7 +277,7 @@ def test_a_death_of_a_hang_is_of_the_rank_that_hung(ready: Make, node: str, how:
     stage.kill(node, how, "TimeoutError: RPC call timed out", "lines")
     (fault,) = stage.until("stopping", within=5).faults
 
-    assert fault.what.endswith(f"s: {WHERE}")
+    assert fault.what.endswith(f"s: the rank hung in {STEPS[0]}")
     assert (fault.node, fault.rank) == ("gpu2", "PP1")
     assert fault.cause == "TimeoutError: RPC call timed out"
     assert fault.evidence.startswith(f"then: vLLM's process on {node} {how}\n")
@@ -345,16 +345,21 @@ def test_a_death_long_after_a_hang_is_judged_by_itself(ready: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wedge", "where"),
+    ("wedge", "where", "how"),
     [
-        (Wedge(since=1.0), "rank unknown"),
-        (Wedge(since=1.0, rank="TP1", node="gpu2"), "rank TP1 on gpu2"),
+        (Wedge(since=1.0), "rank unknown", "rank unknown"),
+        (
+            Wedge(since=1.0, rank="TP1", node="gpu2", frame="spin (x.py:1)"),
+            "rank TP1 on gpu2 in spin (x.py:1)",
+            "the rank hung in spin (x.py:1)",
+        ),
         (
             Wedge(since=1.0, rank="TP1", node="gpu2", gpu="3", frame="spin (x.py:1)"),
             "rank TP1 on gpu2 (GPU 3) in spin (x.py:1)",
+            "the rank of GPU 3 hung in spin (x.py:1)",
         ),
     ],
 )
-def test_where_it_hangs_in_words(wedge: Wedge, where: str) -> None:
-    """What is known, and no more."""
-    assert wedge.where == where
+def test_where_it_hangs_in_words(wedge: Wedge, where: str, how: str) -> None:
+    """What is known, and no more; a fault has its rank and node beside it."""
+    assert (wedge.where, wedge.how) == (where, how)
