@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +19,9 @@ from .certificates import Certificates, Troubles, name_in
 from .crew import Lead, Refused
 from .members import HOLD
 from .server import Site
+
+_AGAIN = 0.02  # seconds between two attempts to get the agent's lock
+_HANGS = 5.0  # seconds for which its main loop may hold it; members wait longer for an answer
 
 
 def site(
@@ -52,11 +57,27 @@ class _Reports:
         body = await request.read()
         try:
             name, transport = self._client(request)
-            with self._lock:
-                answer = self._lead.exchange(name, _read(body), transport)
+            report = _read(body)
+            async with self._locked():
+                answer = self._lead.exchange(name, report, transport)
         except Refused as why:
             return self._refuse(request, str(why))
         return web.json_response(answer)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        """Hold the agent's lock, and let the other answers go on until it is free; raises Refused
+        where the agent's main loop does not let go of it.
+        """
+        until = time.monotonic() + _HANGS
+        while not self._lock.acquire(blocking=False):
+            if time.monotonic() > until:
+                raise Refused("the main loop of the head's agent hangs")
+            await asyncio.sleep(_AGAIN)
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     async def wait(self, request: web.Request) -> web.Response:
         """Answer as soon as there are other orders than those that a node has, or after a while."""

@@ -54,7 +54,7 @@ class World:
         self.lead = Lead("gpu1", Node())  # type: ignore[arg-type]
         self.links: list[Link] = []
         self.clients: list[Client] = []
-        self.woken = threading.Event()
+        self.woken, self.lock = threading.Event(), threading.RLock()
         self.server: Server | None = None
 
     @property
@@ -62,7 +62,7 @@ class World:
         """Where the head's agent listens."""
         if self.server is None:
             own = Certificates(server=True, folder=str(self.folder / "gpu1"))
-            self.server = Server(reports.site(self.lead, threading.RLock(), own, "127.0.0.1", 0))
+            self.server = Server(reports.site(self.lead, self.lock, own, "127.0.0.1", 0))
             self.server.start()
             until(lambda: self.server and self.server.bound, "it listens")
         return self.server.bound["the agents of other nodes"]
@@ -212,6 +212,29 @@ def test_an_agent_that_ends(world: World, lines: Lines) -> None:
     world.links.pop().close()
     until(lambda: world.lead.turn() or not world.lead.here("gpu2"), "it is gone")
     lines.wait("the agent of gpu2 is gone: its connection was closed")
+
+
+def test_a_main_loop_that_hangs_holds_up_reports_alone(
+    world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
+    monkeypatch.setattr(reports, "_HANGS", 1.0)
+    read, arrived = reports._read, threading.Event()
+    monkeypatch.setattr(reports, "_read", lambda body: arrived.set() or read(body))
+    client, other = world.client(), world.client("gpu3").connection
+    answers: list[tuple[int, Any]] = []
+    with world.lock:
+        thread = threading.Thread(target=lambda: answers.append(client.post(world.report())))
+        thread.start()
+        assert arrived.wait(20)
+        other.request("GET", "/orders")
+        status, early = other.getresponse().status, list(answers)
+        thread.join(20)
+
+    assert (status, early) == (200, [])
+    assert answers == [(403, {"error": "the main loop of the head's agent hangs"})]
+    lines.wait("the main loop of the head's agent hangs")
+    assert client.post(world.report())[0] == 200
 
 
 def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
