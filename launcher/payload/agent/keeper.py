@@ -488,7 +488,9 @@ class Keeper:
             pause = health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
         lost, sign = None, trouble
         if ready and self._monitor is not None:
-            lost, trouble = self._monitor.apis.lost(), self._monitor.stall.judge(sign)
+            trouble = self._monitor.stall.judge(sign)
+            # vLLM counts requests when a step ends: what came in a hang is not among them
+            lost = self._monitor.apis.lost() if trouble is sign else None
         fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
         seen.next_start = now + pause
         seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None

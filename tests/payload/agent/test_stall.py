@@ -251,6 +251,7 @@ def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
     stage.until("waiting")
     assert not any(each.inspect for each in stage.orders.values())
     stage.lead.nodes["gpu2"].waits = ""
+    assert fault.lost is None
     assert STEPS[0] in fault.evidence
     assert WAITS[0] in fault.evidence
     stage.engine = Engine()
