@@ -75,8 +75,9 @@ class Inspection:
         if target is None:
             self._sample = None
             self._wake.set()
-        elif self._thread is None or not self._thread.is_alive():
-            self._wake.clear()
+            return
+        self._wake.clear()  # also where the thread has not ended yet: it goes on, with pauses
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 

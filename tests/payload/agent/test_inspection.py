@@ -315,6 +315,27 @@ def test_samples_come_and_go(
     assert inspected.report() is None
 
 
+def test_a_new_target_before_the_old_sample_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread goes on, and still pauses between two samples."""
+    taking, go = threading.Event(), threading.Event()
+
+    def sample(_: Target) -> dict[str, Any]:
+        taking.set()
+        go.wait(20)
+        return {}
+
+    monkeypatch.setattr(inspection, "look", sample)
+    inspected = Inspection()
+    inspected.turn(target(1))
+    assert taking.wait(20)
+    inspected.turn(None)
+    inspected.turn(target(2))
+
+    assert not inspected._wake.is_set()
+    inspected.turn(None)
+    go.set()
+
+
 def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node inspects while it is ordered to, and its report has the sample."""
     sample = {"number": 1, "at": time.monotonic(), "ranks": []}
