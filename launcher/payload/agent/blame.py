@@ -47,8 +47,8 @@ class Rank:
 
     `line` is the text of the innermost frame's line, empty where it cannot be read.
 
-    `ticks` (hundredths of a second of CPU), `voluntary` context switches and `state` are of the
-    thread whose stack it is.
+    `ticks` (hundredths of a second of CPU), `voluntary` context switches, `state`, and `wchan`, the
+    place where it sleeps in the kernel, are of the thread whose stack it is.
     """
 
     pid: int
@@ -61,6 +61,7 @@ class Rank:
     ticks: int = 0
     voluntary: int = 0
     state: str = ""
+    wchan: str = ""
     gpus: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -322,13 +323,16 @@ def _told(pairs: Sequence[_Pair]) -> Iterable[str]:
 
 def _doing(pair: _Pair) -> str:
     after = pair.after
+    asleep = ["uninterruptible"] if after.state == "D" else []
+    asleep += [after.wchan] if after.wchan.strip("0") else []
+    kernel = f" ({', '.join(asleep)})" if asleep else ""
     frame = f"{after.frames[0]}: {after.line}" if after.line else after.frames[0]
     return {
         WAITS: "waiting for work" if not after.engine else "waiting for ranks or requests",
         WITH_OTHERS: f"waiting for other ranks in {frame}",
         FOR_DEVICE: f"waiting for its GPU in {frame}",
         OPERATOR: f"running an operator in {frame}",
-        OWN: f"running {frame}" if pair.core >= _BUSY else f"sleeping in {frame}",
+        OWN: f"running {frame}" if pair.core >= _BUSY else f"sleeping in {frame}{kernel}",
     }[pair.kind]
 
 

@@ -171,6 +171,18 @@ def test_engine_alone() -> None:
     assert (found.rank, found.node) == (blame.ENGINE, "node1")
 
 
+def test_sleep_in_the_kernel() -> None:
+    """It is told where a rank sleeps: a driver's function, a file system's, or a timer's."""
+    samples = recorded("mp-tp2-rank1-sleep")
+    assert any(each.endswith(" (hrtimer_nanosleep)") for each in judge(samples).observations)
+
+    rank_of(samples, "node2")[1].update(state="D", wchan="nfs_wait_bit_killable")
+    assert any(
+        each.endswith(" (uninterruptible, nfs_wait_bit_killable)")
+        for each in judge(samples).observations
+    )
+
+
 def test_gpu_of_the_culprit() -> None:
     """It is told where the node knows it."""
     samples = recorded("mp-tp2-rank1-c")
