@@ -106,8 +106,8 @@ def verdict(state: str, faults: int) -> str:
 
 
 def together(endpoints: Mapping[str, EndpointHealth]) -> tuple[str, str]:
-    """Return the verdict on a server with such endpoints, and the reason, with the nodes that it
-    does not hold for left out.
+    """Return the verdict on a server with such endpoints, and the reason, with its nodes where it
+    does not hold for all.
     """
     worst = min((each.verdict for each in endpoints.values()), key=_WORST.index, default="unknown")
     reasons: dict[str, list[str]] = {}
