@@ -1,5 +1,5 @@
-"""Wait for a server: follow its log through its phases until a completion (or what else its model
-gives) has come back, or until it is known why none will.
+"""Wait for a server: follow its log through its phases until its keeper says that a completion (or
+what else its model gives) has come back, or until it is known why none will.
 
 Watching never holds the server: whoever stops watching leaves it as it is.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.checks.ray import read_payload
 from launcher.errors import (
     DeadlineError,
     ServerError,
@@ -22,7 +21,7 @@ from launcher.errors import (
 )
 from launcher.events import Event, State
 from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
-from launcher.state.endpoints import Endpoint, holds
+from launcher.state.endpoints import holds
 from launcher.state.watched import VAGUE, ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
@@ -31,7 +30,6 @@ _EVERY = 1.0  # seconds between two looks, which may take their time
 _LOST = 45.0  # seconds without an answer until watching is given up
 # seconds of silence, after a fatal line, until a server that does not end by itself is given up
 _SETTLE = 8.0
-_FIRST_ANSWER = 60.0
 _LOOKS = 8  # until the keeper knows of an answer what has just been seen
 _REFUSALS = 3
 _STAGE = "serve"
@@ -109,7 +107,6 @@ class _Watching:
         self._warned: set[str] = set()
         self._fatal_since: float | None = None
         self._lost_since: float | None = None
-        self._refusals: list[str] = []
         self._told = self._silent = self._doing = ""
         self._recovering = False
 
@@ -125,14 +122,12 @@ class _Watching:
                 else:
                     yield from self._symptoms(seen, self._clock())
                 self._raise_if_over(seen, self._clock())
-                # A completion that comes back outdoes whatever the log says.
-                self._silent = seen.silent or self._silent
-                if seen.healthy and not seen.doing:
+                if seen.answers:  # which outdoes whatever the log says
                     yield self._waiting(self._clock())
-                    served = self._first_answer(seen)
-                    if served is not None:
-                        yield from self._told_of(served)
-                        return replace(served, ranks=self._ranks(seen))
+                    served = self._served(seen, self._clock() - self._began)
+                    yield from self._told_of(served)
+                    return replace(served, ranks=self._ranks(seen))
+                self._raise_if_refused(seen)
             now = self._clock()
             if now - self._began >= self._timeout:
                 raise self._too_late()
@@ -174,10 +169,13 @@ class _Watching:
             return None
         self._lost_since = None
         self._offset, self._doing, self._recovering = seen.offset, seen.doing, seen.recovering
+        late = f"{seen.state}: {seen.reason}" if seen.ready and not seen.answers else ""
+        self._silent = (
+            late or untrusted.plain(str(seen.first.get("error", "")))[: untrusted.LONGEST]
+        )
         if seen.anew:
             self._lines.clear()
             self._phase, self._phase_began, self._fatal_since = vllm.PHASES[0].id, now, None
-            self._refusals.clear()
         # Thousands of them are kept: none may be as long as a node likes.
         seen = replace(
             seen, lines=tuple(untrusted.plain(line)[: untrusted.LONGEST] for line in seen.lines)
@@ -212,12 +210,12 @@ class _Watching:
         known = symptoms.first("\n".join(seen.lines))
         if known is not None and known.fatal:
             self._fatal_since = now
-        elif self._fatal_since is not None and (seen.lines or seen.healthy):
+        elif self._fatal_since is not None and (seen.lines or seen.listening):
             # It lives: what looks fatal in a log may have been tried again, or done without.
             self._fatal_since = now
         if known is None or known.id in VAGUE:
             return []  # The error itself, when the log is complete, says more.
-        return self._warning(known, healthy=seen.healthy)
+        return self._warning(known, healthy=seen.listening)
 
     def _warning(self, known: symptoms.Match, *, healthy: bool) -> list[Event]:
         if known.cause in self._warned:
@@ -239,20 +237,10 @@ class _Watching:
             )
         raise failure(self._watched, seen, self._lines, hung=hung)
 
-    def _first_answer(self, seen: ServerSnapshot) -> Served | None:
-        """Ask each endpoint for a completion; `None` when they are to be asked again."""
-        patience = max(5.0, min(_FIRST_ANSWER, self._timeout - (self._clock() - self._began)))
-        answers = by_node(self._transport, self._watched.complete(patience))
-        try:
-            each = [read_payload(answers[at.node][0]) for at in self._watched.endpoints]
-        except UnreadableAnswer:
-            return None
-        missing = _missing(self._watched.endpoints, each)
-        self._silent = f"no answer yet from {', '.join(missing)}" if missing else ""
-        said = each[0]
-        status, error = _outcome(said, missing)
-        if status == 200 and _has_come(said):
-            return self._served(seen, each, self._clock() - self._began)
+    def _raise_if_refused(self, seen: ServerSnapshot) -> None:
+        """Give up when the server refuses what its keeper asks it first."""
+        said = seen.first
+        status, error = said.get("status"), untrusted.plain(str(said.get("error", "")))
         if status in (401, 403):
             raise ServerError(
                 "the server demands another API key than the cluster has",
@@ -262,37 +250,38 @@ class _Watching:
                     " `vlaunch serve` again"
                 ),
             )
-        if status:
-            self._refusals.append(f"{status}: {error or 'a completion without a token'}")
-        word = (named(said.get("task", "")) or COMPLETION).word
-        if len(self._refusals) >= _REFUSALS:
+        times = int(_number(said.get("times")))
+        if status and times >= _REFUSALS:
+            word = (named(str(said.get("task", ""))) or COMPLETION).word
             raise ServerError(
-                f"the API is up, but gives no {word} ({len(self._refusals)} times)",
-                evidence=self._refusals[-1],
+                f"the API is up, but gives no {word} ({times} times)",
+                evidence=f"{status}: {error}",
                 hint=(
                     f"read its log: `vlaunch logs --server {self._watched.name}`; end it with"
                     f" `vlaunch stop {self._watched.name}`"
                 ),
             )
-        return None
 
-    def _served(
-        self, seen: ServerSnapshot, each: Sequence[Mapping[str, Any]], seconds: float
-    ) -> Served:
-        said = each[0]
+    def _served(self, seen: ServerSnapshot, seconds: float) -> Served:
+        said = seen.first
+
+        def text(name: str) -> str:
+            return untrusted.plain(str(said.get(name) or ""))
+
+        replicas = said.get("replicas") or ()
         return Served(
             endpoints=tuple(at.url for at in self._watched.endpoints),
-            model=said.get("model") or "",
-            fingerprint=said.get("system_fingerprint") or "",
-            text=said.get("text") or "",
+            model=text("model"),
+            fingerprint=text("fingerprint"),
+            text=text("text"),
             ranks=seen.ranks,
-            capacity=holds(seen.apis.values(), "\n".join(self._lines)),
+            capacity=holds(seen.held.values() or ({},), "\n".join(self._lines)),
             seconds=seconds,
-            answer_seconds=max(float(one.get("seconds", 0)) for one in each),
-            replicas=tuple(_seconds(each)),
-            task=said.get("task", ""),
-            came=untrusted.plain(said.get("came", "")),
-            refused=untrusted.plain(said.get("refused", "")),
+            answer_seconds=_number(said.get("seconds")),
+            replicas=tuple(map(_number, replicas if isinstance(replicas, list) else ())),
+            task=text("task"),
+            came=text("came"),
+            refused=text("refused"),
         )
 
     def _ranks(self, seen: ServerSnapshot) -> Mapping[str, tuple[str, ...]]:
@@ -334,42 +323,8 @@ class _Watching:
         )
 
 
-def _has_come(said: Mapping[str, Any]) -> bool:
-    """True when an API gave what was asked for."""
-    return said.get("status") == 200 and bool(said.get("tokens", 0) > 0 or said.get("came"))
-
-
-def _missing(
-    endpoints: Sequence[Endpoint], each: Sequence[Mapping[str, Any]]
-) -> dict[str, Mapping[str, Any]]:
-    """Return what was said by replicas and, of several, by nodes that gave no completion."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for at, said in zip(endpoints, each, strict=True):
-        replicas = zip(at.replicas, said.get("replicas") or (), strict=False)
-        found |= {f"DP{number}": one for number, one in replicas if not one["answered"]}
-        if len(each) > 1 and not _has_come(said):
-            found[at.node] = said
-    return found
-
-
-def _seconds(each: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    """Yield how long each replica took, where there are several."""
-    for said in each:
-        if replicas := said.get("replicas"):
-            yield from (float(one["seconds"]) for one in replicas)
-        elif len(each) > 1:
-            yield float(said.get("seconds", 0))
-
-
-def _outcome(said: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) -> tuple[int, str]:
-    """Return the status of a completion (0: none yet), and what was said against it."""
-    if not missing:
-        return said.get("status", 0), str(said.get("error", ""))
-    # One replica's answer is not all replicas': what any of them says against it counts.
-    for name, each in missing.items():
-        if each.get("status", 0) not in (0, 200):
-            return each["status"], f"{name}: {each.get('error', '')}"
-    return 0, ""
+def _number(said: Any) -> float:
+    return float(said) if isinstance(said, (int, float)) else 0.0
 
 
 def summary(served: Served) -> dict[str, Any]:

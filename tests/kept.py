@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from launcher.payload.agent.desired import Desired, Policy, Process
+from launcher.payload.agent.health import verdict
 from launcher.payload.agent.observed import Fault, Load, Observed
 from tests.simulated import World
 
@@ -43,6 +44,8 @@ def seen(name: str = "default", state: str = "ready", **more: Any) -> Observed:
         asked=AT,
         model="org/m",
         state=state,
+        verdict="answering" if state == "ready" else verdict(state, more.get("fault_count", 0)),
+        reason=more.get("doing", ""),
         written=AT,
         ready_at=AT - 60,
     )
@@ -93,4 +96,9 @@ def keep(world: World, server: Desired, **how: Any) -> None:
     """Let simulated nodes keep a server, which is ready unless `how` says otherwise."""
     head = world.machines[world.inventory.head.name]
     head.files[f"server/{server.name}/desired.json"] = json.dumps(server.as_json()).encode()
-    world.observed[server.name] = {"state": "ready", "written": AT, **how}
+    world.observed[server.name] = {
+        "state": "ready",
+        "verdict": "answering",
+        "written": AT,
+        **how,
+    }

@@ -387,8 +387,7 @@ class World:
             for job in self.jobs:
                 job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
             return failed if failed is not None else Answer(node=node, code=0, out="{}")
-        assert verb == "complete"
-        return self._told(node, verb)
+        raise AssertionError(argv)
 
     def _asked(self, node: str, argv: Argv) -> Answer:
         """Answer what the agent is asked over HTTP."""
@@ -398,8 +397,11 @@ class World:
 
     def _told(self, node: str, verb: str) -> Answer:
         said = self.said.get(f"{verb} on {node}") or self._payload(verb)
-        failed = "error" in said and verb != "complete"
-        return Answer(node=node, code=22 if failed else 0, out=json.dumps(said) + "\n")
+        return Answer(
+            node=node,
+            code=22 if "error" in said and "servers" not in said else 0,
+            out=json.dumps(said) + "\n",
+        )
 
     def _below(self, path: str) -> str:
         """Return where a path of the cluster's directory is among a machine's files."""
@@ -416,6 +418,7 @@ class World:
                 seen = {key: wanted[key] for key in ("name", "id", "asked", "model")} | {
                     "version": 2,
                     "state": "starting",
+                    "verdict": "starting",
                 }
                 seen |= self.observed.get(wanted["name"], {})
                 found.append(
@@ -669,10 +672,8 @@ class World:
                 **self.kept(),
             },
             "servers": self.kept(),
-            "about": {"health": 0},
             "counts": {"apis": {}, **self.kept()},
-            "complete": {"status": 0, "error": "Connection refused"},
-            "watch": {"log": "", "offset": 0, "anew": False, "health": 0, **self.kept()},
+            "watch": {"log": "", "offset": 0, "anew": False, **self.kept()},
         }
         return self.said[verb] if verb in self.said else dict(answers[verb])
 

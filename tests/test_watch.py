@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from launcher.errors import DeadlineError, ServerError, StoppedError, UnwatchedE
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
 from launcher.payload.agent.desired import Desired, Policy
+from launcher.payload.agent.health import verdict
 from launcher.placement import choose, narrow
 from launcher.plan.request import Request
 from launcher.plan.serve import plan_serve
@@ -35,12 +36,14 @@ NODES = (
 )
 INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=NODES)
 ANSWERED = {
-    "status": 200,
-    "tokens": 3,
-    "text": "Hi",
     "model": "m",
-    "system_fingerprint": "vllm-pp2",
+    "fingerprint": "vllm-pp2",
+    "text": "Hi",
+    "came": "",
+    "refused": "",
+    "task": "chat",
     "seconds": 0.5,
+    "replicas": [],
 }
 CAPACITY = {"kv_cache_size_tokens": "65536", "kv_cache_max_concurrency": "128.0"}
 
@@ -57,11 +60,8 @@ class World:
 
     looks: list[dict[str, Any]]
     wanted: Desired
-    completions: list[dict[str, Any]] = field(default_factory=lambda: [ANSWERED])
-    late: int = 0  # looks until an API that is not the first one listens
     now: float = 0.0
     seen: int = -1
-    asked: int = 0
 
     def look(self) -> dict[str, Any]:
         return self.looks[min(max(self.seen, 0), len(self.looks) - 1)]
@@ -73,24 +73,15 @@ class World:
             assert (node, self.wanted.api_node) == ("n1", "n2")
             self.seen += 1
             return self._json(node, self.look()["head"], self.servers)
-        if path == "watch":
-            assert (node, "name=default&" in argv[-1]) == (self.wanted.api_node, True)
-            if node == "n1":
-                self.seen += 1
-                api, head = self.look()["api"], self.look()["head"]
-                if isinstance(head, Answer):
-                    return self._json(node, head, self.servers)
-                return self._json(node, api, lambda said: {**said, **self.servers({**head})})
-            return self._json(node, self.look()["api"], lambda said: said)
-        if path == "about":
-            assert (node, self.wanted.api_node) == ("n2", "n1")
-            healthy = {"health": 200, "capacity": CAPACITY}
-            return self._json(node, healthy if self.seen >= self.late else {}, lambda said: said)
-        assert "complete" in argv
-        self.asked += 1
-        return self._json(
-            node, self.completions[min(self.asked, len(self.completions)) - 1], lambda said: said
-        )
+        assert path == "watch"
+        assert (node, "name=default&" in argv[-1]) == (self.wanted.api_node, True)
+        if node == "n1":
+            self.seen += 1
+            api, head = self.look()["api"], self.look()["head"]
+            if isinstance(head, Answer):
+                return self._json(node, head, self.servers)
+            return self._json(node, api, lambda said: {**said, **self.servers({**head})})
+        return self._json(node, self.look()["api"], lambda said: said)
 
     def servers(self, said: dict[str, Any]) -> dict[str, Any]:
         own = {
@@ -107,7 +98,8 @@ class World:
             "desired": self.wanted.as_json(),
             "observed": None if seen is None else {**own, **seen},
         }
-        return {"servers": [{**one, "age": 1.0, **said}], "members": {}, "agent": 1.0}
+        agent = said.pop("looked", 1.0)
+        return {"servers": [{**one, "age": 1.0, **said}], "members": {}, "agent": agent}
 
     def _json(
         self, node: str, said: Any, put: Callable[[dict[str, Any]], dict[str, Any]]
@@ -122,16 +114,19 @@ class World:
         self.now += seconds
 
 
-def look(text: str = "", state: str = "starting", health: int = 0, **more: Any) -> dict[str, Any]:
+def look(
+    text: str = "", state: str = "starting", listening: bool = False, **more: Any
+) -> dict[str, Any]:
     """Return what is said at one look: `more` is of the keeper's record, but for `anew`."""
     api = {
         "log": text,
         "offset": len(text.encode()),
         "anew": more.pop("anew", False),
-        "health": health,
-        "capacity": CAPACITY if health == 200 else {},
+        "listening": listening,
     }
-    return {"head": {"observed": {"state": state, "generation": 1, **more}}, "api": api}
+    seen = {"state": state, "generation": 1, "verdict": verdict(state, len(more.get("faults", ())))}
+    seen["reason"] = more.get("doing", "")
+    return {"head": {"observed": {**seen, **more}}, "api": api}
 
 
 def failed(
@@ -141,7 +136,19 @@ def failed(
     return look(state=state, faults=[{"at": 1.0, "what": what, **fault}])
 
 
-READY: dict[str, Any] = {"state": "ready", "health": 200}
+READY: dict[str, Any] = {
+    "state": "ready",
+    "listening": True,
+    "verdict": "answering",
+    "first_answer": ANSWERED,
+    "held": {"n1": CAPACITY},
+}
+
+
+def refused(status: int, error: str, times: int = 3, **more: Any) -> dict[str, Any]:
+    """Return a look at a server that starts, and refuses what its keeper asks it."""
+    first = {"status": status, "error": error, "times": times, **more}
+    return look(listening=True, first_answer=first)
 
 
 def wanted(
@@ -164,15 +171,13 @@ def wanted(
 
 def follow(
     *looks: dict[str, Any],
-    completions: list[dict[str, Any]] | None = None,
     timeout: float = 600,
     attached: bool = False,
     dp: int = 1,
-    late: int = 0,
     **more: Any,
 ) -> tuple[World, list[Event], Served]:
     """Watch a server until it has answered; of an error, `events` are what came before."""
-    world = World(list(looks), wanted(dp, **more), completions or [ANSWERED], late)
+    world = World(list(looks), wanted(dp, **more))
     events: list[Event] = []
     generator = watch(
         watched(Site(INVENTORY), world.wanted),
@@ -253,9 +258,9 @@ def test_a_server_that_recovers_is_waited_for() -> None:
     nodes have their names.
     """
     died: dict[str, Any] = {"faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
-    world, events, served = follow(
+    _, events, served = follow(
         look(log("serve_ray_pp2_ok")),
-        look(log("fail_rank_killed"), "stopping", health=200, **died),
+        look(log("fail_rank_killed"), "stopping", listening=True, **died),
         *[
             look(
                 state="pausing",
@@ -272,7 +277,6 @@ def test_a_server_that_recovers_is_waited_for() -> None:
     assert "recovering: starting again in 5 s, after rank 1 on n2 ended" in waits(events)
     assert any(text.startswith("recovering: getting the first answer") for text in waits(events))
     assert not [event for event in events if event.kind == "warning"]
-    assert world.asked == 1
 
 
 def test_a_keeper_that_gave_up() -> None:
@@ -339,14 +343,29 @@ def test_a_server_whose_api_is_not_on_the_head() -> None:
     assert "loading weights" in [event.text for event in events if event.kind == "step"]
 
 
-def test_healthy_is_not_ready() -> None:
-    """`/health` says 200 and no completion comes: it is asked again, and only a completion ends the
-    wait.
-    """
-    none: list[dict[str, Any]] = [{"status": 0, "error": "timed out"}, {"status": 200, "tokens": 0}]
-    world, _, _ = follow(look(**READY), completions=[*none, ANSWERED])
+def test_listening_is_not_ready() -> None:
+    """The wait ends with the keeper's word alone; until then it is told what the server says."""
+    late = refused(0, "replica 1 gave no answer: timed out", times=9)
+    _, events, _ = follow(look(listening=True), late, look(**READY))
 
-    assert world.asked == 3
+    assert "starting vLLM (replica 1 gave no answer: timed out)" in waits(events)
+
+
+@pytest.mark.parametrize("state", ["quiet", "suspect", "resting", "unknown"])
+def test_a_server_that_has_answered_and_does_not_now(state: str) -> None:
+    """It is waited for, and told how it is; one that is busy counts."""
+    how = {**READY, "verdict": state, "reason": "no step has ended for 99 s"}
+    with pytest.raises(DeadlineError, match=f"{state}: no step has ended for 99 s"):
+        follow(look(**how), timeout=20, attached=True)
+
+    follow(look(**{**READY, "verdict": "busy"}), timeout=20, attached=True)
+
+
+def test_an_agent_that_looks_no_more() -> None:
+    """What it saw says nothing; nobody says that the server is dead."""
+    old = look(**READY)
+    with pytest.raises(UnwatchedError, match="the head's agent has not looked for 99 s"):
+        follow({**old, "head": {**old["head"], "looked": 99.0}})
 
 
 def test_attaching_tells_no_phases_of_the_past() -> None:
@@ -450,10 +469,9 @@ def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
 
 
-def test_a_healthy_server_is_not_given_up_for_a_line() -> None:
-    """Its first completions may take long; only silence of `/health` counts."""
-    slow = [{"status": 0, "error": "timed out"}] * 30
-    follow(look(FATAL), look(**READY), completions=[*slow, ANSWERED])
+def test_a_server_that_listens_is_not_given_up_for_a_line() -> None:
+    """Its first completions may take long."""
+    follow(look(FATAL), *[look(listening=True)] * 30, look(**READY))
 
 
 def test_a_server_that_goes_on_after_a_fatal_line() -> None:
@@ -464,15 +482,10 @@ def test_a_server_that_goes_on_after_a_fatal_line() -> None:
     follow(look(FATAL), look("Starting to load model x\n"), *silent, look(**READY))
 
 
-def test_a_server_that_was_healthy_and_falls_silent() -> None:
+def test_a_server_that_listened_and_falls_silent() -> None:
     """What killed it is still known."""
     with pytest.raises(ServerError, match="cannot go on: the model and its KV cache do not fit"):
-        follow(
-            look(**READY),
-            look(FATAL, health=503),
-            look(),
-            completions=[{"status": 0, "error": "timed out"}],
-        )
+        follow(look(listening=True), look(FATAL), look())
 
 
 def test_a_warning_is_told_once_and_waited_through() -> None:
@@ -524,101 +537,40 @@ def test_a_server_that_somebody_replaces() -> None:
     assert stopped.value.evidence == "n has taken its place"
 
 
-def replicas(*answered: bool, **last: Any) -> dict[str, Any]:
-    """What the head says of a completion and of each replica's; `last` is of the last one."""
-    each = [{"status": 200, "seconds": 0.25, "error": "", "answered": done} for done in answered]
-    return {**ANSWERED, "replicas": [*each[:-1], {**each[-1], **last}]}
+def test_what_several_endpoints_said() -> None:
+    """Each has its address and its time; what they hold is added up."""
+    apart: dict[str, Any] = {"dp": 2, "backend": "mp", "args": ("--data-parallel-hybrid-lb",)}
+    first = {**ANSWERED, "seconds": 0.75, "replicas": [0.5, 0.75]}
+    both = {"n1": CAPACITY, "n2": CAPACITY}
+    _, _, served = follow(look(**{**READY, "first_answer": first, "held": both}), **apart)
 
-
-def test_every_replica_must_answer() -> None:
-    """A completion of one replica ends no wait; who is missing is said, and all are asked again."""
-    world, events, served = follow(
-        look(**READY), completions=[replicas(True, False), replicas(True, True)], dp=2
-    )
-
-    assert world.asked == 2
-    assert served.replicas == (0.25, 0.25)
-    assert summary(served)["replica_seconds"] == [0.25, 0.25]
-    assert any("no answer yet from DP1" in event.text for event in events if event.kind == "wait")
-
-
-def test_a_replica_that_only_refuses() -> None:
-    """Three refusals of one replica are enough, although the others answer."""
-    refused = replicas(True, False, status=500, error="EngineCore is sad")
-    with pytest.raises(ServerError, match="gives no completion") as raised:
-        follow(look(**READY), completions=[refused], dp=2)
-
-    assert raised.value.world.asked == 3  # type: ignore[attr-defined]
-    assert raised.value.evidence == "500: DP1: EngineCore is sad"
-
-
-def test_a_replica_that_stays_silent() -> None:
-    """The deadline names it."""
-    silent = replicas(False, True, status=0, error="timed out")
-    with pytest.raises(DeadlineError, match="within 20s; no answer yet from DP0"):
-        follow(look(**READY), completions=[silent], dp=2, timeout=20)
-
-
-APART: dict[str, Any] = {"dp": 2, "backend": "mp", "args": ("--data-parallel-hybrid-lb",)}
-
-
-def test_every_endpoint_must_answer() -> None:
-    """One of each node: who is missing is said, and what they hold is added up."""
-    went = {"status": 0, "error": "Connection refused"}
-    completions = [ANSWERED, went, ANSWERED, {**ANSWERED, "seconds": 0.75}]
-    world, events, served = follow(look(**READY), completions=completions, **APART)
-
-    assert world.asked == 4
     assert served.endpoints == ("http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1")
     assert (served.replicas, served.answer_seconds) == ((0.5, 0.75), 0.75)
+    assert summary(served)["replica_seconds"] == [0.5, 0.75]
     assert (served.capacity.tokens, served.capacity.concurrency) == (131072, 256.0)
-    assert any("no answer yet from n2" in text for text in waits(events))
-
-
-def test_an_endpoint_that_does_not_listen_yet() -> None:
-    """It is named, and nobody is asked for a completion before it does."""
-    world, events, _ = follow(look(**READY), late=3, **APART)
-
-    assert (world.asked, world.seen >= 3) == (2, True)
-    assert any("no answer yet from n2" in text for text in waits(events))
-
-
-def test_an_endpoint_that_only_refuses() -> None:
-    """Three refusals are enough, although the other one answers."""
-    refused = {"status": 500, "error": "EngineCore is sad"}
-    with pytest.raises(ServerError, match="gives no completion") as raised:
-        follow(look(**READY), completions=[ANSWERED, refused] * 3, **APART)
-
-    assert raised.value.evidence == "500: n2: EngineCore is sad"
-
-
-@pytest.mark.parametrize(("dp", "engines"), [(1, ()), (2, ("--engines", "2"))])
-def test_replicas_are_asked_for(dp: int, engines: tuple[str, ...]) -> None:
-    """The head is told how many there are, and has time for two rounds of them."""
-    for backend in ("ray", "mp"):
-        (asked,) = watched(Site(INVENTORY), wanted(dp, backend)).complete(60)
-
-        assert asked.argv[-len(engines) :] == engines or not engines
-        assert ("--engines" in asked.argv) is bool(engines)
-        assert asked.timeout == 60 * dp + 30
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_another_api_key(status: int) -> None:
     """A server that demands a key we do not have will not change its mind."""
-    with pytest.raises(ServerError, match="another API key") as raised:
-        follow(look(**READY), completions=[{"status": status, "error": "Unauthorized"}])
-
-    assert raised.value.world.asked == 1  # type: ignore[attr-defined]
+    with pytest.raises(ServerError, match="another API key"):
+        follow(refused(status, "Unauthorized", times=1))
 
 
 def test_an_api_that_only_refuses() -> None:
     """Three refusals are enough; the last one is shown."""
+    follow(refused(500, "EngineCore is sad", times=2), look(**READY))
     with pytest.raises(ServerError, match="gives no completion") as raised:
-        follow(look(**READY), completions=[{"status": 500, "error": "EngineCore is sad"}])
+        follow(refused(500, "EngineCore is sad"))
 
-    assert raised.value.world.asked == 3  # type: ignore[attr-defined]
     assert raised.value.evidence == "500: EngineCore is sad"
+
+
+def test_refusals_of_an_engine_that_died() -> None:
+    """Another one is started."""
+    died = {"state": "stopping", "faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
+    first = {"status": 500, "error": "EngineDeadError", "times": 9}
+    follow(look(**died, first_answer=first), look(**READY))
 
 
 @pytest.mark.parametrize(
@@ -687,17 +639,17 @@ def test_stopping_to_watch_asks_nothing_more() -> None:
 
 
 EMBEDDED = {
-    "status": 200,
-    "model": "m",
+    **ANSWERED,
+    "text": "",
+    "fingerprint": "",
     "task": "embedding",
     "came": "an embedding of 128 numbers",
-    "seconds": 0.5,
 }
 
 
 def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
     """It says what has come; there are no tokens and no fingerprint."""
-    _, events, served = follow(look(**READY), completions=[EMBEDDED])
+    _, events, served = follow(look(**{**READY, "first_answer": EMBEDDED}))
 
     assert [each.text for each in events if each.state == "ok"][-1] == (
         "an embedding of 128 numbers has come back"
@@ -717,23 +669,16 @@ def test_where_health_is_all_there_is_it_is_said() -> None:
         "came": "an answer of `/health` alone",
         "refused": "/pooling: 400 no",
     }
-    _, events, served = follow(look(**READY), completions=[{**EMBEDDED, **alone}])
+    _, events, served = follow(look(**{**READY, "first_answer": {**EMBEDDED, **alone}}))
 
     assert served.task == "health"
     (warning,) = [each.text for each in events if each.kind == "warning"]
     assert warning.endswith("`/health` is all that is asked of it (/pooling: 400 no)")
 
 
-@pytest.mark.parametrize(
-    ("said", "evidence"),
-    [
-        ({"status": 500, "error": "no luck"}, "500: no luck"),
-        ({"came": "", "error": "no answer of /v1/embeddings: {}"}, "200: no answer of"),
-    ],
-)
-def test_an_embedding_that_does_not_come(said: dict[str, Any], evidence: str) -> None:
+def test_an_embedding_that_does_not_come() -> None:
     """Is called by its name."""
     with pytest.raises(ServerError, match="gives no embedding") as raised:
-        follow(look(**READY), completions=[{**EMBEDDED, **said}])
+        follow(refused(200, "no answer of /v1/embeddings: {}", task="embedding"))
 
-    assert raised.value.evidence.startswith(evidence)
+    assert raised.value.evidence.startswith("200: no answer of")

@@ -62,7 +62,7 @@ def kept(session: Session) -> Kept:
 
 def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]:
     """Return the server that is meant, as it is wanted, and the node that has its API, which is
-    connected to; of several the first whose API is healthy, or else the first that is reached.
+    connected to; of several the first that answers, as the keeper says, and that is reached.
 
     Raises:
         RequestError: there is none, none of that name, or several and none was named; or it is
@@ -75,28 +75,13 @@ def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]
     wanted = server.desired
     if wanted is None:
         raise RequestError(f"{server.what} is being stopped", hint="look at `vlaunch status`")
+    judged = server.observed.endpoints if server.observed else {}
+    answer = [node for node, each in judged.items() if each.verdict in servers.GOOD]
     nodes = chosen(session.inventory, [each.node for each in wanted.apis])
-    reached: list[Node] = []
     failed: list[NodeError] = []
-    for node in nodes:
-        if error := session.fleet.connect([node.name]).get(node.name):
-            failed.append(error)
-            continue
-        reached.append(node)
-        if len(nodes) == 1 or _healthy(session, wanted, node):
+    for node in sorted(nodes, key=lambda each: each.name not in answer):
+        error = session.fleet.connect([node.name]).get(node.name)
+        if error is None:
             return wanted, node
-    if not reached:
-        raise together(failed)
-    return wanted, reached[0]
-
-
-def _healthy(session: Session, wanted: Desired, node: Node) -> bool:
-    from launcher.checks.ray import read_payload
-    from launcher.state import endpoints
-
-    argv = endpoints.server(session.inventory, wanted)
-    (answer,) = session.transport.run([session.site.inside(node, argv, timeout=40)])
-    try:
-        return bool(read_payload(answer).get("health") == 200)
-    except UnreadableAnswer:
-        return False
+        failed.append(error)
+    raise together(failed)

@@ -107,14 +107,14 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
 
     Raises:
         NodeError: the image could not be asked.
-        RequestError: its vLLM is too old.
+        RequestError: its vLLM is too old, or it lacks what the agents need.
         VlaunchError: the wheels cannot be found, or do not fit what the image has.
     """
     inventory = session.inventory
     base = facts[inventory.head.name].images[inventory.image]
     assert base is not None  # noqa: S101 - the image stage has just put it there
     python = _ask(session, base.identity)
-    image.refuse_older(python, inventory.image)
+    image.refuse(python, inventory.image)
     if inventory.ray.off:
         return base_image(inventory)
     missing = image.wanted_ray(python, inventory.ray.version)

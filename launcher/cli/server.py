@@ -51,10 +51,6 @@ def look(
     )
     of_head = answers[inventory.head.name]
     said = _read(of_head.pop(0)) if asked else {}
-    if asked and "servers" not in said and not inventory.ray.off:
-        # what is kept in files is known without Ray's answer
-        (answer,) = session.transport.run([servers.ask(site)])
-        said = {**_read(answer), **said}
     kept = verdict.parse_record(of_head.pop(0))
     told = [of_head.pop(0) for _ in before]
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,18 +12,12 @@ import click
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
-from launcher.model import Answer
-from launcher.transport import Command
 from launcher.ui import json_line
 from launcher.ui.terminal import console, show
 
 if TYPE_CHECKING:
-    from launcher.site import Site
-    from launcher.state.status import ClusterStatus, Said
+    from launcher.state.status import ClusterStatus
 
-# looks at what the keeper says, a second apart, until it is clear whether a server is busy or
-# silent
-_AGAIN = 6
 _EVERY = 2.0  # seconds between two looks
 
 
@@ -34,9 +27,9 @@ def status(call: Call, watch: bool) -> int:
     """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that
     differs from the inventory.
 
-    A server is `answering` only when a completion (or what else its model gives) has just come
-    back, `busy` when it has too much to do for that and other requests go on, and `silent` when
-    nothing of it moves. The exit code is 1 when the cluster is not whole.
+    The head's agent judges servers by requests of its own: `answering`, `busy` (requests wait, and
+    steps end), `quiet` (a warning: no step has ended for long), `suspect` (its ranks do not move).
+    The exit code is 1 when the cluster is not whole, or its agent does not answer.
     """
     with call.session(partial=True) as session:
         if watch:
@@ -60,71 +53,11 @@ def look(session: Session) -> ClusterStatus:
     if questions := plan.query_head(site):
         about, proof = session.transport.run(questions)
         said = plan.Said(head=plan.parse_answer(about), network=parse_record(proof))
-    said = _ask_servers(session, site, said)
     if questions := plan.query_batches(site, said.head):
         (about,) = session.transport.run(questions)
         said = replace(said, batches=plan.parse_batches(about))
     missing = {name: error.reason for name, error in (session.missing | silent).items()}
     return plan.read(site, said, missing)
-
-
-def _ask_servers(session: Session, site: Site, said: Said) -> Said:
-    """Add what the APIs of the servers say."""
-    from launcher.state import endpoints
-    from launcher.state import status as plan
-    from launcher.state.endpoints import Heard
-
-    questions = {
-        (each.name, node): commands
-        for each in said.kept.running
-        for node, commands in endpoints.query(site, each).items()
-    }
-    heard: dict[str, dict[str, Heard]] = {}
-    for (name, node), answers in _at_once(session, questions).items():
-        about, completion = map(plan.parse_answer, answers)
-        heard.setdefault(name, {})[node] = Heard(about=about, completion=completion)
-    said = replace(said, heard=heard)
-    everybody = [one for each in heard.values() for one in each.values()]
-    if all(one.completion.get("status") == 200 for one in everybody):
-        return said
-    return _look_again(session, said)
-
-
-def _look_again(session: Session, said: Said) -> Said:
-    """Hear the keeper until it is clear which servers move: that is what tells a busy one from a
-    dead one.
-    """
-    from launcher.state import endpoints, servers
-    from launcher.state import status as plan
-
-    for _ in range(_AGAIN):
-        (about,) = session.transport.run([servers.ask(session.site)])
-        again = plan.parse_answer(about)
-        if "servers" in again:
-            said = replace(said, head={**said.head, **again})
-        if not endpoints.undecided(said.kept, said.heard):
-            break
-        time.sleep(1)
-    return said
-
-
-def _at_once(
-    session: Session, asked: dict[tuple[str, str], list[Command]]
-) -> dict[tuple[str, str], list[Answer]]:
-    """Ask all servers at the same time, those on one node as well: a busy one makes nobody else
-    wait.
-    """
-    pool = ThreadPoolExecutor(max(1, len(asked)))
-    try:
-        return dict(
-            zip(
-                asked,
-                pool.map(lambda each: list(session.transport.run(each)), asked.values()),
-                strict=True,
-            )
-        )
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _print(seen: ClusterStatus, as_json: bool) -> None:

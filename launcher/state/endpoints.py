@@ -1,38 +1,17 @@
 """Where a server answers: one endpoint, or, where somebody outside of vLLM hands out requests, one
-of each node; what is asked there, and how each is.
+of each node; and how each is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from launcher.model import Argv, Inventory, fold
+from launcher.model import Inventory
 from launcher.payload.agent.desired import Desired
-from launcher.payload.agent.observed import Observed
-from launcher.site import Site
-from launcher.state.liveness import STILL, ServerState, judge
-from launcher.state.servers import Kept, Server
-from launcher.tools import payload, vllm
-from launcher.transport import Command
-
-PROMPT = "Say hello."
-_PATIENCE = 5  # seconds for a completion; who has many requests waiting is known by its counters
-_BRIEF = 2  # the same, where the keeper's own has been waiting for longer
-# of several endpoints, the one that is as a server is
-WORST: Sequence[ServerState] = (
-    "failed",
-    "gave-up",
-    "recovering",
-    "silent",
-    "unknown",
-    "stopping",
-    "waiting",
-    "starting",
-    "busy",
-    "answering",
-)
+from launcher.payload.agent.observed import EndpointHealth, Observed
+from launcher.state.servers import READY, Server, ServerState, known
+from launcher.tools import vllm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +26,8 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What came back from one API: what it says about itself, and a completion; empty where nobody
-    asked.
-    """
-
-    about: Mapping[str, Any] = field(default_factory=dict)
-    completion: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointStatus:
-    """How one endpoint is: `seconds` is how long its completion took, 0 where none came."""
+    """How one endpoint is: `seconds` is how long its last answer took, 0 where none is known."""
 
     node: str
     url: str
@@ -90,91 +59,11 @@ def of(inventory: Inventory, wanted: Desired) -> tuple[Endpoint, ...]:
     )
 
 
-def server(inventory: Inventory, wanted: Desired) -> Argv:
-    """Ask what an API says."""
-    ports = replace(inventory.ports, api=wanted.port)
-    return payload.server(ports, payload.api_host(wanted.host))
-
-
-def complete(
-    inventory: Inventory,
-    wanted: Desired,
-    at: Endpoint,
-    tokens: int,
-    timeout: float,
-    task: str = "",
-) -> Argv:
-    """Ask an API for a completion, or for what else its model gives; each replica behind it."""
-    return payload.complete(
-        replace(inventory.ports, api=wanted.port),
-        payload.api_host(wanted.host),
-        PROMPT,
-        tokens,
-        timeout,
-        len(at.replicas) or 1,
-        task,
-        first=at.replicas.start,
-    )
-
-
-def query(site: Site, asked: Server) -> dict[str, list[Command]]:
-    """Return what to ask each node that has an API of a server: what that says, and a completion
-    (or what else its model gives), the only proof that it answers.
-
-    Nothing where no engine runs that could answer, or where a node cannot be asked.
-    """
-    wanted, inventory = asked.desired, site.inventory
-    if wanted is None or asked.state not in ("starting", "ready"):
-        return {}
-    found = {}
-    for each in of(inventory, wanted):
-        node = inventory.node(each.node)
-        if site.running(node) is not None:
-            verbs = (
-                server(inventory, wanted),
-                complete(inventory, wanted, each, 1, _patience(asked), asked.task),
-            )
-            found[each.node] = [site.inside(node, verb, timeout=40) for verb in verbs]
-    return found
-
-
-def _patience(asked: Server) -> int:
-    """Return how many seconds to wait for a completion: behind a canary that has waited for longer
-    already, ours would not be answered sooner.
-    """
-    seen = asked.observed
-    if seen is None or asked.age >= STILL:
-        return _PATIENCE
-    return _BRIEF if seen.asking >= _PATIENCE or seen.still >= STILL else _PATIENCE
-
-
-def undecided(kept: Kept, heard: Mapping[str, Mapping[str, Heard]]) -> bool:
-    """True while a server that has not answered may be busy or silent, and its keeper will know in
-    a moment.
-    """
-    return any(
-        each.state == "ready"
-        and each.observed is not None
-        and each.observed.still < STILL
-        and each.observed.asking > 0
-        and one.completion.get("status") != 200
-        and one.completion.get("moved") is None
-        for each in kept.running
-        for one in heard.get(each.name, {}).values()
-        if one.completion
-    )
-
-
-def holds(abouts: Iterable[Mapping[str, Any]], log: str = "") -> vllm.Capacity:
+def holds(held: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
     """Return how much all APIs hold together, by what each says of itself, else by an engine's log;
     what one of them does not say is not known.
     """
-    each = []
-    for about in abouts:
-        labels = about.get("capacity")
-        texts = labels if isinstance(labels, Mapping) else {}
-        texts = {name: text for name, text in texts.items() if isinstance(text, str)}
-        each.append(vllm.capacity(texts, log))
+    each = [vllm.capacity(labels, log) for labels in held]
     tokens = [one.tokens for one in each if one.tokens is not None]
     times = [one.concurrency for one in each if one.concurrency is not None]
     return vllm.Capacity(
@@ -184,34 +73,24 @@ def holds(abouts: Iterable[Mapping[str, Any]], log: str = "") -> vllm.Capacity:
 
 
 def status(
-    site: Site, asked: Server, seen: Observed | None, agent: float, heard: Mapping[str, Heard]
+    inventory: Inventory, server: Server, seen: Observed | None, state: ServerState, detail: str
 ) -> tuple[EndpointStatus, ...]:
-    """Return how each endpoint of a server is; the arguments are those of `liveness.judge`."""
-    found = []
-    for each in of(site.inventory, asked.desired) if asked.desired else ():
-        completion = heard.get(each.node, Heard()).completion
-        state, detail = judge(asked, seen, agent, completion)
-        found.append(
-            EndpointStatus(
-                node=each.node,
-                url=each.url,
-                state=state,
-                detail=detail,
-                seconds=float(completion.get("seconds", 0)) if state == "answering" else 0.0,
-            )
-        )
-    return tuple(found)
-
-
-def together(found: Sequence[EndpointStatus]) -> tuple[ServerState, str]:
-    """Return how a server is whose endpoints are so: as the worst of them, and why, with the node
-    where it is not true of all.
+    """Return how each endpoint of a server is, that is as `state` and `detail` say: while it is
+    ready, the keeper judges each.
     """
-    state = min((each.state for each in found), key=WORST.index)
-    told: dict[str, list[str]] = {}
-    for each in found:
-        if each.state == state and each.detail:
-            told.setdefault(each.detail, []).append(each.node)
-    if any(len(nodes) == len(found) for nodes in told.values()):
-        return state, "".join(told)
-    return state, "; ".join(f"{fold(nodes)}: {text}" for text, nodes in told.items())
+    judged = seen.endpoints if seen is not None and state in READY else {}
+    whole = EndpointHealth(verdict=state, reason=detail)
+    found = [
+        (at, judged.get(at.node, whole))
+        for at in (of(inventory, server.desired) if server.desired else ())
+    ]
+    return tuple(
+        EndpointStatus(
+            node=at.node,
+            url=at.url,
+            state=known(each.verdict),
+            detail=each.reason,
+            seconds=each.seconds or 0.0,
+        )
+        for at, each in found
+    )

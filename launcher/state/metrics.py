@@ -13,8 +13,7 @@ from typing import Any
 from launcher.payload.agent.observed import Observed
 from launcher.site import Site
 from launcher.state import endpoints
-from launcher.state.liveness import STILL, unheard
-from launcher.state.servers import SILENT, Kept, Server
+from launcher.state.servers import OLD, SILENT, Kept, Server, health
 from launcher.tools import payload, prometheus
 from launcher.tools.prometheus import Buckets
 from launcher.transport import Command
@@ -193,12 +192,12 @@ class Counting:
         generation = seen.generation if seen is not None else 0
         track = self._tracks.setdefault((server.name, server.id, generation), _Track())
         figures = track.add(counts)
-        silent = kept.agent > SILENT
+        state, detail = health(server, kept.agent)
         about = _kept(seen, server.age) if seen is not None else {}
         return ServerMetrics(
             name=server.name,
-            state="unknown" if silent else server.state,
-            detail=unheard(kept.agent) if silent else seen.doing if seen is not None else "",
+            state=state,
+            detail=detail,
             model=server.model,
             backend=wanted.backend if wanted is not None else "",
             nodes=tuple(each.name for each in self._site.nodes if each.name in server.nodes),
@@ -225,7 +224,7 @@ def _kept(seen: Observed, age: float) -> dict[str, Any]:
 def _ranks(seen: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
     """Yield each rank; an old record, or one of a node that is not heard, says nothing of it."""
     for node, ranks in seen.ranks.items():
-        known = age < STILL and kept.members.get(node, math.inf) < SILENT
+        known = age < OLD and kept.members.get(node, math.inf) < SILENT
         for rank in ranks:
             alive = seen.alive.get(node, {}).get(rank) if known else None
             yield RankLife(node=node, rank=rank, alive=alive)

@@ -1,6 +1,4 @@
-"""Which servers there are, from the files that the head's keeper reads and writes, and what they
-hold.
-"""
+"""Which servers there are, how the head's keeper judges them, and what they hold."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from launcher.errors import RequestError
 from launcher.model import Node
@@ -20,7 +18,27 @@ from launcher.tools import payload
 from launcher.transport import Command
 
 DEFAULT = "default"  # the name of a server that was given none
-SILENT = 60.0  # seconds after which a node's agent, or the head's, cannot be said to be there
+SILENT = 60.0  # seconds after which a node's agent cannot be said to be there
+OLD = 15.0  # seconds since the head's agent looked, after which what it saw says nothing
+# A verdict of the keeper's (`payload/agent/observed.py`); `unknown` also where that is none.
+ServerState = Literal[
+    "answering",
+    "busy",
+    "quiet",
+    "suspect",
+    "resting",
+    "waiting",
+    "starting",
+    "stopping",
+    "recovering",
+    "failed",
+    "gave-up",
+    "stopped",
+    "unknown",
+]
+GOOD = ("answering", "busy")
+READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered
+BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +102,9 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the head's files say: the servers, and how many seconds ago each node's agent was heard.
+    """What the head's agent says: the servers, and how many seconds ago it heard each node's.
 
-    `agent` is the age of that word itself: infinite where no agent has ever written.
+    `agent` is how many seconds ago it looked: infinite where it does not answer.
     """
 
     servers: tuple[Server, ...] = ()
@@ -100,12 +118,38 @@ class Kept:
 
 
 def ask(site: Site) -> Command:
-    """Ask the head's container for its servers: it reads a few small files."""
+    """Ask the head's agent for its servers."""
     return site.inside(site.head, payload.servers(), timeout=30)
 
 
+def health(server: Server, agent: float) -> tuple[ServerState, str]:
+    """Return the keeper's verdict on a server, and the reason; `agent` is how many seconds ago the
+    keeper looked.
+    """
+    if agent > OLD:
+        return "unknown", unheard(agent)
+    seen = server.observed
+    if server.desired is None:
+        return "stopping", seen.doing if seen else ""
+    if seen is None:
+        return "waiting", "the head's agent has not taken it up yet"
+    return known(seen.verdict), seen.reason
+
+
+def known(verdict: str) -> ServerState:
+    """Return a verdict that came from a node; `unknown` when it is none."""
+    return verdict if verdict in get_args(ServerState) else "unknown"  # type: ignore[return-value]
+
+
+def unheard(agent: float) -> str:
+    """Say for how long the head's agent has not looked at its servers."""
+    if math.isfinite(agent):
+        return f"the head's agent has not looked for {agent:.0f} s"
+    return "the head's agent does not answer"
+
+
 def read(said: Mapping[str, Any]) -> Kept:
-    """Read what `head.py servers` (or `jobs`) answered.
+    """Read what the head's agent answered.
 
     A server that cannot be read is one of another version: left out.
     """

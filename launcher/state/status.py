@@ -1,5 +1,5 @@
-"""What is there, compared with what was asked for: one question a node, one more to the head, and
-nothing assumed.
+"""What is there, compared with what was asked for: one question a node, one more to the head's
+agent, whose verdict on servers is shown as it is.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Node
 from launcher.payload.agent.observed import Load, Observed
 from launcher.site import Site
-from launcher.state import batches, counters, endpoints, running, servers, verdict
+from launcher.state import batches, endpoints, running, servers, verdict
 from launcher.state.batches import BatchStatus, query_list
 from launcher.state.drift import drift
-from launcher.state.endpoints import EndpointStatus, Heard
-from launcher.state.liveness import BAD, ServerState, judge, unheard, unknown
-from launcher.state.servers import Kept, Server
+from launcher.state.endpoints import EndpointStatus
+from launcher.state.servers import BAD, GOOD, Kept, Server, ServerState
 from launcher.state.verdict import Record
 from launcher.tools import certificates, docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
@@ -62,13 +61,13 @@ class NodeStatus:
 class ServerStatus:
     """A server.
 
-    It is `answering` only when a completion has just come back from each endpoint, and `busy` when
-    others come back meanwhile. `endpoint` is the first of `endpoints`, for those who knew only one.
+    `state` is the keeper's verdict, `detail` the reason for it; `unknown` where the head's agent
+    does not answer. `endpoint` is the first of `endpoints`, for those who knew only one.
 
     `observed` is what its keeper said `age` seconds ago, with nodes' names in the place of
-    addresses; `seconds` is how long the completion took, and `came` what came instead from a model
-    that does not generate. A server without a name stands for what
-    nobody could tell.
+    addresses; `seconds` is how long its last own request took, and `came` what came instead of a
+    completion from a model that does not generate. A server without a name stands for what nobody
+    could tell.
     """
 
     name: str
@@ -136,13 +135,12 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What was answered: by the head about Ray, jobs and servers (`error` where it could not),
-    about the network and batch jobs, and by each server's APIs, by its name and their nodes.
+    """What was answered: by the head's agent about Ray, jobs and servers (`error` where it could
+    not), about the network and batch jobs.
     """
 
     head: Mapping[str, Any] = field(default_factory=dict)
     network: Record = field(default_factory=Record)
-    heard: Mapping[str, Mapping[str, Heard]] = field(default_factory=dict)
     batches: tuple[Entry, ...] = ()
 
     @property
@@ -277,33 +275,36 @@ def _servers(site: Site, said: Said, kept: Kept) -> tuple[ServerStatus, ...]:
     """Return each server that is wanted or being ended; where nobody can tell, one without a name
     that says why.
     """
-    if why := unknown(site, said.head):
+    if why := _unknown(site, said.head):
         return (ServerStatus(name="", state="unknown", detail=why),)
     return tuple(
-        _server(
-            site,
-            each,
-            kept.agent,
-            said.heard.get(each.name, {}),
-        )
-        for each in kept.servers
-        if each.state != "stopped"
+        _server(site, each, kept.agent) for each in kept.servers if each.state != "stopped"
     )
 
 
-def _server(
-    site: Site,
-    server: Server,
-    agent: float,
-    heard: Mapping[str, Heard],
-) -> ServerStatus:
+def _unknown(site: Site, said: Mapping[str, Any]) -> str:
+    """Return why nobody knows which servers there are; empty when somebody does, or when there can
+    be none.
+    """
+    if site.facts_of(site.head) is None:
+        return "the head cannot be reached"
+    there = site.container(site.head)
+    if there is None:
+        return ""
+    if not there.running:
+        return f"the head's container is {there.status}: `vlaunch up` starts it"
+    if "servers" in said:
+        return ""
+    return str(said.get("error") or "the head's agent does not answer")[:200]
+
+
+def _server(site: Site, server: Server, agent: float) -> ServerStatus:
     wanted = server.desired
     seen = servers.named(site.nodes, server.observed) if server.observed else None
-    found = endpoints.status(site, server, seen, agent, heard)
-    state, detail = endpoints.together(found) if found else judge(server, seen, agent, {})
-    first = heard.get(found[0].node, Heard()) if found else Heard()
-    answer = first.completion if state == "answering" else {}
-    capacity = endpoints.holds(each.about for each in heard.values())
+    state, detail = servers.health(replace(server, observed=seen), agent)
+    found = endpoints.status(site.inventory, server, seen, state, detail)
+    answer = seen.first_answer if seen is not None and state in servers.READY else {}
+    capacity = endpoints.holds(seen.held.values() if seen and answer else ())
     return ServerStatus(
         name=server.name,
         state=state,
@@ -313,20 +314,13 @@ def _server(
         endpoint=found[0].url if found else "",
         endpoints=found,
         detail=detail,
-        warning=_warning(seen, agent) if state in ("answering", "busy") else "",
-        fingerprint=str(answer.get("system_fingerprint", "")),
-        came=answer.get("came", ""),
+        warning=seen.warning if seen and state in GOOD else "",
+        fingerprint=str(answer.get("fingerprint", "")),
+        came=str(answer.get("came", "")),
         seconds=max((each.seconds for each in found), default=0.0),
         kv_tokens=capacity.tokens,
         concurrency=capacity.concurrency,
-        load=counters.load(server, [heard.get(each.node, Heard()) for each in found]),
+        load=seen.load if seen is not None else None,
         observed=seen,
         age=server.age if seen else None,
     )
-
-
-def _warning(seen: Observed | None, agent: float) -> str:
-    """Say what is odd about a server that answers."""
-    if agent > servers.SILENT:
-        return f"{unheard(agent)}, so that nobody keeps it"
-    return seen.warning if seen else ""

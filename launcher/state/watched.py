@@ -1,5 +1,5 @@
 """What is asked of a server that starts, again and again, and how its answers read: its keeper's
-word, its log and its API.
+word, and its log.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from typing import Any
 
 from launcher.checks import ray as ray_checks
 from launcher.errors import ServerError, UnreadableAnswer
-from launcher.model import Answer, Argv, fold
+from launcher.model import Answer
 from launcher.payload.agent.cause import Raised
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
 from launcher.site import Site
 from launcher.state import endpoints, servers
 from launcher.state.endpoints import Endpoint
-from launcher.state.servers import Server
+from launcher.state.servers import Kept, Server
 from launcher.tools import payload, symptoms, untrusted, vllm
 from launcher.transport import Answers, Command
 
-_TOKENS = 8  # of a completion
 _PATIENCE = 5.0  # seconds in which an API that starts may begin to listen
-_NOT_YET = "the head's agent has not taken it up yet"
 # characters of an exception in the first line of an error; all of it is in the evidence
 _LINE = 160
 # symptoms that only say that something failed; what did is in the exception
@@ -41,9 +39,11 @@ class ServerSnapshot:
 
     `stopped` means that somebody ended it, so that nothing has gone wrong; `doing` is what is done
     or waited for before its engine starts, `recovering` that one has died before. With `anew`,
-    another engine has begun: what was seen before is of one that is gone. `apis` has what each node
-    with an API says of it, the first one's log besides. `ranks` is which node holds what: as the
-    keeper found it (`known`), else as it was meant.
+    another engine has begun: what was seen before is of one that is gone. `listening` means that
+    its first API listens, `ready` that it has answered; `state` and `reason` are the keeper's
+    verdict, `first` what was answered first, or how it has refused so far, and `held` what its KV
+    caches hold. `ranks` is which node holds what: as the keeper found it (`known`), else as it was
+    meant.
     """
 
     lines: tuple[str, ...] = ()
@@ -53,43 +53,35 @@ class ServerSnapshot:
     evidence: str = ""
     node: str = ""
     stopped: bool = False
-    apis: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ready: bool = False
+    state: str = "starting"
+    reason: str = ""
+    first: Mapping[str, Any] = field(default_factory=dict)
+    held: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     doing: str = ""
     recovering: bool = False
     anew: bool = False
+    listening: bool = False
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     known: bool = False
 
     @property
-    def mute(self) -> list[str]:
-        """The nodes whose API does not say that it is healthy."""
-        return [node for node, said in self.apis.items() if said.get("health") != 200]
-
-    @property
-    def healthy(self) -> bool:
-        """True when each API says that it is: an answer may be had."""
-        return bool(self.apis) and not self.mute
-
-    @property
-    def silent(self) -> str:
-        """Say which APIs are not there yet, when others are."""
-        late = self.mute
-        return f"no answer yet from {fold(late)}" if 0 < len(late) < len(self.apis) else ""
+    def answers(self) -> bool:
+        """True when it has answered, and does so still."""
+        return self.ready and self.state in servers.GOOD and "model" in self.first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """A server to wait for.
 
-    `ask(offset)` and `read(answers, offset)` belong together; `complete` asks each of its endpoints
-    for a completion.
+    `ask(offset)` and `read(answers, offset)` belong together.
     """
 
     name: str
     endpoints: tuple[Endpoint, ...]
     ask: Callable[[int], Sequence[Command]]
     read: Callable[[Answers, int], ServerSnapshot]
-    complete: Callable[[float], Sequence[Command]]
 
     @property
     def what(self) -> str:
@@ -98,19 +90,14 @@ class Watched:
 
 
 def watched(site: Site, wanted: Desired) -> Watched:
-    """Watch a server: through the head what its keeper says, through the nodes with its APIs their
-    answers, and the log of the first.
+    """Watch a server: through the head what its keeper says, through the first node with an API its
+    log.
     """
     inventory, node = site.inventory, site.inventory.node(wanted.api_node)
     host, ports = payload.api_host(wanted.host), replace(inventory.ports, api=wanted.port)
-    found = endpoints.of(inventory, wanted)
-
-    def inside(at: Endpoint, argv: Argv, timeout: float) -> Command:
-        return site.inside(inventory.node(at.node), argv, timeout=timeout)
-
     return Watched(
         name=wanted.name,
-        endpoints=found,
+        endpoints=endpoints.of(inventory, wanted),
         ask=lambda offset: [
             *([] if node.head else [servers.ask(site)]),
             site.inside(
@@ -118,23 +105,16 @@ def watched(site: Site, wanted: Desired) -> Watched:
                 # the first look tells at once how it is
                 payload.watch(ports, host, wanted.name, offset, _PATIENCE if offset else 0.0),
             ),
-            *(inside(each, endpoints.server(inventory, wanted), 40) for each in found[1:]),
         ],
         read=partial(_read, site, wanted),
-        complete=lambda timeout: [
-            inside(
-                each,
-                endpoints.complete(inventory, wanted, each, _TOKENS, timeout),
-                # For a completion, and, when it is there, for one of each replica.
-                timeout * min(len(each.replicas) or 1, 2) + 30,
-            )
-            for each in found
-        ],
     )
 
 
 def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerSnapshot:
-    found = _kept(site.head.name, wanted, answers)
+    kept = _kept(site.head.name, answers)
+    found = next(
+        (each for each in kept.servers if each.name == wanted.name), Server(name=wanted.name)
+    )
     if found.desired is None:
         return ServerSnapshot(offset=offset, ended="it is wanted no more", stopped=True)
     if found.desired.asked != wanted.asked:
@@ -151,6 +131,7 @@ def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerS
         lines=_lines(log) if _begun(found) else (),
         offset=int(log.get("offset", offset)),
         anew=bool(log.get("anew")),
+        listening=bool(log.get("listening")),
         ranks=_ranks(wanted, seen),
     )
     if found.state in OVER:
@@ -164,25 +145,31 @@ def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerS
             evidence=fault.evidence,
             node=fault.node or wanted.api_node,
         )
-    others = {each.node: answers[each.node][-1] for each in wanted.apis[1:]}
+    state, reason = servers.health(
+        replace(found, observed=seen if found.observed else None), kept.agent
+    )
     return replace(
         look,
-        apis={wanted.api_node: log, **{node: _log(each) for node, each in others.items()}},
-        doing=_doing(found, seen),
+        ready=found.state == "ready",
+        state=state,
+        reason=reason,
+        first=seen.first_answer if found.state in ("starting", "ready") else {},
+        held=seen.held,
+        doing=(reason or state) if found.state not in ("starting", "ready") else "",
         recovering=bool(seen.faults) and found.state != "ready",
         known=found.state == "ready" and bool(seen.ranks),
     )
 
 
-def _kept(head: str, wanted: Desired, answers: Answers) -> Server:
-    """Return what the head says of the server that is watched."""
+def _kept(head: str, answers: Answers) -> Kept:
+    """Return what the head's agent says; raises UnreadableAnswer where it has not looked for
+    long.
+    """
     said = ray_checks.read_payload(answers[head][0])
-    if "servers" not in said:
-        raise UnreadableAnswer(f"{head}: {said.get('error', 'the head does not tell of servers')}")
-    return next(
-        (each for each in servers.read(said).servers if each.name == wanted.name),
-        Server(name=wanted.name),
-    )
+    kept = servers.read(said)
+    if "servers" not in said or kept.agent > servers.OLD:
+        raise UnreadableAnswer(f"{head}: {said.get('error') or servers.unheard(kept.agent)}")
+    return kept
 
 
 def _begun(found: Server) -> bool:
@@ -207,15 +194,6 @@ def _ranks(wanted: Desired, seen: Observed) -> Mapping[str, tuple[str, ...]]:
         node: (f"{count} {'rank' if count == 1 else 'ranks'}",)
         for node, count in wanted.places.items()
     }
-
-
-def _doing(found: Server, seen: Observed) -> str:
-    """Say what is done or waited for before the engine starts."""
-    if found.state in ("starting", "ready"):
-        return ""
-    if not found.observed:
-        return _NOT_YET
-    return seen.doing or seen.state
 
 
 def _ended(seen: Observed) -> str:

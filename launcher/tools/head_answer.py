@@ -1,4 +1,4 @@
-"""The form of what `payload/head.py` answers.
+"""The form of what the head's agent and `payload/head.py` answer.
 
 Whoever reads such an answer takes it for granted, so it is looked at once, here; what is not named
 here is left to who asked for it.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.tools import decode
-from launcher.tools.decode import Number, Whole
+from launcher.tools.decode import Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,38 +34,18 @@ class _ListedJob(_Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Replica:
-    status: Whole
-    seconds: Number
-    error: str
-    answered: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Said:
     error: str = ""
     status: Whole | str | None = None
     unreachable: tuple[str, ...] = ()
     listening: bool = False
-    health: Whole = 0
-    models: tuple[str, ...] = ()
-    capacity: Mapping[str, str] | None = None
     log: str = ""
     offset: Whole = 0
-    model: str | None = None
-    text: str | None = None
-    tokens: Whole = 0
-    system_fingerprint: str | None = None
-    task: str = ""
-    came: str = ""
-    refused: str = ""
-    seconds: Number = 0.0
     submission_id: str = ""
     killed: Whole = 0
     left: tuple[Whole, ...] = ()
     job: _Job = _Job()
     jobs: tuple[_ListedJob, ...] = ()
-    replicas: tuple[_Replica, ...] = ()
 
 
 def check(said: Mapping[str, Any], whose: str) -> None:

@@ -66,6 +66,7 @@ print(json.dumps({
     "libc_version": libc[1],
     "uid": os.getuid(),
     "uv": shutil.which("uv") is not None,
+    "curl": shutil.which("curl") is not None,
     "pip": u.find_spec("pip") is not None,
     "managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")),
     "env": {k: os.environ[k] for k in ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE") if k in os.environ},
@@ -136,6 +137,7 @@ class ImagePython:
     managed: bool
     distributions: Mapping[_Distribution, _Version]
     env: Mapping[str, _Word] = field(default_factory=dict)
+    curl: bool = True
 
     @property
     def ray(self) -> str | None:
@@ -207,8 +209,16 @@ def telling(text: str) -> str:
     )
 
 
-def refuse_older(image: ImagePython, name: str) -> None:
-    """Raise RequestError for an image whose vLLM is older than the oldest that vlaunch runs."""
+def refuse(image: ImagePython, name: str) -> None:
+    """Raise RequestError for an image that lacks what vlaunch needs in it: curl and aiohttp for the
+    agents' HTTP, and a vLLM that is not older than the oldest that vlaunch runs.
+    """
+    parts = {"curl": image.curl, "the Python package aiohttp": "aiohttp" in image.distributions}
+    if lacking := [part for part, there in parts.items() if not there]:
+        raise RequestError(
+            f"{name} has no {' and no '.join(lacking)}, with which the agents are asked",
+            hint="set `image:` to one of vLLM's own, or add it in an image built from yours",
+        )
     if image.vllm_release is None or image.vllm_release >= OLDEST_VLLM:
         return
     oldest = ".".join(map(str, OLDEST_VLLM))

@@ -81,51 +81,16 @@ def stop(ports: Ports, job: str, grace: float) -> Argv:
 
 
 def watch(ports: Ports, api_host: str, name: str, offset: int, patience: float) -> Argv:
-    """Ask what a server's log on this node gained since `offset` bytes, and what its API says, if
-    need be after so many seconds; on the head also what `servers` says.
+    """Ask what a server's log on this node gained since `offset` bytes, if need be after so many
+    seconds; on the head also what `servers` says.
     """
     since = {"name": name, "offset": offset, "patience": f"{patience:g}"}
     return _ask("watch", _LONG, api=_api(ports, api_host), **since)
 
 
-def server(ports: Ports, api_host: str) -> Argv:
-    """Ask what vLLM's API says."""
-    return _ask("about", _LONG, api=_api(ports, api_host))
-
-
 def metrics(apis: Sequence[str], timeout: float) -> Argv:
     """Ask what each API (`host:port`) on a node counts, and on the head for what `servers` says."""
     return _ask("counts", timeout + _SHORT, apis=",".join(apis), timeout=f"{timeout:g}")
-
-
-def complete(
-    ports: Ports,
-    api_host: str,
-    prompt: str,
-    max_tokens: int,
-    timeout: float,
-    replicas: int = 1,
-    task: str = "",
-    first: int = 0,
-) -> Argv:
-    """Ask for a completion, or for what else a model gives: its `task`, where it is known; of
-    several replicas, each for one more; `first` is the number of the first among all of the
-    server's.
-    """
-    return (
-        *_HEAD,
-        "complete",
-        *_where(ports, api_host),
-        "--prompt",
-        prompt,
-        "--max-tokens",
-        str(max_tokens),
-        "--timeout",
-        str(timeout),
-        *(("--engines", str(replicas)) if replicas > 1 else ()),
-        *(("--first", str(first)) if replicas > 1 and first else ()),
-        *(("--task", task) if task else ()),
-    )
 
 
 def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from launcher.model import fold
 from launcher.state.metrics import Figures, Latency, Look, RankLife, ServerMetrics
-from launcher.state.servers import DEFAULT
+from launcher.state.servers import DEFAULT, GOOD
 from launcher.ui.terminal import Line
 from launcher.ui.text import line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-_COLOURS = {"ready": "green", "starting": "yellow", "waiting": "yellow", "stopping": "yellow"}
+_COLOURS = {
+    **dict.fromkeys(GOOD, "green"),
+    **dict.fromkeys(("quiet", "resting", "starting", "waiting", "stopping"), "yellow"),
+}
 _MARGIN, _NAMES, _FIGURES = 4, 10, 38  # columns: before the names of rows, of these, of figures
 _BARS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _FEW = 8  # ranks that are all named

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher import sizes
 from launcher.model import fold
 from launcher.state.endpoints import EndpointStatus
-from launcher.state.servers import DEFAULT
+from launcher.state.servers import DEFAULT, GOOD, READY
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
 from launcher.ui.table import with_columns
@@ -28,6 +28,8 @@ _COLOURS = {
     "alive": "green",
     "answering": "green",
     "busy": "green",
+    "quiet": "yellow",
+    "resting": "yellow",
     "starting": "yellow",
     "waiting": "yellow",
     "stopping": "yellow",
@@ -35,8 +37,6 @@ _COLOURS = {
     "absent": "yellow",
     "-": "dim",
 }
-_GOOD = ("answering", "busy")
-_ASKED = (*_GOOD, "silent", "unknown")  # states of a server whose endpoints differ
 _LINE = 200  # characters of a line of evidence
 _MOST = 16  # nodes that have a row each
 _MARGIN = " " * 8  # before what belongs to a server
@@ -146,11 +146,11 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
     name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
     style = "yellow" if server.warning else _COLOURS.get(server.state, "red")
     told = [f"{server.model}{_placed(server)}"] if server.model else []
-    apart = server.endpoints if len(server.endpoints) > 1 and server.state in _ASKED else ()
+    apart = server.endpoints if len(server.endpoints) > 1 and server.state in READY else ()
     if apart:
-        good = sum(each.state in _GOOD for each in apart)
+        good = sum(each.state in GOOD for each in apart)
         told.append(f"{good} of {len(apart)} endpoints answer")
-    elif server.state in _GOOD:
+    elif server.state in GOOD:
         told.append(server.endpoint)
     elif server.detail:
         told.append(server.detail)
@@ -190,7 +190,17 @@ def _answers(server: ServerStatus) -> list[str]:
         said.append(f"oldest {server.observed.asking:.0f} s")
     first = f"{'busy: ' if busy else ''}{', '.join(said)}" if said else ""
     also = server.detail if busy and len(server.endpoints) < 2 else ""
-    return [each for each in (first, also, server.warning) if each]
+    return [each for each in (first, also, server.warning, *_stands(server)) if each]
+
+
+def _stands(server: ServerStatus) -> list[str]:
+    """Say how long a server of which no step ends has stood, beside its longest step, and where."""
+    seen = server.observed
+    if seen is None or server.state not in ("quiet", "suspect"):
+        return []
+    said = f"no step has ended for {seen.still:.0f} s; the longest so far took"
+    where = [f"it hangs: {seen.wedge.where}"] if seen.wedge is not None else []
+    return [f"{said} {seen.longest_step:.1f} s", *where]
 
 
 def _answered(server: ServerStatus) -> list[str]:

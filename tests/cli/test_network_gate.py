@@ -44,24 +44,9 @@ def ready(cluster: Cluster) -> Cluster:
 def answering(cluster: Cluster, via: str = TCP) -> Cluster:
     """Let a server answer as soon as it is asked for; its ranks' logs tell of this link."""
     world = cluster.world
-    said = {
-        "status": 200,
-        "tokens": 1,
-        "text": "Hi",
-        "model": "org/m",
-        "seconds": 0.1,
-        "system_fingerprint": "f",
-    }
-    world.said["complete"] = said
-    payload = world._payload
-
-    def healthy(verb: str) -> Any:
-        return {
-            **payload(verb),
-            **({"health": 200, "capacity": {}} if verb in ("watch", "about") else {}),
-        }
-
-    world._payload = healthy  # type: ignore[method-assign]
+    first = {"model": "org/m", "text": "Hi", "fingerprint": "f", "seconds": 0.1, "replicas": []}
+    ready = {"state": "ready", "verdict": "answering", "first_answer": first}
+    world.observed |= dict.fromkeys(("default", "chat"), ready)
     for name, machine in world.machines.items():
         machine.engine_log = line(name, via)
     world.changes.clear()
@@ -391,8 +376,7 @@ def test_a_dry_run_proves_nothing_and_shows_no_secret(
 
 def replicated(cluster: Cluster, config: Any) -> Cluster:
     """Let a model of this configuration answer as two replicas."""
-    each = {"status": 200, "seconds": 0.1, "error": "", "answered": True}
-    cluster.world.said["complete"]["replicas"] = [each, each]
+    cluster.world.observed["default"]["first_answer"]["replicas"] = [0.1, 0.1]
     for machine in cluster.world.machines.values():
         machine.config = config
     return cluster

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from launcher.errors import ConnectError
-from launcher.model import Answer
-from launcher.transport import Command
+from launcher.payload.agent.observed import Wedge
 from tests import kept
 from tests.cli.conftest import INVENTORY, Cluster
 from tests.simulated import query
@@ -56,14 +55,9 @@ def test_json_says_all_that_the_table_does(up: Cluster) -> None:
 @pytest.fixture
 def serving(up: Cluster) -> Cluster:
     """Two servers: one answers, the other has too much to do."""
-    kept.keep(up.world, kept.wanted("chat", backend="mp", node="gpu02", port=8001))
-    kept.keep(up.world, kept.wanted("embed"))
-    up.world.said["complete"] = {
-        "status": 0,
-        "error": "timed out",
-        "moved": True,
-        "load": dataclasses.asdict(kept.load()),
-    }
+    busy = {"verdict": "busy", "load": dataclasses.asdict(kept.load())}
+    kept.keep(up.world, kept.wanted("chat", backend="mp", node="gpu02", port=8001), **busy)
+    kept.keep(up.world, kept.wanted("embed"), **busy)
     return up
 
 
@@ -80,60 +74,39 @@ def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
     ] == ["chat", "embed"]
 
 
-def test_each_server_is_asked_on_its_node_and_its_keeper_again_when_it_is_late(
-    serving: Cluster,
-) -> None:
-    """What moves meanwhile is what tells a busy server from a dead one; who answers costs no such
-    question.
-    """
+def test_one_question_to_the_head(serving: Cluster) -> None:
+    """However many servers there are."""
     serving.commands.clear()
     serving.run("status")
-    verbs = [
-        (each.node, query(each.argv) or each.argv[each.argv.index("/opt/vlaunch/head.py") + 1])
-        for each in head_asked(serving)
-    ]
+    asked = [(each.node, query(each.argv)) for each in serving.commands if query(each.argv)]
 
-    assert verbs[0] == ("gpu01", "jobs")
-    assert sorted(verbs[1:5]) == [
-        ("gpu01", "about"),
-        ("gpu01", "complete"),
-        ("gpu02", "about"),
-        ("gpu02", "complete"),
-    ]
-    assert verbs[5:] == [("gpu01", "servers")]
-    serving.world.said["complete"] = {"status": 200, "model": "m", "seconds": 0.1}
-    serving.commands.clear()
-    serving.run("status")
-    assert len(head_asked(serving)) == 5
+    assert asked == [("gpu01", "jobs")]
+    assert not [each for each in serving.commands if "/opt/vlaunch/head.py" in each.argv]
 
 
-def head_asked(cluster: Cluster) -> list[Command]:
-    """Return the questions to agents, and to the program in the containers."""
-    return [
-        each for each in cluster.commands if query(each.argv) or "/opt/vlaunch/head.py" in each.argv
-    ]
+def test_servers_that_stand(serving: Cluster) -> None:
+    """A quiet one is a warning; a suspect one is red, with its rank, node and frame."""
+    wedge = Wedge(since=1.0, rank="PP1", node="gpu02", frame="all_reduce (x.py:1)")
+    still = {"still": 95.0, "longest_step": 2.5, "reason": "no step has ended for 95 s"}
+    serving.world.observed["embed"] |= {"verdict": "quiet", **still}
+    ran = serving.run("status")
+    assert (ran.code, "server embed: quiet" in ran.out) == (0, True)
+    assert "no step has ended for 95 s; the longest so far took 2.5 s" in ran.out
+
+    suspect = {"verdict": "suspect", **still, "wedge": dataclasses.asdict(wedge)}
+    serving.world.observed["embed"] |= suspect
+    ran = serving.run("status")
+    assert (ran.code, "server embed: suspect" in ran.out) == (1, True)
+    assert "it hangs: rank PP1 on gpu02 in all_reduce (x.py:1)" in ran.out
 
 
-def test_what_the_keeper_saw_last_counts(serving: Cluster) -> None:
-    """It looked again while the completion was waited for."""
-    serving.world.said["complete"] = {"status": 0, "error": "timed out", "moved": False}
-    answer = serving.world.answer
-
-    def later(command: Command) -> Answer | None:
-        if query(command.argv) == "servers":
-            serving.world.observed["chat"] |= {"still": 12.0, "asking": 12.0}
-            serving.world.observed["embed"] |= {"still": 2.0, "asking": 12.0}
-        return answer(command)
-
-    serving.world.answer = later  # type: ignore[method-assign]
+def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
+    """Nobody knows how its servers are."""
+    serving.world.said["jobs"] = {"error": "the agent's main loop hangs since 20 s"}
     ran = serving.run("status")
 
     assert ran.code == 1
-    assert (
-        "server chat: silent  org/m (mp on gpu[01-02])  no completion: timed out; nothing has moved"
-        " for 12 s" in ran.out
-    )
-    assert "server embed: busy" in ran.out
+    assert "server: unknown  gpu01: the agent's main loop hangs since 20 s" in ran.out
 
 
 def test_drift_is_told_in_words_and_by_the_exit_code(up: Cluster) -> None:

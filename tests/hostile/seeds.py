@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.inventory.load import loads
 from launcher.model import Inventory, Secret
+from launcher.payload.agent.observed import EndpointHealth, Wedge
 from launcher.state import observe
 from tests import kept
 from tests.plan import case
@@ -88,6 +89,11 @@ def servers() -> Mapping[str, Any]:
     works = kept.seen(
         load=kept.load(),
         asking=3.0,
+        still=95.0,
+        endpoints={"gpu01": EndpointHealth(verdict="answering", seconds=0.1)},
+        first_answer={"model": "m", "fingerprint": "v-tp2", "seconds": 0.4, "replicas": [0.1]},
+        held={"gpu01": {"kv_cache_size_tokens": "1000", "num_gpu_blocks": "10"}},
+        wedge=Wedge(since=1.0, rank="TP0", node="gpu01", observations=["x"], stacks=["y"]),
         warning="slow",
         ranks={"gpu01": ["TP0"]},
         restarts=[1e9],
@@ -122,38 +128,10 @@ def job(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-LATE: Mapping[str, Any] = {
-    "status": 0,
-    "error": "timed out",
-    "path": "/v1/chat/completions",
-    "moved": True,
-    "load": {"running": 8, "waiting": 892, "tokens_per_s": 310.2},
-}
-COMPLETION: Mapping[str, Any] = {
-    "status": 200,
-    "path": "/v1/chat/completions",
-    "model": "m",
-    "text": "Hello",
-    "tokens": 8,
-    "system_fingerprint": "v-tp2",
-    "seconds": 0.4,
-    "replicas": [{"status": 200, "seconds": 0.1, "error": "", "answered": True}],
-}
-SERVER: Mapping[str, Any] = {
-    "health": 200,
-    "models": ["m"],
-    "capacity": {
-        "kv_cache_size_tokens": "1000",
-        "kv_cache_max_concurrency": "3.5",
-        "num_gpu_blocks": "10",
-        "block_size": "16",
-    },
-    "load": {"running": 1, "waiting": 0, "tokens_per_s": None},
-}
 WATCH: Mapping[str, Any] = {
     "offset": 80,
     "anew": False,
-    **SERVER,
+    "listening": True,
     "log": (
         "Starting vLLM API server\nLoading safetensors checkpoint shards: 50% Completed |"
         " 1/2\nValueError: x\n"

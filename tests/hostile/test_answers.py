@@ -29,16 +29,13 @@ from launcher.plan import network, up
 from launcher.site import Site
 from launcher.state import (
     batches,
-    endpoints,
     observe,
     preflight,
     running,
-    servers,
     status,
     verdict,
     watched,
 )
-from launcher.state.endpoints import Heard
 from launcher.tools import (
     docker,
     docker_read,
@@ -179,20 +176,9 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
 
     def read() -> None:
         heard = status.parse_answer(said)
-        found = servers.read(heard)
-        for each in found.servers:
-            endpoints.query(Site(inventory, facts), each)
-        names = [each.name for each in found.servers]
-        completion = mutate.text(chance.choice((seeds.COMPLETION, seeds.LATE)), chance)
-        came = Heard(
-            about=status.parse_answer(answer(mutate.text(seeds.SERVER, chance))),
-            completion=status.parse_answer(answer(completion)),
-        )
-        nodes = [node.name for node in inventory.nodes]
         about = status.Said(
             head=heard,
             network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
-            heard=dict.fromkeys(names, dict.fromkeys(nodes, came)),
             batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )
         holders = running.holders(heard)
@@ -217,10 +203,9 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
     now = [0.0]
 
     def reply(command: Any) -> Answer:
-        verb = query(command.argv) or "complete"
+        verb = query(command.argv)
         good = {
             "watch": {**seeds.WATCH, **seeds.servers()},
-            "complete": seeds.COMPLETION,
             "servers": seeds.servers(),
         }[verb]
         return answer(mutate.text(good, chance), node=command.node)

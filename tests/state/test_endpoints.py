@@ -1,24 +1,19 @@
-"""Several endpoints of one server: where they are, what is asked of each, and how it is then."""
+"""Several endpoints of one server: where they are, and how each is."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from launcher.payload.agent.desired import Desired, Process
-from launcher.site import Site
+from launcher.payload.agent.observed import EndpointHealth
 from launcher.state import endpoints
-from launcher.state.liveness import BAD, ServerState
-from launcher.state.observe import observe
-from launcher.state.servers import read
 from tests import kept
-from tests.fakes import FakeTransport
 from tests.plan.served import INVENTORY
 from tests.simulated import World
-from tests.state.conftest import ANSWER, LATE, serve
-
-WENT = {"status": 0, "error": "Connection refused"}
+from tests.state.conftest import serve
 
 
 def apart(*held: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
@@ -45,84 +40,56 @@ def test_each_node_has_an_endpoint(world: World) -> None:
     assert [each.node for each in endpoints.of(world.inventory, gone)] == ["gpu02"]
 
 
-def test_each_endpoint_is_asked_on_its_node(world: World) -> None:
-    """For each of its own replicas, by the numbers that they have in the server."""
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    said = kept.said(kept.one(apart((0, 2), (2, 2)), kept.seen()))
-    (server,) = read(said).servers
-    found = endpoints.query(Site(world.inventory, facts), server)
+ANSWERS = EndpointHealth(verdict="answering", seconds=0.25)
+LATE = EndpointHealth(verdict="busy", reason="our own completion has waited for 9 s")
 
-    assert {node: [each.node for each in asked] for node, asked in found.items()} == {
-        "gpu01": ["gpu01", "gpu01"],
-        "gpu02": ["gpu02", "gpu02"],
-    }
-    first, second = (asked[1].argv for asked in found.values())
-    assert (first[-2:], second[-4:]) == (("--engines", "2"), ("--engines", "2", "--first", "2"))
+
+def test_each_endpoint_is_as_the_keeper_judges_it(world: World) -> None:
+    """With the time of its last answer; addresses are told as names."""
+    judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
+    found = serve(world, kept.seen(verdict="busy", endpoints=judged), wanted=PAIR)
+
+    assert [(each.node, each.state, each.detail, each.seconds) for each in found.endpoints] == [
+        ("gpu01", "answering", "", 0.25),
+        ("gpu02", "busy", "gpu02 is late", 0.0),
+    ]
+    assert (found.state, found.endpoint) == ("busy", "http://10.0.0.11:8000/v1")
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "state", "detail"),
+    ("how", "state"),
     [
-        (ANSWER, ANSWER, "answering", ""),
-        (ANSWER, WENT, "silent", "gpu02: no completion: Connection refused"),
-        (WENT, ANSWER, "silent", "gpu01: no completion: Connection refused"),
-        (WENT, WENT, "silent", "no completion: Connection refused"),
-        (ANSWER, {**LATE, "moved": True}, "busy", ""),
-        (WENT, {**LATE, "moved": True}, "silent", "gpu01: no completion: Connection refused"),
+        ({"state": "starting"}, "starting"),
+        ({"verdict": "answering"}, "answering"),
+        ({"verdict": "sad", "endpoints": {"gpu02": EndpointHealth(verdict="sad")}}, "unknown"),
     ],
 )
-def test_a_server_is_as_its_worst_endpoint(
-    world: World, one: dict[str, Any], other: dict[str, Any], state: str, detail: str
+def test_an_endpoint_that_nobody_judged_is_as_the_server(
+    world: World, how: dict[str, Any], state: str
 ) -> None:
-    """Whose node is named; the others are as they are."""
-    found = serve(world, kept.seen(), wanted=PAIR, gpu01=one, gpu02=other)
+    """A word that no keeper of this version says is no verdict."""
+    found = serve(world, kept.seen(**how), wanted=PAIR)
 
-    assert (found.state, found.detail) == (state, detail)
-    assert [each.node for each in found.endpoints if each.state == "answering"] == [
-        node for node, said in (("gpu01", one), ("gpu02", other)) if said is ANSWER
-    ]
-    assert found.endpoint == "http://10.0.0.11:8000/v1"
+    assert [each.state for each in found.endpoints] == [state] * 2
 
 
-def test_an_endpoint_whose_node_cannot_be_asked(world: World) -> None:
-    """Nobody knows how it is, and the server counts as its worst."""
-    world.stop("gpu02")
-    found = serve(world, kept.seen(), wanted=PAIR, gpu01=ANSWER)
+def test_a_keeper_that_looks_no_more_knows_nothing(world: World) -> None:
+    """Of no endpoint, whatever it saw before."""
+    how = kept.seen(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
+    found = serve(world, how, wanted=PAIR, agent=99.0)
 
-    assert (found.state, found.detail) == (
-        "unknown",
-        "gpu02: the node that has its API was not asked",
-    )
+    assert (found.state, found.detail) == ("unknown", "the head's agent has not looked for 99 s")
+    assert [each.state for each in found.endpoints] == ["unknown"] * 2
 
 
 def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     """Where one does not say, nobody knows."""
-    world.said["about"] = {
-        "health": 200,
-        "capacity": {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"},
-        "load": {"running": 1, "waiting": 2},
-    }
-    both = {"gpu01": ANSWER, "gpu02": ANSWER}
-    found = serve(world, kept.seen(load=kept.load()), wanted=PAIR, **both)
+    held = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
+    both = {"gpu01": held, "gpu02": held}
+    found = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
 
     assert (found.kv_tokens, found.concurrency) == (2000, 5.0)
-    assert found.load == kept.load(running=2, waiting=4)
-    assert endpoints.holds([world.said["about"], {}]).tokens is None
-
-
-def test_what_one_endpoint_does_not_count_is_its_keepers(world: World) -> None:
-    """The load of all, as it was counted last; nothing where that is long ago."""
-    one = {"gpu01": {**ANSWER, "load": {"running": 1, "waiting": 2}}, "gpu02": ANSWER}
-    keeper = kept.seen(load=kept.load())
-
-    assert serve(world, keeper, wanted=PAIR, **one).load == kept.load()
-    assert serve(world, keeper, wanted=PAIR, age=99.0, **one).load is None
-
-
-def test_every_state_has_its_place() -> None:
-    """What is bad comes before what is good."""
-    assert set(endpoints.WORST) == set(get_args(ServerState))
-    assert set(endpoints.WORST[: len(BAD)]) == set(BAD)
+    assert endpoints.holds([held, {}]).tokens is None
 
 
 @pytest.mark.parametrize(

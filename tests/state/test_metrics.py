@@ -174,7 +174,7 @@ def test_a_server_without_an_engine_is_not_asked(site: Site) -> None:
     found = looking.look({})
 
     assert (found.figures, found.trouble) == (None, "no engine runs")
-    assert (found.state, found.detail) == ("pausing", "waiting before the next start")
+    assert (found.state, found.detail) == ("waiting", "waiting before the next start")
 
 
 def test_each_rank_is_as_its_agent_says(site: Site) -> None:
@@ -207,7 +207,7 @@ def test_a_keeper_that_is_not_heard(site: Site) -> None:
     (server,) = Counting(site).read(found, said(text()), None, 1.0).servers
 
     assert server.state == "unknown"
-    assert server.detail == "the head's agent has said nothing for 300 s"
+    assert server.detail == "the head's agent has not looked for 300 s"
     assert server.figures is not None
 
 

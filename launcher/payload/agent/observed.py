@@ -119,6 +119,8 @@ class Observed:
     changed while a canary waits or fails, `longest_step` the longest such time that ended in
     progress, `wedge` where the engine hangs.
 
+    `held` has what the KV caches behind each API hold, by its node, in the labels of vLLM's metric.
+
     `first_answer` is what the model gave first: model, fingerprint, text, came, refused, task,
     seconds and, of several replicas, the seconds of each. Until then it has the last refusal
     (status, error, task and times), or nothing.
@@ -152,6 +154,7 @@ class Observed:
     wedge: Wedge | None = None
     endpoints: dict[str, EndpointHealth] = field(default_factory=dict)
     first_answer: dict[str, Any] = field(default_factory=dict)
+    held: dict[str, dict[str, str]] = field(default_factory=dict)
     load: Load | None = None
     task: str = ""
     next_start: float | None = None

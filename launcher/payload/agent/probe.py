@@ -175,9 +175,10 @@ class Probe:
         if self._health != 200:
             return
         said = answer.complete(self.where)
-        if error := _refusal(said):
+        status, error = _refusal(said)
+        if error:
             self._first = {
-                "status": int(said.get("status") or 0),
+                "status": status,
                 "error": error[:500],
                 "task": str(said.get("task", "")),
                 "times": self._first.get("times", 0) + 1,
@@ -266,16 +267,22 @@ def resting(where: Where, health: int, health_text: str) -> str:
     return ""
 
 
-def _refusal(said: Mapping[str, Any]) -> str:
-    """Return why a first request has brought no answer; empty when it has."""
-    if said.get("status") != 200 or said.get("error"):
-        return str(said.get("error") or "no answer")
-    mute = [
+def _refusal(said: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the status (0: none) and why a first request has brought no answer; empty when it
+    has.
+    """
+    status = int(said.get("status") or 0)
+    if status != 200 or said.get("error"):
+        return status, str(said.get("error") or "no answer")
+    mute = {
+        number: each for number, each in enumerate(said.get("replicas", ())) if not each["answered"]
+    }
+    told = [
         f"replica {number} gave no answer: {each.get('error') or 'its count did not grow'}"
-        for number, each in enumerate(said.get("replicas", ()))
-        if not each["answered"]
+        for number, each in mute.items()
     ]
-    return "; ".join(mute)
+    refused = [each["status"] for each in mute.values() if each["status"] != 200]
+    return max(refused, default=0), "; ".join(told)
 
 
 def _key(replica: int | None) -> str:

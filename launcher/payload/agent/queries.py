@@ -1,10 +1,9 @@
-"""What the launcher may ask an agent: Ray's tables, vLLM's API on this node, the servers and their
-logs. `routes.py` serves it.
+"""What the launcher may ask an agent: Ray's tables, what vLLM on this node counts, the servers and
+their logs. `routes.py` serves it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import process, state
-from .api import Refused, Where, api, capacity, ray, read_counters
+from .api import Refused, Where, api, ray
 from .head import shown
 
 if TYPE_CHECKING:
@@ -159,29 +158,6 @@ def _submitted(where: Where) -> list[dict[str, object]]:
     return [shown(job) for job in found if job.get("submission_id")]
 
 
-def about(at: str) -> dict[str, Any]:
-    """What the vLLM at `host:port` says: `/health`, the models, the capacity and the load in
-    `/metrics`.
-    """
-    where = _where(at)
-    health, _ = api(where, "/health", timeout=3)
-    answer: dict[str, Any] = {"health": health}
-    if health == 200:
-        status, text = api(where, "/v1/models")
-        answer["models"] = (
-            [each["id"] for each in json.loads(text)["data"]] if status == 200 else []
-        )
-        metrics = api(where, "/metrics")[1]
-        answer["capacity"] = capacity(metrics)
-        if found := read_counters(metrics):
-            answer["load"] = {
-                "running": found.running,
-                "waiting": found.waiting,
-                "tokens_per_s": None,
-            }
-    return answer
-
-
 def counts(apis: Sequence[str], timeout: float) -> dict[str, Any]:
     """What each API (`host:port`) on this node counts, all asked at once."""
 
@@ -201,7 +177,7 @@ def _where(at: str) -> Where:
 
 def watch(name: str, offset: int, at: str, patience: float) -> dict[str, Any]:
     """What a server's log on this node gained since `offset` bytes, of its present engine only, and
-    what its API at `host:port` says.
+    whether its API at `host:port` listens.
 
     While an engine starts, `patience` seconds are waited until its API listens, or its log tells of
     an end: whoever asks again and again takes the cores that small nodes need to load.
@@ -210,13 +186,13 @@ def watch(name: str, offset: int, at: str, patience: float) -> dict[str, Any]:
         raise ValueError(f"no server can be named {name!r:.80}")
     deadline, path = time.monotonic() + patience, state.path(name, state.LOG)
     text, offset, anew = _log(path, offset)
-    while time.monotonic() < deadline and not reachable(at):
+    while not (listening := reachable(at)) and time.monotonic() < deadline:
         time.sleep(_AGAIN)
         more, offset, newer = _log(path, offset)
         text, anew = more if newer else text + more, anew or newer
         if newer or process.ENDS in more:
             break
-    return {"log": text, "offset": offset, "anew": anew, **about(at)}
+    return {"log": text, "offset": offset, "anew": anew, "listening": listening}
 
 
 def _log(path: str, offset: int) -> tuple[str, int, bool]:

@@ -59,10 +59,11 @@ def launcher(path: str, agent: queries.Agent) -> Site:
 
     def jobs(query: Query) -> Said:
         dashboard = int(query["dashboard"]) if "dashboard" in query else None
-        return {
-            **queries.jobs(dashboard, query["api"], listed(query, "peers")),
-            **queries.servers(agent),
-        }
+        try:
+            found = queries.jobs(dashboard, query["api"], listed(query, "peers"))
+        except SILENT as error:  # the servers are known without Ray
+            found = {"error": _why(error)}
+        return {**found, **queries.servers(agent)}
 
     def watch(query: Query) -> Said:
         patience = float(query.get("patience", 0))
@@ -73,13 +74,10 @@ def launcher(path: str, agent: queries.Agent) -> Site:
         found = queries.counts(listed(query, "apis"), float(query["timeout"]))
         return {**found, **queries.servers(agent)}
 
-    def about(query: Query) -> Said:
-        return queries.about(query["api"])
-
     def servers(_: Query) -> Said:
         return queries.servers(agent)
 
-    answers = (nodes, jobs, servers, watch, counts, about)
+    answers = (nodes, jobs, servers, watch, counts)
     return Site(
         name="the launcher's queries",
         routes=[web.get(f"/{each.__name__}", _answer(each)) for each in answers],
@@ -94,7 +92,11 @@ def _answer(find: Callable[[Query], Said]) -> Handler:
         try:
             return web.json_response(await asyncio.to_thread(find, request.query))
         except SILENT as error:
-            said = error.said[:500] if isinstance(error, Refused) else str(error)
-            return web.json_response({"error": said or type(error).__name__}, status=502)
+            return web.json_response({"error": _why(error)}, status=502)
 
     return answer
+
+
+def _why(error: Exception) -> str:
+    said = error.said[:500] if isinstance(error, Refused) else str(error)
+    return said or type(error).__name__

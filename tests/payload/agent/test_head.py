@@ -48,13 +48,6 @@ def run(
     return say
 
 
-def test_complete(run: Run) -> None:
-    """A completion comes back with its text."""
-    code, said = run("complete", "--prompt", "Say hello.")
-
-    assert (code, said["text"]) == (0, "Hi")
-
-
 def test_submit(server: Server, run: Run) -> None:
     """The command is quoted, named in its environment, and sent with Ray's token; no value of a
     secret is in it.
@@ -153,12 +146,15 @@ def chat(process: subprocess.Popen[str]) -> list[Any]:
 
 
 @pytest.mark.processes
-def test_the_program_in_the_container(start: Any) -> None:
+def test_the_program_in_the_container(server: Server, start: Any) -> None:
     """It finds the agent beside it, and the secrets by its environment, and needs nothing else."""
-    with start("complete") as process:
-        out, err = process.communicate("", timeout=60)
+    server.answers["/api/jobs/"] = {"submission_id": "b"}
+    asked = {"argv": ["x"], "submission_id": "b", "metadata": {}}
+    with start("submit") as process:
+        out, err = process.communicate(json.dumps(asked), timeout=60)
 
-    assert (err, process.returncode, json.loads(out)["model"]) == ("", 0, "m")
+    assert (err, process.returncode, json.loads(out)) == ("", 0, {"submission_id": "b"})
+    assert server.asked[-1][2] == "Bearer ray-token"
 
 
 @pytest.mark.processes

@@ -253,7 +253,10 @@ def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, st
 def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) -> None:
     """What worked at first is remembered."""
     server.answers[COMPLETIONS] = (400, "no chat template")
-    server.answers["/v1/completions"] = {"choices": [{"text": "x"}]}
+    server.answers["/v1/completions"] = {
+        "choices": [{"text": "x"}],
+        "usage": {"completion_tokens": 1},
+    }
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
 
