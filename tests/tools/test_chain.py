@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def test_no_certificate_is_in_a_command_line() -> None:
     assert CERTIFICATE.encode() in chain.program(request)
     for where in (chain.on_node(INVENTORY), chain.in_image(INVENTORY, NODE)):
         assert CERTIFICATE not in " ".join(where.argv)
+
+
+def test_the_program_is_one_for_old_pythons() -> None:
+    """A node's own may be 3.8; the grammar is looked at here."""
+    sent = json.loads(chain.program({}))["modules"]
+
+    assert len(sent) > 10
+    for _, text in sent:
+        ast.parse(text, feature_version=(3, 8))
 
 
 @pytest.mark.parametrize(

@@ -280,15 +280,15 @@ class _Copy:
     def _give(self, stream: int, host: str, port: int) -> None:
         """Bring a stream to a node that cannot reach us, again and again until it has all."""
         while True:
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((host, port), PATIENCE) as sock,
-            ):
-                connection = self._tls.made(sock, PATIENCE)
-                wire.patient(connection, 60.0, 60.0)
-                wire.introduce(connection, wire.GIVE)
-                connection.sendall(bytes([stream]))
-                serve(self._store, connection)
+            try:
+                with socket.create_connection((host, port), PATIENCE) as sock:
+                    connection = self._tls.made(sock, PATIENCE)
+                    wire.patient(connection, 60.0, 60.0)
+                    wire.introduce(connection, wire.GIVE)
+                    connection.sendall(bytes([stream]))
+                    serve(self._store, connection)
+            except OSError:
+                pass
             time.sleep(0.5)
 
     def _progress(self) -> None:

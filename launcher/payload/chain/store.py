@@ -187,11 +187,11 @@ class Store:
         """Have what an interrupted copy of the same files wrote compared, and drop any other's."""
         journal = os.path.join(self.root, STATE, "journal")
         written: list[bytes] = []
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open(open_plain(journal, os.O_RDONLY), "rb") as file,
-        ):
-            written = file.read().split(b"\n")
+        try:
+            with open(open_plain(journal, os.O_RDONLY), "rb") as file:
+                written = file.read().split(b"\n")
+        except FileNotFoundError:
+            pass
         if not written or written[0] != self.manifest.identity.encode():
             discard(self.root)
             return
