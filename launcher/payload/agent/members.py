@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import node as nodes
-from .certificates import Certificates, cause
+from .certificates import Certificates, Troubles, cause
 from .log import say
 from .node import Node, Order
 
@@ -96,7 +96,7 @@ class Link:
         self._connection: http.client.HTTPSConnection | None = None
         self._head_boot = ""  # whose the connection is; empty until it has said so
         self._count = 0  # of reports since this agent started
-        self._trouble = ""
+        self._troubles = Troubles()
         self._over = False
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._post_all, self._ask_all)
@@ -143,7 +143,7 @@ class Link:
             # The first answer only tells which start of the head's agent this is, so that nothing
             # of another one can be taken for its own.
             self._head_boot = str(self._post({}, 0).get("head_boot") or "")[:40]
-            self._trouble = ""
+            self._troubles = Troubles()
             say("the head's agent is here")
         servers, done = self._report
         number = done.number if done.head_boot == self._head_boot else 0
@@ -198,12 +198,10 @@ class Link:
         self._tell(why)
 
     def _tell(self, why: str) -> None:
-        if why != self._trouble:
-            self._trouble = why
-            say(
-                f"no connection to the head's agent at {self.host} port {self.port}: {why}; what"
-                " runs here goes on"
-            )
+        self._troubles.say(
+            f"no connection to the head's agent at {self.host} port {self.port}: {why}; what"
+            " runs here goes on"
+        )
 
     # --- orders that change
 

@@ -54,7 +54,10 @@ class _Reports:
 
     async def take(self, request: web.Request) -> web.Response:
         """Take a report, and answer with the node's orders."""
-        body = await request.read()
+        try:
+            body = await request.read()
+        except OSError as error:  # its protocol says why
+            raise web.HTTPBadRequest from error
         try:
             name, transport = self._client(request)
             report = _read(body)

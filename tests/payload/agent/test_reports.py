@@ -549,6 +549,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         until(lambda: turn() and world.lead.settled("gpu2"), "the next one works")
         assert list(follower.node.orders.values()) == [ORDER, OTHER]
         assert world.lead.report("gpu2", "chat") == SERVERS["chat"]
+    assert not lines.has("Traceback")
 
 
 # ---- a head that says odd things -----------------------------------------------------------------
