@@ -92,7 +92,6 @@ class Link:
         self._certificates = certificates
         self._report: tuple[Mapping[str, Any], Orders] = ({}, self.orders)
         self._due, self._answered = threading.Event(), threading.Event()
-        self._context: object = None  # what the connection was made with
         self._connection: http.client.HTTPSConnection | None = None
         self._head_boot = ""  # whose the connection is; empty until it has said so
         self._count = 0  # of reports since this agent started
@@ -136,9 +135,8 @@ class Link:
 
     def _exchange(self) -> None:
         """Post a report and take the orders; raises many things."""
-        if self._connection is None or self._certificates.context() is not self._context:
-            self._close()
-            self._connection, self._context = self._connect(_ANSWER)
+        if self._connection is None:
+            self._connection = self._connect(_ANSWER)
         if not self._head_boot:
             # The first answer only tells which start of the head's agent this is, so that nothing
             # of another one can be taken for its own.
@@ -173,7 +171,7 @@ class Link:
         }
         return _request(self._connection, "POST", "/report", json.dumps(report).encode())
 
-    def _connect(self, timeout: float) -> tuple[http.client.HTTPSConnection, object]:
+    def _connect(self, timeout: float) -> http.client.HTTPSConnection:
         """Connect; the head's certificate must have its address. Raises OSError or Lost."""
         context = self._certificates.context()
         if context is None:
@@ -186,7 +184,7 @@ class Link:
             raise
         made.auto_open = 0  # another connection begins anew
         made.sock.settimeout(timeout)
-        return made, context
+        return made
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -215,10 +213,10 @@ class Link:
                     self._tell(cause(error))
 
     def _ask(self) -> None:
-        """Ask for orders other than the last, until the connection or the certificates end."""
-        connection, context = self._connect(HOLD + _ANSWER)
+        """Ask for orders other than the last, until the connection ends."""
+        connection = self._connect(HOLD + _ANSWER)
         try:
-            while self._certificates.context() is context and not self._over:
+            while not self._over:
                 self._answered.clear()
                 had = self.orders
                 path = f"/orders?head_boot={had.head_boot}&number={had.number}"

@@ -175,7 +175,9 @@ class _Tls(asyncio.Protocol):
         self._below.add(transport)
         self._pending[transport] = None
         if len(self._pending) > _PENDING:
-            next(iter(self._pending)).abort()
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.abort()
         self._task = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
