@@ -21,6 +21,8 @@ from launcher.payload import agent
 from launcher.payload.agent import state
 from launcher.payload.agent.desired import Policy, Ray
 from launcher.payload.agent.observed import Observed
+from launcher.state import servers
+from launcher.tools import payload
 from tests.payload.agent import wanted
 from tests.payload.agent.authority import Authority
 from tests.payload.agent.waits import PATIENCE, lives, until
@@ -284,6 +286,25 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
     server.stop()
     server.is_("stopped")
     assert (server.pids(), [lives(pid) for pid in children]) == ([], [False, False])
+
+
+def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
+    """What the keeper sees comes back, with the agents that it hears."""
+    cluster.start("gpu1", "gpu2")
+    cluster.serve("chat", "gpu1", "gpu2").is_("ready")
+    argv = [
+        str(cluster.folder / "gpu1.sock") if word == state.SOCKET else word
+        for word in payload.servers()
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    kept = servers.read(json.loads(done.stdout))
+    (server,) = kept.servers
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert servers.health(server, kept.agent) == ("answering", "")
+    assert server.observed is not None
+    assert "model" in server.observed.first_answer
+    assert (set(kept.members), kept.agent < 5) == ({"gpu1", "gpu2"}, True)
 
 
 def test_a_first_start_that_fails(cluster: Cluster) -> None:
