@@ -26,7 +26,7 @@ _NCCL = (
     _Hang(
         what="on GB10, in collectives between nodes, as built for pip's nvidia-nccl-cu13",
         holds=lambda version: version == (2, 28, 9),
-        advice="DGX OS's own build of it and 2.30.4 do not: name one with VLLM_NCCL_SO_PATH",
+        advice="DGX OS's own build does not, 2.30.4 ran for days: name one with VLLM_NCCL_SO_PATH",
         source="vllm 41725, 42354, 46097",
         gpu=r"\bGB10\b",
     ),
@@ -46,7 +46,7 @@ _NCCL = (
 )
 _DRIVERS = (
     _Hang(
-        what="in NCCL, with GPUs that reach each other's memory over PCIe",
+        what="in NCCL, with peer access (P2P) between GPUs",
         holds=lambda version: version[0] == 560,
         advice="use 570, or set NCCL_P2P_DISABLE=1",
         source="xgboost 11242",
