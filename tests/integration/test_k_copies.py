@@ -25,6 +25,7 @@ from benchmarks.faults import host_faults
 from launcher.lab import hosts, machine, network
 from launcher.lab.layout import Host
 from tests.hub_stand_in import COMMIT, Hub
+from tests.integration import strangers
 from tests.integration.conftest import Practice, ended, kill
 from tests.integration.servers import serve
 
@@ -318,6 +319,16 @@ def test_bytes_change_on_their_way(four: Practice, chance: random.Random, how: s
     assert ran.code == 0 or host.name in ran.said, ran.said
     if ran.code:
         again(four)
+    same(four, *OTHERS)
+
+
+def test_strangers_get_nothing(four: Practice, chance: random.Random) -> None:
+    """And do not keep a copy from its end."""
+    copying = start(four, chance)
+    strangers.refused(four.lab.host("node2"), PORT)
+    code, said = end(copying)
+
+    assert code == 0, said
     same(four, *OTHERS)
 
 
