@@ -40,6 +40,7 @@ class Look:
 
     at: float
     verdict: str
+    id: str = ""
     reason: str = ""
     still: float = 0.0
     longest: float = 0.0
@@ -55,6 +56,7 @@ def look(record: Mapping[str, Any], now: float) -> Look:
     return Look(
         at=now,
         verdict=verdict,
+        id=str(record.get("id") or ""),
         reason=str(record.get("reason") or ""),
         still=float(record.get("still") or 0),
         longest=float(record.get("longest_step") or 0),
@@ -103,13 +105,17 @@ class Watch:
 
 
 def summary(looks: Sequence[Look]) -> dict[str, Any]:
-    """Return the longest G, the last S, how often each verdict was read, and the restarts."""
+    """Return the longest G, the last S, how often each verdict was read, and the restarts.
+
+    What was read of an earlier server does not count.
+    """
+    looks = [each for each in looks if each.id == looks[-1].id]
     return {
         "longest_g": round(max((each.still for each in looks), default=0.0), 1),
         "s": round(looks[-1].longest, 2) if looks else 0.0,
         "verdicts": dict(Counter(each.verdict for each in looks)),
         "red": sum(each.verdict in BAD for each in looks),
-        "restarts": looks[-1].generation - looks[0].generation if looks else 0,
+        "restarts": looks[-1].generation - max(1, looks[0].generation) if looks else 0,
         "faults": looks[-1].faults - looks[0].faults if looks else 0,
     }
 

@@ -40,7 +40,7 @@ from launcher.lab.render import MODEL
 RESULTS = Path(__file__).with_name("faults") / "healthy.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 _ROOM = 200_000  # tokens that a prompt may have
-_ENGINE = {
+_ENGINE: dict[str, Any] = {
     "hf_overrides": {"max_position_embeddings": _ROOM},
     "max_model_len": _ROOM,
     "kv_cache_memory_bytes": 512 << 20,
@@ -253,7 +253,10 @@ def run(
 ) -> dict[str, Any]:
     """Serve, do what the case is, and watch meanwhile; the server is stopped afterwards."""
     env = {"VLLM_SERVER_DEV_MODE": "1"}
-    inventory = health.inventory(lab, f"healthy-{name}", env=env, engine={**_ENGINE, **case.engine})
+    engine = {**_ENGINE, **case.engine}
+    # S is kept for servers of the same fingerprint: no case may profit from the one before
+    engine["max_model_len"] -= list(CASES).index(name)
+    inventory = health.inventory(lab, f"healthy-{name}", env=env, engine=engine)
     health.must(lab, inventory, "up")
     seconds = args.seconds or case.seconds
     stage = Stage(lab, inventory, backend, seconds, args.tokens or case.tokens)

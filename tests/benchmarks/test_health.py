@@ -30,14 +30,16 @@ def test_a_record_is_read_and_an_old_one_says_nothing() -> None:
 
 def test_a_summary_counts_verdicts_red_samples_and_restarts() -> None:
     looks = [
-        Look(at=1.0, verdict="busy", still=3.0, generation=1),
-        Look(at=2.0, verdict="suspect", still=61.0, generation=1),
-        Look(at=3.0, verdict="answering", longest=61.5, generation=2, faults=1),
+        Look(at=0.0, verdict="failed", still=90.0, generation=7, faults=7, id="old"),
+        Look(at=0.5, verdict="starting", generation=0, id="new"),
+        Look(at=1.0, verdict="busy", still=3.0, generation=1, id="new"),
+        Look(at=2.0, verdict="suspect", still=61.0, generation=1, id="new"),
+        Look(at=3.0, verdict="answering", longest=61.5, generation=2, faults=1, id="new"),
     ]
     assert summary(looks) == {
         "longest_g": 61.0,
         "s": 61.5,
-        "verdicts": {"busy": 1, "suspect": 1, "answering": 1},
+        "verdicts": {"starting": 1, "busy": 1, "suspect": 1, "answering": 1},
         "red": 1,
         "restarts": 1,
         "faults": 1,
