@@ -214,7 +214,9 @@ def main() -> int:
     agent = Agent(args)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: agent.told.append(got))
-    return agent.run()
+    code = agent.run()
+    sys.stdout.flush()
+    os._exit(code)  # a query that waits for Ray or vLLM must not hold the container
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -22,6 +23,7 @@ from .certificates import Certificates, Troubles, cause
 from .log import say, trace
 
 _BACKLOG = 128
+_MOST_QUERIES = 32  # that wait for others' answers at once
 _AGAIN = 3.0  # seconds between two attempts to listen on an address
 _LARGEST = 4 << 20  # bytes of a request
 _HANDSHAKE = 10.0  # seconds for a TLS handshake
@@ -74,6 +76,7 @@ class Server:
 
     def _run(self) -> None:
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # `_guard` tells of our own errors
+        self._loop.set_default_executor(ThreadPoolExecutor(_MOST_QUERIES))
         self._loop.run_until_complete(self._serve())
         self._loop.run_until_complete(self._end())
         self._loop.close()
