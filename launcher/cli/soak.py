@@ -51,9 +51,10 @@ def soak(call: Call, duration: float, streams: int, tokens: int, server: str | N
     """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,
     errors, TCP retransmits and restarts.
 
-    The requests are sent from this machine: directly where it reaches the endpoint, else through
-    the SSH connection. Ctrl-C ends the load and prints the report so far. The exit code is 1 after
-    an error, a restart, or a wait for a token that the server's keeper would call quiet.
+    The requests are sent from this machine: directly where it reaches the endpoint and no API key
+    is needed, else through the SSH connection. Ctrl-C ends the load and prints the report so far.
+    The exit code is 1 after an error, a restart, or a wait for a token that the server's keeper
+    would call quiet.
     """
     if duration > _LONGEST:
         raise click.UsageError("a soak takes at most 7d")
