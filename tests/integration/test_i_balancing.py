@@ -60,12 +60,12 @@ def test_each_endpoint_answers_and_a_bad_one_is_named(cluster: Practice) -> None
     (pid,) = [pid for pid, line in running(cluster, "vllm serve", "node2") if "start-rank" in line]
     os.kill(pid, signal.SIGSTOP)
     try:
-        silent = await_state(cluster, "silent", within=60)
-        assert {each["node"]: each["state"] for each in silent["endpoints"]} == {
+        quiet = await_state(cluster, "quiet", within=90)
+        assert {each["node"]: each["state"] for each in quiet["endpoints"]} == {
             "node1": "answering",
-            "node2": "silent",
+            "node2": "quiet",
         }
-        assert silent["detail"].startswith("node2: no completion: ")
+        assert "no step" in quiet["detail"]
         assert cluster.vlaunch("chat", "hi", "--max-tokens", "2").code == 0
     finally:
         os.kill(pid, signal.SIGCONT)
