@@ -21,6 +21,7 @@ _SWITCHES = 2.0  # voluntary context switches per second of a thread that stands
 # 1 MB/s over a link throttled to 8 Mbit/s.
 _IDLE = 256_000
 _BUSY = 0.1  # part of a core from which on a thread computes or spins
+_STOPPED = ("T", "t")
 _NAMED = 4  # ranks named in one observation
 _SHOWN = 16  # frames of a stack in a record
 
@@ -180,7 +181,13 @@ class _Pair:
 
     @property
     def kind(self) -> int:
-        """What it does; an operator that uses no CPU waits in it, for other ranks or for a GPU."""
+        """What it does.
+
+        An operator that uses no CPU waits in it, for other ranks or for a GPU. A process that was
+        stopped (SIGSTOP) waits for nothing, wherever its stack is.
+        """
+        if self.after.state in _STOPPED:
+            return OWN
         found = kind(self.after.frames, self.after.line)
         return WITH_OTHERS if found == OPERATOR and self.core < _BUSY else found
 
@@ -324,6 +331,7 @@ def _told(pairs: Sequence[_Pair]) -> Iterable[str]:
 def _doing(pair: _Pair) -> str:
     after = pair.after
     asleep = ["uninterruptible"] if after.state == "D" else []
+    asleep += ["stopped by a signal"] if after.state in _STOPPED else []
     asleep += [after.wchan] if after.wchan.strip("0") else []
     kernel = f" ({', '.join(asleep)})" if asleep else ""
     frame = f"{after.frames[0]}: {after.line}" if after.line else after.frames[0]

@@ -183,6 +183,23 @@ def test_sleep_in_the_kernel() -> None:
     )
 
 
+@pytest.mark.parametrize("engine", [False, True])
+def test_stopped_process(engine: bool) -> None:
+    """A process that SIGSTOP has frozen is the culprit wherever it is, also while it waits."""
+    samples = recorded("mp-tp2-idle")
+    for taken in samples["node1"]:
+        for each in taken["ranks"]:
+            if each["engine"] is engine:
+                each.update(state="T", wchan="do_signal_stop", voluntary=7, ticks=7)
+
+    found = judge(samples)
+
+    assert (found.rank, found.node) == (blame.ENGINE if engine else "TP0", "node1")
+    assert any(
+        each.endswith(" (stopped by a signal, do_signal_stop)") for each in found.observations
+    )
+
+
 def test_gpu_of_the_culprit() -> None:
     """It is told where the node knows it."""
     samples = recorded("mp-tp2-rank1-c")
