@@ -126,7 +126,7 @@ class Link:
             self._due.clear()
             try:
                 self._exchange()
-            except (OSError, http.client.HTTPException, ValueError, Lost) as error:
+            except Exception as error:  # whatever it is, the next report is posted
                 self._lose(cause(error))
                 time.sleep(EVERY)
                 continue
@@ -137,12 +137,11 @@ class Link:
         """Post a report and take the orders; raises many things."""
         if self._connection is None:
             self._connection = self._connect(_ANSWER)
-        if not self._head_boot:
+        new = not self._head_boot
+        if new:
             # The first answer only tells which start of the head's agent this is, so that nothing
             # of another one can be taken for its own.
             self._head_boot = str(self._post({}, 0).get("head_boot") or "")[:40]
-            self._troubles = Troubles()
-            say("the head's agent is here")
         servers, done = self._report
         number = done.number if done.head_boot == self._head_boot else 0
         found = _orders(self._post(servers, number))
@@ -152,11 +151,11 @@ class Link:
         if found.head_boot == last.head_boot and found.number < last.number:
             raise Lost(f"it sent orders {found.number} after orders {last.number}")
         self.orders = found
-        if (found.number, found.ray) != (
-            last.number,
-            last.ray,
-        ) or found.head_boot != last.head_boot:
+        if (found.head_boot, found.number, found.ray) != (last.head_boot, last.number, last.ray):
             self._wake()
+        if new:
+            self._troubles = Troubles()
+            say("the head's agent is here")
 
     def _post(self, servers: Mapping[str, Any], done: int) -> dict[str, Any]:
         assert self._connection is not None  # noqa: S101 - `_exchange` has made it
@@ -208,7 +207,7 @@ class Link:
             self._answered.clear()
             try:
                 self._ask()
-            except (OSError, http.client.HTTPException, ValueError, Lost) as error:
+            except Exception as error:
                 if isinstance(error, ssl.SSLError):  # the other thread's connection may be fine
                     self._tell(cause(error))
 
