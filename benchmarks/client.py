@@ -24,6 +24,8 @@ COLOURS = {
     "starting": "yellow",
     "waiting": "yellow",
     "stopping": "yellow",
+    "quiet": "yellow",
+    "resting": "yellow",
 }
 
 
