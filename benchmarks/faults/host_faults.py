@@ -402,15 +402,14 @@ def remove_disk(host: Host, path: str) -> None:
     _image(host).unlink(missing_ok=True)
 
 
-def garble(host: Host, port: int, every: int, *, least: int = 1400, at: int = 1000) -> None:
-    """Change a byte in one of `every` packets of more than `least` bytes that `host` sends from a
-    TCP port, `at` bytes behind the header of IP; on virtual cards, which compute no checksums, it
-    arrives.
+def garble(host: Host, port: int, every: int) -> None:
+    """Change a byte in one of `every` large packets that `host` sends from a TCP port; on virtual
+    cards, which compute no checksums, it arrives.
     """
-    large = f"tcp sport {port} ip length > {least} numgen random mod {every} 0 counter"
+    large = f"tcp sport {port} ip length > 1400 numgen random mod {every} 0 counter"
     rules = (
         f"table ip {_GARBLE} {{\nchain out {{\ntype filter hook output priority 0;\n"
-        f"{large} @th,{8 * at},8 set 0x5a\n}}\n}}\n"
+        f"{large} @th,8000,8 set 0x5a\n}}\n}}\n"
     )
     machine.run("ip", "netns", "exec", host.netns, "nft", rules)
 

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.faults import host_faults
 from launcher.model import Ports
 from launcher.tools import payload
+from tests.integration import strangers
 from tests.integration.conftest import Practice, ended
 
 pytestmark = pytest.mark.lab
@@ -195,6 +196,16 @@ def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
     ]
     assert any("29500" in f["text"] and "taken" in f["text"] for f in failed), failed
     assert any("ss -ltnp" in f["fix"] for f in failed)
+
+
+def test_strangers_do_not_take_part(cluster: Practice) -> None:
+    """While the probes gather: they are refused, and the nodes measure."""
+    process = cluster.start("check-nccl", "--json")
+    strangers.refused(cluster.lab.host("node1"), 29500)
+    out, err = ended(process, 400)
+
+    assert process.returncode == 0, out + err
+    assert json.loads(out)["passed"]
 
 
 def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
