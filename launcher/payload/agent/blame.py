@@ -49,7 +49,8 @@ class Rank:
     `line` is the text of the innermost frame's line, empty where it cannot be read.
 
     `ticks` (hundredths of a second of CPU), `voluntary` context switches, `state`, and `wchan`, the
-    place where it sleeps in the kernel, are of the thread whose stack it is.
+    place where it sleeps in the kernel, are of the thread whose stack it is. `helpers` is the CPU
+    that its child processes used, such as compilers.
     """
 
     pid: int
@@ -63,6 +64,7 @@ class Rank:
     voluntary: int = 0
     state: str = ""
     wchan: str = ""
+    helpers: int = 0
     gpus: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -200,6 +202,10 @@ class _Pair:
         switches = (after.voluntary - before.voluntary) / self.seconds
         if self.kind in (OPERATOR, OWN) and switches > _SWITCHES:
             return f"{switches:.0f} voluntary context switches per second"
+        # A new shape of requests may compile kernels for minutes (nvcc, ptxas, gcc).
+        helpers = (after.helpers - before.helpers) / 100 / self.seconds
+        if helpers > _BUSY:
+            return f"its child processes use {helpers:.0%} of a core"
         return ""
 
 

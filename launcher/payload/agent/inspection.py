@@ -102,10 +102,12 @@ class Inspection:
 def look(target: Target) -> dict[str, Any]:
     """Take one sample."""
     found = list(_processes(target))
-    gpus = _gpus(target, found)
+    gpus, helpers = _gpus(target, found), _helpers({each.pid for each in found})
     return {
         "bytes": _bytes(),
-        "ranks": [_rank(each, gpus.get(each.pid, [])) for each in found],
+        "ranks": [
+            {**_rank(each, gpus.get(each.pid, [])), "helpers": helpers[each.pid]} for each in found
+        ],
         "notes": [*_ask_nccl(), *_watchdog(target.argv)],
     }
 
@@ -216,6 +218,28 @@ def _counters(pid: int, thread: int) -> dict[str, Any]:
         found["involuntary"] = int(switches["nonvoluntary"])
         found["wchan"] = _text(f"{folder}/wchan")[:40]
     return found
+
+
+def _helpers(pids: Collection[int]) -> dict[int, int]:
+    """Return the ticks that the children of each process used, such as compilers; other ranks and
+    engines are no children.
+    """
+    parents, ticks = dict[int, int](), dict.fromkeys(pids, 0)
+    used = dict[int, int]()
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(ValueError, IndexError):
+            words = _text(path).rpartition(")")[2].split()
+            pid = int(path.split("/")[2])
+            parents[pid], counts = int(words[1]), [int(word) for word in words[11:15]]
+            # of a rank only what its children had used when they ended
+            used[pid] = sum(counts[2:] if pid in ticks else counts)
+    for pid, count in used.items():
+        owner = pid
+        while owner and owner not in ticks:
+            owner = parents.get(owner, 0)
+        if owner:
+            ticks[owner] += count
+    return ticks
 
 
 def _bytes() -> dict[str, list[int]]:

@@ -69,6 +69,18 @@ def test_wedged_rank(name: str) -> None:
     assert any("sitecustomize.py" in stack for stack in found.stacks)
 
 
+def test_rank_that_compiles() -> None:
+    """A rank that waits for its compilers makes progress."""
+    samples = recorded("mp-tp2-rank1-sleep")
+    (_, rank) = rank_of(samples, "node2")[-2:]
+    rank["helpers"] = 500
+
+    found = judge(samples)
+
+    assert found.progress is True
+    assert any("its child processes use" in each for each in found.observations)
+
+
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("mp-tp2", "TP0 on node1, TP1 on node2"), ("ray-pp2", "PP0 on node1, PP1 on node2")],

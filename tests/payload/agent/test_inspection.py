@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -106,6 +107,24 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
     assert (rank["thread"], rank["state"]) == (pid, "S")
     assert len(sample["bytes"]["lo"]) == 2
     assert records.read(blame.Sample, {"number": 1, "at": 2.0, **sample}, "inspection").ranks
+
+
+def test_helpers(tmp_path: Path) -> None:
+    """The children of a rank count, also when they have ended, but no other rank among them."""
+    script = tmp_path / "rank.sh"
+    work = "sum(range(20_000_000))"
+    script.write_text(f"python3 -c '{work}'; python3 -c '{work}; input()'; true\n")
+    with subprocess.Popen(
+        ["sh", str(script)], stdin=subprocess.PIPE, start_new_session=True
+    ) as rank:
+
+        def both_count() -> bool:
+            ranks = {rank.pid, *process.in_session(rank.pid)}
+            alone = inspection._helpers({rank.pid})[rank.pid]
+            return alone > inspection._helpers(ranks)[rank.pid] > 0
+
+        until(both_count, "the ended child alone, and both")
+        os.killpg(rank.pid, signal.SIGKILL)
 
 
 def test_line(
