@@ -551,7 +551,7 @@ def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
         "nodes": world.ray_table(),
         "actors": {},
         "groups": groups,
-        "health": 0,
+        **world.kept(),
     }
     ran = batch.cluster.run("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
 
