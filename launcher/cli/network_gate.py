@@ -22,7 +22,6 @@ from launcher.plan import network, wanted
 from launcher.plan.request import Request
 from launcher.plan.shape import Stage
 from launcher.plan.stop import plan_stop
-from launcher.remote import certificate
 from launcher.state import engine_log, verdict
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.state.verdict import Ask, Proof, Record
@@ -56,6 +55,8 @@ def prove(
             *_exchange(placed, request.args),
             f"network proven {seen.network.taken}: {seen.network.summary}",
         )
+    from launcher.remote import certificate
+
     nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
     ask = Ask(
         nonce=nonce,

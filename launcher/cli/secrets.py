@@ -22,7 +22,7 @@ from launcher.cli.up import bring_up
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.model import Inventory, Secret, SecretSource, fold
 from launcher.remote.secrets import resolve
-from launcher.tools import certificates, ray, secret_files, untrusted
+from launcher.tools import ray, secret_files, untrusted
 from launcher.transport import Command
 from launcher.ui import json_line
 from launcher.ui.terminal import show
@@ -56,6 +56,7 @@ def list_(call: Call) -> int:
     The exit code is 1 when a node cannot be asked, when a file is readable by others, when one
     lies there that is nobody's, or when certificates end within 30 days.
     """
+    from launcher.tools import certificates
     from launcher.ui.secrets import render
 
     wanted = call.inventory
@@ -107,6 +108,8 @@ def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -
     sources say now, named or not. Containers restart when one of these has another value, so what
     runs in them ends; servers come back by themselves.
     """
+    from launcher.tools import certificates
+
     wanted = call.inventory
     token = _asked(wanted, names)
     renew = not names or not set(names).isdisjoint(certificates.NAMES)
@@ -242,6 +245,8 @@ def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str
     """Return what is known of each secret without asking anybody; `shown` are the certificates of
     the nodes.
     """
+    from launcher.tools import certificates
+
     rows = [
         {"name": name, "source": _source(each), "used_by": _use(name)}
         for name, each in sorted(inventory.secrets.items())

@@ -321,7 +321,8 @@ def test_secret_files_are_private(practice: Practice) -> None:
         "stat -c '%a %U' /root/.vlaunch/lab/secrets /root/.vlaunch/lab/secrets/*",
     )
 
-    assert listing.splitlines() == ["700 root", "600 root", "600 root", "600 root"]
+    # Ray's token, the inventory's secret, and the node's certificate with its authority
+    assert listing.splitlines() == ["700 root", *["600 root"] * 5]
 
 
 def test_stop_frees_the_cluster(practice: Practice) -> None:
