@@ -259,7 +259,7 @@ ENGINE = (
     ),
     Symptom(
         id="request-refused",
-        pattern=r"^vlaunch: ",
+        pattern=r"^vlaunch: (?!an engine of batch job )",  # which a batch writes at its log's head
         cause="the last command was refused before anything started",
         fix="follow its hint, or run it again to read all of its message",
         source="the file on the operator's machine in which vlaunch keeps the refusal",

@@ -324,6 +324,7 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
             "a node ran out of host memory",
         ),
         ("INFO: everything is fine", None),
+        ("vlaunch: an engine of batch job prompts-7990e1e1", None),
     ],
 )
 def test_lines(line: str, cause: str | None) -> None:

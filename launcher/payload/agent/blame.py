@@ -104,15 +104,15 @@ class Inspections:
     def __init__(self) -> None:
         self._samples: dict[str, list[Sample]] = {}
 
-    def hear(self, node: str, said: object) -> None:
-        """Note a node's newest inspection, None where it has none; what is none is left out."""
+    def take(self, node: str, report: object) -> None:
+        """Note a node's newest inspection; None: it has none. A malformed one is ignored."""
         samples = self._samples.setdefault(node, [])
-        number = said.get("number") if isinstance(said, Mapping) else None
+        number = report.get("number") if isinstance(report, Mapping) else None
         if number is None:
             samples.clear()
         elif not samples or samples[-1].number != number:
             with contextlib.suppress(ValueError):
-                sample = records.read(Sample, said, "inspection")
+                sample = records.read(Sample, report, "inspection")
                 if samples and sample.at <= samples[-1].at:
                     samples.clear()
                 del samples[:-2]
@@ -124,7 +124,9 @@ class Inspections:
         """Compare the newest inspections with those before them; see `compare`."""
         after = {node: samples[-1] for node, samples in self._samples.items() if samples}
         before = {
-            node: next((each for each in reversed(samples) if _apart(each, samples[-1])), None)
+            node: next(
+                (sample for sample in reversed(samples) if _apart(sample, samples[-1])), None
+            )
             for node, samples in self._samples.items()
         }
         return compare(before, after, ranks, replica=replica)
@@ -190,8 +192,8 @@ class _Pair:
         """
         if self.after.state in _STOPPED:
             return OWN
-        found = kind(self.after.frames, self.after.line)
-        return WITH_OTHERS if found == OPERATOR and self.core < _BUSY else found
+        stack = kind(self.after.frames, self.after.line)
+        return WITH_OTHERS if stack == OPERATOR and self.core < _BUSY else stack
 
     @property
     def moved(self) -> str:
@@ -215,17 +217,17 @@ def _place(frames: Sequence[str]) -> tuple[object, ...]:
     A thread that polls alternates between the frames inside its wait, and one that spins between
     the lines of one function.
     """
-    found = kind(frames)
+    stack = kind(frames)
     parsed = list(map(_parse, frames))
-    if found in (WAITS, WITH_OTHERS):
+    if stack in (WAITS, WITH_OTHERS):
         innocent = [
             number
             for number, (function, file) in enumerate(parsed)
             if file.endswith(_QUEUES) or file.startswith(_COLLECTIVES) or function == "get"
         ]
         cut = max(innocent, default=-1) + 1
-        return (found, *frames[cut:])
-    return (found, *parsed[:1], *frames[1:])
+        return (stack, *frames[cut:])
+    return (stack, *parsed[:1], *frames[1:])
 
 
 def compare(
@@ -249,22 +251,26 @@ def compare(
         if first is None or second is None or not _apart(first, second):
             unknown.append(f"{node}: not inspected twice")
             continue
-        found, lacking = _pairs(node, first, second, names, replica)
-        pairs += found
+        matched, lacking = _pairs(node, first, second, names, replica)
+        pairs += matched
         unknown += lacking
-    moved = [f"{each.name} on {each.node}: {how}" for each in pairs if (how := each.moved)]
+    moved = [f"{pair.name} on {pair.node}: {how}" for pair in pairs if (how := pair.moved)]
     flows = [] if replica is not None else list(_flows(before, after, ranks))
     moved += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
     notes = [note for node in ranks for note in _notes(node, after.get(node))]
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
     culprit = None if moved or unknown else _culprit(pairs)
+    if not moved and not unknown and _compute_together(pairs):
+        # A prompt that prefills for minutes in one step looks like this; a rank that hangs leaves
+        # the others waiting.
+        unknown = ["all ranks compute, as in one long step"]
     return Finding(
         progress=True if moved else None if unknown or not pairs else False,
         rank=culprit.name if culprit else "",
         node=culprit.node if culprit else "",
         gpu=_gpu_of(culprit.after) if culprit else "",
         frame=culprit.after.frames[0] if culprit else "",
-        observations=(*moved, *unknown, *_told(pairs), *idle, *notes),
+        observations=(*moved, *unknown, *_describe(pairs), *idle, *notes),
         stacks=tuple(_stacks(pairs)),
     )
 
@@ -273,38 +279,46 @@ def _pairs(
     node: str, first: Sample, second: Sample, names: Mapping[int, str], replica: int | None
 ) -> tuple[list[_Pair], list[str]]:
     """Return a node's ranks that both samples have with a stack, and what is lacking."""
-    earlier = {each.pid: each for each in first.ranks}
+    earlier = {rank.pid: rank for rank in first.ranks}
     seconds = second.at - first.at
     pairs, lacking = [], []
-    present = {each.pid for each in second.ranks}
+    present = {rank.pid for rank in second.ranks}
     lacking += [
         f"{name} on {node}: no process" for pid, name in names.items() if pid not in present
     ]
-    for each in second.ranks:
-        name = names.get(each.pid) or each.rank or f"process {each.pid}"
+    for rank in second.ranks:
+        name = names.get(rank.pid) or rank.rank or f"process {rank.pid}"
         own = re.search(r"\bDP(\d+)", name)
         if replica is not None and own and int(own[1]) != replica:
             continue
-        pair = _Pair(name, node, earlier.get(each.pid, Rank(pid=each.pid)), each, seconds)
-        if not each.frames or not pair.before.frames:
-            if not each.engine:
-                why = each.why or pair.before.why or "not sampled twice"
+        pair = _Pair(name, node, earlier.get(rank.pid, Rank(pid=rank.pid)), rank, seconds)
+        if not rank.frames or not pair.before.frames:
+            if not rank.engine:
+                why = rank.why or pair.before.why or "not sampled twice"
                 lacking.append(f"{name} on {node}: no stack: {why}")
             continue
         pairs.append(pair)
-    if not any(not each.engine for each in second.ranks):
-        lacking.append(f"{node}: no rank was found")
+    if not any(not rank.engine for rank in second.ranks):
+        lacking.append(f"{node}: it has no rank")
     return pairs, lacking
 
 
 def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
     """Return the only rank that waits for nothing; the engine where all ranks wait for work."""
-    ranks = [each for each in pairs if not each.after.engine]
-    suspects = [each for each in ranks if each.kind == OWN]
-    suspects = suspects or [each for each in ranks if each.kind == OPERATOR]
-    if not suspects and all(each.kind == WAITS for each in ranks):
-        suspects = [each for each in pairs if each.after.engine and each.kind >= OPERATOR]
+    ranks = [pair for pair in pairs if not pair.after.engine]
+    suspects = [pair for pair in ranks if pair.kind == OWN]
+    suspects = suspects or [pair for pair in ranks if pair.kind == OPERATOR]
+    if not suspects and all(pair.kind == WAITS for pair in ranks):
+        suspects = [pair for pair in pairs if pair.after.engine and pair.kind >= OPERATOR]
     return suspects[0] if len(suspects) == 1 else None
+
+
+def _compute_together(pairs: Sequence[_Pair]) -> bool:
+    """Return True when there are several ranks, and none of them waits for another or a GPU."""
+    ranks = [pair for pair in pairs if not pair.after.engine]
+    return len(ranks) > 1 and all(
+        pair.kind in (OPERATOR, OWN) and pair.core >= _BUSY for pair in ranks
+    )
 
 
 def _flows(
@@ -323,13 +337,13 @@ def _flows(
         yield node, max(rates, default=0.0)
 
 
-def _told(pairs: Sequence[_Pair]) -> Iterable[str]:
+def _describe(pairs: Sequence[_Pair]) -> Iterable[str]:
     """Describe what the ranks do; those that do the same, together."""
     groups: dict[str, list[_Pair]] = {}
-    for each in pairs:
-        groups.setdefault(_doing(each), []).append(each)
+    for pair in pairs:
+        groups.setdefault(_doing(pair), []).append(pair)
     for doing, group in groups.items():
-        names = [f"{each.name} on {each.node}{_load(each)}" for each in group[:_NAMED]]
+        names = [f"{pair.name} on {pair.node}{_load(pair)}" for pair in group[:_NAMED]]
         more = f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
         yield f"{', '.join(names)}{more}: {doing}"
 
@@ -374,8 +388,8 @@ def _notes(node: str, sample: Sample | None) -> list[str]:
 def _stacks(pairs: Sequence[_Pair]) -> Iterable[str]:
     """Return the last stack of every rank; ranks with the same one share it."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for each in pairs:
-        groups.setdefault(each.after.frames, []).append(f"{each.name} on {each.node}")
+    for pair in pairs:
+        groups.setdefault(pair.after.frames, []).append(f"{pair.name} on {pair.node}")
     for frames, names in groups.items():
         cut = [f"  … {len(frames) - _SHOWN} more"] if len(frames) > _SHOWN else []
         lines = [f"  {frame[:120]}" for frame in frames[:_SHOWN]]

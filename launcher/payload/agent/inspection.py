@@ -101,12 +101,13 @@ class Inspection:
 
 def look(target: Target) -> dict[str, Any]:
     """Take one sample."""
-    found = list(_processes(target))
-    gpus, helpers = _gpus(target, found), _helpers({each.pid for each in found})
+    processes = list(_processes(target))
+    gpus, helpers = _gpus(target, processes), _helpers({rank.pid for rank in processes})
     return {
         "bytes": _bytes(),
         "ranks": [
-            {**_rank(each, gpus.get(each.pid, [])), "helpers": helpers[each.pid]} for each in found
+            {**_rank(rank, gpus.get(rank.pid, [])), "helpers": helpers[rank.pid]}
+            for rank in processes
         ],
         "notes": [*_ask_nccl(), *_watchdog(target.argv)],
     }
@@ -143,20 +144,20 @@ def _session(session: int | None) -> list[int]:
     return [] if session is None else process.in_session(session)
 
 
-def _rank(each: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+def _rank(rank: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a process and the stack of its thread that works, else why there is none."""
-    thread, why = _dump(each.pid)
-    number, frames = int(thread.get("os_thread_id") or each.pid), thread.get("frames", ())
+    thread, why = _dump(rank.pid)
+    number, frames = int(thread.get("os_thread_id") or rank.pid), thread.get("frames", ())
     return {
-        "pid": each.pid,
-        "title": each.title[:80],
-        "rank": each.rank,
-        "engine": each.engine,
+        "pid": rank.pid,
+        "title": rank.title[:80],
+        "rank": rank.rank,
+        "engine": rank.engine,
         "frames": blame.inner([_frame(frame) for frame in frames])[:_FRAMES],
         "line": _line(frames[0]) if frames else "",
         "why": why,
         "thread": number,
-        **_counters(each.pid, number),
+        **_counters(rank.pid, number),
         "gpus": gpus,
     }
 
@@ -193,7 +194,7 @@ def _chosen(threads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         for thread, frames in stacks
         if blame.works(frames)
     ]
-    return max(working, key=lambda each: each[0])[1] if working else {}
+    return max(working, key=lambda ranked: ranked[0])[1] if working else {}
 
 
 def _frame(frame: Mapping[str, Any]) -> str:
@@ -208,16 +209,22 @@ def _line(frame: Mapping[str, Any]) -> str:
 
 def _counters(pid: int, thread: int) -> dict[str, Any]:
     """Return what the kernel counts for a thread; zeros where it is gone."""
-    found: dict[str, Any] = {"ticks": 0, "voluntary": 0, "involuntary": 0, "state": "", "wchan": ""}
+    counters: dict[str, Any] = {
+        "ticks": 0,
+        "voluntary": 0,
+        "involuntary": 0,
+        "state": "",
+        "wchan": "",
+    }
     folder = f"/proc/{pid}/task/{thread}"
     with contextlib.suppress(OSError, ValueError, IndexError):
         words = _text(f"{folder}/stat").rpartition(")")[2].split()
-        found["state"], found["ticks"] = words[0], int(words[11]) + int(words[12])
+        counters["state"], counters["ticks"] = words[0], int(words[11]) + int(words[12])
         switches = dict(re.findall(r"(\w+)_ctxt_switches:\s+(\d+)", _text(f"{folder}/status")))
-        found["voluntary"] = int(switches["voluntary"])
-        found["involuntary"] = int(switches["nonvoluntary"])
-        found["wchan"] = _text(f"{folder}/wchan")[:40]
-    return found
+        counters["voluntary"] = int(switches["voluntary"])
+        counters["involuntary"] = int(switches["nonvoluntary"])
+        counters["wchan"] = _text(f"{folder}/wchan")[:40]
+    return counters
 
 
 def _helpers(pids: Collection[int]) -> dict[int, int]:
@@ -244,19 +251,19 @@ def _helpers(pids: Collection[int]) -> dict[int, int]:
 
 def _bytes() -> dict[str, list[int]]:
     """Return bytes received and sent, by network interface and by port of an RDMA card."""
-    found = {}
+    interfaces = {}
     for name, counts in re.findall(r"^\s*(\S+?):\s*(.*)$", _text("/proc/net/dev"), re.MULTILINE):
         words = counts.split()
-        found[name] = [int(words[0]), int(words[8])]
+        interfaces[name] = [int(words[0]), int(words[8])]
     for port in glob.glob("/sys/class/infiniband/*/ports/*"):
         words = [_text(f"{port}/counters/port_{way}_data").strip() for way in ("rcv", "xmit")]
         if all(word.isdigit() for word in words):  # in units of four bytes
-            found["/".join(port.split("/")[4::2])] = [4 * int(word) for word in words]
-    return found
+            interfaces["/".join(port.split("/")[4::2])] = [4 * int(word) for word in words]
+    return interfaces
 
 
-def _gpus(target: Target, found: Sequence[_Process]) -> dict[int, list[dict[str, Any]]]:
-    """Return the load and power of each rank's GPU, where `nvidia-smi` answers.
+def _gpus(target: Target, processes: Sequence[_Process]) -> dict[int, list[dict[str, Any]]]:
+    """Return the load and power of rank rank's GPU, where `nvidia-smi` answers.
 
     The driver knows processes by other numbers than a container does; vLLM gives its n-th worker on
     a node the n-th GPU that it may use.
@@ -269,7 +276,9 @@ def _gpus(target: Target, found: Sequence[_Process]) -> dict[int, list[dict[str,
         if code == 0 and len(row) == 4 and row[0].isdigit()
     ]
     own = [gpu for gpu in gpus if target.gpus is None or gpu["index"] in target.gpus]
-    workers = [each.pid for each in found if not each.engine and each.title.startswith("VLLM::")]
+    workers = [
+        rank.pid for rank in processes if not rank.engine and rank.title.startswith("VLLM::")
+    ]
     if target.pids or len(workers) > len(own):
         return {}
     return {pid: [gpu] for pid, gpu in zip(workers, own, strict=False)}

@@ -39,7 +39,7 @@ class Stall:
 
     def turn(self, waits: Sequence[Wait], longest: float, ranks: Sequence[Rank]) -> None:
         """Judge how long no step has ended; `longest` is the server's longest step so far."""
-        quiet = [each for each in waits if health.quiet(each.seconds, longest)]
+        quiet = [wait for wait in waits if health.quiet(wait.seconds, longest)]
         now = self.clock.monotonic()
         if not quiet:
             self.verdict, self.reason, self.wedge = "", "", None
@@ -48,7 +48,7 @@ class Stall:
         if now - self._quiet > _RECENT:
             self._evidence = None
         self._quiet = now
-        worst = max(quiet, key=lambda each: each.seconds)
+        worst = max(quiet, key=lambda wait: wait.seconds)
         self.seconds = worst.seconds
         # Replicas of a mixture of experts compute together: then all wait for one rank.
         all_of = len(quiet) >= self.want.replicas
@@ -69,23 +69,23 @@ class Stall:
 
     def _ranks(self, ranks: Sequence[Rank], replica: int | None) -> dict[str, dict[int, str]]:
         """Return the nodes that hold ranks, with those that Ray runs there by their processes."""
-        found: dict[str, dict[int, str]] = {}
+        placed: dict[str, dict[int, str]] = {}
         for rank in ranks:
             if replica is None or f"DP{replica}" in rank.name.split():
-                found.setdefault(rank.node, {})[rank.pid] = rank.name
+                placed.setdefault(rank.node, {})[rank.pid] = rank.name
         if self.want.backend == "ray":
-            return found
+            return placed
         return {
-            each.node: {}
-            for each in self.want.processes
-            if replica is None or replica in range(each.replicas[0], sum(each.replicas))
+            process.node: {}
+            for process in self.want.processes
+            if replica is None or replica in range(process.replicas[0], sum(process.replicas))
         }
 
     def _inspect(self, ranks: Mapping[str, Mapping[int, str]], replica: int | None) -> Finding:
         """Compare the newest samples; one of a node that cannot be asked says nothing."""
         for node in ranks:
             report = self.lead.report(node, self.name) if self.lead.fresh(node) else None
-            self._inspections.hear(node, (report or {}).get("inspection"))
+            self._inspections.take(node, (report or {}).get("inspection"))
         return self._inspections.finding(ranks, replica=replica)
 
     def judge(self, trouble: Trouble) -> Trouble:
@@ -100,13 +100,13 @@ class Stall:
         if not recent or memory or trouble.certain:
             return trouble
         wedge = self._evidence or Wedge(since=0.0)
-        found = (f"then: {trouble.what}", *wedge.observations, *wedge.stacks, trouble.evidence)
+        evidence = (f"then: {trouble.what}", *wedge.observations, *wedge.stacks, trouble.evidence)
         return replace(
             trouble,
             what=f"no step had ended for {self.seconds:.0f} s: {wedge.how}",
             node=wedge.node,
             rank=wedge.rank,
-            evidence="\n".join(filter(None, found)),
+            evidence="\n".join(filter(None, evidence)),
         )
 
 
@@ -117,6 +117,6 @@ def _wedge(finding: Finding, since: float) -> Wedge:
         node=finding.node,
         gpu=finding.gpu,
         frame=finding.frame,
-        observations=[each[:_WIDTH] for each in finding.observations[:_MOST]],
-        stacks=[each[:_WIDTH] for each in finding.stacks[:_MOST]],
+        observations=[text[:_WIDTH] for text in finding.observations[:_MOST]],
+        stacks=[stack[:_WIDTH] for stack in finding.stacks[:_MOST]],
     )

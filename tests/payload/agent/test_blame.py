@@ -43,9 +43,9 @@ def judge(samples: Recorded, replica: int | None = None) -> Finding:
     """Compare what the nodes reported."""
     inspections = Inspections()
     for node, taken in samples.items():
-        inspections.hear(node, None)
+        inspections.take(node, None)
         for each in taken:
-            inspections.hear(node, each)
+            inspections.take(node, each)
     return inspections.finding(named(samples), replica=replica)
 
 
@@ -170,6 +170,18 @@ def test_two_suspects() -> None:
     assert any("TP0 on node1: sleeping in _spin_c" in each for each in found.observations)
 
 
+def test_ranks_that_all_compute() -> None:
+    """A long prompt in one step keeps all ranks in one operator; a hang leaves some waiting."""
+    samples = recorded("mp-tp2-rank1-c")
+    for waiting, spinning in zip(rank_of(samples, "node1"), rank_of(samples, "node2"), strict=True):
+        waiting["ticks"], spinning["frames"] = spinning["ticks"], waiting["frames"]
+
+    found = judge(samples)
+
+    assert (found.progress, found.rank) == (None, "")
+    assert found.observations[0] == "all ranks compute, as in one long step"
+
+
 def test_engine_alone() -> None:
     """The process that schedules is named when all ranks wait for it."""
     samples = recorded("mp-tp2-idle")
@@ -246,7 +258,7 @@ def test_replicas() -> None:
 def test_reports_that_are_none(said: object) -> None:
     """They are left out."""
     inspections = Inspections()
-    inspections.hear("node1", said)
+    inspections.take("node1", said)
 
     assert inspections.finding(NODES).progress is None
 
