@@ -166,7 +166,7 @@ def reach(
             Event(
                 kind="stage",
                 stage="connect",
-                text=f"Connect to {len(names)} nodes",
+                text="Connect to 1 node" if len(names) == 1 else f"Connect to {len(names)} nodes",
                 state="running",
             )
         )
