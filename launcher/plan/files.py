@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher import containers
 from launcher.model import Argv, Inventory, Node, Secret
-from launcher.plan.shape import Step
+from launcher.plan.shape import Stage, Step
 from launcher.site import Site
 from launcher.tools import certificates, image_user
 from launcher.tools.certificates import Renewal
@@ -78,6 +78,10 @@ _STORE = (
     'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" &&'
     ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
 )
+# The same, followed by what the file has had.
+_EXTEND = _STORE.replace(
+    "cat >", '{ cat && if [ -f "$1/secrets/$2" ]; then cat "$1/secrets/$2"; fi; } >'
+)
 # Running containers see the new file at once: their mount is the folder.
 _PROGRAM = (
     'umask 022 && new=$1.$(uname -n).$$ && cat > "$new" && chmod 755 "$new" && mv "$new" "$1"'
@@ -112,12 +116,11 @@ def steps(
     site: Site,
     node: Node,
     secrets: Mapping[str, Secret],
-    renewal: Renewal | None = None,
     *,
     fresh: bool,
 ) -> list[Step]:
     """Return what brings a node's files up to date; secrets are written when `fresh`: its container
-    is about to start, and certificates when they are renewed.
+    is about to start.
     """
     directory, facts = site.state_dir(node), site.facts_of(node)
     compiled = containers.compiled_by(site, node, site.inventory.image)
@@ -150,14 +153,38 @@ def steps(
             steps += _elsewhere(site, node, facts)
             steps += _unwanted(site, node, facts, secrets)
         steps += _written(site, node, secrets)
-    if renewal:
-        steps += _written(site, node, renewal.files(node.name))
-    return [*steps, *(_handed_over(site, node) if fresh or renewal else ())]
+    return steps
 
 
-def certificate_steps(site: Site, node: Node, renewal: Renewal) -> list[Step]:
-    """Return what gives a node new certificates and nothing else; its agent loads them."""
-    return [*_written(site, node, renewal.files(node.name)), *_handed_over(site, node)]
+def certificate_stages(site: Site, renewal: Renewal | None) -> list[Stage]:
+    """Return the stages that renew the agents' certificates. Agents load new files while they run,
+    and accept one another even when the last of the stages are missing.
+    """
+    if renewal is None:
+        return []
+    authority = {certificates.AUTHORITY: Secret(renewal.authority)}
+    stages: list[tuple[str, str, Callable[[Node], Mapping[str, Secret]]]] = [
+        ("Trust the new authority as well", "extend", lambda _: authority),
+        (
+            "Write certificates",
+            "store",
+            lambda node: {certificates.CERTIFICATE: renewal.nodes[node.name]},
+        ),
+        ("Trust the new authority alone", "store", lambda _: authority),
+    ]
+    return [
+        Stage(
+            id="certificates",
+            title=title,
+            steps=tuple(
+                step
+                for node in site.nodes
+                for step in (*_written(site, node, values(node), verb), *handed_over(site, node))
+            ),
+        )
+        for title, verb, values in stages
+        if verb == "store" or any(map(site.container, site.nodes))
+    ]
 
 
 def lacks_py_spy(site: Site, node: Node) -> str:
@@ -187,7 +214,7 @@ def py_spy_steps(site: Site, programs: Mapping[str, Callable[[], bytes]]) -> Ite
             )
 
 
-def _handed_over(site: Site, node: Node) -> list[Step]:
+def handed_over(site: Site, node: Node) -> list[Step]:
     """Let an image's user who is not root read the secrets, and write what its containers write."""
     name = site.inventory.image
     image = site.image(node, name)
@@ -228,15 +255,18 @@ def _unwanted(
     ]
 
 
-def _written(site: Site, node: Node, secrets: Mapping[str, Secret]) -> list[Step]:
-    store = _OWN + _STORE if site.inventory.secrets_in == "memory" else _STORE
+def _written(
+    site: Site, node: Node, secrets: Mapping[str, Secret], verb: str = "store"
+) -> list[Step]:
+    script = _EXTEND if verb == "extend" else _STORE
+    script = _OWN + script if site.inventory.secrets_in == "memory" else script
     base = containers.secrets_base(site, node)
     return [
         Step(
             title=f"writing secret {name}",
             command=Command(
                 node=node.name,
-                argv=("sh", "-c", store, "store", base, name),
+                argv=("sh", "-c", script, verb, base, name),
                 timeout=30,
                 stdin=partial(_bytes, value),
                 shown_stdin=_shown(site.inventory, node, name),

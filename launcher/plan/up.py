@@ -121,10 +121,11 @@ def plan_up(
             id="files",
             title="Write helper files and secrets",
             steps=(
-                *_writes(site, secrets, changed, renewal),
+                *_writes(site, secrets, changed),
                 *files.py_spy_steps(site, py_spy or {}),
             ),
         ),
+        *files.certificate_stages(site, renewal),
         *_start_stages(site, changed, specs),
         *_verify_stages(site, changed, there, join_timeout),
     )
@@ -137,12 +138,10 @@ def plan_up(
 
 def plan_certificates(site: Site, renewal: Renewal) -> Plan:
     """Give every node new certificates, and nothing else; the agents load them while they run."""
-    steps = (step for node in site.nodes for step in files.certificate_steps(site, node, renewal))
     verify = Stage(
         id="agents", title="Verify the agents", gates=(gates.agents(site, deadline=120),)
     )
-    write = Stage(id="files", title="Write certificates", steps=tuple(steps))
-    return Plan(verb="secrets", stages=(write, verify))
+    return Plan(verb="secrets", stages=(*files.certificate_stages(site, renewal), verify))
 
 
 def _all_reasons(
@@ -177,16 +176,13 @@ def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[
 
 
 def _writes(
-    site: Site,
-    secrets: Mapping[str, Secret],
-    changed: Sequence[Node],
-    renewal: Renewal | None,
+    site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]
 ) -> tuple[Step, ...]:
     started = {node.name for node in changed}
     return tuple(
         step
         for node in site.nodes
-        for step in files.steps(site, node, secrets, renewal, fresh=node.name in started)
+        for step in files.steps(site, node, secrets, fresh=node.name in started)
     )
 
 
@@ -346,7 +342,7 @@ def _reasons(
 
 
 def _start(site: Site, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
-    steps = []
+    steps = files.handed_over(site, node)
     if site.container(node) is not None:
         steps.append(
             Step(

@@ -8,7 +8,7 @@ cluster are renewed together, for nobody keeps the authority's key.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -29,16 +29,12 @@ class Renewal:
     """Certificates to write: the authority's, and each node's with its private key (PEM), by the
     node's name.
 
-    `reasons` says what is wrong with those that are there.
+    `reasons` says what is wrong with the present ones.
     """
 
     authority: str = ""
     nodes: Mapping[str, Secret]
     reasons: Mapping[str, str]
-
-    def files(self, node: str) -> dict[str, Secret]:
-        """Return a node's files."""
-        return {AUTHORITY: Secret(self.authority), CERTIFICATE: self.nodes[node]}
 
 
 def reasons(inventory: Inventory, facts: Mapping[str, HostFacts], now: datetime) -> dict[str, str]:
@@ -50,12 +46,12 @@ def reasons(inventory: Inventory, facts: Mapping[str, HostFacts], now: datetime)
     for node in inventory.nodes:
         seen = facts.get(node.name)
         missing = seen is None or not set(NAMES) <= set(_there(inventory, seen))
-        pair = None if missing or seen is None else _pair(seen.certificates)
-        if pair is None:
+        chain = () if missing or seen is None else _chain(seen.certificates)
+        if not chain:
             found[node.name] = "its agent has no certificate"
             continue
-        authorities[node.name] = pair[0]
-        if wrong := _wrong(inventory, node, pair, now):
+        authorities[node.name] = chain[0]
+        if wrong := _wrong(inventory, node, chain, now):
             found[node.name] = wrong
     first = next(iter(authorities.values()), None)
     for name, authority in authorities.items():
@@ -66,8 +62,8 @@ def reasons(inventory: Inventory, facts: Mapping[str, HostFacts], now: datetime)
 
 def ends(texts: Iterable[str]) -> datetime | None:
     """Return when the first of some nodes' certificates ends; None where there is none."""
-    pairs = [pair for text in texts if (pair := _pair(text))]
-    return min((min(each.not_valid_after_utc for each in pair) for pair in pairs), default=None)
+    certificates = [certificate for text in texts for certificate in _chain(text)]
+    return min((each.not_valid_after_utc for each in certificates), default=None)
 
 
 def warning(texts: Iterable[str], now: datetime) -> str:
@@ -84,23 +80,24 @@ def _there(inventory: Inventory, facts: HostFacts) -> tuple[str, ...]:
     return (facts.in_memory or ()) if inventory.secrets_in == "memory" else facts.secret_names
 
 
-def _pair(text: str) -> tuple[x509.Certificate, x509.Certificate] | None:
-    """Read the authority's certificate and the node's."""
+def _chain(text: str) -> Sequence[x509.Certificate]:
+    """Read the certificate of the newest authority, those of earlier ones that an interrupted
+    renewal has left, and the node's.
+    """
     try:
         found = x509.load_pem_x509_certificates(text.encode(errors="replace"))
     except (ValueError, UnsupportedAlgorithm):
-        return None
-    return (found[0], found[1]) if len(found) == 2 else None
+        return ()
+    return found if len(found) > 1 else ()
 
 
 def _wrong(
-    inventory: Inventory,
-    node: Node,
-    pair: tuple[x509.Certificate, x509.Certificate],
-    now: datetime,
+    inventory: Inventory, node: Node, chain: Sequence[x509.Certificate], now: datetime
 ) -> str:
-    authority, own = pair
-    end = min(each.not_valid_after_utc for each in pair)
+    authority, *earlier, own = chain
+    if earlier:
+        return "the renewal of its agent's certificate was interrupted"
+    end = min(each.not_valid_after_utc for each in chain)
     if end - now < _RENEWED:
         verb = "ended" if end <= now else "ends"
         return f"its agent's certificate {verb} on {end:%Y-%m-%d}"

@@ -51,11 +51,17 @@ def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     before = files["gpu01"]["secrets/AGENT_CERTIFICATE"]
     del files["gpu02"]["secrets/AGENT_CERTIFICATE"]
     cluster.world.changes.clear()
+    shown = cluster.run("up", "--dry-run").out
     ran = cluster.run("up")
 
     assert ran.code == 0
     assert "gpu02: its agent has no certificate" in ran.err
-    assert set(cluster.world.verbs()) == {"gpu01: store", "gpu02: store"}
+    assert cluster.world.verbs() == [
+        f"{node}: {verb}"
+        for verb in ("extend", "store", "store")
+        for node in ("gpu01", "gpu02")
+    ]
+    assert shown.count(" extend ") == 2
     assert files["gpu01"]["secrets/AGENT_CERTIFICATE"] != before
     assert files["gpu01"]["secrets/AGENT_CA"] == files["gpu02"]["secrets/AGENT_CA"]
     assert "is up already; nothing was changed" in cluster.run("up").err

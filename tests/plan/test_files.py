@@ -52,9 +52,8 @@ def test_an_image_of_roots_is_handed_nothing(user: str, load: Load) -> None:
     """Root may read what the login wrote."""
     inventory = load()
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user=user)})
-    found = files.steps(seen_as(inventory, facts), inventory.head, SECRETS, fresh=True)
 
-    assert titles(found)[-1] == "writing secret RAY_AUTH_TOKEN"
+    assert files.handed_over(seen_as(inventory, facts), inventory.head) == []
 
 
 def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
@@ -64,7 +63,7 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
     inventory = load("docker: [sudo, -n, docker]")
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user="vllm")})
     site = seen_as(inventory, facts)
-    *_, step = files.steps(site, inventory.head, SECRETS, fresh=True)
+    (step,) = files.handed_over(site, inventory.head)
     said = " ".join(step.command.argv)
 
     assert step.title == "letting the image's user vllm read the secrets"
@@ -72,11 +71,11 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
     assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in said
     assert said.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
     assert files.steps(site, inventory.head, SECRETS, fresh=False) == []
-    renewal = Renewal(nodes={inventory.head.name: Secret("pem")}, reasons={})
-    assert titles(files.steps(site, inventory.head, SECRETS, renewal, fresh=False)) == [
-        "writing secret AGENT_CA",
-        "writing secret AGENT_CERTIFICATE",
-        "letting the image's user vllm read the secrets",
+    renewal = Renewal(nodes={node.name: Secret("pem") for node in site.nodes}, reasons={})
+    stages = files.certificate_stages(site, renewal)
+    assert [titles(list(stage.steps)) for stage in stages] == [
+        [f"writing secret {name}", step.title, f"writing secret {name}"]
+        for name in ("AGENT_CERTIFICATE", "AGENT_CA")
     ]
 
 

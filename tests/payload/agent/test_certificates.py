@@ -28,7 +28,9 @@ def test_a_context_accepts_the_cluster_only(tmp_path: Path, server: bool) -> Non
     assert len(context.get_ca_certs()) == 1
     assert made.context() is context
     Authority().deliver(tmp_path, "gpu1")
-    assert made.context() not in (context, None)
+    assert (renewed := made.context()) not in (context, None)
+    (tmp_path / "AGENT_CERTIFICATE").chmod(0o640)  # of an image whose user is not root
+    assert made.context() not in (renewed, None)
 
 
 ENCRYPTED = ec.generate_private_key(ec.SECP256R1()).private_bytes(

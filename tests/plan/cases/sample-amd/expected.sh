@@ -60,11 +60,15 @@ all
 printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
 all
-cat "$certificates"/.ca.pem | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CA &
-cat "$certificates"/.ca.pem | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CA &
-all
+
+# == Write certificates
 cat "$certificates"/mi01.pem | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CERTIFICATE &
 cat "$certificates"/mi02.pem | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CERTIFICATE &
+all
+
+# == Trust the new authority alone
+cat "$certificates"/.ca.pem | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CA &
+cat "$certificates"/.ca.pem | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CA &
 all
 
 # == Start the Ray head

@@ -60,11 +60,15 @@ all
 printf %s "${RAY_AUTH_TOKEN:?}" | on spark-1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark RAY_AUTH_TOKEN &
 printf %s "${RAY_AUTH_TOKEN:?}" | on spark-2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark RAY_AUTH_TOKEN &
 all
-cat "$certificates"/.ca.pem | on spark-1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark AGENT_CA &
-cat "$certificates"/.ca.pem | on spark-2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark AGENT_CA &
-all
+
+# == Write certificates
 cat "$certificates"/spark-1.pem | on spark-1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark AGENT_CERTIFICATE &
 cat "$certificates"/spark-2.pem | on spark-2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark AGENT_CERTIFICATE &
+all
+
+# == Trust the new authority alone
+cat "$certificates"/.ca.pem | on spark-1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark AGENT_CA &
+cat "$certificates"/.ca.pem | on spark-2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/nvidia/.vlaunch/spark AGENT_CA &
 all
 
 # == Start the Ray head
