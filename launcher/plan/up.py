@@ -175,9 +175,7 @@ def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[
     return stages
 
 
-def _writes(
-    site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]
-) -> tuple[Step, ...]:
+def _writes(site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]) -> tuple[Step, ...]:
     started = {node.name for node in changed}
     return tuple(
         step

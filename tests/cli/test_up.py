@@ -57,9 +57,7 @@ def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     assert ran.code == 0
     assert "gpu02: its agent has no certificate" in ran.err
     assert cluster.world.verbs() == [
-        f"{node}: {verb}"
-        for verb in ("extend", "store", "store")
-        for node in ("gpu01", "gpu02")
+        f"{node}: {verb}" for verb in ("extend", "store", "store") for node in ("gpu01", "gpu02")
     ]
     assert shown.count(" extend ") == 2
     assert files["gpu01"]["secrets/AGENT_CERTIFICATE"] != before
