@@ -1,8 +1,9 @@
-"""CPU of the agents, and seconds and CPU of `vlaunch status`, with one server on lab hosts.
+"""CPU time of the agents, and wall and CPU time of `vlaunch status`, with one server on lab hosts.
 
     python -m benchmarks.agent [INVENTORY] [--server NAME] [--seconds 60] [--runs 10]
 
-The hosts must be those of a lab: processes are counted from outside. The server must answer.
+The inventory must be a lab's, whose processes are visible from this machine. The server must
+answer.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _COSTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """Seconds of CPU on one host: by the agent, by all containers, by each living process of them,
-    and by the daemons of Docker and SSH with the children that have ended.
+class HostCpu:
+    """Seconds of CPU on one host: the agent's, all containers', every living container process's,
+    and those of the daemons of Docker and SSH with their exited children.
     """
 
     agent: float
@@ -50,8 +51,8 @@ class Used:
     daemons: float
 
 
-def read(host: Host) -> Used:
-    """Read what has been used on a host so far; ends the program when no agent runs there."""
+def read_cpu(host: Host) -> HostCpu:
+    """Read the CPU time of a host so far; exit when no agent runs there."""
     agent = engines.agent(host)
     if agent is None:
         sys.exit(f"no agent runs on {host.name}")
@@ -59,52 +60,59 @@ def read(host: Host) -> Used:
     daemons = 0.0
     for process in processes.on_host(host):
         with suppress(OSError, IndexError):
-            own, children = _ticks(process.pid)
+            own, children = _process_cpu(process.pid)
             if len(process.pids) > 2:
                 living[process.pid] = own
             else:
                 daemons += own + children
-    return Used(agent=sum(_ticks(agent)), containers=_account(host), living=living, daemons=daemons)
+    return HostCpu(
+        agent=sum(_process_cpu(agent)),
+        containers=_container_cpu(host),
+        living=living,
+        daemons=daemons,
+    )
 
 
-def started_between(before: Used, after: Used) -> float:
-    """Return the CPU of processes that were not in the containers at both times."""
+def short_lived_cpu(before: HostCpu, after: HostCpu) -> float:
+    """Return the CPU time of container processes that did not live at both times."""
     stayed = sum(
-        after.living[pid] - used for pid, used in before.living.items() if pid in after.living
+        after.living[pid] - seconds for pid, seconds in before.living.items() if pid in after.living
     )
     return after.containers - before.containers - stayed
 
 
-def _ticks(pid: int) -> tuple[float, float]:
-    """Return the seconds of CPU of a process, and of its children that have ended."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / _TICK, (int(words[13]) + int(words[14])) / _TICK
+def _process_cpu(pid: int) -> tuple[float, float]:
+    """Return the seconds of CPU of a process, and of its exited children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK, (int(fields[13]) + int(fields[14])) / _TICK
 
 
-def _account(host: Host) -> float:
-    """Return the seconds of CPU of all containers that a host has had, as the kernel counts."""
+def _container_cpu(host: Host) -> float:
+    """Return the seconds of CPU that the kernel has counted for all containers of a host."""
     for top in _GROUPS:
         group = top / host.lab / host.name
         if (group / "cpuacct.usage").exists():
             return int((group / "cpuacct.usage").read_text()) / 1e9
         if (group / "cpu.stat").exists():
-            words = (group / "cpu.stat").read_text().split()
-            return int(words[words.index("usage_usec") + 1]) / 1e6
+            fields = (group / "cpu.stat").read_text().split()
+            return int(fields[fields.index("usage_usec") + 1]) / 1e6
     sys.exit(f"this machine does not count the CPU of {host.name}'s containers")
 
 
-def agents(hosts: Sequence[Host], seconds: float) -> list[float]:
-    """Return the seconds of CPU a minute of each host's agent."""
-    before = [read(host).agent for host in hosts]
+def measure_agents(hosts: Sequence[Host], seconds: float) -> list[float]:
+    """Return the seconds of CPU per minute of all hosts' agents."""
+    before = [read_cpu(host).agent for host in hosts]
     time.sleep(seconds)
-    return [
-        60 / seconds * (read(host).agent - was) for host, was in zip(hosts, before, strict=True)
-    ]
+    after = [read_cpu(host).agent for host in hosts]
+    return [60 / seconds * (new - old) for old, new in zip(before, after, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one command took: seconds, and seconds of CPU here and on all hosts together."""
+    """Cost of one command: seconds, and seconds of CPU on this machine and on all hosts together.
+
+    `started` counts processes that ran in the containers only meanwhile.
+    """
 
     seconds: float
     launcher: float = 0.0
@@ -113,9 +121,9 @@ class Cost:
     daemons: float = 0.0
 
 
-def during(hosts: Sequence[Host], argv: Sequence[str], env: dict[str, str]) -> Cost:
-    """Run a command and return what it took."""
-    before = [read(host) for host in hosts]
+def measure_command(hosts: Sequence[Host], argv: Sequence[str], env: dict[str, str]) -> Cost:
+    """Run a command and return its cost."""
+    before = [read_cpu(host) for host in hosts]
     began = time.monotonic()
     process = subprocess.Popen(
         argv,
@@ -127,20 +135,20 @@ def during(hosts: Sequence[Host], argv: Sequence[str], env: dict[str, str]) -> C
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.monotonic() - began
     process.returncode = os.waitstatus_to_exitcode(status)
-    time.sleep(0.3)  # what the command has started there is ending
-    pairs = list(zip(before, (read(host) for host in hosts), strict=True))
+    time.sleep(0.3)  # so that processes of the command on the hosts exit
+    pairs = list(zip(before, (read_cpu(host) for host in hosts), strict=True))
     return Cost(
         seconds=seconds,
         launcher=usage.ru_utime + usage.ru_stime,
-        agents=sum(after.agent - was.agent for was, after in pairs),
-        started=sum(started_between(was, after) for was, after in pairs),
-        daemons=sum(after.daemons - was.daemons for was, after in pairs),
+        agents=sum(new.agent - old.agent for old, new in pairs),
+        started=sum(short_lived_cpu(old, new) for old, new in pairs),
+        daemons=sum(new.daemons - old.daemons for old, new in pairs),
     )
 
 
-def _middle(costs: Sequence[Cost], name: str) -> str:
-    found = [getattr(cost, name) for cost in costs]
-    return f"{statistics.median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
+def _format_range(costs: Sequence[Cost], name: str) -> str:
+    values = [getattr(cost, name) for cost in costs]
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 def main() -> int:
@@ -154,29 +162,31 @@ def main() -> int:
     inventory = load(args.inventory)
     lab = layout.load(inventory.path.parent)
     if lab is None:
-        sys.exit(f"{inventory.path} is no lab's: only there processes are counted from outside")
+        sys.exit(f"{inventory.path} is not a lab's: processes of other hosts are not visible")
     target = client.endpoint(inventory, find(inventory, args.server))
     hosts = lab.hosts
-    print(f"load of the machine {health.load()}\n")
-    print("\n".join(health.header(["seconds of CPU a minute", *(host.name for host in hosts)])))
-    rest = agents(hosts, args.seconds)
-    print(health.row(["agent at rest", *(f"{each:.2f}" for each in rest)]), flush=True)
+    print(f"load of the machine {health.read_load()}\n")
+    names = [host.name for host in hosts]
+    print("\n".join(health.format_header(["seconds of CPU per minute", *names])))
+    idle = measure_agents(hosts, args.seconds)
+    print(health.format_row(["agent at rest", *map("{:.2f}".format, idle)]), flush=True)
     with Traffic(
         target.url, target.key, target.model, clients=_CLIENTS, pause=0, timeout=60
     ) as traffic:
-        busy = agents(hosts, args.seconds)
-    what = f"agent, {_CLIENTS} clients, {len(traffic.samples)} requests"
-    print(health.row([what, *(f"{each:.2f}" for each in busy)]))
+        busy = measure_agents(hosts, args.seconds)
+    title = f"agent, {_CLIENTS} clients, {len(traffic.samples)} requests"
+    print(health.format_row([title, *map("{:.2f}".format, busy)]))
     env, argv = client.environment(inventory), (client.VLAUNCH, "status", "--json")
-    during(hosts, argv, env)
-    costs, idle = [], []
+    measure_command(hosts, argv, env)
+    costs, baseline = [], []
     for _ in range(args.runs):
-        costs.append(during(hosts, argv, env))
-        idle.append(during(hosts, ("sleep", f"{costs[-1].seconds:.2f}"), env))
-    print(f"\nload of the machine {health.load()}\n")
-    print("\n".join(health.header([f"{args.runs} runs, median (range)", *_COSTS])))
-    for what, found in (("`vlaunch status`", costs), ("nothing, for as long", idle)):
-        print(health.row([what, *(_middle(found, name) for name in _COSTS.values())]))
+        costs.append(measure_command(hosts, argv, env))
+        baseline.append(measure_command(hosts, ("sleep", f"{costs[-1].seconds:.2f}"), env))
+    print(f"\nload of the machine {health.read_load()}\n")
+    print("\n".join(health.format_header([f"{args.runs} runs, median (range)", *_COSTS])))
+    for title, runs in (("`vlaunch status`", costs), ("no command, for as long", baseline)):
+        ranges = (_format_range(runs, name) for name in _COSTS.values())
+        print(health.format_row([title, *ranges]))
     return 0
 
 

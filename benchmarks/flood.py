@@ -7,8 +7,7 @@ meanwhile.
 The default inventory is the practice cluster's; the server must be up. So many requests are kept in
 flight for so many minutes: as each ends, another is sent. `--freeze` needs the practice cluster,
 and `serve: {stuck: 60}` in its inventory when the server was started: it stops all of the engine's
-processes where they are (SIGSTOP), first for a moment, then for good. Ends with 1 when a goal is
-missed.
+processes (SIGSTOP), first for a moment, then for good. Exits with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from launcher.model import Inventory
 from launcher.state.servers import DEFAULT
 
 EVERY = 20.0  # seconds between two looks
-MOMENT = 10.0  # seconds for which an engine is frozen that goes on
-# seconds: the goal for red, twice the least for a suspect, and the patience until it answers again
+MOMENT = 10.0  # seconds of the short freeze
+# Seconds: the goal for red, twice the least for `suspect`, and the limit for the next answer.
 RED, BACK = 120.0, 600.0
 _AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by another
 
@@ -191,8 +190,9 @@ def _words(seen: ServerView) -> str:
 def freeze(
     inventory: Inventory, name: str, target: Endpoint, stuck: float, hosts: Sequence[Host]
 ) -> Iterator[Goal]:
-    """Freeze a server's engine on practice hosts for a moment, then for good; yield what came of
-    it. `stuck` is the inventory's.
+    """Freeze a server's engine on practice hosts for a moment, then for good; yield the results.
+
+    `stuck` is the inventory's `serve: {stuck: SECONDS}`.
     """
     before = client.look(inventory, name)
     held = _frozen(hosts, name)
@@ -213,14 +213,14 @@ def freeze(
     )
     held, began = _frozen(hosts, name), time.time()
     try:
-        red = _until(lambda: (seen := client.look(inventory, name)).colour == "red" and seen, RED)
+        red = _until(lambda: (view := client.look(inventory, name)).colour == "red" and view, RED)
         yield Goal(
             what="frozen for good: `status` is red in time",
             met=red is not None,
             seen=f"{red.state} after {red.at - began:.1f} s" if red else f"not within {RED:.0f} s",
         )
         ended = _until(
-            lambda: (seen := client.look(inventory, name)).faults > after.faults and seen,
+            lambda: (view := client.look(inventory, name)).faults > after.faults and view,
             stuck + 60,
         )
     finally:
@@ -300,7 +300,7 @@ def main() -> int:
     if args.freeze and inventory.serve.stuck > 60:
         sys.exit(
             f"a frozen engine counts as dead after {inventory.serve.stuck:g} s: set `serve:"
-            " {stuck: 60}`, and serve anew"
+            " {stuck: 60}` and run `vlaunch serve` again"
         )
     lab = layout.load(inventory.path.parent)
     if args.freeze and lab is None:

@@ -1,5 +1,5 @@
-"""What the supervisor says of a server while something is done to it, for the benchmarks of health
-on lab hosts.
+"""Common parts of the health benchmarks on lab hosts: commands, readings of the supervisor's
+record, results and tables.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from launcher.lab import hosts
 from launcher.lab.layout import Host
 from launcher.payload.agent import state
 
-_OLD = 15.0  # seconds after which a record no longer counts
-_WEDGE = "wedge"
+_STALE = 15.0  # seconds after which a record no longer counts
+_FOLDER = "wedge"  # below the model cache of the hosts: the patched rank and its trigger
 SERVE = {
     "ray": ("serve", "--tp", "1", "--pp", "2", "--skip-network-check"),
     "mp": ("serve", "--backend", "mp", "--tp", "2", "--pp", "1", "--skip-network-check"),
@@ -35,8 +35,11 @@ SERVE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One reading of a server's record; `still` is G, `longest` is S."""
+class Reading:
+    """One reading of a server's record.
+
+    `still` is G, the seconds without a step so far; `longest` is S, the longest step.
+    """
 
     at: float
     verdict: str
@@ -49,11 +52,11 @@ class Look:
     wedge: Mapping[str, Any] | None = None
 
 
-def look(record: Mapping[str, Any], now: float) -> Look:
-    """Read a server's record; what is too old says nothing."""
-    old = now - float(record.get("written") or 0) > _OLD
-    verdict = "unknown" if old else str(record.get("verdict") or record.get("state") or "")
-    return Look(
+def parse_record(record: Mapping[str, Any], now: float) -> Reading:
+    """Parse a server's record; the verdict of a stale one is `unknown`."""
+    stale = now - float(record.get("written") or 0) > _STALE
+    verdict = "unknown" if stale else str(record.get("verdict") or record.get("state") or "")
+    return Reading(
         at=now,
         verdict=verdict,
         id=str(record.get("id") or ""),
@@ -68,16 +71,16 @@ def look(record: Mapping[str, Any], now: float) -> Look:
 
 @dataclass(slots=True)
 class Watch:
-    """Read the record again and again while the block is entered."""
+    """A thread that reads the record every `every` seconds while the block is entered."""
 
-    hosts: Practice
+    lab: Practice
     every: float = 1.0
-    looks: list[Look] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> Watch:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         return self
@@ -88,52 +91,54 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End."""
+        """Stop the thread."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(10)
 
     def _read(self) -> None:
         while not self._over.wait(self.every):
-            self.looks.append(look(self.hosts.record(state.OBSERVED), time.time()))
+            record = self.lab.record(state.OBSERVED)
+            self.readings.append(parse_record(record, time.time()))
 
-    def first(self, since: float, *verdicts: str) -> Look | None:
-        """Return the first look since a moment with one of these verdicts."""
-        return next(
-            (each for each in self.looks if each.at >= since and each.verdict in verdicts), None
-        )
+    def first(self, since: float, *verdicts: str) -> Reading | None:
+        """Return the first reading since a moment with one of these verdicts."""
+        readings = (reading for reading in self.readings if reading.at >= since)
+        return next((reading for reading in readings if reading.verdict in verdicts), None)
 
 
-def summary(looks: Sequence[Look]) -> dict[str, Any]:
-    """Return the longest G, the last S, how often each verdict was read, and the restarts.
+def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
+    """Return the longest G, the last S, the number of readings per verdict, and the restarts.
 
-    What was read of an earlier server does not count.
+    Readings of an earlier server do not count.
     """
-    looks = [each for each in looks if each.id == looks[-1].id]
+    readings = [reading for reading in readings if reading.id == readings[-1].id]
+    first, last = (readings[0], readings[-1]) if readings else (None, None)
     return {
-        "longest_g": round(max((each.still for each in looks), default=0.0), 1),
-        "s": round(looks[-1].longest, 2) if looks else 0.0,
-        "verdicts": dict(Counter(each.verdict for each in looks)),
-        "red": sum(each.verdict in BAD for each in looks),
-        "restarts": looks[-1].generation - max(1, looks[0].generation) if looks else 0,
-        "faults": looks[-1].faults - looks[0].faults if looks else 0,
+        "longest_g": round(max((reading.still for reading in readings), default=0.0), 1),
+        "s": round(last.longest, 2) if last else 0.0,
+        "verdicts": dict(Counter(reading.verdict for reading in readings)),
+        "red": sum(reading.verdict in BAD for reading in readings),
+        "restarts": last.generation - max(1, first.generation) if first and last else 0,
+        "faults": last.faults - first.faults if first and last else 0,
     }
 
 
-def prepare(folder: Path, beside: int) -> Practice:
-    """Start lab hosts with nothing on them, whose containers find the rank that wedges."""
+def prepare_lab(folder: Path, beside: int) -> Practice:
+    """Start empty lab hosts and install the patched rank on them."""
     folder.mkdir(parents=True, exist_ok=True)
     lab = practice.bring_up(folder, beside)
     verbs.clear(lab)
+    program = Path(__file__).parent / "faults" / "wedged_rank.py"
     for host in lab.lab.hosts:
-        place = trigger(host).parent
-        place.mkdir(exist_ok=True)
-        trigger(host).unlink(missing_ok=True)
-        shutil.copy(Path(__file__).parent / "faults" / "wedged_rank.py", place / "sitecustomize.py")
+        trigger = trigger_file(host)
+        trigger.parent.mkdir(exist_ok=True)
+        trigger.unlink(missing_ok=True)
+        shutil.copy(program, trigger.with_name("sitecustomize.py"))
     return lab
 
 
-def inventory(
+def write_inventory(
     lab: Practice,
     name: str,
     *,
@@ -141,62 +146,63 @@ def inventory(
     engine: Mapping[str, Any] | None = None,
     serve: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write an inventory whose ranks can be wedged, and return its name."""
+    """Write an inventory whose containers load the patched rank, and return its name."""
     document = yaml.safe_load((lab.folder / "real.yaml").read_text())
-    document["env"] |= {"PYTHONPATH": f"{document['hf_home']}/{_WEDGE}", **(env or {})}
+    document["env"] |= {"PYTHONPATH": f"{document['hf_home']}/{_FOLDER}", **(env or {})}
     document["engine_args"] |= engine or {}
     document["serve"] |= serve or {}
     (lab.folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
     return f"{name}.yaml"
 
 
-def trigger(host: Host) -> Path:
-    """Return the file that makes a rank of a host wedge, as this machine sees it."""
-    return hosts.hf_home(host) / _WEDGE / "trigger"
+def trigger_file(host: Host) -> Path:
+    """Return the path on this machine of the file that makes a rank of a host hang."""
+    return hosts.hf_home(host) / _FOLDER / "trigger"
 
 
-def must(lab: Practice, name: str, *words: str, timeout: float = 600) -> Ran:
-    """Run a command that has to work; ends the program when it does not."""
-    ran = lab.vlaunch(name, *words, timeout=timeout)
+def run_command(lab: Practice, inventory: str, *arguments: str, timeout: float = 600) -> Ran:
+    """Run a `vlaunch` command; exit with its output when it fails."""
+    ran = lab.vlaunch(inventory, *arguments, timeout=timeout)
     if ran.code != 0:
-        raise SystemExit(f"`vlaunch {' '.join(words)}` ended with {ran.code}:\n{ran.said[-3000:]}")
+        command = " ".join(arguments)
+        raise SystemExit(f"`vlaunch {command}` exited with {ran.code}:\n{ran.said[-3000:]}")
     return ran
 
 
-def load() -> float:
-    """Return the load of this machine in the last minute."""
+def read_load() -> float:
+    """Return this machine's load average of the last minute."""
     return round(os.getloadavg()[0], 1)
 
 
-def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Write a line of results."""
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line of results to a file."""
     with path.open("a") as results:
         results.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read results; a line that was cut off is passed over."""
-    found = []
+    """Read the lines of a results file; skip truncated ones."""
+    lines = []
     for text in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):
-            found.append(json.loads(text))
-    return found
+            lines.append(json.loads(text))
+    return lines
 
 
-def between(page: str, name: str, text: str) -> str:
-    """Return a page with the text between the marks of a table."""
+def replace_table(page: str, name: str, table: str) -> str:
+    """Return a page with a new table between the marks of that name."""
     before, begin, rest = page.partition(f"<!-- {name}: begin -->")
     _, end, after = rest.partition(f"<!-- {name}: end -->")
     if not begin or not end:
         raise SystemExit(f"the page has no marks for `{name}`")
-    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
 
 
-def header(names: Sequence[str]) -> list[str]:
-    """Return the two lines that begin a table."""
-    return [row(names), "|" + "---|" * len(names)]
+def format_header(names: Sequence[str]) -> list[str]:
+    """Return the first two lines of a Markdown table."""
+    return [format_row(names), "|" + "---|" * len(names)]
 
 
-def row(cells: Sequence[str]) -> str:
-    """Return a line of a table."""
+def format_row(cells: Sequence[str]) -> str:
+    """Return a line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"

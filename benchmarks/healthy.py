@@ -1,17 +1,18 @@
-"""Healthy servers on lab hosts under what might be taken for a wedge: the longest G, S, each
-verdict that was read, red samples and restarts. The last two must be 0.
+"""Healthy servers on lab hosts in situations that resemble a rank that hangs: the longest G, S, the
+verdicts read, red samples and restarts. The last two must be 0.
 
     python -m benchmarks.healthy [--only CASE …] [--backend ray|mp] [--seconds N] [--beside 0-9]
     [--report]
 
-The supervisor's record is read each second, and `vlaunch status` asked each 20 seconds. Without
-`--seconds` a flood takes 10 minutes, and what else lasts takes 3.
+The supervisor's record is read every second, and `vlaunch status` runs every 20 seconds. Without
+`--seconds`, the flood takes 10 minutes and other cases that last take 3.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import resource
 import subprocess
@@ -39,17 +40,17 @@ from launcher.lab.render import MODEL
 
 RESULTS = Path(__file__).with_name("faults") / "healthy.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-_ROOM = 200_000  # tokens that a prompt may have
+_CONTEXT = 200_000  # tokens
 _ENGINE: dict[str, Any] = {
-    "hf_overrides": {"max_position_embeddings": _ROOM},
-    "max_model_len": _ROOM,
+    "hf_overrides": {"max_position_embeddings": _CONTEXT},
+    "max_model_len": _CONTEXT,
     "kv_cache_memory_bytes": 512 << 20,
 }
-_STATUS = 20.0  # seconds between two calls of `vlaunch status`
+_STATUS = 20.0  # seconds between two runs of `vlaunch status`
 _RATE = "8mbit"
-_BUSY = 40  # processes
-_FIRST = 60.0  # seconds of the step before the first answer
-_HEAD = (
+_PROCESSES = 40  # of the case with a busy machine
+_FIRST_STEP = 60.0  # seconds of the step before the first answer
+_COLUMNS = (
     "a healthy server",
     "backend",
     "seconds",
@@ -66,7 +67,7 @@ _HEAD = (
 
 @dataclass(slots=True)
 class Stage:
-    """A case as it goes: the hosts, how long it takes, and what is written down of it."""
+    """A case that runs: its hosts and parameters, and the notes for its line of results."""
 
     lab: Practice
     inventory: str
@@ -81,17 +82,22 @@ class Stage:
         return Endpoint(url=f"http://{self.lab.head.ip}:8000/v1", model=MODEL, key=API_KEY)
 
     def traffic(self, clients: int = 3) -> Traffic:
-        """Return clients that ask without a pause."""
+        """Return clients that send one short request after the other."""
         url = self.target.url
         return Traffic(url, API_KEY, MODEL, clients=clients, pause=0.1, timeout=self.seconds + 300)
 
-    def counted(self, traffic: Traffic) -> None:
-        """Write down what became of the requests."""
+    def note_traffic(self, traffic: Traffic) -> None:
+        """Note how many requests were sent, and how many failed."""
         self.notes["requests"] = len(traffic.samples)
-        self.notes["failed"] = sum(not each.ok for each in traffic.samples)
+        self.notes["failed"] = sum(not sample.ok for sample in traffic.samples)
+
+    def note_answer(self) -> None:
+        """Send one request, and note whether it failed."""
+        answer = ask(self.target.url, API_KEY, MODEL, 60)
+        self.notes |= {"requests": 1, "failed": int(not answer.ok)}
 
     def post(self, path: str) -> int:
-        """Send an empty request to the server, beside its API; returns the status."""
+        """Post an empty request to a path outside `/v1`; return the HTTP status."""
         url = f"http://{self.lab.head.ip}:8000{path}"
         headers = {"Authorization": f"Bearer {API_KEY}"}
         request = urllib.request.Request(url, b"", headers, method="POST")
@@ -106,20 +112,20 @@ class Stage:
 # -- Cases -----------------------------------------------------------------------------------------
 
 
-def _flood(stage: Stage) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket a request
-    sent = Flood(stage.target, tokens=16)
-    asyncio.run(sent.run(1000, stage.seconds))
+def _send_flood(stage: Stage) -> None:
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # one socket per request
+    flood = Flood(stage.target, tokens=16)
+    asyncio.run(flood.run(1000, stage.seconds))
     stage.notes |= {
-        "requests": sent.answered + sent.failed,
-        "failed": sent.failed,
-        "open": sent.open,
+        "requests": flood.answered + flood.failed,
+        "failed": flood.failed,
+        "open": flood.open,
     }
 
 
-def _prompt(stage: Stage) -> None:
-    """Send one long prompt alone: what else arrives waits for it."""
+def _send_prompt(stage: Stage) -> None:
+    """Send one long prompt and nothing else: other requests would wait for it."""
     began = time.monotonic()
     body = {"model": MODEL, "prompt": [7] * stage.tokens, "max_tokens": 2, "ignore_eos": True}
     request = urllib.request.Request(
@@ -141,18 +147,18 @@ def _prompt(stage: Stage) -> None:
     }
 
 
-def _busy_host(stage: Stage) -> None:
-    words = [sys.executable, "-c", "while True: pass"]
-    hogs = [subprocess.Popen(words) for _ in range(_BUSY)]
+def _load_machine(stage: Stage) -> None:
+    argv = [sys.executable, "-c", "while True: pass"]
+    hogs = [subprocess.Popen(argv) for _ in range(_PROCESSES)]
     try:
         with stage.traffic() as traffic:
             time.sleep(stage.seconds)
-            stage.notes["load_then"] = health.load()
+            stage.notes["load_then"] = health.read_load()
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-    stage.counted(traffic)
+    stage.note_traffic(traffic)
 
 
 @contextmanager
@@ -165,82 +171,88 @@ def _slow_link(stage: Stage) -> Iterator[None]:
         host_faults.unslow(worker)
 
 
-def _link(stage: Stage) -> None:
+def _slow_traffic(stage: Stage) -> None:
     with _slow_link(stage), stage.traffic() as traffic:
         time.sleep(stage.seconds)
-    stage.counted(traffic)
+    stage.note_traffic(traffic)
 
 
-def _link_prompt(stage: Stage) -> None:
+def _slow_prompt(stage: Stage) -> None:
     with _slow_link(stage):
-        _prompt(stage)
+        _send_prompt(stage)
 
 
-def _paused(stage: Stage) -> None:
+def _pause_server(stage: Stage) -> None:
     with stage.traffic(1) as traffic:
         stage.notes["pause"] = stage.post("/pause?mode=keep")
         time.sleep(stage.seconds)
         stage.notes["resume"] = stage.post("/resume")
         time.sleep(10)
-    stage.counted(traffic)
+    stage.note_traffic(traffic)
 
 
-def _asleep(stage: Stage) -> None:
+def _put_to_sleep(stage: Stage) -> None:
     stage.notes["sleep"] = stage.post("/sleep?level=1")
     time.sleep(stage.seconds)
     stage.notes["wake_up"] = stage.post("/wake_up")
     time.sleep(10)
-    answer = ask(stage.target.url, API_KEY, MODEL, 60)
-    stage.notes |= {"requests": 1, "failed": int(not answer.ok)}
+    stage.note_answer()
 
 
-def _first(stage: Stage) -> None:
-    """Nothing to do: the first request was long."""
+def _read_first_start(stage: Stage) -> None:
+    """Note the duration of the first start; its long step is over by now."""
     stage.notes["first_start"] = stage.lab.record("observed.json").get("first_start")
-    answer = ask(stage.target.url, API_KEY, MODEL, 60)
-    stage.notes |= {"requests": 1, "failed": int(not answer.ok)}
+    stage.note_answer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Something that a healthy server meets; `seconds` is how long by default."""
+    """A situation of a healthy server, with its defaults for the options of the command line."""
 
-    what: str
-    do: Callable[[Stage], None]
+    title: str
+    run: Callable[[Stage], None]
     backend: str
     seconds: float = 180.0
-    tokens: int = 0
+    tokens: int = 0  # of a long prompt
     engine: Mapping[str, Any] = field(default_factory=dict)
-    first: bool = False
+    first: bool = False  # inject a long step before the first answer
 
 
 CASES = {
-    "flood": Case(what="1,000 requests at once", do=_flood, backend="ray", seconds=600),
+    "flood": Case(title="1,000 requests at once", run=_send_flood, backend="ray", seconds=600),
     "prefill": Case(
-        what="a prompt that prefills in chunks", do=_prompt, backend="ray", tokens=150_000
+        title="a prompt that prefills in chunks", run=_send_prompt, backend="ray", tokens=150_000
     ),
     "step": Case(
-        what="a prompt that prefills in one step",
-        do=_prompt,
+        title="a prompt that prefills in one step",
+        run=_send_prompt,
         backend="mp",
         tokens=150_000,
-        engine={"max_num_batched_tokens": _ROOM},
+        engine={"max_num_batched_tokens": _CONTEXT},
     ),
-    "load": Case(what=f"{_BUSY} busy processes on the machine", do=_busy_host, backend="ray"),
-    "link": Case(what="a link of 8 Mbit/s, three clients", do=_link, backend="mp"),
+    "load": Case(
+        title=f"{_PROCESSES} busy processes on the machine", run=_load_machine, backend="ray"
+    ),
+    "link": Case(title="a link of 8 Mbit/s, three clients", run=_slow_traffic, backend="mp"),
     "link-prompt": Case(
-        what="a link of 8 Mbit/s, a long prompt in one step",
-        do=_link_prompt,
+        title="a link of 8 Mbit/s, a long prompt in one step",
+        run=_slow_prompt,
         backend="mp",
         tokens=16_000,
-        engine={"max_num_batched_tokens": _ROOM},
+        engine={"max_num_batched_tokens": _CONTEXT},
     ),
     "first": Case(
-        what="a first request with a step of 60 s (injected)", do=_first, backend="mp", first=True
+        title="a first request with a step of 60 s (injected)",
+        run=_read_first_start,
+        backend="mp",
+        first=True,
     ),
-    "paused": Case(what="paused (`/pause`), a request waits", do=_paused, backend="ray"),
+    "paused": Case(title="paused (`/pause`), a request waits", run=_pause_server, backend="ray"),
     "asleep": Case(
-        what="asleep (`/sleep`)", do=_asleep, backend="mp", engine={"enable_sleep_mode": True}
+        title="asleep (`/sleep`)",
+        run=_put_to_sleep,
+        backend="mp",
+        engine={"enable_sleep_mode": True},
     ),
 }
 
@@ -251,77 +263,78 @@ CASES = {
 def run(
     lab: Practice, name: str, case: Case, backend: str, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Serve, do what the case is, and watch meanwhile; the server is stopped afterwards."""
+    """Serve a model, run a case while the verdicts are read, and stop the server."""
     env = {"VLLM_SERVER_DEV_MODE": "1"}
     engine = {**_ENGINE, **case.engine}
-    # S is kept for servers of the same fingerprint: no case may profit from the one before
+    # S is remembered per engine configuration: a different length keeps cases independent
     engine["max_model_len"] -= list(CASES).index(name)
-    inventory = health.inventory(lab, f"healthy-{name}", env=env, engine=engine)
-    health.must(lab, inventory, "up")
+    inventory = health.write_inventory(lab, f"healthy-{name}", env=env, engine=engine)
+    health.run_command(lab, inventory, "up")
     seconds = args.seconds or case.seconds
     stage = Stage(lab, inventory, backend, seconds, args.tokens or case.tokens)
     line: dict[str, Any] = {"case": name, "backend": backend, "seconds": seconds}
-    line |= {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load": health.load()}
+    line |= {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load": health.read_load()}
     codes: list[int] = []
-    over = threading.Event()
+    done = threading.Event()
     with ExitStack() as stack:
         watch = stack.enter_context(Watch(lab)) if case.first else None
         if case.first:
             for host in lab.lab.hosts:
-                health.trigger(host).write_text(f"1 c {min(seconds, _FIRST)}\n")
-        health.must(lab, inventory, *SERVE[backend], timeout=900)
+                health.trigger_file(host).write_text(f"1 c {min(seconds, _FIRST_STEP)}\n")
+        health.run_command(lab, inventory, *SERVE[backend], timeout=900)
         watch = watch or stack.enter_context(Watch(lab))
 
-        def ask_status() -> None:
-            while not over.wait(_STATUS):
+        def run_status() -> None:
+            while not done.wait(_STATUS):
                 codes.append(lab.vlaunch(inventory, "status", timeout=120).code)
 
-        thread = threading.Thread(target=ask_status, daemon=True)
+        thread = threading.Thread(target=run_status, daemon=True)
         thread.start()
         time.sleep(5)
-        case.do(stage)
+        case.run(stage)
         time.sleep(10)
-        over.set()
+        done.set()
         thread.join(130)
         codes.append(lab.vlaunch(inventory, "status", timeout=120).code)
-    looks = [each for each in watch.looks if each.verdict]
-    line |= health.summary(looks) | {"statuses": len(codes), "exits": sum(map(bool, codes))}
-    line["reasons"] = sorted({each.reason for each in looks if each.verdict in (*BAD, "quiet")})[:5]
-    line |= stage.notes | {"load_after": health.load()}
+    readings = [reading for reading in watch.readings if reading.verdict]
+    line |= health.summarize(readings) | {"statuses": len(codes), "exits": sum(map(bool, codes))}
+    warnings = [reading for reading in readings if reading.verdict in (*BAD, "quiet")]
+    line["reasons"] = sorted({reading.reason for reading in warnings})[:5]
+    line |= stage.notes | {"load_after": health.read_load()}
     line["ok"] = not (line["red"] or line["restarts"] or line["faults"] or line["exits"])
     for host in lab.lab.hosts:
-        health.trigger(host).unlink(missing_ok=True)
+        health.trigger_file(host).unlink(missing_ok=True)
     lab.vlaunch(inventory, "stop", timeout=180)
     return line
 
 
-def table(lines: Sequence[Mapping[str, Any]]) -> str:
+def format_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return a row for the last run of each case and backend."""
-    rows = health.header(_HEAD)
+    rows = health.format_header(_COLUMNS)
     last = {(line["case"], line["backend"]): line for line in lines}
-    for name, backend in ((name, backend) for name in CASES for backend in SERVE):
+    for name, backend in itertools.product(CASES, SERVE):
         if line := last.get((name, backend)):
             seconds = line.get("prompt_seconds") or line["seconds"]
-            told = ", ".join(f"{verdict} {count}" for verdict, count in line["verdicts"].items())
+            counts = (f"{verdict} {count}" for verdict, count in line["verdicts"].items())
             cells = (
-                CASES[name].what,
+                CASES[name].title,
                 backend,
                 f"{seconds:.0f}",
                 f"{line.get('requests', 0):,}, {line.get('failed', 0)}",
                 f"{line['longest_g']:.0f} s",
                 f"{line['s']:.1f} s",
-                told,
+                ", ".join(counts),
                 f"{line['exits']} of {line['statuses']}",
                 str(line["red"]),
                 str(line["restarts"]),
                 f"{line['load']:.0f}–{line['load_after']:.0f}",
             )
-            rows.append(health.row(cells))
+            rows.append(health.format_row(cells))
     return "\n".join(rows)
 
 
 def main() -> int:
-    """Run the cases; the exit code is 1 when a healthy server was called red or was restarted."""
+    """Run the cases; exit with 1 when a healthy server was reported red or was restarted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=list(CASES), metavar="CASE")
     parser.add_argument("--backend", choices=list(SERVE), help="instead of the case's own")
@@ -333,20 +346,20 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="run nothing; write the table")
     args = parser.parse_args()
     if args.report:
-        text = table(health.read_lines(args.results))
-        PAGE.write_text(health.between(PAGE.read_text(), "healthy", text))
+        table = format_table(health.read_lines(args.results))
+        PAGE.write_text(health.replace_table(PAGE.read_text(), "healthy", table))
         return 0
-    good = True
+    all_good = True
     with tempfile.TemporaryDirectory(prefix="healthy-") as temporary:
-        lab = health.prepare(args.folder or Path(temporary), args.beside)
+        lab = health.prepare_lab(args.folder or Path(temporary), args.beside)
         for name in args.only or CASES:
             case = CASES[name]
             line = run(lab, name, case, args.backend or case.backend, args)
-            health.append(args.results, line)
-            good = good and line["ok"]
+            health.append_line(args.results, line)
+            all_good = all_good and line["ok"]
             print(json.dumps(line), file=sys.stderr, flush=True)
         lab.vlaunch("real.yaml", "down", timeout=180)
-    return 0 if good else 1
+    return 0 if all_good else 1
 
 
 if __name__ == "__main__":

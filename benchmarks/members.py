@@ -1,8 +1,8 @@
-"""CPU of the head's agent for one exchange with a member: report, orders, mutual TLS.
+"""CPU time of the head's agent for one exchange with a member: report, orders, mutual TLS.
 
-The head's side runs in this process, all members in another one on this machine: 63, and 256. Each
-reports once a second, of two servers. Also: seconds until all have connected at once, and from a
-change of their orders until all have carried it out.
+The head's side runs in this process, 63 and then 256 members in another one on this machine. Every
+member reports two servers once a second. Also measured: the seconds until all have connected, when
+they connect at once, and those from a change of their orders until all have reported the result.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,8 +32,8 @@ TURN = 0.5  # seconds between two turns of the head's agent
 ORDER = Order(
     generation=1,
     phase=RUN,
-    argv=("vllm", "serve", *(f"--option-{at}=value" for at in range(40))),
-    env={f"VARIABLE_{at}": "a value" for at in range(20)},
+    argv=("vllm", "serve", *(f"--option-{number}=value" for number in range(40))),
+    env={f"VARIABLE_{number}": "a value" for number in range(20)},
     pids=tuple(range(1000, 1008)),
 )
 REPORT = {
@@ -48,7 +49,7 @@ REPORT = {
 
 
 class Node:
-    """A node with two servers, on which nothing runs."""
+    """A node that reports two servers and runs none."""
 
     def __init__(self) -> None:
         self.orders: Any = {}
@@ -61,54 +62,55 @@ class Node:
         return {"one": REPORT, "two": REPORT}
 
 
-class Counted(Lead):
-    """The head's agent, which counts exchanges."""
+class CountingLead(Lead):
+    """The head's agent, with a counter of exchanges."""
 
     exchanges = 0
 
     def exchange(self, *args: Any) -> dict[str, Any]:
-        """Count it."""
+        """Count and handle an exchange."""
         self.exchanges += 1
         return super().exchange(*args)
 
 
-def member(folder: str, port: int, nodes: int) -> None:
-    """Be all members, until standard input ends."""
+def run_members(folder: str, port: int, nodes: int) -> None:
+    """Run all members until standard input is closed."""
     followers = []
-    for at in range(nodes):
-        own = Certificates(server=False, folder=f"{folder}/node{at}")
-        own.context()  # reading files is no part of connecting
-        link = Link(f"node{at}", "127.0.0.1", port, own, lambda: None)
+    for number in range(nodes):
+        certificates = Certificates(server=False, folder=f"{folder}/node{number}")
+        certificates.context()  # read the files now: that is no part of connecting
+        link = Link(f"node{number}", "127.0.0.1", port, certificates, lambda: None)
         followers.append(Follower(Node(), link))  # type: ignore[arg-type]
     print("ready", flush=True)
     sys.stdin.readline()
-    for each in followers:
-        each.link.start()
-    over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-    while not over.wait(0.02):
-        for each in followers:
-            if each.link.orders is not each.orders or time.monotonic() >= each._again:
-                each.turn()
+    for follower in followers:
+        follower.link.start()
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    while not stop.wait(0.02):
+        for follower in followers:
+            new = follower.link.orders is not follower.orders
+            if new or time.monotonic() >= follower._again:
+                follower.turn()
 
 
 def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
-    """Return the seconds to connect, ms of CPU for an exchange, the share of a core that the head's
-    agent takes, and the seconds until changed orders are carried out.
+    """Return the seconds to connect, the ms of CPU for an exchange, the head's agent's share of a
+    core, and the seconds until changed orders are carried out.
     """
     with tempfile.TemporaryDirectory(prefix="vlaunch-bench-") as name:
         authority, folder = Authority(), Path(name)
-        for at in range(nodes):
-            authority.deliver(folder / f"node{at}", f"node{at}")
-        authority.deliver(folder / "head", "head")
-        lead, lock = Counted("head", Node()), threading.RLock()  # type: ignore[arg-type]
-        own = Certificates(server=True, folder=str(folder / "head"))
-        server = Server(reports.site(lead, lock, own, "127.0.0.1", 0))
+        members = [f"node{number}" for number in range(nodes)]
+        for member in (*members, "head"):
+            authority.deliver(folder / member, member)
+        lead, lock = CountingLead("head", Node()), threading.RLock()  # type: ignore[arg-type]
+        certificates = Certificates(server=True, folder=str(folder / "head"))
+        server = Server(reports.site(lead, lock, certificates, "127.0.0.1", 0))
         server.start()
         wait(lambda: bool(server.bound))
-        words = ["--members", name, str(*server.bound.values()), str(nodes)]
+        options = ["--members", name, str(*server.bound.values()), str(nodes)]
         child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.members", *words],
+            [sys.executable, "-m", "benchmarks.members", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -123,7 +125,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
 
         def turn() -> None:
             with lock:
-                lead.orders = {f"node{at}": dict(orders) for at in range(nodes)}
+                lead.orders = {member: dict(orders) for member in members}
                 lead.turn()
 
         orders = {"one": ORDER, "two": ORDER}
@@ -133,7 +135,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
         while time.monotonic() - began < seconds:
             turn()
             time.sleep(TURN)
-        cpu, took = time.process_time() - cpu, time.monotonic() - began
+        cpu, elapsed = time.process_time() - cpu, time.monotonic() - began
         exchanges = lead.exchanges - count
         del orders["two"]
         began = time.monotonic()
@@ -143,16 +145,16 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
         child.stdin.close()
         child.wait()
         server.close()
-        print(f"{nodes} members: {exchanges / took:.0f} exchanges/s", file=sys.stderr)
-        return connected, cpu / exchanges * 1e3, cpu / took, settled
+        print(f"{nodes} members: {exchanges / elapsed:.0f} exchanges/s", file=sys.stderr)
+        return connected, cpu / exchanges * 1e3, cpu / elapsed, settled
 
 
-def wait(true: Any) -> None:
-    """Wait until something holds."""
+def wait(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds; exit when it does not within two minutes."""
     deadline = time.monotonic() + 120
-    while not true():
+    while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit("not within two minutes")
+            raise SystemExit("timed out after two minutes")
         time.sleep(0.005)
 
 
@@ -161,23 +163,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nodes", default=",".join(map(str, SIZES)), help="sizes, by commas")
+    parser.add_argument(
+        "--nodes", default=",".join(map(str, SIZES)), help="numbers of members, comma-separated"
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--members", nargs=3, metavar=("FOLDER", "PORT", "NODES"))
-    given = parser.parse_args()
-    if given.members:
-        member(given.members[0], int(given.members[1]), int(given.members[2]))
+    args = parser.parse_args()
+    if args.members:
+        folder, port, nodes = args.members
+        run_members(folder, int(port), int(nodes))
         return 0
     print("| members | connected, s | CPU of an exchange, ms | of a core | orders carried out, s |")
     print("|---|---|---|---|---|")
-    found = []
+    costs = []
     mock.patch("launcher.payload.agent.crew.say").start()
-    for nodes in map(int, given.nodes.split(",")):
-        connected, cpu, share, settled = measure(nodes, given.seconds)
-        found.append(cpu)
+    for nodes in map(int, args.nodes.split(",")):
+        connected, cpu, share, settled = measure(nodes, args.seconds)
+        costs.append(cpu)
         print(f"| {nodes} | {connected:.2f} | {cpu:.2f} | {share:.1%} | {settled:.2f} |")
-    print(f"\nGoal: at most {GOAL:g} ms: {'met' if max(found) <= GOAL else 'missed'}")
-    return 0 if max(found) <= GOAL else 1
+    met = max(costs) <= GOAL
+    print(f"\nGoal: at most {GOAL:g} ms: {'met' if met else 'missed'}")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

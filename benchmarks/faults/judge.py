@@ -10,9 +10,9 @@ from typing import Any
 # Seconds that a dead server may be called ready: the goals of 15 where something died, 30 where
 # packets vanish, and a look.
 GREEN, GREEN_SILENT = 16.0, 31.0
-# Verdicts on a server that make `status` red, and those on a dead one that would be a lie.
+# Verdicts that make `status` red, and those that are wrong for a dead server.
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
-WELL = ("answering", "busy", "resting")
+HEALTHY = ("answering", "busy", "resting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Run:
     said: str = ""
     code: int | None = None
     detected: float | None = None
-    red: float | None = None  # the record said what makes `status` red
+    red: float | None = None  # seconds until the record had a verdict of BAD
     ready: float | None = None
     alone: bool | None = None  # a server came back without anybody's help
     requests: int = 0
@@ -138,11 +138,11 @@ def green_while_dead(
     fault: float,
     limit: float = GREEN,
 ) -> list[str]:
-    """Say for how long the server's record called it well while no request was answered, when that
-    is too long.
+    """Report how long the record called the server healthy while no request was answered, if that
+    exceeds the limit.
 
-    `states` are the verdicts that were read from the record, with the time. Each stretch counts by
-    itself: there is one, too, between the return of a server and its first answer to a client.
+    `states` are the verdicts read from the record, with their times. The longest stretch counts;
+    one of them lies between the return of a server and its first answer to a client.
     """
     answered = [each.ended for each in samples if each.ok and each.ended > fault]
     failed = [each.ended for each in samples if not each.ok and each.ended > fault]
@@ -152,19 +152,19 @@ def green_while_dead(
     longest, since = 0.0, dark[0]
     for when, state in states:
         if dark[0] <= when <= dark[1]:
-            since = since if state in WELL else when
+            since = since if state in HEALTHY else when
             longest = max(longest, when - since)
     return (
-        [f"the record called it well for {longest:.0f} s while nothing was answered"]
+        [f"the record called the server healthy for {longest:.0f} s while nothing was answered"]
         if longest > limit
         else []
     )
 
 
 def red(states: Sequence[tuple[float, str]], fault: float) -> float | None:
-    """Return after how many seconds the record said what makes `status` red, if it did."""
-    when = next((when for when, state in states if when >= fault and state in BAD), None)
-    return None if when is None else round(when - fault, 1)
+    """Return the seconds from the fault to the first verdict that makes `status` red, if any."""
+    first = next((at for at, state in states if at >= fault and state in BAD), None)
+    return None if first is None else round(first - fault, 1)
 
 
 def lying(

@@ -374,22 +374,21 @@ def _traffic(practice: Practice) -> Traffic:
 
 @contextmanager
 def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
-    """Read the server's record again and again while the block is entered; one that nobody has
-    renewed is nobody's word.
+    """Read the server's verdicts from its record while the block is entered; a record that is not
+    renewed counts as `unknown`.
     """
     states: list[tuple[float, str]] = []
     over = threading.Event()
 
-    def look() -> None:
+    def read_states() -> None:
         while not over.wait(0.3):
-            said, now = practice.record(state.OBSERVED), time.time()
-            verdict = str(said.get("verdict", ""))
-            age = now - float(said.get("written", 0))
-            # `status` looks first whether the head's container runs at all.
+            record, now = practice.record(state.OBSERVED), time.time()
+            age = now - float(record.get("written", 0))
+            # `status` checks first whether the head's container runs.
             old = age >= _OLD or (age >= _RENEWED and engines.agent(practice.head) is None)
-            states.append((now, "unknown" if old else verdict))
+            states.append((now, "unknown" if old else str(record.get("verdict", ""))))
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=read_states, daemon=True)
     thread.start()
     try:
         yield states

@@ -1,9 +1,9 @@
-"""A rank of vLLM that stops working on demand; lies on lab hosts as `sitecustomize.py`, on the
-PYTHONPATH of their containers.
+"""A patch for vLLM that makes a rank hang on demand; installed on lab hosts as `sitecustomize.py`
+on the PYTHONPATH of their containers.
 
-When the file `trigger` beside it says "RANK MODE [SECONDS]", that rank does so in its next step:
-spin in C without the GIL, as in cudaStreamSynchronize, spin in Python, or sleep; without SECONDS
-for ever. The rank removes the file first, so that the next engine starts well.
+The file `trigger` beside it contains "RANK MODE [SECONDS]". In its next step, that rank spins in C
+without the GIL (as in cudaStreamSynchronize), spins in Python, or sleeps: for SECONDS, or forever.
+It removes the file first, so that the next engine starts normally.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 _TRIGGER = Path("/data/huggingface/wedge/trigger")
 _MODULE = "vllm.v1.worker.gpu_worker"
-_ROUNDS = 2_000_000_000  # of one hash, which takes most of an hour
-_SHORT = 400_000
+_ENDLESS_ROUNDS = 2_000_000_000  # of one hash: most of an hour
+_SHORT_ROUNDS = 400_000
 
 
 def _spin_in_c(seconds: float | None) -> None:
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
-        hashlib.pbkdf2_hmac("sha256", b"a", b"b", _ROUNDS if end is None else _SHORT)
+        hashlib.pbkdf2_hmac("sha256", b"a", b"b", _ENDLESS_ROUNDS if end is None else _SHORT_ROUNDS)
 
 
 def _spin_in_python(seconds: float | None) -> None:
@@ -44,10 +44,10 @@ def _sleep(seconds: float | None) -> None:
 _MODES = {"c": _spin_in_c, "python": _spin_in_python, "sleep": _sleep}
 
 
-def _obey(rank: int) -> None:
+def _hang_if_triggered(rank: int) -> None:
     try:
-        wanted, mode, *seconds = _TRIGGER.read_text().split()
-        if int(wanted) != rank:
+        target, mode, *seconds = _TRIGGER.read_text().split()
+        if int(target) != rank:
             return
         _TRIGGER.unlink()
     except (OSError, ValueError):
@@ -59,19 +59,19 @@ def _patch(module: Any) -> None:
     real = module.Worker.execute_model
 
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _obey(self.rank)
+        _hang_if_triggered(self.rank)
         return real(self, *args, **kwargs)
 
     module.Worker.execute_model = execute_model
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Patch the module of vLLM's worker once it has been loaded."""
+    """An import hook that patches the module of vLLM's worker after it has been loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the worker's module as others would, and nothing else."""
+        """Find the worker's module with the other finders, and patch its loader."""
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)

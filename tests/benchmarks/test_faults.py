@@ -210,24 +210,24 @@ def test_a_record_that_is_green_again_before_clients_are() -> None:
     assert judge.green_while_dead(back, dark, BEGAN) == []
 
 
-def test_the_first_verdict_that_is_red_counts() -> None:
-    """What was red before the fault does not, nor does a warning."""
-    states = [(BEGAN + at, told) for at, told in ((-1, "unknown"), (31, "quiet"), (62, "suspect"))]
+def test_the_first_red_verdict_after_the_fault_counts() -> None:
+    """Verdicts before the fault and warnings do not count."""
+    states = [(BEGAN - 1, "unknown"), (BEGAN + 31, "quiet"), (BEGAN + 62, "suspect")]
 
     assert judge.red([*states, (BEGAN + 70, "recovering")], BEGAN) == 62
     assert judge.red(states[:2], BEGAN) is None
 
 
 @pytest.mark.parametrize(
-    ("old", "verdict", "told"),
+    ("age", "verdict", "state"),
     [(60, "busy", "unknown"), (2, "busy", "busy"), (2, "quiet", "quiet")],
 )
-def test_a_record_that_is_not_renewed_says_nothing(old: float, verdict: str, told: str) -> None:
-    """It stays as it was when its writer was killed."""
-    with verbs._states(cast(Practice, Alone(old, verdict))) as states:
+def test_a_record_that_is_not_renewed_is_unknown(age: float, verdict: str, state: str) -> None:
+    """The record stays unchanged when its writer is killed."""
+    with verbs._states(cast(Practice, Alone(age, verdict))) as states:
         assert until(lambda: len(states) > 1, 5)
 
-    assert {state for _, state in states} == {told}
+    assert {verdict for _, verdict in states} == {state}
 
 
 class Alone:
@@ -237,12 +237,12 @@ class Alone:
         name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1
     ).hosts[0]
 
-    def __init__(self, old: float = 60, verdict: str = "busy") -> None:
-        self.said = {"state": "ready", "verdict": verdict, "written": time.time() - old}
+    def __init__(self, age: float = 60, verdict: str = "busy") -> None:
+        self.document = {"state": "ready", "verdict": verdict, "written": time.time() - age}
 
     def record(self, name: str) -> dict[str, Any]:
-        """Return what the keeper wrote so many seconds ago."""
-        return self.said
+        """Return the record that the supervisor wrote `age` seconds ago."""
+        return self.document
 
 
 # -- Commands --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The benchmarks of health: what they read from records, and which runs are good."""
+"""The benchmarks of health: parsing of records, judgment of runs, and tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks import healthy, wedge
-from benchmarks.agent import Used, started_between
-from benchmarks.health import Look, between, look, summary
+from benchmarks.agent import HostCpu, short_lived_cpu
+from benchmarks.health import Reading, parse_record, replace_table, summarize
 
 RECORD = {
     "written": 100.0,
@@ -22,21 +22,21 @@ RECORD = {
 }
 
 
-def test_a_record_is_read_and_an_old_one_says_nothing() -> None:
-    found = look(RECORD, 101.0)
-    assert (found.verdict, found.still, found.longest) == ("suspect", 70.2, 1.5)
-    assert look(RECORD, 130.0).verdict == look({}, 130.0).verdict == "unknown"
+def test_a_stale_record_is_unknown() -> None:
+    reading = parse_record(RECORD, 101.0)
+    assert (reading.verdict, reading.still, reading.longest) == ("suspect", 70.2, 1.5)
+    assert parse_record(RECORD, 130.0).verdict == parse_record({}, 130.0).verdict == "unknown"
 
 
 def test_a_summary_counts_verdicts_red_samples_and_restarts() -> None:
-    looks = [
-        Look(at=0.0, verdict="failed", still=90.0, generation=7, faults=7, id="old"),
-        Look(at=0.5, verdict="starting", generation=0, id="new"),
-        Look(at=1.0, verdict="busy", still=3.0, generation=1, id="new"),
-        Look(at=2.0, verdict="suspect", still=61.0, generation=1, id="new"),
-        Look(at=3.0, verdict="answering", longest=61.5, generation=2, faults=1, id="new"),
+    readings = [
+        Reading(at=0.0, verdict="failed", still=90.0, generation=7, faults=7, id="old"),
+        Reading(at=0.5, verdict="starting", generation=0, id="new"),
+        Reading(at=1.0, verdict="busy", still=3.0, generation=1, id="new"),
+        Reading(at=2.0, verdict="suspect", still=61.0, generation=1, id="new"),
+        Reading(at=3.0, verdict="answering", longest=61.5, generation=2, faults=1, id="new"),
     ]
-    assert summary(looks) == {
+    assert summarize(readings) == {
         "longest_g": 61.0,
         "s": 61.5,
         "verdicts": {"starting": 1, "busy": 1, "suspect": 1, "answering": 1},
@@ -64,17 +64,17 @@ def _line(**changed: Any) -> dict[str, Any]:
         {"stuck": 90.0},
     ],
 )
-def test_a_wedge_is_good_only_when_it_is_red_in_time_and_the_right_rank_is_named(
+def test_a_run_is_good_only_when_it_is_red_in_time_and_names_the_right_rank(
     changed: dict[str, Any],
 ) -> None:
-    assert wedge.good(_line())
-    assert wedge.good(_line(stuck=90.0, answer=140.0))
-    assert not wedge.good(_line(**changed))
+    assert wedge.is_good(_line())
+    assert wedge.is_good(_line(stuck=90.0, answer=140.0))
+    assert not wedge.is_good(_line(**changed))
 
 
-def test_wedges_with_the_opt_in_have_a_row_of_their_own() -> None:
+def test_runs_with_stuck_have_their_own_row() -> None:
     lines = [_line(), _line(red=81.0), _line(stuck=90.0, answer=140.0, ended=91.0)]
-    first, second = wedge.table(lines).splitlines()[2:]
+    first, second = wedge.format_table(lines).splitlines()[2:]
     assert "| mp, TP 2 | spins in C | – | 2 | 2 | 31 s (31–31) | 78 s (75–81) |" in first
     assert "| 90 | 1 | 1 |" in second and "| 91 s | 140 s |" in second
 
@@ -83,19 +83,19 @@ def test_a_table_of_healthy_servers_has_the_last_run_of_each_case() -> None:
     old = {"case": "load", "backend": "ray", "seconds": 180, "longest_g": 9.0, "s": 1.0}
     old |= {"verdicts": {"busy": 3}, "exits": 0, "statuses": 4, "red": 2, "restarts": 1}
     old |= {"load": 3.0, "load_after": 44.0}
-    row = healthy.table([old, {**old, "red": 0, "restarts": 0}]).splitlines()[2:]
-    assert len(row) == 1
-    assert "| 9 s | 1.0 s | busy 3 | 0 of 4 | 0 | 0 | 3–44 |" in row[0]
+    rows = healthy.format_table([old, {**old, "red": 0, "restarts": 0}]).splitlines()[2:]
+    assert len(rows) == 1
+    assert "| 9 s | 1.0 s | busy 3 | 0 of 4 | 0 | 0 | 3–44 |" in rows[0]
 
 
-def test_text_between_marks_is_replaced() -> None:
+def test_a_table_is_replaced_between_its_marks() -> None:
     page = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
-    assert between(page, "x", "new") == "a\n<!-- x: begin -->\n\nnew\n\n<!-- x: end -->\nb\n"
+    assert replace_table(page, "x", "new") == "a\n<!-- x: begin -->\n\nnew\n\n<!-- x: end -->\nb\n"
     with pytest.raises(SystemExit, match="no marks for `y`"):
-        between(page, "y", "new")
+        replace_table(page, "y", "new")
 
 
-def test_the_cpu_of_processes_that_came_and_went_is_what_is_left_over() -> None:
-    before = Used(agent=1.0, containers=10.0, living={1: 5.0, 2: 4.0}, daemons=0.0)
-    after = Used(agent=1.2, containers=12.0, living={1: 5.5, 3: 0.1}, daemons=0.0)
-    assert started_between(before, after) == pytest.approx(1.5)
+def test_the_cpu_of_short_lived_processes_is_the_remainder() -> None:
+    before = HostCpu(agent=1.0, containers=10.0, living={1: 5.0, 2: 4.0}, daemons=0.0)
+    after = HostCpu(agent=1.2, containers=12.0, living={1: 5.5, 3: 0.1}, daemons=0.0)
+    assert short_lived_cpu(before, after) == pytest.approx(1.5)
