@@ -1,12 +1,12 @@
-"""Keeps one server as it is wanted: one state machine, which alone judges its health and alone
-gives up. Standard library only.
+"""The supervisor of one server name: a state machine that alone judges the server's health and
+alone gives up.
 
     waiting → starting → ready → stopping → pausing → waiting …        and at the end: stopped,
     failed, gave-up
 
-`turn` is called several times a second and never blocks: what takes its time runs in a thread or a
-program of its own. What it knows comes from the agents' reports (`crew.Lead`). `needs.py` says what
-a start waits for, `orders.py` what each node is to do, `faults.py` what is kept of each death.
+`turn` runs several times a second and never blocks: slow work runs in a thread or a program of its
+own. All facts come from the agents' reports (`crew.Lead`). `needs.py` has the conditions of a
+start, `orders.py` the orders for the nodes, `faults.py` the record of deaths.
 """
 
 from __future__ import annotations
@@ -26,94 +26,75 @@ from .log import say
 from .monitor import Monitor
 from .needs import Needs
 from .node import KEEP, PREPARE, RUN, Order
-from .observed import OVER, EndpointHealth, Fault, Observed
+from .observed import OVER, EndpointHealth, Observed
 from .process import IDLE, RUNNING
 from .ray_view import Culprit, RayView
 from .reservation import Reservation
 
-_SOON = 30.0  # seconds in which a start or an end is over, if nothing is amiss
-# seconds in which several signs of one death are gathered, so that the nearest to its cause is told
+_SOON = 30.0  # seconds that a start or a stop takes at most, if nothing is amiss
+# seconds to gather several signs of one death: the one nearest to the cause is recorded
 _SETTLE = 1.0
 _LASTED = 600.0  # seconds of being ready after which a fault is no part of a streak
-# seconds of being ready after which a restart of the head's container is no engine's doing
+# seconds of being ready after which a restart of the head's container is not the engine's doing
 _UNHURT = 60.0
-# seconds for a node that cannot be asked to come back, before a server counts as stopped without it
+# seconds for an unreachable node to come back, before a server counts as stopped without it
 _ABSENT = 30.0
-_FREE = 20.0  # seconds for Ray to take reserved GPUs back
-_EXPLAIN = 15.0  # seconds for Ray to say whose death came first
-_STARTS = "starting the engine"  # what it does until the first answer
+_EXPLAIN = 15.0  # seconds for Ray to tell whose death came first
+_STARTS = "starting the engine"  # until the first answer
+_LOOKS, _ENDS = "looking at the nodes", "ending what is left of the engine"
 
 
 class Keeper:
-    """One name's server: what is wanted under that name, now or soon."""
+    """The supervisor of one name: starts what its spec asks for, after the server of the spec
+    before has ended.
+    """
 
-    def __init__(
-        self,
-        name: str,
-        folder: str,
-        lead: Lead,
-        clock: Clock = time,
-    ) -> None:
+    def __init__(self, name: str, folder: str, lead: Lead, clock: Clock = time) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
-        self.asked: Desired | None = None  # what the file says
-        # what is kept; another one than asked for only until the engine has ended
-        self.want: Desired | None = None
-        self.seen: Observed | None = None
+        self.asked: Desired | None = None  # the spec on disk
+        self.server: Supervision | None = None
         self._file: object = ()
-        self._phase = ""  # of the orders; empty: nothing should run
-        self._monitor: Monitor | None = None  # of the engine that runs, or did last
-        self._began = self._suspected = 0.0
-        self._troubles: list[Trouble] = []
-        self._needs = Needs(name, lead, clock)
-        self._explain: Background[Culprit | None] | None = None
-        self._view: RayView | None = None
-        self._reserved: Reservation | None = None
-        self._known: object = None  # what it holds and its longest step, as they were written down
-        self._saved = 0.0
-        self._leaving: float | None = None
-        self._freed: Background[tuple[int, str]] | None = None
+
+    @property
+    def seen(self) -> Observed | None:
+        """The status of the server; None when none is supervised."""
+        return self.server.status if self.server is not None else None
 
     @property
     def changing(self) -> bool:
-        """True while a server is about to be started or ended, unless it waits for something that
+        """True while a server is about to be started or stopped, unless it waits for something that
         takes longer.
         """
-        seen = self.seen
-        moving = self.want != self.asked or (
-            seen is not None and seen.state in ("waiting", "stopping")
+        server = self.server
+        return (
+            server is not None
+            and (server.spec != self.asked or server.status.state in ("waiting", "stopping"))
+            and self.clock.time() - server.status.since < _SOON
         )
-        return moving and (seen is None or self.clock.time() - seen.since < _SOON)
-
-    # --- the state machine
 
     def turn(self) -> None:
-        """Look once, and do what follows."""
+        """Run one round of the state machine."""
+        first, server = self._file == (), self.server
         self._read()
-        if self.want != self.asked:
-            self._leave()
-            return
-        if self.want is None and self.seen is None:
-            self._close()
-        if self.want is None or self.seen is None:
-            return
-        {
-            "waiting": self._wait,
-            "starting": self._start,
-            "ready": self._watch,
-            "stopping": self._stop,
-            "pausing": self._pause,
-        }.get(self.seen.state, self._rest)()
-        if self._reserved is not None:
-            self._reserved.turn(self.clock.monotonic(), self.lead.ray, runs=self._phase == RUN)
-        if self.clock.monotonic() - self._saved >= self.want.policy.canary:
-            self._save(durable=False)  # so that whoever reads it knows that somebody looks
+        if server is not None and server.spec == self.asked:
+            server.turn()
+        elif server is None or server.stop(replaced=self.asked is not None):
+            self.server = None
+            if self.asked is not None:
+                self.server = Supervision(self.name, self.asked, self.folder, self.lead, self.clock)
+            elif first:
+                self._close()
+
+    def orders(self) -> dict[str, Order]:
+        """Return the orders of all nodes for this server; a node without one is to stop."""
+        return self.server.orders() if self.server is not None else {}
 
     def _read(self) -> None:
-        """Read what is wanted, when its file has changed."""
+        """Read the spec, when its file has changed."""
         path = state.path(self.name, state.DESIRED, self.folder)
         try:
-            found = os.stat(path)
-            mark: object = (found.st_mtime_ns, found.st_ino, found.st_size)
+            file = os.stat(path)
+            mark: object = (file.st_mtime_ns, file.st_ino, file.st_size)
         except OSError:
             mark = None
         if mark == self._file:
@@ -125,444 +106,393 @@ class Keeper:
             say(f"{self.name}: {path} cannot be read, and changes nothing: {error}")
 
     def _close(self) -> None:
-        """Write down that a server is over that somebody stopped while no agent was here."""
-        self.seen = state.seen(self.name, self.folder)
-        if self.seen is not None and self.seen.state not in OVER:
-            self.seen.state, self.seen.verdict = "stopped", "stopped"
-            self.seen.doing = self.seen.reason = ""
-            self.seen.endpoints, self.seen.wedge = {}, None
+        """Record the end of a server that was stopped while no agent ran."""
+        status = state.seen(self.name, self.folder)
+        if status is not None and status.state not in OVER:
+            status.state, status.verdict = "stopped", "stopped"
+            status.doing = status.reason = ""
+            status.endpoints, status.wedge = {}, None
             with contextlib.suppress(OSError):
-                state.write(state.path(self.name, state.OBSERVED, self.folder), self.seen.as_json())
+                state.write(state.path(self.name, state.OBSERVED, self.folder), status.as_json())
 
-    def _leave(self) -> None:
-        """End what is not wanted any more, then turn to what is."""
-        if self.want is not None and self.seen is not None and not self._ended():
+
+class Supervision:
+    """The server of one spec, from its first wait until another takes its place; goes on from the
+    record, for the agent's container or host may have restarted.
+    """
+
+    def __init__(self, name: str, spec: Desired, folder: str, lead: Lead, clock: Clock) -> None:
+        self.name, self.spec, self.folder = name, spec, folder
+        self.lead, self.clock = lead, clock
+        self.monitor: Monitor | None = None  # of the engine that runs, or did last
+        self._phase = ""  # of the orders; empty: nothing should run
+        self._began, self._suspected, self._saved = clock.monotonic(), 0.0, 0.0
+        self._troubles: list[Trouble] = []
+        self._needs = Needs(name, lead, clock)
+        self._explain: Background[Culprit | None] | None = None
+        self._known: object = None  # the capacity and the longest step in the history
+        self._stopping: float | None = None  # since when the spec is void
+        ray = spec.ray
+        in_ray = ray is not None and spec.backend == "ray"
+        self._view = RayView(ray, spec.tp, spec.addresses) if ray and in_ray else None
+        self._reserved = Reservation(spec) if ray and ray.reserve else None
+        before, container = state.seen(name, folder), state.container()
+        if before is not None and (before.id, before.asked) == (spec.id, spec.asked):
+            self.status = replace(before, container=container)
+            self._resume(replaced=bool(container and before.container not in ("", container)))
             return
-        self._leaving = None
-        self.want = self.asked
-        if self.want is not None:
-            self._adopt(self.want)
+        self.status = Observed(
+            name=spec.name,
+            id=spec.id,
+            asked=spec.asked,
+            model=spec.model,
+            generation=before.generation if before is not None else 0,
+            container=container,
+            since=clock.time(),
+            longest_step=state.longest_step(spec.name, spec.id, folder),
+        )
+        self._set("waiting", _LOOKS)
 
-    def _ended(self) -> bool:
-        """True when what is not wanted any more has ended, wherever somebody could be asked in
-        time.
+    def turn(self) -> None:
+        """Act on the state."""
+        self._stopping = None
+        match self.status.state:
+            case "waiting" if self._phase == KEEP:
+                self._look_back()
+            case "waiting":
+                self._wait()
+            case "starting":
+                self._start()
+            case "ready":
+                self._watch()
+            case "stopping":
+                self._await_end()
+            case "pausing":
+                self._pause()
+            case _:
+                self._phase = ""  # it failed, or has given up
+        now = self.clock.monotonic()
+        if self._reserved is not None:
+            self._reserved.turn(now, self.lead.ray, runs=self._phase == RUN)
+        if now - self._saved >= self.spec.policy.canary:
+            self._save(durable=False)  # a sign of life of the supervisor
+
+    # --- the end of a spec, and the start of this agent
+
+    def stop(self, *, replaced: bool) -> bool:
+        """Stop for good, or because another server takes its place; True when nothing runs on any
+        node that can be reached in time.
         """
-        self._phase = ""
-        if self._leaving is None:  # what is reported now is of before it was told
-            self._leaving = self.clock.monotonic()
+        self._phase, now = "", self.clock.monotonic()
+        if self._stopping is None:  # the reports at hand are older than the order
+            self._stopping = now
             self._set(
-                "stopping",
-                "it was stopped" if self.asked is None else "another server takes its place",
+                "stopping", "another server takes its place" if replaced else "it was stopped"
             )
             return False
-        absent = self._absent()
-        awaited = absent and self.clock.monotonic() - self._leaving < _ABSENT
-        if not self._gone() or awaited or not self._released():
+        launched = self.monitor.launched if self.monitor is not None else {}
+        absent = [node for node in launched if not self.lead.here(node)]
+        if not self._gone() or (absent and now - self._stopping < _ABSENT):
             return False
-        if self.asked is None:
-            self._stopped(absent)
+        if self._reserved is not None and not self._reserved.release():
+            return False
+        if not replaced:
+            nodes = ", ".join(absent)
+            left = f"{nodes} could not be asked: what runs there ends when it is back"
+            self._set("stopped", left if absent else "")
+            say(f"{self.name}: stopped {self.status.doing}")
         return True
 
-    def _absent(self) -> list[str]:
-        """Return the nodes where the engine ran and that cannot be asked now."""
-        launched = self._monitor.launched if self._monitor is not None else {}
-        return [node for node in launched if not self.lead.here(node)]
-
-    def _stopped(self, absent: list[str]) -> None:
-        """Write down that nobody wants it any more; `absent` are nodes that were not asked."""
-        left = (
-            f"{', '.join(absent)} could not be asked: what runs there ends when it is back"
-            if absent
-            else ""
-        )
-        self._set("stopped", left)
-        say(f"{self.name}: stopped {left}")
-
-    def _adopt(self, want: Desired) -> None:
-        """Begin with a server: anew, or where the agent was when it ended, for its container or
-        host may have restarted.
-        """
-        before = state.seen(self.name, self.folder)
-        here = state.container()
-        ray = want.ray
-        self._view = (
-            RayView(ray, want.tp, want.addresses) if ray and want.backend == "ray" else None
-        )
-        self._reserved = Reservation(want) if ray and ray.reserve else None
-        self._monitor, self._troubles, self._phase = None, [], ""
-        self._needs.forget()
-        if before is not None and (before.id, before.asked) == (want.id, want.asked):
-            self._resume(want, before, here)
-            return
-        self.seen = Observed(
-            name=want.name,
-            id=want.id,
-            asked=want.asked,
-            model=want.model,
-            generation=before.generation if before is not None else 0,
-            container=here,
-            since=self.clock.time(),
-            longest_step=state.longest_step(want.name, want.id, self.folder),
-        )
-        self._set("waiting", "looking at the nodes")
-
-    def _resume(self, want: Desired, before: Observed, here: str) -> None:
-        """Go on where the agent was when it ended; `here` is the container that it runs in now."""
-        replaced = bool(here and before.container) and here != before.container
-        self.seen = replace(before, container=here)
-        if before.state in ("starting", "ready"):
-            self._phase, self._began = KEEP, self.clock.monotonic()
-            # it has ended with this container
-            if any(each.node == self.lead.name for each in want.processes):
-                self._lose(before, replaced=replaced)
+    def _resume(self, *, replaced: bool) -> None:
+        """Go on where the agent before ended; `replaced` tells that its container was another."""
+        if self.status.state in ("stopping", "waiting", "pausing"):
+            self._set("stopping", _ENDS)
+        elif self.status.state in ("starting", "ready"):
+            # a process on this node has ended with its container
+            if any(process.node == self.lead.name for process in self.spec.processes):
+                self._lose(replaced=replaced)
             else:
+                self._phase = KEEP
                 self._set("waiting", "looking for the engine that ran before")
-        elif before.state in ("stopping", "waiting", "pausing"):
-            self._set("stopping", "ending what is left of the engine")
-
-    def _lose(self, before: Observed, *, replaced: bool) -> None:
-        """Take up a server whose engine ended with the head's container; what somebody has done on
-        purpose is no fault.
-        """
-        self._phase = ""
-        if replaced or before.ready_at is None:
-            self._set(
-                "stopping",
-                (
-                    "the head's container was replaced"
-                    if replaced
-                    else "the head's container was restarted"
-                ),
-            )
-        else:
-            lasted = before.written - before.ready_at >= _UNHURT
-            self._fail(
-                Trouble(9, "the head's container was restarted", node=self.lead.name),
-                at_once=lasted,
-            )
-
-    def _wait(self) -> None:
-        """Start when all is there that the engine needs."""
-        want, seen = self._both()
-        if self._phase == KEEP:
-            self._look_back()
-            return
-        seen.generation = max(seen.generation, self._needs.latest(want))
-        self._phase = PREPARE
-        if lacking := self._needs.lacking(want, seen, self._view, self._reserved):
-            self._doing(lacking)
-        else:
-            self._launch(want, seen)
 
     def _look_back(self) -> None:
-        """Go on with an engine that has outlived the head's agent, if all of it does."""
-        want, seen = self._both()
-        # Whoever has just connected has not reported yet, and may well run it.
-        missing = [node for node in want.nodes if not self.lead.settled(node)]
-        reports = [self.lead.report(each.node, self.name) or {} for each in want.processes]
-        alive = [
-            each.get("state") == RUNNING and each.get("last") == seen.generation for each in reports
-        ]
-        if all(alive):
+        """Go on with an engine that has outlived the head's agent, if all of its processes have."""
+        spec, status = self.spec, self.status
+        # An agent that has just connected has not reported yet, and may well run it.
+        missing = [node for node in spec.nodes if not self.lead.settled(node)]
+        reports = [self.lead.report(process.node, self.name) or {} for process in spec.processes]
+        if all(
+            report.get("state") == RUNNING and report.get("last") == status.generation
+            for report in reports
+        ):
             say(f"{self.name}: its engine has gone on meanwhile")
-            self._observe(want).adopt()
-            self._set("starting" if seen.ready_at is None else "ready")
+            self._observe().adopt()
+            self._set("starting" if status.ready_at is None else "ready")
         elif not missing:
-            self._lose(seen, replaced=False)
-        else:  # what cannot be asked is unknown: it may well be serving
-            self._doing(
-                f"looking for the engine that ran before: {', '.join(missing)} cannot be asked yet"
-            )
+            self._lose(replaced=False)
+        else:  # an unreachable node is unknown: it may well be serving
+            nodes = ", ".join(missing)
+            self._doing(f"looking for the engine that ran before: {nodes} cannot be asked yet")
 
-    def _launch(self, want: Desired, seen: Observed) -> None:
-        faults.reached(seen, "whole", self.clock.time())
-        seen.generation += 1
+    def _lose(self, *, replaced: bool) -> None:
+        """Take up a server whose engine ended with the head's container; an operator's own act is
+        no fault.
+        """
+        self._phase, status = "", self.status
+        what = f"the head's container was {'replaced' if replaced else 'restarted'}"
+        if replaced or status.ready_at is None:
+            self._set("stopping", what)
+        else:
+            lasted = status.written - status.ready_at >= _UNHURT
+            self._fail(Trouble(9, what, node=self.lead.name), at_once=lasted)
+
+    # --- the states
+
+    def _wait(self) -> None:
+        """Start when the nodes have what the engine needs."""
+        spec, status = self.spec, self.status
+        status.generation = max(status.generation, self._needs.latest(spec))
+        self._phase = PREPARE
+        if lacking := self._needs.lacking(spec, status, self._view, self._reserved):
+            self._doing(lacking)
+            return
+        faults.reached(status, "whole", self.clock.time())
+        status.generation += 1
         # another model may be behind it, or another vLLM
-        seen.task, seen.first_answer = "", {}
+        status.task, status.first_answer = "", {}
         self._phase, self._troubles = RUN, []
         self._needs.forget()
         self._began = self.clock.monotonic()
-        self._observe(want)
-        faults.reached(seen, "started", self.clock.time())
+        self._observe()
+        faults.reached(status, "started", self.clock.time())
         self._set("starting", _STARTS)
-        say(f"{self.name}: starting the engine of {want.model} (generation {seen.generation})")
+        say(f"{self.name}: {_STARTS} of {spec.model} (generation {status.generation})")
 
-    def _observe(self, want: Desired) -> Monitor:
-        if self._monitor is not None:
-            self._monitor.apis.over()
-        self._monitor = Monitor(self.name, want, self.lead, self._view, self.clock)
-        return self._monitor
+    def _observe(self) -> Monitor:
+        if self.monitor is not None:
+            self.monitor.apis.over()
+        self.monitor = Monitor(self.name, self.spec, self.lead, self._view, self.clock)
+        return self.monitor
+
+    def _engine(self) -> Monitor:
+        # there is one for every engine that was started
+        assert self.monitor is not None  # noqa: S101
+        return self.monitor
 
     def _start(self) -> None:
         """Wait for the first answer.
 
-        The first start of all has no deadline, whoever waits for it has; others have.
+        The first start of all has no deadline, for the client that waits for it has one; a restart
+        has.
         """
-        want, seen, monitor = *self._both(), self._engine()
-        if monitor.hear(seen):
-            self._answered()
+        status, policy = self.status, self.spec.policy
+        if self._engine().hear(status):
+            self._note_answer()
             return
-        if seen.doing != _STARTS and not self._troubles:
+        if status.doing != _STARTS and not self._troubles:
             self._doing(_STARTS)
-        late = self.clock.monotonic() - self._began
-        limit = max(want.policy.start_timeout, 2 * (seen.first_start or 0.0))
-        if not self._first(seen) and late > limit and want.policy.restarts != 0:
-            start = "start" if seen.ready_at is None else "restart"
-            self._fail(Trouble(0, f"no answer within {limit:.0f} s of a {start}"))
+        limit = max(policy.start_timeout, 2 * (status.first_start or 0.0))
+        late = self.clock.monotonic() - self._began > limit
+        if late and status.ready_at is not None and policy.restarts != 0:
+            self._fail(Trouble(0, f"no answer within {limit:.0f} s of a restart"))
         else:
             self._judge()
 
-    def _first(self, seen: Observed) -> bool:
-        """True for a start that somebody waits for: a mistake of theirs would stay one."""
-        return seen.ready_at is None
-
-    def _answered(self) -> None:
-        """Note that the engine has given its first answer."""
-        want, seen = self._both()
-        took, now = self.clock.monotonic() - self._began, self.clock.time()
-        seen.first_start = seen.first_start or round(took, 1)
-        faults.over(seen, now)
-        seen.ready_at, seen.next_start = now, None
+    def _note_answer(self) -> None:
+        """Note that the engine has given its first answer, and watch it from now on."""
+        status, now = self.status, self.clock.time()
+        took = self.clock.monotonic() - self._began
+        status.first_start = status.first_start or round(took, 1)
+        faults.over(status, now)
+        status.ready_at, status.next_start, self._known = now, None, None
         self._set("ready")
-        self._note_answered(want, now)
         say(f"{self.name}: answers, {took:.1f} s after its start")
-        self._engine().hear(seen)  # now as one that is ready
-        self._engine().meet(seen)
-        self._judge_health()
-        self._save()
-
-    def _note_answered(self, want: Desired, at: float) -> None:
-        """Write down what has answered, for `vlaunch rollback`, what it holds, for `vlaunch plan`,
-        and its longest step.
-        """
-        seen, held = self._seen(), self._engine().apis.held
-        self._known = held, round(seen.longest_step)
-        with contextlib.suppress(OSError):
-            state.answered(want, at, self.folder, held=held, longest_step=seen.longest_step)
+        self._watch()
 
     def _watch(self) -> None:
-        """Look whether the engine lives."""
-        (want, seen), monitor = self._both(), self._engine()
-        before = seen.verdict, seen.warning
-        monitor.hear(seen)
-        known = monitor.apis.held, round(seen.longest_step)
-        if known != self._known and seen.ready_at is not None:
-            self._note_answered(want, seen.ready_at)
-        if monitor.meet(seen):
+        """Check whether the engine lives and makes progress."""
+        status, monitor = self.status, self._engine()
+        before = status.verdict, status.warning
+        monitor.hear(status)
+        self._remember()
+        if monitor.meet(status):
             self._save()
         self._judge()
-        if seen.state == "ready":
+        if status.state == "ready":
             self._judge_health()
-            if (seen.verdict, seen.warning) != before:
+            if (status.verdict, status.warning) != before:
                 self._save(durable=False)
 
-    def _judge_health(self) -> None:
-        """Judge a server that is ready; end it when it has hung for too long."""
-        want, seen, monitor = *self._both(), self._engine()
-        waits, stall = monitor.apis.waits(), monitor.stall
-        hangs = stall.verdict == "suspect" and stall.seconds >= want.policy.stuck
-        if hangs and want.policy.restarts != 0:
-            self._fail(Trouble(1, "it was ended"))
+    def _remember(self) -> None:
+        """Write a spec that has answered to the history, for `vlaunch rollback`, with its capacity,
+        for `vlaunch plan`, and its longest step.
+        """
+        status, held = self.status, self._engine().apis.held
+        known = held, round(status.longest_step)
+        if known == self._known or status.ready_at is None:
             return
-        seen.still = round(max((each.seconds for each in waits), default=0.0), 1)
-        seen.wedge = stall.wedge if stall.verdict else None
-        seen.verdict, seen.reason = health.together(seen.endpoints)
-        if stall.verdict:
-            seen.verdict, seen.reason = stall.verdict, stall.reason
-            hung = EndpointHealth(verdict=stall.verdict, reason=stall.reason)
-            quiet = (each for each in waits if health.quiet(each.seconds, seen.longest_step))
-            seen.endpoints |= {each.node: hung for each in quiet}
-        gone = [node for node in want.nodes if not self.lead.fresh(node)]
-        away = f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
-        seen.warning = "; ".join(filter(None, (monitor.apis.warning(seen), away)))
+        self._known = known
+        with contextlib.suppress(OSError):
+            longest = status.longest_step
+            state.answered(self.spec, status.ready_at, self.folder, held=held, longest_step=longest)
 
-    def _stop(self) -> None:
-        """Wait until the engine has ended wherever somebody can be asked, then pause."""
-        want, seen = self._both()
-        self._phase = ""
+    def _await_end(self) -> None:
+        """Wait until the engine has ended on every node that can be reached; then pause, or give
+        up.
+        """
+        self._phase, status = "", self.status
         if not self._gone():
             return
-        faults.reached(seen, "stopped", self.clock.time())
+        faults.reached(status, "stopped", self.clock.time())
         if not self._explained():
             return
-        last = seen.last_fault
-        if seen.next_start is None:
-            self._set("waiting", "looking at the nodes")
-        elif self._first(seen) or want.policy.restarts == 0:
+        last, cap = status.last_fault, self.spec.policy.restarts
+        if status.next_start is None:
+            self._set("waiting", _LOOKS)
+        elif status.ready_at is None or cap == 0:
             why = last.summary if last else "it ended"
-            self._give_up("failed", f"it never answered: {why}" if seen.ready_at is None else why)
-            say(f"{self.name}: FAILED: {seen.doing}")
-        elif seen.restarts_left == 0:
-            why = last.what if last else ""
-            self._give_up(
-                "gave-up", f"no restart is left of {want.policy.restarts}; the last fault: {why}"
-            )
-            say(f"{self.name}: GIVES UP: {seen.doing}. `vlaunch serve` starts it anew")
+            self._give_up("failed", f"it never answered: {why}" if status.ready_at is None else why)
+            say(f"{self.name}: FAILED: {status.doing}")
+        elif status.restarts_left == 0:
+            what = last.what if last else ""
+            self._give_up("gave-up", f"no restart is left of {cap}; the last fault: {what}")
+            say(f"{self.name}: GIVES UP: {status.doing}. `vlaunch serve` starts it again")
         else:
             self._set("pausing", "waiting before the next start")
 
     def _explained(self) -> bool:
-        """True when Ray has said which rank died first, where it was asked, or takes too long."""
+        """True when Ray has told which rank died first, where it was asked, or takes too long."""
         explain = self._explain
         if explain is None:
             return True
         if not explain.over and self.clock.monotonic() - explain.began < _EXPLAIN:
             return False
         if explain.value is not None:
-            faults.blame(self._seen().faults[-1], explain.value)
+            faults.blame(self.status.faults[-1], explain.value)
         self._explain = None
         return True
 
     def _give_up(self, to: str, why: str) -> None:
-        """Start no more: it has failed or has given up, until somebody asks anew."""
-        self._seen().next_start = None
-        self._release()
+        """Start no more: it has failed or has given up, until the next `vlaunch serve`."""
+        self.status.next_start = None
+        if self._reserved is not None:
+            self._reserved.release()
         self._set(to, why)
 
     def _pause(self) -> None:
-        """Wait, longer each time that a start did not last: what kills an engine may still be
-        there.
-        """
-        seen = self._seen()
-        if seen.next_start is None or self.clock.time() >= seen.next_start:
-            seen.restarts.append(self.clock.time())
-            seen.next_start = None
-            self._set("waiting", "looking at the nodes")
+        """Wait, longer after each start that did not last: the cause may still be there."""
+        status, now = self.status, self.clock.time()
+        if status.next_start is None or now >= status.next_start:
+            status.restarts.append(now)
+            status.next_start = None
+            self._set("waiting", _LOOKS)
 
-    def _rest(self) -> None:
-        """Do nothing: it failed or has given up, until somebody asks anew."""
-        self._phase = ""
-
-    # --- what is known
-
-    def _engine(self) -> Monitor:
-        # there is one for every engine that was started
-        assert self._monitor is not None  # noqa: S101
-        return self._monitor
-
-    def _both(self) -> tuple[Desired, Observed]:
-        assert self.want is not None and self.seen is not None  # noqa: S101 - `turn` has looked
-        return self.want, self.seen
-
-    def _seen(self) -> Observed:
-        return self._both()[1]
+    # --- health and faults
 
     def _gone(self) -> bool:
-        """True when nothing of the engine runs, wherever somebody can be asked; who comes back
+        """True when nothing of the engine runs on any node that can be reached; one that comes back
         later ends it then.
         """
-        want, _ = self._both()
-        here = [node for node in want.reach if self.lead.here(node)]
+        here = [node for node in self.spec.reach if self.lead.here(node)]
         reports = [self.lead.report(node, self.name) or {} for node in here]
         return all(map(self.lead.settled, here)) and all(
-            each.get("state", IDLE) == IDLE for each in reports
+            report.get("state", IDLE) == IDLE for report in reports
         )
 
-    # --- what kills it
-
     def _judge(self) -> None:
-        """Find out whether the engine is dead; several signs of one death are waited for."""
-        found = self._engine().signs(self._seen())
-        if not found and not self._troubles:
-            return
+        """Decide whether the engine is dead, once several signs of one death are there."""
+        signs = self._engine().signs(self.status)
         now = self.clock.monotonic()
         if not self._troubles:
             self._suspected = now
-        self._troubles = [*self._troubles, *(each for each in found if each not in self._troubles)]
-        if not found:
-            self._troubles = []  # it was none
-        elif now - self._suspected >= _SETTLE:
-            self._fail(max(self._troubles, key=lambda each: each.weight))
+        if not signs:
+            self._troubles = []
+            return
+        self._troubles += [sign for sign in signs if sign not in self._troubles]
+        if now - self._suspected >= _SETTLE:
+            self._fail(max(self._troubles, key=lambda trouble: trouble.weight))
 
-    def _fail(self, trouble: Trouble, *, at_once: bool = False) -> None:
-        """End what is left of the engine, and write down why.
+    def _judge_health(self) -> None:
+        """Judge a server that is ready; end it when it has hung for too long."""
+        status, monitor, policy = self.status, self._engine(), self.spec.policy
+        waits, stall = monitor.apis.waits(), monitor.stall
+        hangs = stall.verdict == "suspect" and stall.seconds >= policy.stuck
+        if hangs and policy.restarts != 0:
+            self._fail(Trouble(1, "it was ended"))
+            return
+        status.still = round(max((wait.seconds for wait in waits), default=0.0), 1)
+        status.wedge = stall.wedge if stall.verdict else None
+        status.verdict, status.reason = health.together(status.endpoints)
+        if stall.verdict:
+            status.verdict, status.reason = stall.verdict, stall.reason
+            hung = EndpointHealth(verdict=stall.verdict, reason=stall.reason)
+            quiet = (wait for wait in waits if health.quiet(wait.seconds, status.longest_step))
+            status.endpoints |= {wait.node: hung for wait in quiet}
+        gone = [node for node in self.spec.nodes if not self.lead.fresh(node)]
+        away = f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
+        status.warning = "; ".join(filter(None, (monitor.apis.warning(status), away)))
 
-        `at_once`: it was no engine's doing, so no pause is due.
+    def _fail(self, sign: Trouble, *, at_once: bool = False) -> None:
+        """End what is left of the engine, and record why.
+
+        `at_once`: the engine did not cause it, so no pause is due.
         """
-        want, seen = self._both()
+        policy, status, monitor = self.spec.policy, self.status, self.monitor
         now, pause = self.clock.time(), 0.0
-        ready = seen.state == "ready"
+        ready = status.state == "ready"
         if not at_once:
-            lasted = now - seen.ready_at if ready and seen.ready_at is not None else 0.0
-            seen.streak = 1 if lasted >= _LASTED else seen.streak + 1
-            pause = health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
-        lost, sign = None, trouble
-        if ready and self._monitor is not None:
-            trouble = self._monitor.stall.judge(sign)
-            # vLLM counts requests when a step ends: what came in a hang is not among them
-            lost = self._monitor.apis.lost() if trouble is sign else None
-        fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
-        seen.next_start = now + pause
-        seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None
-        say(f"{self.name}: {fault.summary}; ending what is left of the engine")
-        if trouble is sign:
-            self._ask_who_died_first(fault)
-        self._phase, self._troubles, seen.ranks = "", [], {}
-        self._set("stopping", "ending what is left of the engine")
-
-    def _ask_who_died_first(self, fault: Fault) -> None:
-        """Begin to ask Ray, where nothing else has told the rank."""
-        view, ranks = self._view, self._monitor.ranks if self._monitor is not None else []
-        if view is not None and ranks and not fault.rank:
+            lasted = now - status.ready_at if ready and status.ready_at is not None else 0.0
+            status.streak = 1 if lasted >= _LASTED else status.streak + 1
+            pause = health.pause(policy.pause, policy.longest_pause, status.streak)
+        lost, trouble = None, sign
+        if ready and monitor is not None:
+            trouble = monitor.stall.judge(sign)
+            # vLLM counts requests when a step ends: those that came in a hang are not among them
+            lost = monitor.apis.lost() if trouble is sign else None
+        fault = faults.add(status, trouble, at=now, pause=pause, lost=lost)
+        status.next_start = now + pause
+        status.still, status.asking, status.warning, status.load = 0.0, 0.0, "", None
+        say(f"{self.name}: {fault.summary}; {_ENDS}")
+        view, ranks = self._view, monitor.ranks if monitor is not None else []
+        if trouble is sign and view is not None and ranks and not fault.rank:
             self._explain = Background(lambda: view.culprit(ranks, fault.evidence))
+        self._phase, self._troubles, status.ranks = "", [], {}
+        self._set("stopping", _ENDS)
 
-    # --- what is ordered
+    # --- orders and the record
 
     def orders(self) -> dict[str, Order]:
-        """Return what each node is to do for this server; a node that is not in it is to stop."""
-        if self.want is None or self.seen is None or not self._phase:
+        """Return the orders of all nodes; a node without one is to stop."""
+        if not self._phase:
             return {}
-        generation = self.seen.generation + (self._phase == PREPARE)
-        return orders.for_nodes(self.want, self._phase, generation, self._monitor, self._reserved)
-
-    def _release(self) -> None:
-        """Begin to give reserved GPUs back to Ray."""
-        if self._reserved is not None:
-            self._freed = self._reserved.free()
-            self._reserved = None
-
-    def _released(self) -> bool:
-        """True when Ray has reserved GPUs back, or does not answer."""
-        self._release()
-        return (
-            self._freed is None
-            or self._freed.over
-            or self.clock.monotonic() - self._freed.began > _FREE
-        )
-
-    # --- what is written down
+        generation = self.status.generation + (self._phase == PREPARE)
+        return orders.for_nodes(self.spec, self._phase, generation, self.monitor, self._reserved)
 
     def _doing(self, what: str) -> None:
-        seen = self._seen()
-        if what != seen.doing:
+        if what != self.status.doing:
             say(f"{self.name}: {what}")
-            self._set(seen.state, what)
+            self._set(self.status.state, what)
 
     def _set(self, to: str, doing: str = "") -> None:
-        seen = self._seen()
-        changed = to != seen.state
+        changed = to != self.status.state
         if changed:
-            seen.since = self.clock.time()
-        seen.state, seen.doing = to, doing
+            self.status.since = self.clock.time()
+        self.status.state, self.status.doing = to, doing
         self._save(durable=changed)
 
     def _save(self, *, durable: bool = True) -> None:
-        """Write the record. A disk that is full must not end the server: it is kept without one."""
-        seen, want = self.seen, self.want
-        if seen is None or want is None:
-            return
-        now = self.clock.time()
-        seen.restarts = [each for each in seen.restarts if each >= now - want.policy.window]
-        cap = want.policy.restarts
-        seen.restarts_left = None if cap is None else max(0, cap - len(seen.restarts))
-        runs = self._monitor if seen.state in ("starting", "ready") else None
-        seen.alive = runs.living(seen) if runs is not None else {}
-        if seen.state != "ready":
-            leaves = want != self.asked and seen.state not in OVER
-            seen.verdict = "stopping" if leaves else health.verdict(seen.state, seen.fault_count)
-            seen.reason, seen.endpoints, seen.wedge = seen.doing, {}, None
-        seen.written, self._saved = now, self.clock.monotonic()
+        """Write the record. A full disk must not end the server: it goes on without a record."""
+        status, cap, now = self.status, self.spec.policy.restarts, self.clock.time()
+        status.restarts = [at for at in status.restarts if at >= now - self.spec.policy.window]
+        status.restarts_left = None if cap is None else max(0, cap - len(status.restarts))
+        runs = self.monitor if status.state in ("starting", "ready") else None
+        status.alive = runs.living(status) if runs is not None else {}
+        if status.state != "ready":
+            leaves = self._stopping is not None and status.state not in OVER
+            verdict = health.verdict(status.state, status.fault_count)
+            status.verdict = "stopping" if leaves else verdict
+            status.reason, status.endpoints, status.wedge = status.doing, {}, None
+        status.written, self._saved = now, self.clock.monotonic()
+        path = state.path(self.name, state.OBSERVED, self.folder)
         with contextlib.suppress(OSError):
-            state.write(
-                state.path(self.name, state.OBSERVED, self.folder), seen.as_json(), durable=durable
-            )
+            state.write(path, status.as_json(), durable=durable)

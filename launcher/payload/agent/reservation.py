@@ -1,13 +1,11 @@
-"""The GPUs that Ray sets aside for a server whose ranks run outside of it, as the keeper sees them.
-
-Standard library only.
-"""
+"""The GPUs that Ray sets aside for a server whose ranks run outside of Ray."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 
 from . import children
 from .background import Background
@@ -16,70 +14,62 @@ from .desired import Desired
 # seconds between two attempts: before the start, and while the engine runs
 _AGAIN, _LATER = 1.0, 30.0
 _TIMEOUT = 120.0  # seconds for `reserve.py`, which imports Ray
+_FREE = 20.0  # seconds for Ray to take the GPUs back
 
 
 class Reservation:
-    """The GPUs that Ray sets aside for a server that runs outside of it; `doing` says what is
-    waited for.
-    """
+    """The GPUs of one server; `doing` is what its start waits for."""
 
-    def __init__(self, want: Desired) -> None:
-        self.want = want
-        self.doing, self._found = "setting its GPUs aside in Ray", dict[str, list[int]]()
-        self._asked: Background[tuple[int, str]] | None = None
-        self._again, self.ready, self._head = 0.0, False, ""
+    def __init__(self, spec: Desired) -> None:
+        self.spec, self.ready, self.doing = spec, False, "setting its GPUs aside in Ray"
+        self._gpus: dict[str, tuple[int, ...]] = {}
+        self._request: Background[tuple[int, str]] | None = None
+        self._freed: Background[tuple[int, str]] | None = None
+        self._again, self._head = 0.0, ""
 
     def turn(self, now: float, head: str, *, runs: bool) -> None:
-        """Ask Ray, and ask again when it had none.
-
-        `head` is another word when Ray's head is, which has forgotten.
+        """Request them, again after a refusal; `head` is another word when Ray's head was
+        restarted, which has forgotten them.
         """
         if head != self._head:
             self._head, self.ready = head, False
-        if self._asked is None:
-            if not self.ready and now >= self._again:
-                self._asked = self._take()
-            return
-        if not self._asked.over:
-            return
-        code, out = self._asked.value or (1, self._asked.error)
-        self._asked, self._again = None, now + (_LATER if runs else _AGAIN)
-        self._hear(code, out, runs=runs)
+        spec, request = self.spec, self._request
+        if request is None and not self.ready and now >= self._again and self._freed is None:
+            places = [f"{spec.addresses[node]}={n}" for node, n in spec.places.items() if n]
+            self._request = Background(lambda: _reserve("take", spec.name, *places))
+        elif request is not None and request.over:
+            self._request, self._again = None, now + (_LATER if runs else _AGAIN)
+            self._parse(*(request.value or (1, request.error)), runs=runs)
 
-    def _take(self) -> Background[tuple[int, str]]:
-        """Begin to have them set aside."""
-        want = self.want
-        pairs = [f"{want.addresses[node]}={count}" for node, count in want.places.items() if count]
-        return Background(lambda: _reserve("take", want.name, *pairs))
-
-    def _hear(self, code: int, out: str, *, runs: bool) -> None:
+    def _parse(self, code: int, out: str, *, runs: bool) -> None:
         """Note which GPUs Ray has set aside, or why it has not."""
         try:
-            said = json.loads(out.strip().rpartition("\n")[2])
+            answer = json.loads(out.strip().rpartition("\n")[2])
         except ValueError:
-            said = {"error": out[-300:]}
-        if code != 0 or not isinstance(said.get("gpus"), dict):
-            self.doing = f"waiting for Ray to set its GPUs aside: {said.get('error', '')}"
+            answer = {"error": out[-300:]}
+        if code != 0 or not isinstance(answer.get("gpus"), dict):
+            self.doing = f"waiting for Ray to set its GPUs aside: {answer.get('error', '')}"
             return
-        names = {ip: node for node, ip in self.want.addresses.items()}
-        found = {
-            names.get(ip, ip): [int(each) for each in held] for ip, held in said["gpus"].items()
-        }
-        self._found = self._found if runs else found  # what runs keeps the GPUs that it has
         self.ready = True
+        if not runs:  # an engine that runs keeps the GPUs that it has
+            names = {ip: node for node, ip in self.spec.addresses.items()}
+            self._gpus = {
+                names.get(ip, ip): tuple(map(int, held)) for ip, held in answer["gpus"].items()
+            }
 
     def gpus(self, node: str) -> tuple[int, ...] | None:
         """Return which GPUs of a node they are; None where the server has all."""
-        return tuple(self._found[node]) if node in self._found else None
+        return self._gpus.get(node)
 
-    def free(self) -> Background[tuple[int, str]]:
-        """Begin to give them back."""
-        name = self.want.name
-        return Background(lambda: _reserve("free", name))
+    def release(self) -> bool:
+        """Begin to give them back; True when Ray has them, or does not answer in time."""
+        if self._freed is None:
+            self._freed = Background(lambda: _reserve("free", self.spec.name))
+        return self._freed.over or time.monotonic() - self._freed.began > _FREE
 
 
 def _reserve(*words: str) -> tuple[int, str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return children.run(
         (sys.executable, "-m", "vlaunch_agent.reserve", *words), _TIMEOUT, environment
     )

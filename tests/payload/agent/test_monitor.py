@@ -250,7 +250,7 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
-    heard = stage.keeper._engine().apis
+    heard = stage.keeper.server._engine().apis
     heard._well = heard._counted = None
     stage.run(10)
     if failed:
@@ -501,7 +501,7 @@ def test_each_rank_lives_or_does_not(ready: Make) -> None:
     assert stage.seen.alive == {"gpu1": {"PP0": True}}
     stage.lead.stale.clear()
     stage.kill("gpu2")
-    monitor = stage.keeper._engine()
+    monitor = stage.keeper.server._engine()
     stage.step(0.1)
     assert monitor.living(stage.seen)["gpu2"] == {"PP1": False}
     stage.until("pausing")
@@ -519,7 +519,7 @@ def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> No
     stage.run(6)
     stage.lead.nodes["gpu2"].ranks = []
     stage.step()
-    assert stage.keeper._engine().living(stage.seen) == {
+    assert stage.keeper.server._engine().living(stage.seen) == {
         "gpu1": {"PP0": True},
         "gpu2": {"PP1": False},
     }
