@@ -1,17 +1,20 @@
-"""Wait for a server: follow its log through its phases until its keeper says that a completion (or
-what else its model gives) has come back, or until it is known why none will.
+"""Wait for a server: follow its log through its phases until the head's agent has an answer of the
+model, or a reason why there will be none.
 
-Watching never holds the server: whoever stops watching leaves it as it is.
+The server goes on when the watching ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.checks.ray import read_payload
 from launcher.errors import (
     DeadlineError,
     ServerError,
@@ -20,20 +23,30 @@ from launcher.errors import (
     UnwatchedError,
 )
 from launcher.events import Event, State
+from launcher.model import Answer
+from launcher.payload.agent.cause import Raised
+from launcher.payload.agent.desired import Desired
+from launcher.payload.agent.observed import OVER, Observed
 from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
-from launcher.state.endpoints import holds
-from launcher.state.watched import VAGUE, ServerSnapshot, Watched, failure
-from launcher.tools import symptoms, untrusted, vllm
+from launcher.site import Site
+from launcher.state import endpoints, servers
+from launcher.state.servers import Server
+from launcher.tools import payload, symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
 
-_EVERY = 1.0  # seconds between two looks, which may take their time
+_EVERY = 1.0  # seconds between two queries, which may take their time
+_PATIENCE = 5.0  # seconds in which an API that starts may begin to listen
 _LOST = 45.0  # seconds without an answer until watching is given up
 # seconds of silence, after a fatal line, until a server that does not end by itself is given up
 _SETTLE = 8.0
-_LOOKS = 8  # until the keeper knows of an answer what has just been seen
+_QUERIES = 8  # until the agent has listed the ranks of a server that has just answered
 _REFUSALS = 3
 _STAGE = "serve"
-_TOLD_TO_END = "*** SIGTERM received"
+_TERMINATED = "*** SIGTERM received"
+# characters of an exception in the first line of an error; all of it is in the evidence
+_LINE = 160
+# symptoms that only say that something failed; the exception says what
+_VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +55,13 @@ class Served:
     several.
 
     `seconds` is how long the watching took, `answer_seconds` the slowest completion alone,
-    `replicas` each replica's. `task` is what the model does; `came` what came from one that does
-    not generate, and `refused` what it said to all requests, where `/health` alone answers.
+    `replicas` those of the replicas. `task` is what the model does; `came` what came from one that
+    does not generate, and `refused` its answer to all requests, where only `/health` answers.
     """
 
     endpoints: tuple[str, ...]
     model: str
     fingerprint: str
-    text: str
     ranks: Mapping[str, tuple[str, ...]]
     capacity: vllm.Capacity
     seconds: float
@@ -61,7 +73,8 @@ class Served:
 
 
 def watch(
-    watched: Watched,
+    site: Site,
+    wanted: Desired,
     transport: Transport,
     *,
     timeout: float,
@@ -72,175 +85,226 @@ def watch(
     """Follow a server until it has answered.
 
     Args:
-        watched: what to ask, and how to read it.
-        transport: runs what is asked.
+        site: the cluster.
+        wanted: the server.
+        transport: runs the queries.
         timeout: seconds until the wait is given up; the server goes on.
-        attached: the server was there before, so that phases which have passed are not told.
+        attached: the server is older than the wait; the phases until now are left out.
         clock: seconds that only grow.
         sleep: waits so many seconds.
 
     Raises:
         ServerError: the server ended, or cannot go on, or does not answer as it should.
-        StoppedError: somebody stopped it.
-        UnwatchedError: nobody could say for too long how it is.
+        StoppedError: an operator stopped it.
+        UnwatchedError: its state was unknown for too long.
         DeadlineError: it took too long.
     """
-    return (yield from _Watching(watched, transport, timeout, clock, sleep).follow(quiet=attached))
+    watching = _Watching(site, wanted, transport, timeout, clock, sleep)
+    return (yield from watching.follow(quiet=attached))
 
 
+@dataclass
 class _Watching:
-    """A server that is followed: what has been seen of it so far, and since when."""
+    """A server, the last record of it, and its log so far."""
 
-    def __init__(
-        self,
-        watched: Watched,
-        transport: Transport,
-        timeout: float,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._watched, self._transport, self._timeout = watched, transport, timeout
-        self._clock, self._sleep = clock, sleep
-        self._began = self._phase_began = clock()
-        self._phase, self._offset = "start", 0
-        self._lines: deque[str] = deque(maxlen=4000)
-        self._warned: set[str] = set()
-        self._fatal_since: float | None = None
-        self._lost_since: float | None = None
-        self._told = self._silent = self._doing = ""
-        self._recovering = False
+    site: Site
+    wanted: Desired
+    transport: Transport
+    timeout: float
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    server: Server = field(init=False)
+    state: str = "starting"
+    reason: str = ""
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
+    new: tuple[str, ...] = ()  # lines of the last query
+    listening: bool = False  # the first API
+    phase: str = vllm.PHASES[0].id
+    offset: int = 0
+    warned: set[str] = field(default_factory=set)
+    fatal_since: float | None = None
+    lost_since: float | None = None
+    shown: str = ""
+
+    def __post_init__(self) -> None:
+        """Begin the first phase."""
+        self.began = self.phase_began = self.clock()
+        self.server = Server(name=self.wanted.name, desired=self.wanted)
+
+    @property
+    def record(self) -> Observed:
+        """The agent's record; an empty one until it has one."""
+        return self.server.observed or Observed(name=self.wanted.name, id="", asked=0.0)
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """The first answer of the present engine, or its last refusal until then."""
+        return self.record.first_answer if self.server.state in ("starting", "ready") else {}
+
+    @property
+    def doing(self) -> str:
+        """What is done or waited for before the engine starts."""
+        if self.server.state in ("starting", "ready", *OVER):
+            return ""
+        return self.reason or self.state
+
+    @property
+    def recovering(self) -> bool:
+        """True when an engine has ended, and another is to start."""
+        return bool(self.record.faults) and self.server.state not in ("ready", *OVER)
+
+    @property
+    def late(self) -> str:
+        """Why a server that runs has not answered."""
+        if self.server.state == "ready" and self.state not in servers.GOOD:
+            return f"{self.state}: {self.reason}"[: untrusted.LONGEST]
+        return untrusted.plain(str(self.first.get("error", "")))[: untrusted.LONGEST]
 
     def follow(self, *, quiet: bool) -> Generator[Event, None, Served]:
-        """Look until it has answered; raises what `watch` does."""
+        """Query until it has answered; raises what `watch` does."""
         while True:
-            seen = self._look(self._clock())
-            if seen is not None:
-                yield from self._progress(seen, self._clock(), quiet=quiet)
+            if self._query():
+                yield from self._phases(quiet=quiet)
                 quiet = False
-                if seen.doing or seen.recovering:
-                    self._fatal_since = None  # What died is being brought back.
+                if self.doing or self.recovering:
+                    self.fatal_since = None  # a new engine is about to start
                 else:
-                    yield from self._symptoms(seen, self._clock())
-                self._raise_if_over(seen, self._clock())
-                if seen.answers:  # which outdoes whatever the log says
-                    yield self._waiting(self._clock())
-                    served = self._served(seen, self._clock() - self._began)
-                    yield from self._told_of(served)
-                    return replace(served, ranks=self._ranks(seen))
-                self._raise_if_refused(seen)
-            now = self._clock()
-            if now - self._began >= self._timeout:
+                    yield from self._symptoms()
+                self._raise_if_over()
+                if self.state in servers.GOOD and "model" in self.first:
+                    yield self._wait()
+                    served = self._served()
+                    yield from self._answered(served)
+                    return replace(served, ranks=self._ranks())
+                self._raise_if_refused()
+            if self.clock() - self.began >= self.timeout:
                 raise self._too_late()
-            yield self._waiting(now)
-            self._sleep(_EVERY)
+            yield self._wait()
+            self.sleep(_EVERY)
 
-    def _told_of(self, served: Served) -> list[Event]:
-        """Tell what has come back, and what that does not prove."""
-        came = Event(
-            kind="step",
-            stage=_STAGE,
-            text=f"{served.came or COMPLETION.what} has come back",
-            state="ok",
-            seconds=self._clock() - self._phase_began,
-        )
-        if not served.refused:
-            return [came]
-        text = f"{ONLY_HEALTH} ({served.refused})"
-        return [came, Event(kind="warning", stage=_STAGE, text=text, state="warn")]
-
-    def _look(self, now: float) -> ServerSnapshot | None:
-        """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be
-        busy, a connection may break.
+    def _query(self) -> bool:
+        """Query once: the head's agent about the server, the first node with an API about its log.
+        False without an answer, which may last for a while: a connection may break.
         """
-        answers = by_node(self._transport, self._watched.ask(self._offset))
+        site, wanted, now = self.site, self.wanted, self.clock()
+        node, ports = (
+            site.inventory.node(wanted.api_node),
+            replace(site.inventory.ports, api=wanted.port),
+        )
+        patience = _PATIENCE if self.offset else 0.0  # the first query is answered at once
+        log = payload.watch(ports, wanted.api_host, wanted.name, self.offset, patience)
+        commands = [*([] if node.head else [servers.ask(site)]), site.inside(node, log)]
+        answers = by_node(self.transport, commands)
         try:
-            seen = self._watched.read(answers, self._offset)
+            self._read_server(answers[site.head.name][0])
         except UnreadableAnswer as error:
-            self._lost_since = now if self._lost_since is None else self._lost_since
-            if now - self._lost_since >= _LOST:
+            self.lost_since = now if self.lost_since is None else self.lost_since
+            if now - self.lost_since >= _LOST:
                 raise UnwatchedError(
-                    f"{self._watched.what} cannot be watched any more: {error.message}",
+                    f"{self.server.what} cannot be watched any more: {error.message}",
                     evidence=error.evidence,
                     hint=(
                         "the server itself may well go on: see `vlaunch status`, and watch it again"
                         " with `vlaunch serve`"
                     ),
                 ) from None
-            return None
-        self._lost_since = None
-        self._offset, self._doing, self._recovering = seen.offset, seen.doing, seen.recovering
-        late = f"{seen.state}: {seen.reason}" if seen.ready and not seen.answers else ""
-        self._silent = (
-            late or untrusted.plain(str(seen.first.get("error", "")))[: untrusted.LONGEST]
-        )
-        if seen.anew:
-            self._lines.clear()
-            self._phase, self._phase_began, self._fatal_since = vllm.PHASES[0].id, now, None
-        # Thousands of them are kept: none may be as long as a node likes.
-        seen = replace(
-            seen, lines=tuple(untrusted.plain(line)[: untrusted.LONGEST] for line in seen.lines)
-        )
-        self._lines.extend(seen.lines)
-        return seen
+            return False
+        self.lost_since = None
+        self._read_log(answers[node.name][-1])
+        return True
 
-    def _progress(self, seen: ServerSnapshot, now: float, *, quiet: bool) -> list[Event]:
-        events = []
-        for phase in vllm.phase_after(self._phase, seen.lines):
+    def _read_server(self, answer: Answer) -> None:
+        """Read the server's record; raises UnreadableAnswer where the head's agent has not looked
+        for long, and StoppedError when the server is wanted no more.
+        """
+        raw = read_payload(answer)
+        kept = servers.read(raw)
+        if "servers" not in raw or kept.agent > servers.OLD:
+            raise UnreadableAnswer(
+                f"{answer.node}: {raw.get('error') or servers.unheard(kept.agent)}"
+            )
+        named = {server.name: server for server in kept.servers}
+        server = named.get(self.wanted.name)
+        over = ""
+        if server is None or server.desired is None:
+            over = "it is wanted no more"
+        elif server.desired.asked != self.wanted.asked:
+            over = f"{server.model} has taken its place"
+        if server is None or over:
+            text = "the server was stopped while it was being watched"
+            raise StoppedError(text, evidence=over, hint="see who stopped it: `vlaunch audit`")
+        self.server = servers.named(self.site.nodes, server)
+        self.state, self.reason = servers.health(self.server, kept.agent)
+
+    def _read_log(self, answer: Answer) -> None:
+        """Read the new lines of the log; none while the node's container does not answer. Those
+        before the first start are of an earlier engine.
+        """
+        try:
+            log = read_payload(answer)
+        except UnreadableAnswer:
+            log = {}
+        self.offset = int(log.get("offset", self.offset))
+        self.listening = bool(log.get("listening"))
+        if log.get("anew"):
+            self.lines.clear()
+            self.phase, self.phase_began = vllm.PHASES[0].id, self.clock()
+            self.fatal_since = None
+        begun = self.server.state != "waiting" and self.record.generation > 0
+        lines = re.split(r"[\r\n]+", log.get("log", "")) if begun else []
+        self.new = tuple(
+            untrusted.plain(line)[: untrusted.LONGEST] for line in lines if line.strip()
+        )
+        self.lines.extend(self.new)
+
+    def _phases(self, *, quiet: bool) -> list[Event]:
+        events, now = [], self.clock()
+        for phase in vllm.phase_after(self.phase, self.new):
             if not quiet:
-                took = now - self._phase_began
-                events.append(
-                    Event(
-                        kind="step",
-                        stage=_STAGE,
-                        text=vllm.title(self._phase),
-                        state="ok",
-                        seconds=took,
-                    )
-                )
-            self._phase, self._phase_began = phase, now
-            self._fatal_since = None  # What goes on was not fatal.
+                events.append(self._step(vllm.title(self.phase)))
+            self.phase, self.phase_began = phase, now
+            self.fatal_since = None  # What goes on was not fatal.
         return events
 
-    def _symptoms(self, seen: ServerSnapshot, now: float) -> list[Event]:
-        """Tell a known cause as soon as its line is there; the error with all that is known follows
-        when the log is complete.
+    def _step(self, text: str) -> Event:
+        seconds = self.clock() - self.phase_began
+        return Event(kind="step", stage=_STAGE, text=text, state="ok", seconds=seconds)
+
+    def _answered(self, served: Served) -> list[Event]:
+        """Tell what has come back, and what that does not prove."""
+        came = self._step(f"{served.came or COMPLETION.what} has come back")
+        if not served.refused:
+            return [came]
+        text = f"{ONLY_HEALTH} ({served.refused})"
+        return [came, Event(kind="warning", stage=_STAGE, text=text, state="warn")]
+
+    def _symptoms(self) -> list[Event]:
+        """Tell a known cause as soon as its line is in the log; the error with all that is known
+        follows when the log is complete.
         """
-        if _TOLD_TO_END in "\n".join(self._lines):
-            return []  # What dies after it was told to is no symptom.
-        known = symptoms.first("\n".join(seen.lines))
-        if known is not None and known.fatal:
-            self._fatal_since = now
-        elif self._fatal_since is not None and (seen.lines or seen.listening):
+        if _TERMINATED in "\n".join(self.lines):
+            return []  # A process that ends after SIGTERM is no symptom.
+        known = symptoms.first("\n".join(self.new))
+        fatal = known is not None and known.fatal
+        if fatal or (self.fatal_since is not None and (self.new or self.listening)):
             # It lives: what looks fatal in a log may have been tried again, or done without.
-            self._fatal_since = now
-        if known is None or known.id in VAGUE:
+            self.fatal_since = self.clock()
+        if known is None or known.id in _VAGUE or known.cause in self.warned:
             return []  # The error itself, when the log is complete, says more.
-        return self._warning(known, healthy=seen.listening)
+        self.warned.add(known.cause)
+        state: State = "failed" if fatal and not self.listening else "warn"
+        text = f"{known.cause}: {known.line}"
+        return [Event(kind="warning", stage=_STAGE, text=text, state=state)]
 
-    def _warning(self, known: symptoms.Match, *, healthy: bool) -> list[Event]:
-        if known.cause in self._warned:
-            return []
-        self._warned.add(known.cause)
-        told: State = "failed" if known.fatal and not healthy else "warn"
-        return [
-            Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told)
-        ]
+    def _raise_if_over(self) -> None:
+        hung = self.fatal_since is not None and self.clock() - self.fatal_since >= _SETTLE
+        if hung or self.server.state in OVER:
+            raise _failure(self.server, self.lines, hung=self.server.state not in OVER)
 
-    def _raise_if_over(self, seen: ServerSnapshot, now: float) -> None:
-        hung = self._fatal_since is not None and now - self._fatal_since >= _SETTLE
-        if not seen.ended and not hung:
-            return
-        if seen.stopped:
-            text = "the server was stopped while it was being watched"
-            raise StoppedError(
-                text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`"
-            )
-        raise failure(self._watched, seen, self._lines, hung=hung)
-
-    def _raise_if_refused(self, seen: ServerSnapshot) -> None:
-        """Give up when the server refuses what its keeper asks it first."""
-        said = seen.first
-        status, error = said.get("status"), untrusted.plain(str(said.get("error", "")))
+    def _raise_if_refused(self) -> None:
+        """Give up when the server refuses the first requests of the agent."""
+        first = self.first
+        status, error = first.get("status"), untrusted.plain(str(first.get("error", "")))
         if status in (401, 403):
             raise ServerError(
                 "the server demands another API key than the cluster has",
@@ -250,81 +314,127 @@ class _Watching:
                     " `vlaunch serve` again"
                 ),
             )
-        times = int(_number(said.get("times")))
+        times = int(_number(first.get("times")))
         if status and times >= _REFUSALS:
-            word = (named(str(said.get("task", ""))) or COMPLETION).word
+            word = (named(str(first.get("task", ""))) or COMPLETION).word
+            name = self.wanted.name
             raise ServerError(
                 f"the API is up, but gives no {word} ({times} times)",
                 evidence=f"{status}: {error}",
                 hint=(
-                    f"read its log: `vlaunch logs --server {self._watched.name}`; end it with"
-                    f" `vlaunch stop {self._watched.name}`"
+                    f"read its log: `vlaunch logs --server {name}`; end it with"
+                    f" `vlaunch stop {name}`"
                 ),
             )
 
-    def _served(self, seen: ServerSnapshot, seconds: float) -> Served:
-        said = seen.first
-
-        def text(name: str) -> str:
-            return untrusted.plain(str(said.get(name) or ""))
-
-        replicas = said.get("replicas") or ()
+    def _served(self) -> Served:
+        first, held = self.first, self.record.held.values()
+        replicas = first.get("replicas")
+        texts = {
+            name: untrusted.plain(str(first.get(name) or ""))
+            for name in ("model", "fingerprint", "task", "came", "refused")
+        }
         return Served(
-            endpoints=tuple(at.url for at in self._watched.endpoints),
-            model=text("model"),
-            fingerprint=text("fingerprint"),
-            text=text("text"),
-            ranks=seen.ranks,
-            capacity=holds(seen.held.values() or ({},), "\n".join(self._lines)),
-            seconds=seconds,
-            answer_seconds=_number(said.get("seconds")),
+            **texts,
+            endpoints=tuple(at.url for at in endpoints.of(self.site.inventory, self.wanted)),
+            ranks={},
+            capacity=endpoints.holds(held or ({},), "\n".join(self.lines)),
+            seconds=self.clock() - self.began,
+            answer_seconds=_number(first.get("seconds")),
             replicas=tuple(map(_number, replicas if isinstance(replicas, list) else ())),
-            task=text("task"),
-            came=text("came"),
-            refused=text("refused"),
         )
 
-    def _ranks(self, seen: ServerSnapshot) -> Mapping[str, tuple[str, ...]]:
-        """Return which node holds what, as soon as the keeper knows it too; as it was expected,
-        where it does not say.
-        """
-        for _ in range(_LOOKS):
-            if seen.known:
-                break
-            self._sleep(_EVERY / 2)
-            seen = self._look(self._began) or seen
-        return seen.ranks
+    def _ranks(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the ranks of each node as soon as the agent has listed them; else as expected."""
+        with contextlib.suppress(ServerError):
+            for _ in range(_QUERIES):
+                if self.server.state == "ready" and self.record.ranks:
+                    break
+                self.sleep(_EVERY / 2)
+                self._query()
+        if self.record.ranks:
+            return {node: tuple(ranks) for node, ranks in self.record.ranks.items()}
+        return {
+            node: (f"{count} {'rank' if count == 1 else 'ranks'}",)
+            for node, count in self.wanted.places.items()
+        }
 
-    def _waiting(self, now: float) -> Event:
-        how_far = vllm.shards(list(self._lines)[-20:]) if self._phase == "load" else self._silent
-        text = vllm.title(self._phase) + (f" ({how_far})" if how_far else "")
-        text = self._doing or text
-        if self._recovering:
+    def _wait(self) -> Event:
+        progress = vllm.shards(list(self.lines)[-20:]) if self.phase == "load" else self.late
+        text = self.doing or vllm.title(self.phase) + (f" ({progress})" if progress else "")
+        if self.recovering:
             text = f"recovering: {text}"
-        changed, self._told = text != self._told, text
+        changed, self.shown = text != self.shown, text
         return Event(
             kind="wait",
             stage=_STAGE,
             text=text,
             state="running" if changed else "",
-            seconds=now - self._began,
-            deadline=self._timeout,
+            seconds=self.clock() - self.began,
+            deadline=self.timeout,
         )
 
     def _too_late(self) -> DeadlineError:
         return DeadlineError(
-            f"no answer from the server within {self._timeout:.0f}s;"
-            f" {self._silent or f'it is still {self._doing or vllm.title(self._phase)}'}",
-            evidence=list(self._lines)[-8:],
+            f"no answer from the server within {self.timeout:.0f}s;"
+            f" {self.late or f'it is still {self.doing or vllm.title(self.phase)}'}",
+            evidence=list(self.lines)[-8:],
             hint=(
                 "it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`,"
-                f" or end it with `vlaunch stop {self._watched.name}`"
+                f" or end it with `vlaunch stop {self.wanted.name}`"
             ),
         )
 
 
-def _number(said: Any) -> float:
-    return float(said) if isinstance(said, (int, float)) else 0.0
+def _failure(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
+    """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
+    last, says that it cannot go on.
+    """
+    record, fault = server.observed, None
+    how = f"{server.what} still runs"
+    if record is not None and not hung:
+        fault = record.last_fault
+        how = fault.what if fault else record.doing or "it failed"
+        how = untrusted.plain(f"its keeper gave up: {how}" if record.state == "gave-up" else how)
+    cause = untrusted.plain(fault.cause) if fault else ""
+    kept = [untrusted.plain(line) for line in fault.evidence.splitlines()] if fault else []
+    node = (fault.node or (server.desired.api_node if server.desired else "")) if fault else ""
+    log = [*kept, *lines]
+    known = symptoms.first("\n".join([cause, *log]))
+    raised = vllm.raised("\n".join(log))
+    exception = cause or (raised.text if raised else "")
+    if raised and raised.text[:_LINE] != exception[:_LINE]:
+        raised = None  # the agent knows better
+    telling = None if known is None or (known.id in _VAGUE and exception) else known
+    first = telling.cause if telling else exception or how
+    first = first if len(first) <= _LINE else f"{first[:_LINE]}…"
+    where = _where(node, raised)
+    shown = f"{where}: {exception}" if first != exception else f"raised on {where}"
+    texts = [shown if exception and where else exception]
+    if telling and (not exception or exception[:_LINE] not in telling.line):
+        texts.append(telling.line)
+    texts.append(how)
+    if telling is None and raised is None:
+        texts += (kept or list(lines))[-8:]
+    hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
+    if hung:
+        hints.append(f"end it: `vlaunch stop {server.name}`")
+    return ServerError(
+        f"the server {'cannot go on' if hung else 'did not start'}: {first}",
+        evidence=[text for text in dict.fromkeys(texts) if text and text != first],
+        hint="\n".join(hints),
+    )
+
+
+def _where(node: str, raised: Raised | None) -> str:
+    """Return the node and the process that raised an exception, as far as the log names them."""
+    if raised is None:
+        return node
+    return ", ".join(part for part in (raised.address or node, raised.process) if part)
+
+
+def _number(raw: Any) -> float:
+    return float(raw) if isinstance(raw, (int, float)) else 0.0
 
 
 def summary(served: Served) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from launcher.plan.request import Request
 from launcher.plan.serve import plan_serve
 from launcher.site import Site
 from launcher.state.snapshot import ClusterSnapshot
-from launcher.state.watched import watched
 from launcher.transport import Command
 from launcher.watch import Served, summary, watch
 from tests.fakes import FakeTransport
@@ -180,7 +179,8 @@ def follow(
     world = World(list(looks), wanted(dp, **more))
     events: list[Event] = []
     generator = watch(
-        watched(Site(INVENTORY), world.wanted),
+        Site(INVENTORY),
+        world.wanted,
         FakeTransport(world.answer),
         timeout=timeout,
         attached=attached,
@@ -625,7 +625,8 @@ def test_stopping_to_watch_asks_nothing_more() -> None:
     world = World([look()], wanted())
     transport = FakeTransport(world.answer)
     generator = watch(
-        watched(Site(INVENTORY), world.wanted),
+        Site(INVENTORY),
+        world.wanted,
         transport,
         timeout=60,
         clock=lambda: world.now,
@@ -654,11 +655,7 @@ def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
     assert [each.text for each in events if each.state == "ok"][-1] == (
         "an embedding of 128 numbers has come back"
     )
-    assert (served.task, served.came, served.text) == (
-        "embedding",
-        "an embedding of 128 numbers",
-        "",
-    )
+    assert (served.task, served.came) == ("embedding", "an embedding of 128 numbers")
     assert summary(served)["answer"] == "an embedding of 128 numbers"
 
 

@@ -292,33 +292,35 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.cli import network_gate, serve_plan
-    from launcher.state import watched as ways
+    from launcher.state import endpoints
+    from launcher.state.servers import Server
     from launcher.watch import summary, watch
 
     seen, request, start, fetched = begun
-    watched = ways.watched(seen.site, start.desired)
+    server = Server(name=start.desired.name, desired=start.desired)
     if asked.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
         text = (
-            f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
+            f"{server.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
         )
-        urls = [each.url for each in watched.endpoints]
+        urls = [each.url for each in endpoints.of(session.inventory, start.desired)]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
     session.begin("serve", "Wait for the first answer")
     try:
         served = session.show(
             watch(
-                watched,
+                seen.site,
+                start.desired,
                 session.transport,
                 timeout=asked.policy.start_timeout,
                 attached=start.attached,
             )
         )
     except KeyboardInterrupt:
-        end = f"`vlaunch stop {watched.name}`"
+        end = f"`vlaunch stop {server.name}`"
         text = (
-            f"stopped watching; {watched.what} goes on. Watch it again with the same command, or"
+            f"stopped watching; {server.what} goes on. Watch it again with the same command, or"
             f" end it with {end}"
         )
         session.warn("serve", text)

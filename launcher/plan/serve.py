@@ -1,6 +1,6 @@
 """From a request and what was seen, everything that asks for a server.
 
-Waiting for it is `state/watched.py`.
+`launcher/watch.py` waits for it.
 """
 
 from __future__ import annotations

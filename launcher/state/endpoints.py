@@ -5,33 +5,24 @@ of each node; and how each is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.model import Inventory
 from launcher.payload.agent.desired import Desired
-from launcher.payload.agent.observed import EndpointHealth, Observed
-from launcher.state.servers import READY, Server, ServerState, known
+from launcher.payload.agent.observed import EndpointHealth
+from launcher.state.servers import READY, Server, known
 from launcher.tools import vllm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where one API answers: its node, its URL between the nodes, and the numbers of the replicas
-    behind it, none where the server has only one.
+    """One API: its node, its URL between the nodes, and how it is; `seconds` is how long its last
+    answer took, 0 where none is known.
     """
 
     node: str
     url: str
-    replicas: range = range(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointStatus:
-    """How one endpoint is: `seconds` is how long its last answer took, 0 where none is known."""
-
-    node: str
-    url: str
-    state: ServerState
+    state: str = "unknown"
     detail: str = ""
     seconds: float = 0.0
 
@@ -52,7 +43,6 @@ def of(inventory: Inventory, wanted: Desired) -> tuple[Endpoint, ...]:
         Endpoint(
             node=each.node,
             url=url(inventory, wanted.host, wanted.port, each.node),
-            replicas=wanted.behind(each),
         )
         for each in wanted.apis
         if each.node in known
@@ -72,25 +62,20 @@ def holds(held: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
     )
 
 
-def status(
-    inventory: Inventory, server: Server, seen: Observed | None, state: ServerState, detail: str
-) -> tuple[EndpointStatus, ...]:
+def status(inventory: Inventory, server: Server, state: str, detail: str) -> tuple[Endpoint, ...]:
     """Return how each endpoint of a server is, that is as `state` and `detail` say: while it is
-    ready, the keeper judges each.
+    ready, the agent judges each.
     """
-    judged = seen.endpoints if seen is not None and state in READY else {}
+    judged = server.observed.endpoints if server.observed and state in READY else {}
     whole = EndpointHealth(verdict=state, reason=detail)
-    found = [
-        (at, judged.get(at.node, whole))
-        for at in (of(inventory, server.desired) if server.desired else ())
-    ]
+    found = of(inventory, server.desired) if server.desired else ()
     return tuple(
-        EndpointStatus(
-            node=at.node,
-            url=at.url,
-            state=known(each.verdict),
-            detail=each.reason,
-            seconds=each.seconds or 0.0,
+        replace(
+            endpoint,
+            state=known(health.verdict),
+            detail=health.reason,
+            seconds=health.seconds or 0.0,
         )
-        for at, each in found
+        for endpoint in found
+        for health in [judged.get(endpoint.node, whole)]
     )

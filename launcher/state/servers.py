@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from launcher.errors import RequestError
 from launcher.model import Node
@@ -20,22 +21,6 @@ from launcher.transport import Command
 DEFAULT = "default"  # the name of a server that was given none
 SILENT = 60.0  # seconds after which a node's agent cannot be said to be there
 OLD = 15.0  # seconds since the head's agent looked, after which what it saw says nothing
-# A verdict of the keeper's (`payload/agent/observed.py`); `unknown` also where that is none.
-ServerState = Literal[
-    "answering",
-    "busy",
-    "quiet",
-    "suspect",
-    "resting",
-    "waiting",
-    "starting",
-    "stopping",
-    "recovering",
-    "failed",
-    "gave-up",
-    "stopped",
-    "unknown",
-]
 GOOD = ("answering", "busy")
 READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
@@ -122,7 +107,7 @@ def ask(site: Site) -> Command:
     return site.inside(site.head, payload.servers(), timeout=30)
 
 
-def health(server: Server, agent: float) -> tuple[ServerState, str]:
+def health(server: Server, agent: float) -> tuple[str, str]:
     """Return the keeper's verdict on a server, and the reason; `agent` is how many seconds ago the
     keeper looked.
     """
@@ -136,9 +121,9 @@ def health(server: Server, agent: float) -> tuple[ServerState, str]:
     return known(seen.verdict), seen.reason
 
 
-def known(verdict: str) -> ServerState:
+def known(verdict: str) -> str:
     """Return a verdict that came from a node; `unknown` when it is none."""
-    return verdict if verdict in get_args(ServerState) else "unknown"  # type: ignore[return-value]
+    return verdict if verdict in observed.VERDICTS else "unknown"
 
 
 def unheard(agent: float) -> str:
@@ -223,35 +208,14 @@ def with_names(nodes: Sequence[Node], text: str) -> str:
     return text
 
 
-def named(nodes: Sequence[Node], found: Observed) -> Observed:
-    """Put nodes' names in the place of their addresses, wherever the keeper wrote down what a tool
-    had said.
+def named(nodes: Sequence[Node], server: Server) -> Server:
+    """Put nodes' names in the place of their addresses, wherever the agent's record quotes a
+    tool.
     """
-
-    def text(said: str) -> str:
-        return with_names(nodes, said)
-
-    faults = [
-        replace(
-            each,
-            what=text(each.what),
-            cause=text(each.cause),
-            node=text(each.node),
-            evidence=text(each.evidence),
-        )
-        for each in found.faults
-    ]
-    endpoints = {
-        node: replace(each, reason=text(each.reason)) for node, each in found.endpoints.items()
-    }
-    return replace(
-        found,
-        doing=text(found.doing),
-        reason=text(found.reason),
-        warning=text(found.warning),
-        endpoints=endpoints,
-        faults=faults,
-    )
+    if server.observed is None:
+        return server
+    record = json.dumps(server.observed.as_json(), ensure_ascii=False)
+    return replace(server, observed=observed.read(json.loads(with_names(nodes, record))))
 
 
 def _server(said: Any) -> Server | None:

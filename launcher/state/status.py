@@ -19,8 +19,8 @@ from launcher.site import Site
 from launcher.state import batches, endpoints, running, servers, verdict
 from launcher.state.batches import BatchStatus, query_list
 from launcher.state.drift import drift
-from launcher.state.endpoints import EndpointStatus
-from launcher.state.servers import BAD, GOOD, Kept, Server, ServerState
+from launcher.state.endpoints import Endpoint
+from launcher.state.servers import BAD, GOOD, Kept, Server
 from launcher.state.verdict import Record
 from launcher.tools import certificates, docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
@@ -71,12 +71,12 @@ class ServerStatus:
     """
 
     name: str
-    state: ServerState
+    state: str
     backend: str = ""
     model: str = ""
     nodes: tuple[str, ...] = ()
     endpoint: str = ""
-    endpoints: tuple[EndpointStatus, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
     detail: str = ""
     warning: str = ""
     fingerprint: str = ""
@@ -300,9 +300,10 @@ def _unknown(site: Site, said: Mapping[str, Any]) -> str:
 
 def _server(site: Site, server: Server, agent: float) -> ServerStatus:
     wanted = server.desired
-    seen = servers.named(site.nodes, server.observed) if server.observed else None
-    state, detail = servers.health(replace(server, observed=seen), agent)
-    found = endpoints.status(site.inventory, server, seen, state, detail)
+    server = servers.named(site.nodes, server)
+    seen = server.observed
+    state, detail = servers.health(server, agent)
+    found = endpoints.status(site.inventory, server, state, detail)
     answer = seen.first_answer if seen is not None and state in servers.READY else {}
     capacity = endpoints.holds(seen.held.values() if seen and answer else ())
     return ServerStatus(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher import sizes
 from launcher.model import fold
-from launcher.state.endpoints import EndpointStatus
+from launcher.state.endpoints import Endpoint
 from launcher.state.servers import DEFAULT, GOOD, READY
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
@@ -164,7 +164,7 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
     return [Line(first, lead), *map(_endpoint, apart), *below, *evidence]
 
 
-def _endpoint(each: EndpointStatus) -> Line:
+def _endpoint(each: Endpoint) -> Line:
     """Show one of several endpoints: how it is, where, and what came back or why nothing did."""
     first = plain(f"{_MARGIN}{each.url} on {each.node}: ")
     lead = len(first)

@@ -34,7 +34,6 @@ from launcher.state import (
     running,
     status,
     verdict,
-    watched,
 )
 from launcher.tools import (
     docker,
@@ -199,7 +198,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
     """Answers of the head until the deadline: the watching ends, with an answer or an error of
     ours.
     """
-    wanted = watched.watched(Site(seeds.inventory()), kept.wanted(replicas=chance.choice((1, 2))))
+    site, wanted = Site(seeds.inventory()), kept.wanted(replicas=chance.choice((1, 2)))
     now = [0.0]
 
     def reply(command: Any) -> Answer:
@@ -215,7 +214,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
 
     def read() -> None:
         for event in watch.watch(
-            wanted, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
+            site, wanted, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
         ):
             json.loads(json_line.dumps(event.as_json()))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.state.endpoints import EndpointStatus
+from launcher.state.endpoints import Endpoint
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.tools.unfinished import Unfinished
 from launcher.ui.status import render
@@ -184,8 +184,8 @@ def test_the_servers_line(server: ServerStatus) -> None:
 
 def test_each_of_several_endpoints_has_a_line() -> None:
     """Where it is, how, and why; while all of them are started they are as the server."""
-    good = EndpointStatus(node="gpu01", url="http://10.0.0.11:8000/v1", state="answering")
-    dead = EndpointStatus(
+    good = Endpoint(node="gpu01", url="http://10.0.0.11:8000/v1", state="answering")
+    dead = Endpoint(
         node="gpu02",
         url="http://10.0.0.12:8000/v1",
         state="suspect",
