@@ -31,7 +31,7 @@ _INCIDENT = 1800.0  # seconds: what happened longer before the last failure belo
 _SHOWN = 3  # lines of evidence of one finding
 _EACH = 200  # lines of one log that count for one finding
 _WIDTH = 300  # characters of evidence
-# `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`
+# Such as `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`.
 _NVIDIA_DRIVER = re.compile(r"^NVRM version: .* (\d{3}\.[\d.]+) ")
 _READY = re.compile(r"Application startup complete")
 # What dies after it was told to is no symptom, until the next one starts in the same log.
@@ -125,7 +125,7 @@ def diagnose(
             _search(log, name, seen, rdma=rdma, now=now, oldest=oldest)
     if RANK_HANGS in seen:
         for name, node in told.items():
-            _search(_hanging(node, now), name, seen, rdma=rdma, now=now, oldest=oldest)
+            _search(_known_hangs(node, now), name, seen, rdma=rdma, now=now, oldest=oldest)
     if refused is not None:
         _search(refused, "operator", seen, rdma=rdma, now=now, oldest=oldest)
     for name, reason in missing.items():
@@ -272,7 +272,7 @@ def _record_logs(node: Told) -> list[Log]:
 
 
 def _hang_lines(server: str, record: Observed) -> Iterator[list[str]]:
-    """Say that a server ends no step, and where it hangs, else what its ranks do."""
+    """Yield the lines on a server without a step: the rank that hangs, else what all ranks do."""
     wedge, reason = record.wedge, record.reason
     if record.verdict == "suspect":
         if wedge is not None and not wedge.rank:
@@ -282,19 +282,19 @@ def _hang_lines(server: str, record: Observed) -> Iterator[list[str]]:
         yield [f"keeper: server {server} is quiet: {_words(reason)}"]
 
 
-def _hanging(node: Told, now: float) -> Log:
-    """Say which NCCL and driver of a node are known to hang, by what its logs tell of them."""
+def _known_hangs(node: Told, now: float) -> Log:
+    """Return a log with the NCCL and driver versions in a node's logs that are known to hang."""
     lines = [line for log in node.logs for line in log.lines]
     nccl = [match[1] for line in lines if (match := VERSION.search(line))]
     drivers = [match[1] for line in lines if (match := _NVIDIA_DRIVER.search(line))]
     gpus = [line for line in lines if line.startswith("Model:")]
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
-    found = tuple(known_hangs.among(nccl, drivers, gpus, ib=ib))
+    hangs = tuple(known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib))
     return Log(
         part="versions",
         what="versions",
-        lines=found,
-        stamps=dict.fromkeys(range(len(found)), log_times.write(now)),
+        lines=hangs,
+        stamps=dict.fromkeys(range(len(hangs)), log_times.write(now)),
     )
 
 

@@ -248,11 +248,11 @@ def _model_size(host: Host) -> tuple[int, str]:
 
 
 def _certificates(evidence: Evidence) -> list[Finding]:
-    shown = [host.facts.certificates for host in evidence.reached]
-    end = certificates.ends(shown)
+    texts = [host.facts.certificates for host in evidence.reached]
+    end = certificates.ends(texts)
     if end is None:
         return [skipped("", "there are none: the cluster is not up")]
-    if certificates.warning(shown, evidence.now):
+    if certificates.warning(texts, evidence.now):
         text = f"the first ends on {end:%Y-%m-%d}"
         return [warned("", text, fix="run `vlaunch up`, which renews them and restarts nothing")]
     return [passed("", f"until {end:%Y-%m-%d}")]

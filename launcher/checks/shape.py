@@ -72,7 +72,7 @@ class Evidence:
     `port_probes` is `None` when no port was probed, with reasons per node in `probes_missing`;
     `inside` and `inside_missing` likewise for containers. `files` has the model's files (name →
     bytes) per node, `None` where it is not; `model` is its name, empty when none is named.
-    `required` is the level that the network must reach, `now` when all this was seen.
+    `required` is the level that the network must reach, `now` the time of these observations.
     """
 
     inventory: Inventory

@@ -30,7 +30,7 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 @command(shows="people", flags=[options.JSON])
 @click.option(
     "--since",
-    callback=options.duration,
+    callback=options.parse_duration,
     metavar="DURATION",
     help="Look only this far back: 30m, 2h, 1d.",
 )

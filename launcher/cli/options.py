@@ -57,7 +57,7 @@ STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when there i
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
-def duration(_: click.Context, param: click.Parameter, text: str | None) -> float | None:
+def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Parse a duration such as `1h30m`; a number without a unit is an error."""
     if text is None:
         return None

@@ -63,14 +63,14 @@ def renewal(
     facts: Mapping[str, HostFacts],
     *,
     make: bool = True,
-    anew: bool = False,
+    force: bool = False,
 ) -> Renewal | None:
-    """Issue the certificates of all nodes' agents where one of them is missing, wrong, or ends
-    soon, or when `anew`; without `make` they stay empty.
+    """Issue certificates for all nodes' agents if one is missing, wrong or expires soon, or with
+    `force`; without `make`, they are placeholders.
     """
     now = datetime.now(timezone.utc)
     reasons = certificates.reasons(inventory, facts, now)
-    if not reasons and not anew:
+    if not reasons and not force:
         return None
     if not make:
         return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, reasons=reasons)
@@ -107,7 +107,7 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
 
     Raises:
         NodeError: the image could not be asked.
-        RequestError: its vLLM is too old, or it lacks what the agents need.
+        RequestError: its vLLM is too old, or it lacks programs that the agents need.
         VlaunchError: the wheels cannot be found, or do not fit what the image has.
     """
     inventory = session.inventory
@@ -140,21 +140,22 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
 def py_spy(
     session: Session, site: Site, *, download: bool = True
 ) -> dict[str, Callable[[], bytes]]:
-    """Return py-spy for the architectures of the nodes that lack it; with `download` it is there,
-    or left out with a note.
+    """Return loaders of py-spy for the architectures of the nodes that lack it.
+
+    With `download` it is loaded now, and a failure is a warning.
     """
     from launcher.plan.files import lacks_py_spy
     from launcher.remote.py_spy import fetch
     from launcher.tools.py_spy import BUILDS
 
-    found: dict[str, Callable[[], bytes]] = {}
+    loaders: dict[str, Callable[[], bytes]] = {}
     for architecture in sorted({lacks_py_spy(site, node) for node in site.nodes} - {""}):
         load = partial(fetch, BUILDS[architecture], cache() / "py-spy")
         try:
-            found[architecture] = partial(bytes, load()) if download else load
+            loaders[architecture] = partial(bytes, load()) if download else load
         except (VlaunchError, OSError) as error:
             session.warn("py-spy", f"{error}: the stacks of a rank that hangs cannot be shown")
-    return found
+    return loaders
 
 
 def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:

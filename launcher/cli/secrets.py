@@ -155,7 +155,7 @@ def _renew(session: Session) -> None:
     inventory = session.inventory
     site = Site(inventory, observe(inventory, session.transport, [inventory.image]))
     _refuse_without_containers(site)
-    renewal = prepare.renewal(inventory, site.facts, anew=True)
+    renewal = prepare.renewal(inventory, site.facts, force=True)
     assert renewal is not None  # noqa: S101 - `anew`
     session.apply(plan_certificates(site, renewal))
     text = "the agents have new certificates; no container was restarted"

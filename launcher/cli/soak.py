@@ -46,7 +46,7 @@ _pause = time.sleep
     help="Tokens of each answer.",
 )
 @click.option("--server", metavar="NAME", help="Which server, where several run.")
-@click.argument("duration", callback=options.duration)
+@click.argument("duration", callback=options.parse_duration)
 def soak(call: Call, duration: float, streams: int, tokens: int, server: str | None) -> int:
     """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,
     errors, TCP retransmits and restarts.

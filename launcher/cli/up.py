@@ -66,8 +66,8 @@ def bring_up(
     join_timeout: float,
     renew: bool = False,
 ) -> list[Plan]:
-    """Observe, plan and apply; with `dry_run` only say which plans there would be. With `renew` the
-    agents get new certificates in any case.
+    """Observe, plan and apply; with `dry_run` only return the plans. With `renew` the agents always
+    get new certificates.
 
     Two plans, because what has to be built follows from what the image says about itself, and it
     must be there to be asked.
@@ -85,7 +85,7 @@ def bring_up(
     changes = len(lacks_image(site))
     if dry_run and changes:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-        renewal = prepare.renewal(inventory, facts, make=False, anew=renew)
+        renewal = prepare.renewal(inventory, facts, make=False, force=renew)
         programs = prepare.py_spy(session, site, download=False)
         image = prepare.unknown_image(inventory)
         return [first, plan_up(site, secrets, image, renewal, py_spy=programs)]
@@ -101,7 +101,7 @@ def bring_up(
         site = Site(inventory, facts)
     image = prepare.ray_image(session, facts)
     secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-    renewal = prepare.renewal(inventory, facts, make=not dry_run, anew=renew)
+    renewal = prepare.renewal(inventory, facts, make=not dry_run, force=renew)
     programs = prepare.py_spy(session, site, download=not dry_run)
     second = plan_up(site, secrets, image, renewal, py_spy=programs, join_timeout=join_timeout)
     if dry_run:

@@ -129,7 +129,7 @@ def _by_host(node: Node) -> str:
 
 
 def names(draft: Draft) -> Iterator[Mistake]:
-    """A node's name becomes part of a container's, and of its agent's certificate (RFC 5280:
+    """A node's name is part of its container's name and of its agent's certificate (RFC 5280:
     ub-common-name).
     """
     for at, entry in enumerate(draft.file.nodes):
@@ -138,7 +138,8 @@ def names(draft: Draft) -> Iterator[Mistake]:
                 where=("nodes", at, "host"),
                 text="an IPv6 address cannot name a container: give the node a `name`",
             )
-    for at in sorted({one.entry for one in draft.placed if len(one.node.name) > _LONGEST_NAME}):
+    too_long = {place.entry for place in draft.placed if len(place.node.name) > _LONGEST_NAME}
+    for at in sorted(too_long):
         yield Mistake(
             where=_key(draft, at, "name"),
             text=f"should be a name of at most {_LONGEST_NAME} characters: give the node a `name`",

@@ -108,7 +108,7 @@ def plan_up(
 
     A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head
     takes the workers with it, because their Ray session ends with the head's. New certificates
-    restart nothing.
+    restart nothing, and `py_spy` has loaders of the program by architecture.
     """
     specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
     reasons = _reasons_by_node(site, specs, secrets)
@@ -132,24 +132,24 @@ def plan_up(
     return Plan(
         verb="up",
         stages=not_empty(stages),
-        notes=(*_differing(site, _all_reasons(reasons, renewal)), *_ending(replaced)),
+        notes=(*_differing(site, _merge_reasons(reasons, renewal)), *_ending(replaced)),
     )
 
 
 def plan_certificates(site: Site, renewal: Renewal) -> Plan:
-    """Give every node new certificates, and nothing else; the agents load them while they run."""
+    """Write new certificates to all nodes; running agents load them."""
     verify = Stage(
         id="agents", title="Verify the agents", gates=(gates.agents(site, deadline=120),)
     )
     return Plan(verb="secrets", stages=(*files.certificate_stages(site, renewal), verify))
 
 
-def _all_reasons(
+def _merge_reasons(
     reasons: Mapping[str, Sequence[str] | None], renewal: Renewal | None
 ) -> Mapping[str, Sequence[str] | None]:
-    """Add what is wrong with certificates, of nodes whose containers stay."""
-    wrong = {name: [why] for name, why in renewal.reasons.items()} if renewal else {}
-    return {name: why or wrong.get(name) for name, why in reasons.items()}
+    """Add the reasons to renew certificates, for nodes whose containers stay unchanged."""
+    certificates = {name: [reason] for name, reason in renewal.reasons.items()} if renewal else {}
+    return {name: known or certificates.get(name) for name, known in reasons.items()}
 
 
 def _reasons_by_node(

@@ -11,17 +11,17 @@ from launcher.remote.wheels import run
 from launcher.tools.image import pip_download
 from launcher.tools.py_spy import VERSION, Build, unpack
 
-_PYTHON, _GLIBC_MINOR = "3.12", 17  # any would do: the wheels are for all
-_PATIENT = ("--retries", "1", "--timeout", "10")  # a cluster works without
+_PYTHON, _GLIBC_MINOR = "3.12", 17  # the wheels support all Pythons; glibc 2.17 is manylinux2014
+_LIMITS = ("--retries", "1", "--timeout", "10")  # fail soon: a cluster works without py-spy
 
 
 def fetch(build: Build, cache: Path, *, timeout: float = 60.0) -> bytes:
-    """Return the program for a machine, from the cache when its wheel is there.
+    """Return the program for a machine, from its wheel in the cache, or downloaded.
 
-    Raises VlaunchError where it can be neither found there nor downloaded.
+    Raises VlaunchError when the download fails.
     """
-    kept = cache / f"py_spy-{VERSION}-{build.machine}.whl"
-    if kept.exists() and (program := _read(kept, build)):
+    cached = cache / f"py_spy-{VERSION}-{build.machine}.whl"
+    if cached.exists() and (program := _read(cached, build)):
         return program
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".downloading-") as folder:
@@ -30,17 +30,17 @@ def fetch(build: Build, cache: Path, *, timeout: float = 60.0) -> bytes:
         pip = pip_download(_PYTHON, build.machine, _GLIBC_MINOR)
         files = ("--require-hashes", "--requirement", str(requirements), "--dest", folder)
         try:
-            run((*pip, *_PATIENT, *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+            run((*pip, *_LIMITS, *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
             (wheel,) = Path(folder).glob("*.whl")
         except (subprocess.SubprocessError, ValueError) as error:
             raise _failure(error, build) from None
-        wheel.rename(kept)
-    return unpack(kept.read_bytes(), build)
+        wheel.rename(cached)
+    return unpack(cached.read_bytes(), build)
 
 
-def _read(kept: Path, build: Build) -> bytes | None:
+def _read(wheel: Path, build: Build) -> bytes | None:
     try:
-        return unpack(kept.read_bytes(), build)
+        return unpack(wheel.read_bytes(), build)
     except (OSError, VlaunchError):  # damaged
         return None
 
@@ -51,7 +51,7 @@ def _failure(error: Exception, build: Build) -> VlaunchError:
     return VlaunchError(
         f"cannot download py-spy {VERSION} for {build.machine}",
         evidence=lines[-2:],
-        hint="without an index, run on a machine that has one `pip download --no-deps"
-        f" --platform manylinux2014_{build.machine} --dest wheels py-spy=={VERSION}`, copy the"
+        hint="if this machine has no index, run `pip download --no-deps --platform"
+        f" manylinux2014_{build.machine} --dest wheels py-spy=={VERSION}` on one that has, copy the"
         " folder here, and set `PIP_FIND_LINKS` to it and `PIP_NO_INDEX=1`",
     )

@@ -210,13 +210,13 @@ def telling(text: str) -> str:
 
 
 def refuse(image: ImagePython, name: str) -> None:
-    """Raise RequestError for an image that lacks what vlaunch needs in it: curl and aiohttp for the
-    agents' HTTP, and a vLLM that is not older than the oldest that vlaunch runs.
+    """Raise RequestError for an image without curl and aiohttp, which the agents' HTTP needs, or
+    with a vLLM older than the oldest that vlaunch supports.
     """
     parts = {"curl": image.curl, "the Python package aiohttp": "aiohttp" in image.distributions}
-    if lacking := [part for part, there in parts.items() if not there]:
+    if missing := [part for part, present in parts.items() if not present]:
         raise RequestError(
-            f"{name} has no {' and no '.join(lacking)}, with which the agents are asked",
+            f"{name} has no {' and no '.join(missing)}, which the agents need",
             hint="set `image:` to one of vLLM's own, or add it in an image built from yours",
         )
     if image.vllm_release is None or image.vllm_release >= OLDEST_VLLM:

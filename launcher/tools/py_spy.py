@@ -1,6 +1,6 @@
-"""py-spy, which reads the Python stacks of ranks without stopping them: the files of one release.
+"""One release of py-spy, the program that reads the Python stacks of ranks without stopping them.
 
-Its wheels are platform wheels for any Python; they hold one program.
+Its wheels depend on the platform but not on the version of Python, and contain one program.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FILE = "payload/py-spy"  # below a node's state directory; mounted as /opt/vlaun
 
 @dataclass(frozen=True)
 class Build:
-    """The build for one machine: SHA-256 of the wheel, and of the program in it."""
+    """The build for one machine, with the SHA-256 of its wheel and of the program inside."""
 
     machine: str
     wheel: str
     program: str
 
 
-# By the architecture of an image, as Docker names it.
+# Keyed by Docker's name of the architecture.
 BUILDS = {
     "amd64": Build(
         "x86_64",
@@ -41,8 +41,8 @@ BUILDS = {
 
 
 def unpack(wheel: bytes, build: Build) -> bytes:
-    """Return the program of a wheel; raises UnreadableAnswer where it is not that of the build."""
+    """Return the program of a wheel; raise UnreadableAnswer for any other file."""
     if hashlib.sha256(wheel).hexdigest() != build.wheel:
-        raise UnreadableAnswer(f"this is no wheel of py-spy {VERSION} for {build.machine}")
+        raise UnreadableAnswer(f"not the wheel of py-spy {VERSION} for {build.machine}")
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         return archive.read(f"py_spy-{VERSION}.data/scripts/py-spy")

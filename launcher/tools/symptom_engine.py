@@ -229,24 +229,24 @@ ENGINE = (
         pattern=r"^keeper: server \S+ hangs: |^keeper: fault of server \S+: no step had ended for ",
         cause="a rank hangs: the others wait for it",
         fix=(
-            "`vlaunch collect` has the stacks of all ranks; `vlaunch serve --replace` restarts the"
-            " server now, and its keeper does when vLLM's deadline has passed"
+            "`vlaunch collect` saves the stacks of all ranks; `vlaunch serve --replace` restarts"
+            " the server now, and its supervisor restarts it after vLLM's deadline"
         ),
         source="the keeper's record",
     ),
     Symptom(
         id="known-to-hang",
-        pattern=rf"^{known_hangs.NAMED}",
+        pattern=rf"^{known_hangs.PREFIX}",
         cause="this build of NCCL, or this driver, is known to hang",
         fix="use the version that the line names",
-        source="issues and release notes; each line names its own",
+        source="issues and release notes, named in the line",
         fatal=False,
     ),
     Symptom(
         id="server-quiet",
         pattern=r"^keeper: server \S+ is quiet: ",
-        cause="a server ends no step, for longer than it ever took",
-        fix="wait: it is a long step, or `vlaunch status` soon says which rank hangs",
+        cause="a server has not ended a step for longer than its longest one took",
+        fix="wait: the step is long, or `vlaunch status` soon names the rank that hangs",
         source="the keeper's record",
         fatal=False,
     ),
@@ -259,7 +259,7 @@ ENGINE = (
     ),
     Symptom(
         id="request-refused",
-        pattern=r"^vlaunch: (?!an engine of batch job )",  # which a batch writes at its log's head
+        pattern=r"^vlaunch: (?!an engine of batch job )",  # the first line of a batch job's log
         cause="the last command was refused before anything started",
         fix="follow its hint, or run it again to read all of its message",
         source="the file on the operator's machine in which vlaunch keeps the refusal",

@@ -418,27 +418,27 @@ SUSPECT = {
 
 
 def test_a_rank_that_hangs() -> None:
-    """It is named with its node and frame, and comes before what it brings about."""
-    found = judge(
+    """It is named with its node and frame, ahead of its effects."""
+    diagnosis = judge(
         Told(kept=record("chat", "ready", **SUSPECT)),
         log((9, "No available shared memory broadcast block found in 60 seconds")),
     )
 
-    assert kinds(found) == [("now", "rank-hangs"), ("perhaps", "rank-silent")]
-    assert found.findings[0].evidence[0].line == (
+    assert kinds(diagnosis) == [("now", "rank-hangs"), ("perhaps", "rank-silent")]
+    assert diagnosis.findings[0].evidence[0].line == (
         "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02 in _spin"
         " (worker.py:13)"
     )
-    assert found.found
+    assert diagnosis.found
 
 
 def test_a_hang_of_an_unknown_rank() -> None:
-    """What each rank does is told instead."""
+    """The activity of all ranks is listed instead."""
     reason = "no step has ended for 70 s: rank unknown"
     unknown = {**SUSPECT, "reason": reason, "wedge": replace(WEDGE, rank="", node="")}
-    found = judge(Told(kept=record("chat", "ready", **unknown)))
+    diagnosis = judge(Told(kept=record("chat", "ready", **unknown)))
 
-    assert found.findings[0].evidence[0].line == (
+    assert diagnosis.findings[0].evidence[0].line == (
         f"keeper: server chat hangs: {reason}; {WEDGE.observations[0]}"
     )
 
@@ -454,19 +454,19 @@ def test_a_server_that_is_quiet() -> None:
 
 
 def test_a_fault_of_a_rank_that_hung() -> None:
-    """The record keeps which one it was, also when the server is back."""
-    what = "no step had ended for 300 s: rank TP1 on gpu02 in _spin (worker.py:13)"
-    hung = fault(what=what, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
-    line = f"keeper: fault of server chat: {what}"
+    """The record keeps its name, also after the server has recovered."""
+    text = "no step had ended for 300 s: rank TP1 on gpu02 in _spin (worker.py:13)"
+    hang = fault(what=text, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
+    line = f"keeper: fault of server chat: {text}"
 
-    found = judge(Told(kept=record("chat", "pausing", hung)))
-    assert kinds(found) == [("now", "rank-hangs")]
-    assert found.findings[0].evidence[0].line == line
+    diagnosis = judge(Told(kept=record("chat", "pausing", hang)))
+    assert kinds(diagnosis) == [("now", "rank-hangs")]
+    assert diagnosis.findings[0].evidence[0].line == line
 
-    found = judge(Told(kept=record("chat", "ready", hung, ready_at=NOW - 5)))
-    assert kinds(found) == [("over", "rank-hangs")]
+    diagnosis = judge(Told(kept=record("chat", "ready", hang, ready_at=NOW - 5)))
+    assert kinds(diagnosis) == [("over", "rank-hangs")]
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(ui.render(found))
+    console.print(ui.render(diagnosis))
     assert line in console.export_text()
 
 
@@ -490,10 +490,12 @@ def test_a_fault_of_a_rank_that_hung() -> None:
     ],
 )
 def test_versions_that_are_known_to_hang(lines: list[str], version: str) -> None:
-    """They are told where a rank hangs, and only there."""
-    hangs = Told(kept=record("chat", "ready", **SUSPECT))
-    found = [each for each in judge(hangs, log(*lines)).findings if each.id == "known-to-hang"]
+    """They are reported only when a rank hangs."""
+    suspect = Told(kept=record("chat", "ready", **SUSPECT))
+    findings = [
+        finding for finding in judge(suspect, log(*lines)).findings if finding.id == "known-to-hang"
+    ]
 
-    assert [each.kind for each in found] == (["perhaps"] if version else [])
-    assert not version or version in found[0].evidence[0].line
+    assert [finding.kind for finding in findings] == (["perhaps"] if version else [])
+    assert not version or version in findings[0].evidence[0].line
     assert kinds(judge(log(*lines))) == []

@@ -395,26 +395,26 @@ def test_a_model_that_is_a_path_is_not_counted() -> None:
     assert [each.status for each in findings(case)] == ["pass"] * 3
 
 
-def test_certificates_are_told_a_month_before_they_end(load: Load, good: Good) -> None:
-    """One finding for the cluster: `up` renews all of them."""
+def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good: Good) -> None:
+    """There is one finding for the cluster, because `up` renews all of them."""
     inventory = load()
     at = datetime(2027, 3, 1, tzinfo=timezone.utc)
     authority, nodes = certificate.issue(inventory, at)
     (own, *_) = (pair.reveal().partition("-----BEGIN PRIVATE")[0] for pair in nodes.values())
     end = at + timedelta(days=5 * 365)
 
-    def judged(shown: str, days: int) -> tuple[str, str, str]:
-        seen = {inventory.head.name: good(certificates=shown)}
+    def check(text: str, days: int) -> tuple[str, str, str]:
+        facts = {inventory.head.name: good(certificates=text)}
         now = end - timedelta(days=days)
-        (result,) = run(Evidence(inventory=inventory, facts=seen, now=now), ["certificates"])
-        (found,) = (each for each in result.findings if not each.node)
-        return found.status, found.text, found.fix
+        (result,) = run(Evidence(inventory=inventory, facts=facts, now=now), ["certificates"])
+        (finding,) = (finding for finding in result.findings if not finding.node)
+        return finding.status, finding.text, finding.fix
 
     fix = "run `vlaunch up`, which renews them and restarts nothing"
-    assert judged(authority + own, 31) == ("pass", "until 2032-02-28", "")
+    assert check(authority + own, 31) == ("pass", "until 2032-02-28", "")
     for days in (30, 0, -9):
-        assert judged(authority + own, days) == ("warn", "the first ends on 2032-02-28", fix)
-    assert judged("", 31)[:2] == ("skip", "there are none: the cluster is not up")
+        assert check(authority + own, days) == ("warn", "the first ends on 2032-02-28", fix)
+    assert check("", 31)[:2] == ("skip", "there are none: the cluster is not up")
 
 
 @pytest.mark.parametrize(

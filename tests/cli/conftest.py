@@ -120,7 +120,7 @@ class Tunnel:
 
 @pytest.fixture(autouse=True)
 def _no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `up` download nothing: of an unknown architecture there is no build."""
+    """Keep `up` from downloading py-spy: leave no build for any architecture."""
     for architecture in list(py_spy.BUILDS):
         monkeypatch.delitem(py_spy.BUILDS, architecture)
 

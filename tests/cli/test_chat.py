@@ -112,12 +112,12 @@ def test_of_several_endpoints_the_first_that_lives_is_asked(
         Process(node=node, argv=("vllm", "serve"), replicas=(at, 1))
         for at, node in enumerate(("gpu01", "gpu02"))
     )
-    judged = {
+    endpoints = {
         node: {"verdict": "answering" if node in healthy else "quiet"}
         for node in ("gpu01", "gpu02")
     }
     wanted = kept.wanted(backend="mp", processes=processes, replicas=2)
-    kept.keep(serving.world, wanted, endpoints=judged)
+    kept.keep(serving.world, wanted, endpoints=endpoints)
     if down:
         serving.missing[down] = ConnectError(down, "cannot be reached: timed out")
 

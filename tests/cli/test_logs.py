@@ -204,7 +204,7 @@ def test_what_reads_servers_logs_ends_with_us(
 def test_an_api_that_does_not_answer_is_named_once(
     talking: Cluster, monkeypatch: pytest.MonkeyPatch, call: str, first: list[str]
 ) -> None:
-    """With its node, as every line; from the beginning, or while a log is read."""
+    """The error line has its node's name, at the start and in the middle of a log."""
     talking.server_log = []
 
     def fail(*_: object, **__: object) -> Iterator[bytes]:

@@ -88,7 +88,7 @@ def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None
     serving.commands.clear()
     serving.run("metrics")
 
-    verbs = [(each.node, query(each.argv)) for each in serving.commands]
+    verbs = [(command.node, query(command.argv)) for command in serving.commands]
     assert verbs[0] == ("gpu01", "servers")
     assert sorted(verbs[1:3]) == [("gpu01", "counts"), ("gpu02", "counts")]
     assert len(verbs) == 5

@@ -177,7 +177,7 @@ def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_pat
     assert asked[1]["refs"] == [["refs/main", COMMIT]]
     assert (asked[1]["rate"], asked[1]["label"]) == (10_000_000, COMMIT)
     assert asked[0]["certificate"] == asked[1]["certificate"]
-    assert all(asked[0]["certificate"] not in " ".join(each.command.words) for each in parts)
+    assert all(asked[0]["certificate"] not in " ".join(part.command.words) for part in parts)
     assert parts[0].command.before == ()
     assert "copying org/m" in " ".join(parts[1].command.before)
     assert ran.code == 1

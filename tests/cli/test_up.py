@@ -45,13 +45,13 @@ def test_a_second_up_changes_nothing_and_says_so(cluster: Cluster) -> None:
 def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     cluster: Cluster,
 ) -> None:
-    """Nobody has the key of the authority that signed the others."""
+    """All are issued again, because the authority's key was not kept."""
     cluster.run("up")
-    files = {name: each.files for name, each in cluster.world.machines.items()}
+    files = {name: machine.files for name, machine in cluster.world.machines.items()}
     before = files["gpu01"]["secrets/AGENT_CERTIFICATE"]
     del files["gpu02"]["secrets/AGENT_CERTIFICATE"]
     cluster.world.changes.clear()
-    shown = cluster.run("up", "--dry-run").out
+    script = cluster.run("up", "--dry-run").out
     ran = cluster.run("up")
 
     assert ran.code == 0
@@ -59,7 +59,7 @@ def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     assert cluster.world.verbs() == [
         f"{node}: {verb}" for verb in ("extend", "store", "store") for node in ("gpu01", "gpu02")
     ]
-    assert shown.count(" extend ") == 2
+    assert script.count(" extend ") == 2
     assert files["gpu01"]["secrets/AGENT_CERTIFICATE"] != before
     assert files["gpu01"]["secrets/AGENT_CA"] == files["gpu02"]["secrets/AGENT_CA"]
     assert "is up already; nothing was changed" in cluster.run("up").err
@@ -296,28 +296,28 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> py_spy.Build:
-    """A build of py-spy for the nodes, which can be downloaded."""
-    made = py_spy.Build("x86_64", "wheel", hashlib.sha256(b"py-spy").hexdigest())
-    monkeypatch.setitem(py_spy.BUILDS, "amd64", made)
+    """A build of py-spy for the nodes, ready to download."""
+    build = py_spy.Build("x86_64", "wheel", hashlib.sha256(b"py-spy").hexdigest())
+    monkeypatch.setitem(py_spy.BUILDS, "amd64", build)
     monkeypatch.setattr("launcher.remote.py_spy.fetch", lambda build, cache: b"py-spy")
-    return made
+    return build
 
 
-@pytest.mark.parametrize("more", ["", "ray: none\n"])
-def test_py_spy_is_written_where_it_lacks(cluster: Cluster, build: py_spy.Build, more: str) -> None:
-    """Beside the helper files, also of containers that run; a second `up` changes nothing."""
-    cluster.write(INVENTORY + more)
+@pytest.mark.parametrize("settings", ["", "ray: none\n"])
+def test_missing_py_spy_is_written(cluster: Cluster, build: py_spy.Build, settings: str) -> None:
+    """It is written while containers run; another `up` changes nothing."""
+    cluster.write(INVENTORY + settings)
     assert cluster.run("up").code == 0
     for machine in cluster.world.machines.values():
         assert machine.files.pop("payload/py-spy") == b"py-spy"
 
     cluster.world.changes.clear()
-    again = cluster.run("up")
+    second = cluster.run("up")
     cluster.world.changes.clear()
     third = cluster.run("up")
 
-    assert "writing py-spy, which shows where ranks hang" in again.err
-    assert "removing the old" not in again.err
+    assert "writing py-spy, which shows where ranks hang" in second.err
+    assert "removing the old" not in second.err
     assert (third.code, cluster.world.changes) == (0, [])
 
 
@@ -340,7 +340,7 @@ def test_py_spy_cannot_be_downloaded(
 def test_py_spy_in_a_script(
     cluster: Cluster, build: py_spy.Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dry run downloads nothing, and says who prints the program."""
+    """A dry run downloads nothing; its script gets the program from `vlaunch payload`."""
     cluster.run("up")
     cluster.world.machines["gpu02"].files.pop("payload/py-spy")
     monkeypatch.setattr("launcher.remote.py_spy.fetch", lambda *_: pytest.fail("downloaded"))

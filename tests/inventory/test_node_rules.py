@@ -174,7 +174,7 @@ def test_a_host_of_version_6_needs_a_name(mistakes: Mistakes) -> None:
 
 
 def test_a_name_fits_a_certificate(mistakes: Mistakes, load_text: Load) -> None:
-    """A host's may be longer."""
+    """A host name may be longer."""
     host = f"{'a' * 40}.{'b' * 40}.example"
     nodes = f"\nnodes: [{{host: {host}, ip: 10.0.0.1, gpus: 1%s}}]"
 

@@ -129,7 +129,7 @@ def test_the_old_order_would_have_separated_them(inventory: Inventory) -> None:
     """The test above can fail: an authority that replaces the old one first is not enough."""
     send(steps(inventory))
     site = observe(inventory)
-    _, _, last = certificate_stages(site, renewal(inventory, site.facts, anew=True))
+    _, _, last = certificate_stages(site, renewal(inventory, site.facts, force=True))
     send(list(last.steps)[:1])
 
     assert not accept(inventory)

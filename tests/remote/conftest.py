@@ -149,7 +149,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
         "PIP_CACHE_DIR": str(tmp_path / "pip"),
         "UV_CACHE_DIR": str(tmp_path / "uv"),
         "HOME": str(tmp_path),
-        # pip tells indexes which system this is, and would start other programs to learn it
+        # pip reports the system to indexes, and would run other programs to identify it
         "PATH": str(folder),
     }
     for name, value in settings.items():

@@ -32,8 +32,8 @@ def build(shelf: Shelf) -> Build:
     return Build("x86_64", digest, hashlib.sha256(b"program").hexdigest())
 
 
-def test_the_program_is_kept(build: Build, shelf: Shelf, tmp_path: Path) -> None:
-    """The second time without an index."""
+def test_the_wheel_is_cached(build: Build, shelf: Shelf, tmp_path: Path) -> None:
+    """A second call needs no index."""
     assert fetch(build, tmp_path / "cache") == b"program"
     shelf.clear()
     assert fetch(build, tmp_path / "cache") == b"program"
@@ -43,14 +43,14 @@ def test_the_program_is_kept(build: Build, shelf: Shelf, tmp_path: Path) -> None
 def test_a_damaged_wheel_is_replaced(build: Build, tmp_path: Path) -> None:
     """It is downloaded once more."""
     fetch(build, tmp_path)
-    (kept,) = tmp_path.glob("*.whl")
-    kept.write_bytes(b"damaged")
+    (cached,) = tmp_path.glob("*.whl")
+    cached.write_bytes(b"damaged")
 
     assert fetch(build, tmp_path) == b"program"
 
 
 def test_no_index(build: Build, shelf: Shelf, tmp_path: Path) -> None:
-    """The error says how to go on without one, and leaves nothing behind."""
+    """The hint describes the way without an index; no file is left in the cache."""
     shelf.clear()
     with pytest.raises(VlaunchError, match="cannot download py-spy") as error:
         fetch(build, tmp_path / "cache")
@@ -60,7 +60,7 @@ def test_no_index(build: Build, shelf: Shelf, tmp_path: Path) -> None:
 
 
 def test_another_wheel_of_that_name(shelf: Shelf, build: Build, tmp_path: Path) -> None:
-    """One whose hash is not the pinned one is refused."""
+    """A wheel with another hash than the pinned one is refused."""
     with pytest.raises(VlaunchError, match="cannot download"):
         fetch(Build("x86_64", "0" * 64, build.program), tmp_path)
     with pytest.raises(UnreadableAnswer):

@@ -69,12 +69,12 @@ def test_no_certificate_is_in_a_command_line() -> None:
         assert CERTIFICATE not in " ".join(where.argv)
 
 
-def test_the_program_is_one_for_old_pythons() -> None:
-    """A node's own may be 3.8; the grammar is looked at here."""
-    sent = json.loads(chain.program({}))["modules"]
+def test_the_program_has_the_grammar_of_old_pythons() -> None:
+    """A node's own Python may be 3.8."""
+    modules = json.loads(chain.program({}))["modules"]
 
-    assert len(sent) > 10
-    for _, text in sent:
+    assert len(modules) > 10
+    for _, text in modules:
         ast.parse(text, feature_version=(3, 8))
 
 

