@@ -1,81 +1,69 @@
-"""What is heard from the APIs of a running engine: answers, counters, and what they say of
-themselves; and how long no step has ended.
+"""The APIs of a running engine: their answers and counters, and for how long no step has ended.
 
 It decides nothing: `keeper.py` does.
 
 One API is the whole engine's. Of several (hybrid and external load balancing) each is its own
-process's: the server answers when each of them does, and what they count is added up.
+process's: the server answers when all of them do, and their counters are added up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 from . import health
+from .api import Counters
 from .crew import Lead
 from .desired import Desired, Process
 from .health import Clock, Steps, Wait
 from .observed import EndpointHealth, Load, Observed
-from .probe import Probe
+from .probe import FirstAnswer, Probe, ProbeReport, Refusal
 from .task import HEALTH, ONLY_HEALTH, named
 
-# what an odd report of an agent raises
-NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _GAP = 10.0  # seconds between two turns after which this agent cannot say what happened meanwhile
 _BUSY = 5.0  # seconds after which a canary that has not come back says that the server is busy
 
 
-class Counts(NamedTuple):
-    """What vLLM counts behind one API, and when that was asked (seconds of a monotonic clock);
-    `ours` are requests of our own among them.
+class Api:
+    """One API, on the node of its process; `probe` is its newest report.
+
+    `counters` were read at `counted` (seconds of a monotonic clock), while `own` requests of ours
+    were among those that it counts.
     """
 
-    taken: float
-    running: int
-    waiting: int
-    ours: int
-    tokens: float
-    failed: float
-
-
-class Api:
-    """One API, on the node of its process."""
-
     def __init__(
-        self, name: str, want: Desired, process: Process, lead: Lead, clock: Clock
+        self, name: str, spec: Desired, process: Process, lead: Lead, clock: Clock
     ) -> None:
-        self.name, self.want, self.process, self.lead = name, want, process, lead
+        self.name, self.spec, self.process, self.lead = name, spec, process, lead
         self.node, self.clock = process.node, clock
+        self.probe = ProbeReport()
         self.last_answer = self.asking = 0.0
-        self._heard = clock.monotonic()
-        self.steps = Steps(self._heard)
-        self.first: dict[str, Any] = {}  # what it answered first, or how it refuses
+        self._updated = clock.monotonic()
+        self.steps = Steps(self._updated)
+        self.first: FirstAnswer | Refusal | None = None
         self.failing = ""  # how canaries fail
-        self.counts: Counts | None = None
-        self.held: dict[str, str] = {}  # what its KV caches hold together
+        self.counters: Counters | None = None
+        self.counted, self.own = 0.0, 0
         self._eye: Probe | None = None  # on an API whose node's agent cannot be asked
 
-    def probe(self, *, ready: bool) -> Mapping[str, Any]:
-        """Return what is known of it: from the agent beside it, or, when the server is `ready`,
-        from here while that one cannot be asked.
+    def _report(self, *, launched: bool) -> ProbeReport:
+        """Return what is known of it: from the agent beside it, or, when its server is ready and
+        was `launched`, from here while that one cannot be asked.
         """
-        if ready and not self.lead.fresh(self.node):
+        if launched and not self.lead.fresh(self.node):
             # on loopback each node has its own: ours says nothing of another's
-            alone = len(self.want.apis) == 1 or self.want.everywhere
-            return self._look_from_here() if alone else {}
+            alone = len(self.spec.apis) == 1 or self.spec.everywhere
+            return self._look_from_here() if alone else ProbeReport()
         self.over()
-        said = (self.lead.report(self.node, self.name) or {}).get("probe")
-        return said if isinstance(said, Mapping) else {}
+        return self.lead.report(self.node, self.name).probe
 
-    def replica(self, part: str) -> int | None:
-        """Return the replica that a part's canaries ask; None for any of several, or the only
-        one.
-        """
-        behind = self.want.behind(self.process)
-        if part == "" and len(behind) == 1:
-            return behind.start
-        return int(part) if part.isdigit() else None
+    def _look_from_here(self) -> ProbeReport:
+        spec = self.spec
+        if self._eye is None:
+            host = spec.addresses.get(self.node, "") if spec.everywhere else spec.host
+            self._eye = Probe(host, spec.port, spec.behind(self.process), spec.policy.canary)
+        return self._eye.report()
 
     def over(self) -> None:
         """Look no more from here."""
@@ -83,96 +71,85 @@ class Api:
             self._eye.stop()
             self._eye = None
 
-    def _look_from_here(self) -> Mapping[str, Any]:
-        want = self.want
-        if self._eye is None:
-            host = want.addresses.get(self.node, "") if want.everywhere else want.host
-            self._eye = Probe(host, want.port, want.behind(self.process), want.policy.canary)
-        return self._eye.report()
-
-    def hear(self, probe: Mapping[str, Any], seen: Observed, now: float) -> tuple[bool, bool]:
-        """Note what it says; return whether it has answered so far, and whether it counts."""
-        came, counts = False, isinstance(probe.get("counters"), Mapping)
-        if now - self._heard > _GAP:
+    def update(self, status: Observed, now: float, *, launched: bool) -> None:
+        """Take its newest report."""
+        probe = self.probe = self._report(launched=launched and status.state == "ready")
+        if now - self._updated > _GAP:
             self.steps.forget(now)
-        self._heard = now
-        try:
-            if (way := named(str(probe.get("task")))) is not None:
-                seen.task = way.name
-            for key, (count, age) in probe.get("answers", {}).items():
-                # `/health` answers, whatever the other nodes of the engine do
-                if way is not HEALTH:
-                    self.steps.changed("answers", (count, self._eye is None), now, key)
-                if key == "":
-                    came, self.last_answer = True, now - float(age)
-                    at = round(self.clock.time() - float(age), 2)
-                    if seen.answered is None or at - seen.answered > 0.5:
-                        seen.answered, seen.seconds = at, float(probe.get("seconds", 0.0))
-            self.asking = max(map(float, probe.get("asking", {}).values()), default=0.0)
-            if counts:
-                self._count(probe["counters"], now)
-            if isinstance(first := probe.get("first"), dict):
-                self.first = first
-            self._note_waiting(probe, seen, now)
-        except NONSENSE:
-            self.steps.forget(now)
-            return False, False
-        return came, counts
+        self._updated = now
+        if (task := named(probe.task)) is not None:
+            status.task = task.name
+        for key, (count, _) in probe.answers.items():
+            # `/health` answers, whatever the other nodes of the engine do
+            if task is not HEALTH:
+                self.steps.changed("answers", (count, self._eye is None), now, key)
+        if "" in probe.answers:
+            _, age = probe.answers[""]
+            self.last_answer = now - age
+            at = round(self.clock.time() - age, 2)
+            if status.answered is None or at - status.answered > 0.5:
+                status.answered, status.seconds = at, probe.seconds
+        self.asking = max(probe.asking.values(), default=0.0)
+        self.first = probe.first or probe.refusal or self.first
+        if probe.counters is not None:
+            self.counters, self.counted = probe.counters, now - probe.counted
+            self.own = 1 if self.asking else 0
+            for key, digest in probe.progress.items():
+                self.steps.changed("counters", digest, now, key)
+        self._note_waiting(status, now)
 
-    def _note_waiting(self, probe: Mapping[str, Any], seen: Observed, now: float) -> None:
+    def _note_waiting(self, status: Observed, now: float) -> None:
         """Note which canaries wait or fail; time counts only of a server that has answered, and
         that does not rest.
         """
-        asking = {key: float(age) for key, age in probe.get("asking", {}).items()}
-        failing = {key: each for key, each in probe.get("failing", {}).items() if len(each) == 3}
-        texts = {self._failure(each[1], each[2], seen.task) for each in failing.values()}
+        probe, waits = self.probe, dict(self.probe.asking)
+        word = _word(status)
+        texts = set()
+        for key, (age, code, text) in probe.failing.items():
+            waits[key] = max(age, waits.get(key, 0.0))
+            how = f"our own {word} was answered with {code}" if code else f"no {word} for us"
+            texts.add(f"{how}: {text}")
         self.failing = "; ".join(sorted(texts))
-        if not probe or probe.get("rests") or seen.state != "ready":
+        if probe.rests or not probe.answers or status.state != "ready":
             self.steps.forget(now)
-            return
-        ages = {key: float(each[0]) for key, each in failing.items()}
-        both = {*asking, *ages}
-        self.steps.asks({key: now - max(asking.get(key, 0), ages.get(key, 0)) for key in both})
+        else:
+            self.steps.asks({key: now - wait for key, wait in waits.items()})
 
-    @staticmethod
-    def _failure(status: int, text: str, task: str) -> str:
-        ours = "completion" if (way := named(task)) is None else way.word
-        how = f"our own {ours} was answered with {status}" if status else f"no {ours} for us"
-        return f"{how}: {text}"
+    def waits(self, now: float) -> list[Wait]:
+        """Return for how long no step has ended where a canary waits or fails; of any of several
+        replicas, or the only one, none is named.
+        """
+        behind = self.spec.behind(self.process)
+        only = behind.start if len(behind) == 1 else None
+        return [
+            Wait(self.node, int(part) if part.isdigit() else only, seconds)
+            for part, seconds in self.steps.still(now).items()
+        ]
 
-    def health(self, probe: Mapping[str, Any], seen: Observed) -> EndpointHealth:
+    def health(self, status: Observed) -> EndpointHealth:
         """Return the verdict on this endpoint of a server that is ready, apart from whether steps
         end.
         """
-        if rests := probe.get("rests"):
-            return EndpointHealth(verdict="resting", reason=str(rests))
-        if not probe.get("answers"):
+        probe = self.probe
+        if probe.rests:
+            return EndpointHealth(verdict="resting", reason=probe.rests)
+        if not probe.answers:
             return EndpointHealth(
                 verdict="unknown", reason=f"the agent of {self.node} cannot ask the API"
             )
         if self.failing:
             return EndpointHealth(verdict="busy", reason=self.failing)
         if self.asking > _BUSY:
-            word = "completion" if (way := named(seen.task)) is None else way.word
-            reason = f"our own {word} has waited for {self.asking:.0f} s"
+            reason = f"our own {_word(status)} has waited for {self.asking:.0f} s"
             return EndpointHealth(verdict="busy", reason=reason)
-        seconds = probe.get("seconds")
-        took = round(seconds, 3) if isinstance(seconds, float) else None
-        return EndpointHealth(verdict="answering", seconds=took)
+        return EndpointHealth(verdict="answering", seconds=probe.seconds)
 
-    def _count(self, counted: Mapping[str, Any], now: float) -> None:
-        for key, digest in counted["progress"].items():
-            self.steps.changed("counters", digest, now, key)
-        self.counts = Counts(
-            taken=now - float(counted["age"]),
-            running=int(counted["running"]),
-            waiting=int(counted["waiting"]),
-            ours=1 if self.asking else 0,
-            tokens=float(counted["tokens"]),
-            failed=float(counted["failed"]),
-        )
-        if isinstance(held := counted.get("held"), Mapping):
-            self.held = {str(name): str(label) for name, label in held.items()}
+    @property
+    def dead(self) -> bool:
+        """True when it says itself that its engine is dead."""
+        probe = self.probe
+        died = any("EngineDead" in text for _, _, text in probe.failing.values())
+        return died or (probe.health == 503 and not probe.rests)
 
 
 class Apis:
@@ -181,11 +158,10 @@ class Apis:
     """
 
     def __init__(
-        self, name: str, want: Desired, lead: Lead, launched: Mapping[str, str], clock: Clock
+        self, name: str, spec: Desired, lead: Lead, launched: Mapping[str, str], clock: Clock
     ) -> None:
-        self.want, self.launched, self.clock = want, launched, clock
-        self._each = [Api(name, want, process, lead, clock) for process in want.apis]
-        self._fresh = 0.0
+        self.spec, self.launched, self.clock = spec, launched, clock
+        self._apis = [Api(name, spec, process, lead, clock) for process in spec.apis]
         # requests that are open, and that failed so far: when it was last well, and as it was
         # counted last
         self._well: tuple[int, float] | None = None
@@ -195,75 +171,82 @@ class Apis:
     @property
     def held(self) -> dict[str, str]:
         """What the KV caches of the replicas behind the first API hold; empty where vLLM has not
-        said it.
+        reported it.
         """
-        return self._each[0].held
+        counters = self._apis[0].counters
+        return dict(counters.held) if counters is not None else {}
 
-    def hear(self, seen: Observed) -> bool:
-        """Note what they say and count; True when each has answered so far."""
+    def hear(self, status: Observed) -> bool:
+        """Take their newest reports; True when each has answered so far."""
         now = self.clock.monotonic()
-        asked = [(each, self._probe(each, seen)) for each in self._each]
-        heard = [each.hear(probe, seen, now) for each, probe in asked]
-        seen.asking = max(each.asking for each in self._each)
-        seen.longest_step = max(seen.longest_step, *(each.steps.longest for each in self._each))
-        seen.first_answer = self._first()
-        seen.held = {each.node: each.held for each in self._each if each.held}
-        if seen.state == "ready":
-            seen.endpoints = {each.node: each.health(probe, seen) for each, probe in asked}
-        if any(counts for _, counts in heard):
-            self._count(seen)
-        return all(came for came, _ in heard)
+        for api in self._apis:
+            api.update(status, now, launched=bool(self.launched))
+        status.asking = max(api.asking for api in self._apis)
+        status.longest_step = max(status.longest_step, *(api.steps.longest for api in self._apis))
+        status.first_answer = self._first()
+        status.held = {
+            api.node: dict(api.counters.held)
+            for api in self._apis
+            if api.counters is not None and api.counters.held
+        }
+        if status.state == "ready":
+            status.endpoints = {api.node: api.health(status) for api in self._apis}
+        if any(api.probe.counters is not None for api in self._apis):
+            self._count(status)
+        return all("" in api.probe.answers for api in self._apis)
 
     def _first(self) -> dict[str, Any]:
-        """Return what came first; of several APIs the first one's words, and all replicas'
+        """Return the first answer; of several APIs the first one's text, and all replicas'
         seconds.
         """
-        refused = [each.first for each in self._each if "model" not in each.first]
-        if refused or len(self._each) == 1:
-            return max(refused or [self._each[0].first], key=lambda each: each.get("times", 0))
-        firsts = [each.first for each in self._each]
-        seconds = [number for each in firsts for number in each["replicas"] or [each["seconds"]]]
-        return {**firsts[0], "seconds": max(seconds), "replicas": seconds}
+        firsts = [api.first for api in self._apis if isinstance(api.first, FirstAnswer)]
+        if len(firsts) < len(self._apis):
+            refusals = [api.first for api in self._apis if isinstance(api.first, Refusal)]
+            return asdict(max(refusals, key=lambda one: one.times)) if refusals else {}
+        if len(firsts) == 1:
+            return asdict(firsts[0])
+        seconds = [number for first in firsts for number in first.replicas or (first.seconds,)]
+        return {**asdict(firsts[0]), "seconds": max(seconds), "replicas": seconds}
 
     def waits(self) -> list[Wait]:
         """Return for how long no step has ended where a canary waits or fails."""
         now = self.clock.monotonic()
-        return [
-            Wait(each.node, each.replica(part), seconds)
-            for each in self._each
-            for part, seconds in each.steps.still(now).items()
-        ]
+        return [wait for api in self._apis for wait in api.waits(now)]
 
     def idle(self) -> float:
         """Return for how many seconds no work has been done."""
         now = self.clock.monotonic()
-        return min(each.steps.idle(now) for each in self._each)
+        return min(api.steps.idle(now) for api in self._apis)
 
-    def _probe(self, api: Api, seen: Observed) -> Mapping[str, Any]:
-        return api.probe(ready=seen.state == "ready" and bool(self.launched))
-
-    def _count(self, seen: Observed) -> None:
-        """Add up what they count, as soon as each does."""
-        counts = [each.counts for each in self._each if each.counts is not None]
-        if len(counts) < len(self._each):
+    def _count(self, status: Observed) -> None:
+        """Add up their counters, as soon as each has some."""
+        counters = [api.counters for api in self._apis if api.counters is not None]
+        if len(counters) < len(self._apis):
             return
-        self._fresh = min(each.taken for each in counts)
-        others = sum(max(0, each.running + each.waiting - each.ours) for each in counts)
-        self._counted = figures = (others, sum(each.failed for each in counts))
+        running = sum(one.running for one in counters)
+        waiting = sum(one.waiting for one in counters)
+        others = sum(
+            max(0, one.running + one.waiting - api.own)
+            for api, one in zip(self._apis, counters, strict=True)
+        )
+        self._counted = figures = (others, sum(one.failed for one in counters))
         if self._answer() or self._queues(*figures):
             self._well = figures
-        taken = max(each.taken for each in counts)
-        if (rate := self._rate(sum(each.tokens for each in counts), taken)) is not None:
-            seen.load = Load(
-                running=sum(each.running for each in counts),
-                waiting=sum(each.waiting for each in counts),
-                tokens_per_s=round(rate, 1),
-            )
+        rate = self._rate(
+            sum(one.tokens for one in counters), max(api.counted for api in self._apis)
+        )
+        if rate is not None:
+            status.load = Load(running=running, waiting=waiting, tokens_per_s=round(rate, 1))
+
+    @property
+    def _fresh(self) -> float:
+        """When the oldest of their counters were read."""
+        return min(api.counted for api in self._apis)
 
     def _answer(self) -> bool:
         """True when no canary waits, and each had answered when it was counted."""
-        soon = self._fresh - self.want.policy.canary
-        return all(each.last_answer >= soon and not each.asking for each in self._each)
+        soon = self._fresh - self.spec.policy.canary
+        return all(api.last_answer >= soon and not api.asking for api in self._apis)
 
     def _queues(self, unanswered: int, failed: float) -> bool:
         """True when the queue has grown since it was well, and nothing has failed."""
@@ -273,46 +256,40 @@ class Apis:
         """Return tokens per second since the last look, 0 at the first; None where that was less
         than a second ago.
         """
-        if self._tokens is None:
-            self._tokens = (taken, tokens)
-            return 0.0
-        before, had = self._tokens
-        if taken - before >= 1:
-            self._tokens = (taken, tokens)
-            return max(0.0, tokens - had) / (taken - before)
-        return None
+        before, had = self._tokens or (taken - 1, tokens)
+        if self._tokens is not None and taken - before < 1:
+            return None
+        self._tokens = (taken, tokens)
+        return max(0.0, tokens - had) / (taken - before)
 
-    def rests(self, seen: Observed) -> str:
+    def rests(self) -> str:
         """Say that it stands still on purpose; empty when it does not."""
-        said = (self._probe(each, seen).get("rests") for each in self._each)
-        return next((each for each in said if isinstance(each, str) and each), "")
+        return next((api.probe.rests for api in self._apis if api.probe.rests), "")
 
-    def warning(self, seen: Observed) -> str:
+    def warning(self, status: Observed) -> str:
         """Say that nothing but `/health` proves that it works."""
-        if named(seen.task) is not HEALTH:
+        if named(status.task) is not HEALTH:
             return ""
-        return f"{ONLY_HEALTH} ({seen.first_answer.get('refused', '')})"
+        return f"{ONLY_HEALTH} ({status.first_answer.get('refused', '')})"
 
-    def dead(self, seen: Observed) -> list[str]:
+    def dead(self, status: Observed) -> list[str]:
         """Return the nodes whose API says itself that its engine is dead, of a server that was
         ready.
         """
-        if seen.state != "ready":
-            return []
-        probes = {each.node: self._probe(each, seen) for each in self._each}
-        return [
-            node
-            for node, probe in probes.items()
-            if (probe.get("health") == 503 and not probe.get("rests"))
-            or "EngineDead" in str(probe.get("failing") or "")
-        ]
+        return [api.node for api in self._apis if api.dead] if status.state == "ready" else []
 
     def lost(self) -> int | None:
-        """Return how many requests its death costs; None where nobody knows."""
-        fresh = self.clock.monotonic() - self._fresh <= self.want.policy.canary + 2
+        """Return how many requests its death costs; None where that is unknown."""
+        fresh = self.clock.monotonic() - self._fresh <= self.spec.policy.canary + 2
         return health.lost(self._well, self._counted, fresh)
 
     def over(self) -> None:
         """Look no more."""
-        for each in self._each:
-            each.over()
+        for api in self._apis:
+            api.over()
+
+
+def _word(status: Observed) -> str:
+    """Return the word for an answer of a server."""
+    task = named(status.task)
+    return "completion" if task is None else task.word

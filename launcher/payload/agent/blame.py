@@ -6,13 +6,10 @@ waits neither for work nor for the other ranks; otherwise the rank is unknown.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from . import records
 
 APART = 9.5  # seconds between two samples that can show that nothing moves
 ENGINE = "the engine"  # the process that schedules; it holds no rank unless it is alone
@@ -104,19 +101,16 @@ class Inspections:
     def __init__(self) -> None:
         self._samples: dict[str, list[Sample]] = {}
 
-    def take(self, node: str, report: object) -> None:
-        """Note a node's newest inspection; None: it has none. A malformed one is ignored."""
+    def take(self, node: str, sample: Sample | None) -> None:
+        """Note a node's newest inspection; None: it has none."""
         samples = self._samples.setdefault(node, [])
-        number = report.get("number") if isinstance(report, Mapping) else None
-        if number is None:
+        if sample is None:
             samples.clear()
-        elif not samples or samples[-1].number != number:
-            with contextlib.suppress(ValueError):
-                sample = records.read(Sample, report, "inspection")
-                if samples and sample.at <= samples[-1].at:
-                    samples.clear()
-                del samples[:-2]
-                samples.append(sample)
+        elif not samples or samples[-1].number != sample.number:
+            if samples and sample.at <= samples[-1].at:
+                samples.clear()
+            del samples[:-2]
+            samples.append(sample)
 
     def finding(
         self, ranks: Mapping[str, Mapping[int, str]], *, replica: int | None = None

@@ -11,15 +11,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from .log import say
-from .node import Node, Order
+from .node import NOTHING, Node, Order, Report, ServerReport
 
 _FRESH = 5.0  # seconds for which a report holds
 SILENCE = 60.0  # seconds without one until a connection counts as broken
 _RETURN = 10.0  # seconds for an agent whose connection was closed to come back
+_BOOT = 40  # letters of a boot
 _BOOTS = 1000  # starts of a node's agent that are remembered
 
 
@@ -45,7 +46,7 @@ class Member:
     boot: str
     connection: Connection
     heard: float
-    said: Mapping[str, Any] = field(default_factory=dict)
+    servers: Mapping[str, ServerReport] = field(default_factory=dict)
     done: int = 0
 
 
@@ -65,7 +66,7 @@ class Lead:
         self._number: dict[str, int] = {}  # of the orders of each node
         # of each node the starts of its agent, newest last, and the number of the last report
         self._boots: dict[str, dict[str, int]] = {}
-        self._own: Mapping[str, Any] = {}
+        self._own: Mapping[str, ServerReport] = {}
 
     # --- what the keeper asks
 
@@ -88,18 +89,11 @@ class Lead:
             node in self.members and self.members[node].done == self.number(node)
         )
 
-    def report(self, node: str, server: str) -> Mapping[str, Any] | None:
-        """Return what a node reports of a server; empty when it has nothing of it, None when nobody
-        can say.
-        """
-        if node == self.name:
-            found = self._own.get(server)
-            return found if isinstance(found, Mapping) else {}
+    def report(self, node: str, server: str) -> ServerReport:
+        """Return a node's report of a server; NOTHING where it has none, or is not here."""
         member = self.members.get(node)
-        if member is None:
-            return None
-        found = member.said.get(server)
-        return found if isinstance(found, Mapping) else {}
+        servers = self._own if node == self.name else member.servers if member else {}
+        return servers.get(server, NOTHING)
 
     def boot_of(self, node: str) -> str:
         """Return a word that changes when a node's container starts anew; empty while it is not
@@ -147,34 +141,27 @@ class Lead:
         """Return the number of a node's orders, which grows when they change."""
         return self._number.get(node, 0)
 
-    def exchange(
-        self, name: str, report: Mapping[str, Any], connection: Connection
-    ) -> dict[str, Any]:
+    def exchange(self, name: str, report: Report, connection: Connection) -> dict[str, Any]:
         """Take a report of the node that the connection's certificate names; return its orders.
 
         A report that names no start of this agent is answered with that alone. Raises Refused.
         """
         if name == self.name:
             raise Refused(f"{name} is this node itself")
-        if report.get("node") != name:
-            raise Refused(f"the certificate of {name} came with a report of {report.get('node')}")
-        if report.get("head_boot") == "":
+        if report.node != name:
+            raise Refused(f"the certificate of {name} came with a report of {report.node}")
+        if report.head_boot == "":
             return {"head_boot": self.boot}
-        if report.get("head_boot") != self.boot:
+        if report.head_boot != self.boot:
             raise Refused(f"{name} reports to another start of the head's agent")
-        boot, number, done, said = map(report.get, ("boot", "number", "done", "servers"))
-        if not (
-            isinstance(boot, str)
-            and 0 < len(boot) <= 40
-            and isinstance(number, int)
-            and isinstance(done, int)
-            and isinstance(said, Mapping)
-        ):
-            raise Refused(f"{name} sent what is no report")
-        self._count(name, boot, number)
-        member = self._member(name, boot, connection)
+        if not 0 < len(report.boot) <= _BOOT:
+            raise Refused(
+                f"{name} sent an invalid report: its 'boot' has {len(report.boot)} letters"
+            )
+        self._count(name, report.boot, report.number)
+        member = self._member(name, report.boot, connection)
         member.connection, member.heard = connection, time.monotonic()
-        member.said, member.done = said, done
+        member.servers, member.done = report.servers, report.done
         return {
             "head_boot": self.boot,
             "number": self.number(name),
@@ -210,9 +197,9 @@ class Lead:
 
     def _order(self, name: str) -> None:
         """Give a node's orders the next number when they have changed."""
-        said = {server: order.as_json() for server, order in self.orders.get(name, {}).items()}
-        if said != self._sent.get(name):
-            self._sent[name], self._number[name] = said, self.number(name) + 1
+        orders = {server: asdict(order) for server, order in self.orders.get(name, {}).items()}
+        if orders != self._sent.get(name):
+            self._sent[name], self._number[name] = orders, self.number(name) + 1
             self.ordered(name)
 
     def _lose(self, name: str, why: str) -> None:

@@ -157,7 +157,7 @@ def read(said: Any) -> Desired:
     version = said.get("version", VERSION) if isinstance(said, Mapping) else VERSION
     if version != VERSION:
         raise ValueError(f"version {version!r:.80} of a server is not known here")
-    found = records.read(Desired, said, "server", whole=True)
+    found = records.read(Desired, said, "server", complete=True)
     if not found.processes:
         raise ValueError("a server without a process")
     return found

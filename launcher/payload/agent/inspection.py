@@ -20,7 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import blame, children, process
+from . import blame, children, process, records
+from .blame import Sample
 
 EVERY, _SELDOM = 10.0, 30.0  # seconds between two samples: at least, and on a loaded host
 PY_SPY = "/opt/vlaunch/py-spy"
@@ -64,7 +65,7 @@ class Inspection:
 
     def __init__(self) -> None:
         self._target: Target | None = None
-        self._sample: dict[str, Any] | None = None
+        self.sample: Sample | None = None  # the newest
         self._number = 0
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -73,7 +74,7 @@ class Inspection:
         """Begin, go on or, without a target, end."""
         self._target = target
         if target is None:
-            self._sample = None
+            self.sample = None
             self._wake.set()
             return
         self._wake.clear()  # also where the thread has not ended yet: it goes on, with pauses
@@ -81,20 +82,14 @@ class Inspection:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
-    def report(self) -> dict[str, Any] | None:
-        """Return the newest sample and its age in seconds; None before the first."""
-        sample = self._sample
-        if sample is None:
-            return None
-        return {**sample, "age": round(time.monotonic() - sample["at"], 1)}
-
     def _run(self) -> None:
         while (target := self._target) is not None:
             began = time.monotonic()
             self._number += 1
             sample = {"number": self._number, "at": round(began, 1), **look(target)}
-            if self._target is not None:
-                self._sample = sample
+            with contextlib.suppress(ValueError):  # a file may have a name that is no text
+                read = records.read(Sample, sample, "inspection")
+                self.sample = read if self._target is not None else None
             pause = (time.monotonic() - began) / _SHARE
             self._wake.wait(min(max(EVERY, pause), _SELDOM))
 

@@ -220,11 +220,8 @@ class Supervision:
         spec, status = self.spec, self.status
         # An agent that has just connected has not reported yet, and may well run it.
         missing = [node for node in spec.nodes if not self.lead.settled(node)]
-        reports = [self.lead.report(process.node, self.name) or {} for process in spec.processes]
-        if all(
-            report.get("state") == RUNNING and report.get("last") == status.generation
-            for report in reports
-        ):
+        reports = [self.lead.report(process.node, self.name) for process in spec.processes]
+        if all(report.state == RUNNING and report.last == status.generation for report in reports):
             say(f"{self.name}: its engine has gone on meanwhile")
             self._observe().adopt()
             self._set("starting" if status.ready_at is None else "ready")
@@ -394,10 +391,8 @@ class Supervision:
         later ends it then.
         """
         here = [node for node in self.spec.reach if self.lead.here(node)]
-        reports = [self.lead.report(node, self.name) or {} for node in here]
-        return all(map(self.lead.settled, here)) and all(
-            report.get("state", IDLE) == IDLE for report in reports
-        )
+        reports = [self.lead.report(node, self.name) for node in here]
+        return all(map(self.lead.settled, here)) and all(report.state == IDLE for report in reports)
 
     def _judge(self) -> None:
         """Decide whether the engine is dead, once several signs of one death are there."""

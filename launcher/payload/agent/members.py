@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import node as nodes
+from . import records
 from .certificates import Certificates, Troubles, cause
 from .log import say
-from .node import Node, Order
+from .node import Node, Order, Report, ServerReport
 
 EVERY = 1.0  # seconds between two reports
 _CONNECT = 5.0  # seconds for a connection to the head
@@ -60,15 +61,15 @@ class Follower:
         self.orders = self.link.orders
         self.node.orders = self.orders.servers
         self.node.turn()
-        report, now = self.node.report(), time.monotonic()
+        reports, now = self.node.report(), time.monotonic()
         states = {
-            name: [each.get(word) for word in ("state", "last", "prepared", "waits")]
-            for name, each in report.items()
+            name: (report.state, report.last, report.prepared, report.waits)
+            for name, report in reports.items()
         }
         told = (self.orders.head_boot, self.orders.number, states)
         if told != self._told or now >= self._again:
             self._told, self._again = told, now + EVERY
-            self.link.post(report, self.orders)
+            self.link.post(reports, self.orders)
 
 
 class Link:
@@ -90,7 +91,7 @@ class Link:
         self.boot = secrets.token_hex(8)
         self.orders = Orders()
         self._certificates = certificates
-        self._report: tuple[Mapping[str, Any], Orders] = ({}, self.orders)
+        self._report: tuple[Mapping[str, ServerReport], Orders] = ({}, self.orders)
         self._due, self._answered = threading.Event(), threading.Event()
         self._connection: http.client.HTTPSConnection | None = None
         self._head_boot = ""  # whose the connection is; empty until it has said so
@@ -114,7 +115,7 @@ class Link:
         for each in self._threads:
             each.join()
 
-    def post(self, servers: Mapping[str, Any], done: Orders) -> None:
+    def post(self, servers: Mapping[str, ServerReport], done: Orders) -> None:
         """Report how the servers are, after those orders were carried out."""
         self._report = servers, done
         self._due.set()
@@ -157,18 +158,18 @@ class Link:
             self._troubles = Troubles()
             say("the head's agent is here")
 
-    def _post(self, servers: Mapping[str, Any], done: int) -> dict[str, Any]:
+    def _post(self, servers: Mapping[str, ServerReport], done: int) -> dict[str, Any]:
         assert self._connection is not None  # noqa: S101 - `_exchange` has made it
         self._count += 1
-        report = {
-            "node": self.name,
-            "boot": self.boot,
-            "number": self._count,
-            "head_boot": self._head_boot,
-            "done": done,
-            "servers": servers,
-        }
-        return _request(self._connection, "POST", "/report", json.dumps(report).encode())
+        report = Report(
+            node=self.name,
+            boot=self.boot,
+            number=self._count,
+            head_boot=self._head_boot,
+            done=done,
+            servers=servers,
+        )
+        return _request(self._connection, "POST", "/report", records.as_bytes(report))
 
     def _connect(self, timeout: float) -> http.client.HTTPSConnection:
         """Connect; the head's certificate must have its address. Raises OSError or Lost."""

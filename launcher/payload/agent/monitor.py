@@ -1,8 +1,7 @@
-"""What is known of a running engine: which ranks it has, and the signs of its death. What its APIs
-say is `apis.py`.
+"""What is known of a running engine: which ranks it has, and the signs of its death. Its APIs are
+in `apis.py`.
 
-It decides nothing: `keeper.py` does. One is made for each start of an engine. Standard library
-only.
+It decides nothing: `keeper.py` does. One is made for each start of an engine.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from .apis import Apis
 from .background import Background
@@ -19,6 +17,7 @@ from .crew import Lead
 from .desired import Desired
 from .faults import Trouble
 from .health import Clock
+from .node import ServerReport
 from .observed import Observed
 from .process import RUNNING
 from .rank_name import by_number, placed
@@ -37,218 +36,202 @@ class Monitor:
     """
 
     def __init__(
-        self, name: str, want: Desired, lead: Lead, view: RayView | None, clock: Clock
+        self, name: str, spec: Desired, lead: Lead, view: RayView | None, clock: Clock
     ) -> None:
-        self.name, self.want, self.lead, self.view, self.clock = name, want, lead, view, clock
+        self.name, self.spec, self.lead, self.view, self.clock = name, spec, lead, view, clock
         self.launched: dict[str, str] = {}
-        self.apis = Apis(name, want, lead, self.launched, clock)
-        self.stall = Stall(name, want, lead, clock)
-        self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
-        self._met: set[str] = set()  # the actors of those whose processes have been seen
+        self.apis = Apis(name, spec, lead, self.launched, clock)
+        self.stall = Stall(name, spec, lead, clock)
+        self.ranks: list[Rank] = []  # those that Ray runs for the server, by its last answer
+        self._met: set[str] = set()  # the actors of those whose processes an agent has reported
         self._bereft: float | None = None  # since when some of these have ended
-        self._asked: Background[list[Rank]] | None = None
+        self._query: Background[list[Rank]] | None = None
 
     def adopt(self) -> None:
         """Take up an engine that has run before: all of its processes have."""
-        self.launched |= {each.node: self.lead.boot_of(each.node) for each in self.want.processes}
+        self.launched |= {one.node: self.lead.boot_of(one.node) for one in self.spec.processes}
 
-    def hear(self, seen: Observed) -> bool:
-        """Note what has come; True when each of its APIs has answered."""
-        self._met |= {rank.actor for rank in self.ranks if rank.pid in self._processes(rank.node)}
-        came = self.apis.hear(seen)
-        self.stall.turn(self.apis.waits(), seen.longest_step, _workers(self.ranks) or self.ranks)
-        return came
+    def hear(self, status: Observed) -> bool:
+        """Take the newest reports; True when each of its APIs has answered."""
+        self._met |= {rank.actor for rank in self.ranks if self._has_process(rank)}
+        answered = self.apis.hear(status)
+        self.stall.turn(self.apis.waits(), status.longest_step, self._holders)
+        return answered
 
-    def _processes(self, node: str) -> Sequence[object]:
-        """Return the processes of Ray's ranks that live on a node."""
-        found = (self.lead.report(node, self.name) or {}).get("ranks")
-        return found if isinstance(found, list) else []
+    def _report(self, node: str) -> ServerReport:
+        return self.lead.report(node, self.name)
 
-    def meet(self, seen: Observed) -> bool:
+    @property
+    def _holders(self) -> Sequence[Rank]:
+        """Ray's ranks, without the engines beside them; of replicas that have no others, the
+        engines are what a node holds.
+        """
+        return [rank for rank in self.ranks if rank.name != ENGINE] or self.ranks
+
+    def _has_process(self, rank: Rank) -> bool:
+        return rank.pid in self._report(rank.node).ranks
+
+    def _lives(self, rank: Rank) -> bool | None:
+        """Return whether a rank of Ray's lives; None where no agent can tell, or has met it."""
+        lives = self._has_process(rank)
+        return lives if self.lead.fresh(rank.node) and (lives or rank.actor in self._met) else None
+
+    def meet(self, status: Observed) -> bool:
         """Find out which ranks it has, and where; true when the record has changed."""
+        before = status.ranks
         if self.view is None:
-            before, seen.ranks = seen.ranks, placed(self.want)
-            return before != seen.ranks
-        self._ask_for_ranks(self.view, seen)
-        before = {node: list(held) for node, held in seen.ranks.items()}
-        # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
-        # holds.
-        found: dict[str, set[str]] = {node: set() for node in self.want.nodes}
-        for rank in _workers(self.ranks) or self.ranks:
-            found.setdefault(rank.node, set()).add(rank.name)
+            status.ranks = placed(self.spec)
+            return before != status.ranks
+        self._query_ranks(self.view, status)
+        held: dict[str, set[str]] = {node: set() for node in self.spec.nodes}
+        for rank in self._holders:
+            held.setdefault(rank.node, set()).add(rank.name)
         # Ray has them in any order.
-        if there := {node: sorted(held, key=by_number) for node, held in found.items() if held}:
-            seen.ranks = there
-        return before != seen.ranks
+        if known := {node: sorted(names, key=by_number) for node, names in held.items() if names}:
+            status.ranks = known
+        return before != status.ranks
 
-    def _ask_for_ranks(self, view: RayView, seen: Observed) -> None:
-        """Ask Ray for the ranks until it knows all of them: engines are in it before their ranks,
+    def _query_ranks(self, view: RayView, status: Observed) -> None:
+        """Query Ray for the ranks until it has all of them: engines are in it before their ranks,
         and one replica's ranks before the other's.
         """
-        if self._asked is not None and self._asked.over:
-            self.ranks = self._asked.value or self.ranks
-        if len(_workers(self.ranks)) >= sum(self.want.places.values()):
+        if self._query is not None and self._query.over:
+            self.ranks = self._query.value or self.ranks
+        workers = sum(rank.name != ENGINE for rank in self.ranks)
+        if workers >= sum(self.spec.places.values()):
             return
-        pause = _SOON if self.ranks and seen.state == "starting" else _MEET
-        if self._asked is None or self.clock.monotonic() - self._asked.began > pause:
-            pid = (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
-            self._asked = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
+        pause = _SOON if self.ranks and status.state == "starting" else _MEET
+        if self._query is None or self.clock.monotonic() - self._query.began > pause:
+            pid = self._report(self.spec.api_node).pid
+            self._query = None if pid is None else Background(lambda: view.ranks(pid))
 
-    def living(self, seen: Observed) -> dict[str, dict[str, bool]]:
-        """Return which ranks live, by node; one of which nobody can say it is not among them."""
-        found: dict[str, dict[str, bool]] = {}
+    def living(self, status: Observed) -> dict[str, dict[str, bool]]:
+        """Return which ranks live, by node; an unknown one is not among them."""
+        alive: dict[str, dict[str, bool]] = {}
         if self.view is None:
-            for each in self.want.processes:
-                said = self.lead.report(each.node, self.name) or {}
-                if self.lead.fresh(each.node) and said.get("last") == seen.generation:
-                    ranks = seen.ranks.get(each.node, ())
-                    runs = said.get("state") == RUNNING
-                    found.setdefault(each.node, {}).update(dict.fromkeys(ranks, runs))
-            return found
-        for rank in _workers(self.ranks) or self.ranks:
-            lives = rank.pid in self._processes(rank.node)
-            if self.lead.fresh(rank.node) and (lives or rank.actor in self._met):
-                found.setdefault(rank.node, {})[rank.name] = lives
-        return found
+            for process in self.spec.processes:
+                report, ranks = self._report(process.node), status.ranks.get(process.node, ())
+                if self.lead.fresh(process.node) and report.last == status.generation:
+                    runs = report.state == RUNNING
+                    alive.setdefault(process.node, {}).update(dict.fromkeys(ranks, runs))
+            return alive
+        for rank in self._holders:
+            if (lives := self._lives(rank)) is not None:
+                alive.setdefault(rank.node, {})[rank.name] = lives
+        return alive
 
     # --- signs of its death
 
-    def signs(self, seen: Observed) -> list[Trouble]:
+    def signs(self, status: Observed) -> list[Trouble]:
         """Return what says that it is dead."""
-        found = [
-            *self._lost_processes(seen.generation),
-            *(self._lost_nodes(seen.ranks) if self.view is not None else ()),
-            *self._lost_ranks(seen),
-            *self._admitted(seen),
+        signs = [
+            *self._lost_processes(status.generation),
+            *(self._lost_nodes(status.ranks) if self.view is not None else ()),
+            *self._lost_ranks(),
+            *self._admitted(status),
         ]
-        return found if len(self.want.apis) == 1 else [self._blamed(each) for each in found]
+        return signs if len(self.spec.apis) == 1 else [self._blamed(sign) for sign in signs]
 
     def _blamed(self, trouble: Trouble) -> Trouble:
         """Let a sign be about the node that it says was lost: replicas that compute together die of
         one another, and Gloo says of whom (`Connection closed by peer [10.0.0.2]:61130`).
         """
         text = f"{trouble.cause}\n{trouble.evidence}"
-        for number, each in enumerate(self.want.processes):
-            address = re.escape(self.want.addresses.get(each.node) or "-")
+        for number, process in enumerate(self.spec.processes):
+            address = re.escape(self.spec.addresses.get(process.node) or "-")
             closed = re.search(rf"closed by peer \[{address}\]", text)
-            if closed and each.node != trouble.node and "killed" not in trouble.what:
-                what = f"{trouble.what}: it has lost {each.node}"
-                return replace(trouble, what=what, node=each.node, rank=str(number))
+            if closed and process.node != trouble.node and "killed" not in trouble.what:
+                what = f"{trouble.what}: it has lost {process.node}"
+                return replace(trouble, what=what, node=process.node, rank=str(number))
         return trouble
 
     def _lost_processes(self, generation: int) -> list[Trouble]:
-        """Return which of its processes have ended, or cannot be asked."""
-        want = self.want
-        found: list[Trouble] = []
-        for number, process in enumerate(want.processes):
-            said, node = self.lead.report(process.node, self.name), process.node
-            rank = "" if len(want.processes) == 1 else str(number)
-            boot = self.lead.boot_of(node)
-            if said is None:
-                found += self._absent(node, rank)
-            elif said.get("last") == generation:
-                self.launched.setdefault(node, boot)
-                if said.get("state") != RUNNING:
-                    found.append(self._ended(number, rank, node, said))
-            elif node in self.launched and self.launched[node] != boot:
-                found.append(_restarted(node, rank))
-        return found
+        """Return which of its processes have ended, or cannot be queried."""
+        signs: list[Trouble] = []
+        alone = len(self.spec.processes) == 1
+        for number, process in enumerate(self.spec.processes):
+            report, node, rank = self._report(process.node), process.node, str(number)
+            if report.last == generation and self.lead.here(node):
+                self.launched.setdefault(node, self.lead.boot_of(node))
+                if report.state != RUNNING:
+                    signs.append(_ended(number, "" if alone else node, report))
+            else:
+                signs += self._away(node, "" if alone else rank)
+        return signs
 
-    def _lost_ranks(self, seen: Observed) -> list[Trouble]:
-        """Return that ranks of Ray's have ended, as their agents see it, and vLLM goes on.
+    def _lost_nodes(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
+        """Return which nodes that hold ranks of Ray's have gone, or have restarted."""
+        for node in ranks:
+            self.launched.setdefault(node, self.lead.boot_of(node))
+        return [sign for node, held in ranks.items() for sign in self._away(node, " ".join(held))]
 
-        vLLM sees it, too, and ends within seconds, with words that tell more; but not always: its
-        v1/executor/ray_executor_v2.py shuts all ranks down, and the engine may wait for ever for an
-        answer of theirs. Where it has several replicas, it may have ended some on purpose: it is
-        dead only when no work is done.
+    def _away(self, node: str, rank: str) -> list[Trouble]:
+        """Return that the container of a node has restarted, or that a node cannot be queried: it
+        is gone when it had time to come back and the engine does no work without it.
         """
-        lost, now = self._ended_ranks(), self.clock.monotonic()
-        if not lost or self.apis.rests(seen):
+        if self.lead.here(node):
+            if self.launched.get(node, "") in ("", self.lead.boot_of(node)):
+                return []
+            what = f"the container of {node} was started anew"
+            return [Trouble(5, what, node, rank, certain=True)]
+        why = self.lead.gone(node)
+        if not why or self._works:
+            return []
+        what = f"{node} is gone"
+        return [Trouble(5, what, node, rank, evidence=f"its agent: {why}", certain=True)]
+
+    @property
+    def _works(self) -> bool:
+        """True when some work was done a moment ago."""
+        return self.apis.idle() < 3 * self.spec.policy.canary
+
+    def _lost_ranks(self) -> list[Trouble]:
+        """Return that ranks of Ray's have ended, by the reports of their agents, and vLLM goes on.
+
+        vLLM notices it, too, and ends within seconds, with words that tell more; but not always:
+        its v1/executor/ray_executor_v2.py shuts all ranks down, and the engine may wait for ever
+        for an answer of theirs. Where it has several replicas, it may have ended some on purpose:
+        it is dead only when no work is done.
+        """
+        lost, now = (
+            [rank for rank in self.ranks if self._lives(rank) is False],
+            self.clock.monotonic(),
+        )
+        if not lost or self.apis.rests():
             self._bereft = None
             return []
         self._bereft = now if self._bereft is None else self._bereft
-        works = self.want.replicas > 1 and self.apis.idle() < _rest(self.want)
-        if works or now - self._bereft < _LAST_WORDS:
+        if (self.spec.replicas > 1 and self._works) or now - self._bereft < _LAST_WORDS:
             return []
-        said = self.lead.report(self.want.api_node, self.name) or {}
-        if len(lost) > 1:  # whose end was first, Ray may know
-            return [_of(Trouble(1, "vLLM goes on, though its ranks have ended"), said)]
-        (one,) = lost
-        what = f"vLLM goes on, though its rank {one.name} has ended"
-        return [_of(Trouble(1, what, one.node, one.name, certain=True), said)]
+        sign = Trouble(1, "vLLM goes on, though its ranks have ended")
+        if len(lost) == 1:  # whose end was first, Ray may know
+            (one,) = lost
+            what = f"vLLM goes on, though its rank {one.name} has ended"
+            sign = Trouble(1, what, one.node, one.name, certain=True)
+        return [_explained(sign, self._report(self.spec.api_node))]
 
-    def _ended_ranks(self) -> list[Rank]:
-        """Return the ranks whose processes were there, and are not any more."""
-        return [
-            rank
-            for rank in self.ranks
-            if rank.actor in self._met
-            and self.lead.fresh(rank.node)
-            and rank.pid not in self._processes(rank.node)
-        ]
-
-    def _lost_nodes(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
-        """Return which nodes that hold ranks of Ray's have gone, or were started anew."""
-        found: list[Trouble] = []
-        for node, held in ranks.items():
-            boot = self.lead.boot_of(node)
-            self.launched.setdefault(node, boot)
-            if not self.lead.here(node):
-                found += self._absent(node, " ".join(held))
-            elif self.launched[node] not in ("", boot):
-                found.append(_restarted(node, " ".join(held)))
-        return found
-
-    def _admitted(self, seen: Observed) -> list[Trouble]:
+    def _admitted(self, status: Observed) -> list[Trouble]:
         """Return that a server which was ready says itself that its engine is dead, of several APIs
         on which node.
         """
-        found = []
-        for node in self.apis.dead(seen):
-            of, named = (f" of {node}", node) if len(self.want.apis) > 1 else ("", "")
-            trouble = Trouble(1, f"the engine{of} says that it is dead", named)
-            found.append(_of(trouble, self.lead.report(node, self.name) or {}))
-        return found
-
-    def _absent(self, node: str, rank: str) -> list[Trouble]:
-        """A node that cannot be asked is gone when it had time to come back and the engine does no
-        work without it.
-        """
-        why = self.lead.gone(node)
-        if not why or self.apis.idle() < _rest(self.want):
-            return []
-        why = f"its agent: {why}"
-        return [Trouble(5, f"{node} is gone", node, rank, evidence=why, certain=True)]
-
-    def _ended(self, number: int, rank: str, node: str, said: Mapping[str, Any]) -> Trouble:
-        """A killed process is nearer to the cause than one that ended by itself; the first one's
-        own ends with any other.
-        """
-        how = str(said.get("ended") or "was stopped")
-        weight = 4 if "killed" in how else 3 if number else 2
-        of = f"vLLM's process on {node}" if rank else "vLLM"
-        return _of(Trouble(weight, f"{of} {how}", node if rank else "", rank), said)
+        signs = []
+        for node in self.apis.dead(status):
+            of, named = (f" of {node}", node) if len(self.spec.apis) > 1 else ("", "")
+            sign = Trouble(1, f"the engine{of} says that it is dead", named)
+            signs.append(_explained(sign, self._report(node)))
+        return signs
 
 
-def _rest(want: Desired) -> float:
-    """Return for how many seconds no work is done by an engine that works no more."""
-    return 3 * want.policy.canary
+def _ended(number: int, node: str, report: ServerReport) -> Trouble:
+    """A killed process is nearer to the cause than one that ended by itself; the first one's own
+    ends with any other. `node` is empty where it is the only one.
+    """
+    how = report.ended or "was stopped"
+    weight = 4 if "killed" in how else 3 if number else 2
+    of, rank = (f"vLLM's process on {node}", str(number)) if node else ("vLLM", "")
+    return _explained(Trouble(weight, f"{of} {how}", node, rank), report)
 
 
-def _restarted(node: str, rank: str) -> Trouble:
-    return Trouble(5, f"the container of {node} was started anew", node, rank, certain=True)
-
-
-def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:
+def _explained(trouble: Trouble, report: ServerReport) -> Trouble:
     """Add what a node's engine printed."""
-    evidence, cause = said.get("evidence"), said.get("cause")
-    return replace(
-        trouble,
-        evidence=evidence if isinstance(evidence, str) else "",
-        cause=cause[:LONGEST] if isinstance(cause, str) else "",
-    )
-
-
-def _workers(ranks: Sequence[Rank]) -> list[Rank]:
-    """Return the ranks without the engines beside them."""
-    return [each for each in ranks if each.name != ENGINE]
+    return replace(trouble, evidence=report.evidence, cause=report.cause[:LONGEST])

@@ -1,9 +1,9 @@
-"""The engines on this node: does what the keeper orders, and reports how it goes.
+"""The engines on this node: starts and stops what the keeper orders, and reports their state.
 
 It decides nothing.
 
-Orders are a level, not an edge: all that should be here, each time; what is not among them is
-stopped. Nobody to order anything changes nothing.
+Orders are a level, not an edge: all servers that should be here, each time; a server that is not
+among them is stopped. Without new orders nothing changes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from . import gpu, leftovers, process, records, state
+from .blame import Sample
 from .inspection import Inspection, Target
-from .probe import Probe
+from .probe import Probe, ProbeReport
 from .process import IDLE, RUNNING, STOPPING, Engine
 
 # What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
@@ -59,18 +59,55 @@ class Order:
         """The numbers of the replicas behind its API; none where the server has only one."""
         return range(0) if self.first is None else range(self.first, self.first + self.replicas)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data, to be read by `read`."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+@dataclass(frozen=True, kw_only=True)
+class ServerReport:
+    """One server on one node; the defaults are those of a node that has nothing of it.
+
+    `last` is the generation that was started last, `prepared` the one that may start, `waits` what
+    it waits for. `ended`, `evidence` and `cause` say how the engine ended, what it printed and its
+    first error; `pid` is its process while it runs, `ranks` are the processes of its ranks that
+    live. `room` has a generation and how many GPUs are free for it.
+    """
+
+    state: str = IDLE
+    last: int = 0
+    prepared: int = 0
+    waits: str = ""
+    ended: str = ""
+    evidence: str = ""
+    cause: str = ""
+    pid: int | None = None
+    ranks: tuple[int, ...] = ()
+    room: tuple[int, int] | None = None
+    probe: ProbeReport = field(default_factory=ProbeReport)
+    inspection: Sample | None = None
 
 
-def read(said: Any) -> dict[str, Order]:
-    """Read orders by the server's name; raises ValueError where one is none."""
-    if not isinstance(said, Mapping):
-        raise ValueError(f"this is no order: {said!r:.80}")
+NOTHING = ServerReport()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The report of a node's agent: its `number` since this `boot` of the agent, and the number of
+    the orders of the head's agent (`head_boot`) that are `done`.
+    """
+
+    node: str
+    boot: str
+    number: int
+    head_boot: str
+    done: int
+    servers: Mapping[str, ServerReport]
+
+
+def read(data: object) -> dict[str, Order]:
+    """Read orders by the server's name; raises ValueError where one is invalid."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"this is no order: {data!r:.80}")
     return {
-        name: records.read(Order, each, "order", whole=True)
-        for name, each in said.items()
+        name: records.read(Order, order, "order", complete=True)
+        for name, order in data.items()
         if state.NAME.fullmatch(name)
     }
 
@@ -178,23 +215,24 @@ class Server:
         else:
             self.prepared, self.waits = order.generation, ""
 
-    def report(self) -> dict[str, Any]:
-        """Return how it is, for the keeper; what was never asked is absent."""
+    def report(self) -> ServerReport:
+        """Return its state."""
         engine = self.engine
-        state_ = STOPPING if engine.state == IDLE and not self.idle else engine.state
-        said: dict[str, Any] = {"state": state_, "last": engine.last, "prepared": self.prepared}
-        if self.waits and self.waits != _ONCE:
-            said["waits"] = self.waits
-        said |= _said_of(engine)
-        if self.order.pids:
-            said["ranks"] = list(self.ranks)
-        if self.room is not None:
-            said["room"] = list(self.room)
-        if self.probe is not None:
-            said["probe"] = self.probe.report()
-        if (sample := self.inspection.report()) is not None:
-            said["inspection"] = sample
-        return said
+        prints = engine.ended or engine.state == RUNNING
+        return ServerReport(
+            state=STOPPING if engine.state == IDLE and not self.idle else engine.state,
+            last=engine.last,
+            prepared=self.prepared,
+            waits="" if self.waits == _ONCE else self.waits,
+            ended=engine.ended,
+            evidence=engine.evidence if prints else "",
+            cause=engine.cause if prints else "",
+            pid=engine.pid if engine.state == RUNNING else None,
+            ranks=self.ranks if self.order.pids else (),
+            room=self.room,
+            probe=self.probe.report() if self.probe is not None else ProbeReport(),
+            inspection=self.inspection.sample,
+        )
 
     @property
     def idle(self) -> bool:
@@ -238,8 +276,8 @@ class Node:
             # nothing that works is hurt by a new start of the container
             self._lost(server.waits)
 
-    def report(self) -> dict[str, Any]:
-        """Return how all of them are."""
+    def report(self) -> dict[str, ServerReport]:
+        """Return the state of all of them."""
         return {name: server.report() for name, server in self.servers.items()}
 
     def leave(self) -> bool:
@@ -272,16 +310,3 @@ def _must_start(engine: Engine, order: Order) -> bool:
     """True when the order is to run an engine that has not been started here yet."""
     ordered = order.phase == RUN and bool(order.argv)
     return ordered and engine.state == IDLE and order.generation > engine.last
-
-
-def _said_of(engine: Engine) -> dict[str, Any]:
-    """Return what is reported of an engine that ended by itself, or that runs."""
-    if engine.ended:
-        return {"ended": engine.ended, "evidence": engine.evidence, "cause": engine.cause}
-    if engine.state != RUNNING:
-        return {}
-    return {
-        "evidence": engine.evidence,
-        "cause": engine.cause,
-        "pid": engine.pid,
-    }

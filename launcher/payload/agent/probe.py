@@ -1,9 +1,9 @@
-"""Asks a server's API on its own node, from threads, what the keeper judges by: canaries, counters,
-`/health`. Judges nothing.
+"""A server's API, queried on its own node from threads: canaries, counters, `/health`. Judges
+nothing.
 
 A canary is a completion of one token, or whatever else the model gives (`task.py`). It is waited
-for, however long it takes: under load it stands in the queue like any other request, and tells how
-long that is. Standard library only.
+for, however long it takes: under load it stands in the queue like any other request, and shows how
+long that is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import answer, api
@@ -41,39 +42,59 @@ _RESTS = (
 )
 
 
-class Canary(threading.Thread):
-    """A request on its way; when it has ended, `done` is called with its `status` and `said`."""
+@dataclass(frozen=True, kw_only=True)
+class FirstAnswer:
+    """The first answer of a model; `replicas` has the seconds of each of several replicas."""
 
-    def __init__(
-        self,
-        where: Where,
-        way: Task,
-        body: object,
-        replica: int | None,
-        done: Callable[[Canary], None],
-    ) -> None:
-        super().__init__(daemon=True)
-        self.where, self.way, self.body, self.replica, self.done = where, way, body, replica, done
-        self.status, self.said, self.began, self.seconds = 0, "", time.monotonic(), 0.0
+    model: str
+    fingerprint: str = ""
+    text: str = ""
+    came: str = ""
+    refused: str = ""
+    task: str = ""
+    seconds: float = 0.0
+    replicas: tuple[float, ...] = ()
 
-    def run(self) -> None:
-        """Ask."""
-        # vLLM numbers those behind this API alone (`data_parallel_rank`,
-        # v1/engine/input_processor.py)
-        place = None if self.replica is None else self.replica - self.where.first
-        try:
-            self.status, self.said = api.api(self.where, self.way.path, self.body, _PATIENCE, place)
-        except SILENT as error:
-            self.said = f"{type(error).__name__}: {error}"
-        self.seconds = time.monotonic() - self.began
-        self.done(self)
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The last answer of a model that has refused all requests so far."""
+
+    status: int
+    error: str
+    task: str
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """All that is known of an API; times are seconds ago, for clocks differ between nodes.
+
+    `task` is what the model does, empty before the first answer. `answers` has, for each replica
+    that has answered ("" for the whole API), how often and how long ago; `asking` how long each
+    canary has been on its way; `failing` for how long canaries have failed, with status and text of
+    the last. `seconds` is how long the last answer took. `progress` has a digest of `counters` for
+    each replica, which changes exactly when a step ends; they were read `counted` seconds ago.
+    """
+
+    answers: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    asking: Mapping[str, float] = field(default_factory=dict)
+    failing: Mapping[str, tuple[float, int, str]] = field(default_factory=dict)
+    seconds: float = 0.0
+    health: int = 0
+    rests: str = ""
+    task: str = ""
+    first: FirstAnswer | None = None
+    refusal: Refusal | None = None
+    counters: Counters | None = None
+    counted: float = 0.0
+    progress: Mapping[str, str] = field(default_factory=dict)
 
 
 class Probe:
-    """What is known of one API of an engine, from its start to its end.
+    """One API of an engine, from its start to its end.
 
-    `replicas` are the numbers of those behind it, none where the server has only one. `report` is
-    what travels to the keeper.
+    `replicas` are the numbers of those behind it, none where the server has only one.
     """
 
     def __init__(self, host: str, port: int, replicas: range, every: float) -> None:
@@ -87,12 +108,13 @@ class Probe:
         self.every, self.replicas = every, replicas
         self._task: Task | None = None  # as which the model has answered first
         self._body: object = None
-        self._canaries: dict[int | None, Canary] = {}
+        self._canaries: dict[int | None, float] = {}  # by their replicas, when they were sent
         # replica ("" for the whole) → how many answers, and when the last one came
-        self._answers: dict[str, list[float]] = {}
+        self._answers: dict[str, tuple[int, float]] = {}
         # the same keys → since when canaries fail, and status and text of the last
         self._failing: dict[str, tuple[float, int, str]] = {}
-        self._first: dict[str, Any] = {}
+        self._first: FirstAnswer | None = None
+        self._refusal: Refusal | None = None
         self._seconds, self._turn, self._health, self._rests = 0.0, 0, 0, ""
         self._counters: Counters | None = None
         self._counted = 0.0
@@ -106,51 +128,40 @@ class Probe:
     @property
     def answers(self) -> int:
         """How many canaries have come back so far."""
-        return int(sum(count for count, _ in list(self._answers.values())))
+        return sum(count for count, _ in list(self._answers.values()))
 
-    def report(self) -> dict[str, Any]:
-        """Return what is known; all times are seconds ago, for clocks differ between nodes.
-
-        `task` is what the model does, empty before the first answer; `first` what it answered
-        first, or how it has refused so far (`observed.Observed.first_answer`).
-
-        `answers` has, for each replica that has answered ("" for the whole API), how often and
-        how long ago; `asking` how long each canary has been on its way; `failing` for how long
-        canaries have failed, with status and text of the last.
-        """
-        now = time.monotonic()
-        said: dict[str, Any] = {
-            "answers": {
-                key: [count, round(now - at, 2)] for key, (count, at) in list(self._answers.items())
+    def report(self) -> ProbeReport:
+        """Return what is known."""
+        now, counters = time.monotonic(), self._counters
+        return ProbeReport(
+            answers={
+                key: (count, round(now - at, 2)) for key, (count, at) in list(self._answers.items())
             },
-            "asking": {
-                _key(each): round(now - canary.began, 2)
-                for each, canary in list(self._canaries.items())
+            asking={
+                _key(replica): round(now - began, 2)
+                for replica, began in list(self._canaries.items())
             },
-            "seconds": round(self._seconds, 3),
-            "failing": {
-                key: [round(now - since, 2), status, text[:300]]
+            failing={
+                key: (round(now - since, 2), status, text[:300])
                 for key, (since, status, text) in list(self._failing.items())
             },
-            "health": self._health,
-            "rests": self._rests,
-            "task": self._task.name if self._task is not None else "",
-            "first": self._first,
-        }
-        if counted := self._counters:
-            said["counters"] = {
-                "age": round(now - self._counted, 2),
-                "running": counted.running,
-                "waiting": counted.waiting,
-                "tokens": counted.tokens,
-                "good": counted.good,
-                "failed": counted.failed,
-                "held": dict(counted.held),
-                "progress": {_key(each): _digest(counted.of(each)) for each in self._keys()},
-            }
-        return said
+            seconds=round(self._seconds, 3),
+            health=self._health,
+            rests=self._rests,
+            task=self._task.name if self._task is not None else "",
+            first=self._first,
+            refusal=self._refusal,
+            counters=None if counters is None else replace(counters, progress=()),
+            counted=round(now - self._counted, 2),
+            progress={
+                _key(replica): _digest(counters.of(replica))
+                for replica in self._parts
+                if counters is not None
+            },
+        )
 
-    def _keys(self) -> list[int | None]:
+    @property
+    def _parts(self) -> list[int | None]:
         return [None, *self.replicas]
 
     def _run(self) -> None:
@@ -163,7 +174,7 @@ class Probe:
                 else:
                     self._begin()
             except SILENT:
-                pass  # nobody listens yet, or what came is no answer: asked again
+                pass  # no server listens yet, or the response is invalid: queried again
             most = _EARLY if self._task is None else _OPEN if self._canaries else self.every
             pause = max(0.05, min(most, self.every) - (time.monotonic() - began))
 
@@ -174,78 +185,79 @@ class Probe:
         self._health = api.api(self.where, "/health", timeout=5)[0]
         if self._health != 200:
             return
-        said = answer.complete(self.where)
-        status, error = _refusal(said)
+        reply = answer.complete(self.where)
+        status, error = _refusal(reply)
         if error:
-            self._first = {
-                "status": status,
-                "error": error[:500],
-                "task": str(said.get("task", "")),
-                "times": self._first.get("times", 0) + 1,
-            }
+            times = self._refusal.times + 1 if self._refusal else 1
+            task = str(reply.get("task", ""))
+            self._refusal = Refusal(status=status, error=error[:500], task=task, times=times)
             return
-        way = named(said["task"]) or CHAT
-        self._body = way.body(said["model"], self.where.prompt, 1)
-        self._seconds = float(said["seconds"])
-        self._first = {
-            "model": str(said["model"]),
-            "fingerprint": str(said.get("system_fingerprint", "")),
-            **{name: str(said.get(name, "")) for name in ("text", "came", "refused")},
-            "task": way.name,
-            "seconds": self._seconds,
-            "replicas": [float(each["seconds"]) for each in said.get("replicas", ())],
-        }
+        task = named(reply["task"]) or CHAT
+        self._body = task.body(reply["model"], self.where.prompt, 1)
+        self._seconds = float(reply["seconds"])
+        self._first = FirstAnswer(
+            model=str(reply["model"]),
+            fingerprint=str(reply.get("system_fingerprint", "")),
+            **{name: str(reply.get(name, "")) for name in ("text", "came", "refused")},
+            task=task.name,
+            seconds=self._seconds,
+            replicas=tuple(float(replica["seconds"]) for replica in reply.get("replicas", ())),
+        )
+        self._refusal = None
         self._count()
-        for each in self._keys():
-            self._note(each)
-        self._task = way
+        for replica in self._parts:
+            self._note(replica)
+        self._task = task
 
-    def _look(self, way: Task) -> None:
+    def _look(self, task: Task) -> None:
         """Send new canaries, and count."""
-        several = len(self.replicas) > 1 and way.steered
+        several = len(self.replicas) > 1 and task.steered
         replica = self.replicas[self._turn % len(self.replicas)] if several else None
         self._turn += 1
         if replica not in self._canaries and not self._over.is_set():
-            canary = Canary(self.where, way, self._body, replica, self._judge)
-            self._canaries[replica] = canary
+            began = self._canaries[replica] = time.monotonic()
+            canary = threading.Thread(target=self._send, args=(task, replica, began), daemon=True)
             canary.start()
             canary.join(min(1.0, self.every / 2))  # mostly it is back at once
         self._count()
-        late = any(
-            time.monotonic() - each.began > min(2 * self.every, _LATE)
-            for each in list(self._canaries.values())
-        )
-        if late or self._failing:
+        oldest = min(list(self._canaries.values()), default=float("inf"))
+        if self._failing or time.monotonic() - oldest > min(2 * self.every, _LATE):
             self._health, text = api.api(self.where, "/health", timeout=5)
             self._rests = resting(self.where, self._health, text)
         else:
             self._health, self._rests = 200, ""
 
-    def _judge(self, canary: Canary) -> None:
-        """Note how a canary ended; its own thread calls this."""
-        key = _key(canary.replica)
+    def _send(self, task: Task, replica: int | None, began: float) -> None:
+        """Send a canary, and note how it ended."""
+        # vLLM numbers those behind this API alone (`data_parallel_rank`,
+        # v1/engine/input_processor.py)
+        place = None if replica is None else replica - self.where.first
+        try:
+            status, text = api.api(self.where, task.path, self._body, _PATIENCE, place)
+        except SILENT as error:
+            status, text = 0, f"{type(error).__name__}: {error}"
+        key = _key(replica)
         # Also a refusal is an answer: the API key may have changed.
-        if 0 < canary.status < 500 or canary.status == 501:
-            self._seconds = canary.seconds
-            # Where vLLM chose the replica, nobody knows whose answer it is; and what is unknown is
+        if 0 < status < 500 or status == 501:
+            self._seconds = time.monotonic() - began
+            # Where vLLM chose the replica, it is unknown whose answer it is; and what is unknown is
             # not still.
-            whose = self._keys() if canary.replica is None else [None, canary.replica]
-            for each in whose:
-                self._note(each)
+            for answered in self._parts if replica is None else (None, replica):
+                self._note(answered)
             self._failing.pop(key, None)
         else:
-            since = self._failing.get(key, (canary.began, 0, ""))[0]
-            self._failing[key] = since, canary.status, canary.said or "no answer"
-        self._canaries.pop(canary.replica, None)
+            since = self._failing.get(key, (began, 0, ""))[0]
+            self._failing[key] = since, status, text or "no answer"
+        self._canaries.pop(replica, None)
 
     def _note(self, replica: int | None) -> None:
-        count = self._answers.get(_key(replica), [0, 0.0])[0]
-        self._answers[_key(replica)] = [count + 1, time.monotonic()]
+        count, _ = self._answers.get(_key(replica), (0, 0.0))
+        self._answers[_key(replica)] = count + 1, time.monotonic()
 
     def _count(self) -> None:
-        counted = api.counters(self.where)
-        if counted is not None:
-            self._counters, self._counted = counted, time.monotonic()
+        counters = api.counters(self.where)
+        if counters is not None:
+            self._counters, self._counted = counters, time.monotonic()
 
 
 def resting(where: Where, health: int, health_text: str) -> str:
@@ -256,33 +268,32 @@ def resting(where: Where, health: int, health_text: str) -> str:
     """
     if health == 503 and "scaling" in health_text:
         return "it is being rescaled"
-    for path, field, words in _RESTS:
+    for path, key, words in _RESTS:
         status, text = api.api(where, path, timeout=5)
-        if (
-            status == 200
-            and isinstance(said := json.loads(text), Mapping)
-            and said.get(field) is True
-        ):
+        reply = json.loads(text) if status == 200 else None
+        if isinstance(reply, dict) and reply.get(key) is True:
             return words
     return ""
 
 
-def _refusal(said: Mapping[str, Any]) -> tuple[int, str]:
+def _refusal(reply: Mapping[str, Any]) -> tuple[int, str]:
     """Return the status (0: none) and why a first request has brought no answer; empty when it
     has.
     """
-    status = int(said.get("status") or 0)
-    if status != 200 or said.get("error"):
-        return status, str(said.get("error") or "no answer")
+    status = int(reply.get("status") or 0)
+    if status != 200 or reply.get("error"):
+        return status, str(reply.get("error") or "no answer")
     mute = {
-        number: each for number, each in enumerate(said.get("replicas", ())) if not each["answered"]
+        number: replica
+        for number, replica in enumerate(reply.get("replicas", ()))
+        if not replica["answered"]
     }
-    told = [
-        f"replica {number} gave no answer: {each.get('error') or 'its count did not grow'}"
-        for number, each in mute.items()
+    errors = [
+        f"replica {number} gave no answer: {replica.get('error') or 'its count did not grow'}"
+        for number, replica in mute.items()
     ]
-    refused = [each["status"] for each in mute.values() if each["status"] != 200]
-    return max(refused, default=0), "; ".join(told)
+    statuses = [replica["status"] for replica in mute.values() if replica["status"] != 200]
+    return max(statuses, default=0), "; ".join(errors)
 
 
 def _key(replica: int | None) -> str:

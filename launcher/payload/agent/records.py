@@ -1,4 +1,4 @@
-"""Records that travel as JSON and are dataclasses at both ends: pydantic checks what arrives.
+"""Data that travels as JSON and is a dataclass at both ends: pydantic checks what arrives.
 
 pydantic is in every image of vLLM. It is imported by the first record that is read, so that
 `vlaunch --help` does not wait for it.
@@ -6,7 +6,6 @@ pydantic is in every image of vLLM. It is imported by the first record that is r
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -16,28 +15,42 @@ T = TypeVar("T")
 _LARGEST = 2**62  # of a number: larger ones are no times, and some cannot even become a float
 
 
-def read(kind: Callable[..., T], said: object, name: str, *, whole: bool = False) -> T:
-    """Return what JSON said as a dataclass; raises ValueError with one line for what is none.
+def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = False) -> T:
+    """Return JSON, as bytes or plain data, as a dataclass; raises ValueError with one line that
+    names the field.
 
-    Types are not converted. With `whole` every field must be there, and no other.
+    Types are not converted. With `complete` every field must be present, and no other.
     """
     from pydantic import ValidationError
+    from pydantic_core import from_json
 
     wrong = f"this is no {name}"
     try:
-        text = json.dumps(said, allow_nan=False)
-        if not _bounded(said):
+        text = data if isinstance(data, bytes) else json.dumps(data, allow_nan=False).encode()
+        plain = from_json(text, allow_inf_nan=False)
+        if not _bounded(plain):
             raise ValueError("a number is too large")
-        found: T = _adapter(kind).validate_json(text, strict=True)
+        record: T = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{wrong}: {place!r:.80}: {first['msg']:.200}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{wrong}: {error!s:.200}") from None
-    if whole and (names := _differing(found, json.loads(text))):
-        raise ValueError(f"{wrong}: a field is missing or unknown: {names!r:.200}")
-    return found
+    if complete:
+        expected = _adapter(kind).dump_python(record, mode="json")
+        names = {*expected, *plain}
+        if differing := sorted(
+            key for key in names if expected.get(key, ...) != plain.get(key, ...)
+        ):
+            raise ValueError(f"{wrong}: a field is missing or unknown: {differing!r:.200}")
+    return record
+
+
+def as_bytes(record: Any) -> bytes:
+    """Return a dataclass as JSON."""
+    text: bytes = _adapter(type(record)).dump_json(record)
+    return text
 
 
 @functools.cache
@@ -53,13 +66,3 @@ def _bounded(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_bounded, value))
     return not isinstance(value, (int, float)) or abs(value) < _LARGEST
-
-
-def _differing(found: Any, said: dict[str, Any]) -> list[str]:
-    """Return the fields that were not said as they were understood."""
-    plain = json.loads(json.dumps(dataclasses.asdict(found)))
-    return sorted(
-        key
-        for key in {**plain, **said}
-        if key not in plain or key not in said or plain[key] != said[key]
-    )

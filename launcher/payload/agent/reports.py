@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from aiohttp import web
 
+from . import records
 from .certificates import Certificates, Troubles, name_in
 from .crew import Lead, Refused
 from .members import HOLD
+from .node import Report
 from .server import Site
 
 _AGAIN = 0.02  # seconds between two attempts to get the agent's lock
@@ -60,7 +60,7 @@ class _Reports:
             raise web.HTTPBadRequest from error
         try:
             name, transport = self._client(request)
-            report = _read(body)
+            report = _read(name, body)
             async with self._locked():
                 answer = self._lead.exchange(name, report, transport)
         except Refused as why:
@@ -125,14 +125,9 @@ class _Reports:
         return answer
 
 
-def _read(body: bytes) -> dict[str, Any]:
-    """Read a report; raises Refused. Whoever uses a part of it looks at its type."""
+def _read(name: str, body: bytes) -> Report:
+    """Read a node's report; raises Refused, naming the field that is wrong."""
     try:
-        said = json.loads(body)
-        # JSON can name halves of letters, which cannot be hashed or sent on
-        json.dumps(said, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        raise Refused("it is no JSON") from None
-    if not isinstance(said, dict):
-        raise Refused("it is no JSON object")
-    return said
+        return records.read(Report, body, "report")
+    except ValueError as error:
+        raise Refused(f"{name} sent an invalid report: {error}") from None

@@ -29,8 +29,8 @@ class Stall:
     show; `seconds` is how long no step has ended.
     """
 
-    def __init__(self, name: str, want: Desired, lead: Lead, clock: Clock) -> None:
-        self.name, self.want, self.lead, self.clock = name, want, lead, clock
+    def __init__(self, name: str, spec: Desired, lead: Lead, clock: Clock) -> None:
+        self.name, self.spec, self.lead, self.clock = name, spec, lead, clock
         self.verdict, self.reason, self.seconds = "", "", 0.0
         self.wedge: Wedge | None = None
         self._evidence: Wedge | None = None  # the last wedge; a death may end the samples first
@@ -51,7 +51,7 @@ class Stall:
         worst = max(quiet, key=lambda wait: wait.seconds)
         self.seconds = worst.seconds
         # Replicas of a mixture of experts compute together: then all wait for one rank.
-        all_of = len(quiet) >= self.want.replicas
+        all_of = len(quiet) >= self.spec.replicas
         replica = None if all_of else worst.replica
         finding = self._inspect(self._ranks(ranks, replica), replica)
         self.wedge = None
@@ -73,19 +73,20 @@ class Stall:
         for rank in ranks:
             if replica is None or f"DP{replica}" in rank.name.split():
                 placed.setdefault(rank.node, {})[rank.pid] = rank.name
-        if self.want.backend == "ray":
+        if self.spec.backend == "ray":
             return placed
         return {
             process.node: {}
-            for process in self.want.processes
+            for process in self.spec.processes
             if replica is None or replica in range(process.replicas[0], sum(process.replicas))
         }
 
     def _inspect(self, ranks: Mapping[str, Mapping[int, str]], replica: int | None) -> Finding:
         """Compare the newest samples; one of a node that cannot be asked says nothing."""
         for node in ranks:
-            report = self.lead.report(node, self.name) if self.lead.fresh(node) else None
-            self._inspections.take(node, (report or {}).get("inspection"))
+            fresh = self.lead.fresh(node)
+            sample = self.lead.report(node, self.name).inspection if fresh else None
+            self._inspections.take(node, sample)
         return self._inspections.finding(ranks, replica=replica)
 
     def judge(self, trouble: Trouble) -> Trouble:

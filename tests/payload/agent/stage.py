@@ -5,15 +5,15 @@ clock that a test turns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.payload.agent import state
+from launcher.payload.agent import records, state
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.keeper import Keeper
-from launcher.payload.agent.node import PREPARE, RUN, Order
+from launcher.payload.agent.node import NOTHING, PREPARE, RUN, Order, ServerReport
 from launcher.payload.agent.observed import Observed
 from launcher.payload.agent.ray_view import Culprit, Rank
 
@@ -128,7 +128,7 @@ class Lead:
         self.away: dict[str, str] = {}
         self.stale: set[str] = set()  # that are connected, and silent
         self.late: set[str] = set()  # that have not carried out yet what they were ordered last
-        self.said: dict[str, Mapping[str, Any]] = {}
+        self.reports: dict[str, ServerReport] = {}
 
     def here(self, node: str) -> bool:
         """True when a node's agent is connected."""
@@ -138,9 +138,9 @@ class Lead:
         """True when it was heard a moment ago."""
         return self.here(node) and node not in self.stale
 
-    def report(self, node: str, _: str) -> Mapping[str, Any] | None:
-        """Return what it said last."""
-        return self.said.get(node, {}) if self.here(node) else None
+    def report(self, node: str, _: str) -> ServerReport:
+        """Return its last report."""
+        return self.reports.get(node, NOTHING) if self.here(node) else NOTHING
 
     def settled(self, node: str) -> bool:
         """True when it has carried out what it was ordered last."""
@@ -249,8 +249,8 @@ class Stage:
             if node not in self.lead.away:
                 each.obey(self.orders.get(node), self.clock.now)
         self._serve(seconds)
-        self.lead.said |= {
-            node: self._report(node, each)
+        self.lead.reports |= {
+            node: records.read(ServerReport, self._report(node, each), "report")
             for node, each in self.lead.nodes.items()
             if self.lead.fresh(node)
         }
@@ -319,19 +319,19 @@ class Stage:
             "health": engine.health,
             "rests": engine.rests,
             "task": engine.task if self.answered else "",
-            "first": first if self.answered else {},
+            "first": first if self.answered else None,
         }
         if engine.counts:
             progress = dict.fromkeys(keys, str(self.steps)) | dict.fromkeys(mute & {*keys}, "-")
+            said |= {"counted": 0.1, "progress": progress}
             said["counters"] = {
-                "age": 0.1,
+                "progress": [],
                 "running": engine.open,
                 "waiting": 1 if self.asking else 0,
                 "tokens": float(self.answered),
                 "good": 0.0,
                 "failed": engine.failed,
                 "held": engine.held,
-                "progress": progress,
             }
         return said
 

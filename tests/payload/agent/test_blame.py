@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.agent import blame
-from launcher.payload.agent.blame import Finding, Inspections
+from launcher.payload.agent import blame, records
+from launcher.payload.agent.blame import Finding, Inspections, Sample
 
 STACKS = Path(__file__).parents[2] / "fixtures" / "stacks"
 NODES: dict[str, dict[int, str]] = {"node1": {}, "node2": {}}
@@ -45,7 +45,7 @@ def judge(samples: Recorded, replica: int | None = None) -> Finding:
     for node, taken in samples.items():
         inspections.take(node, None)
         for each in taken:
-            inspections.take(node, each)
+            inspections.take(node, records.read(Sample, each, "inspection"))
     return inspections.finding(named(samples), replica=replica)
 
 
@@ -250,17 +250,6 @@ def test_replicas() -> None:
 
     assert judge(samples).progress is True
     assert judge(samples, replica=0).rank == "DP0 TP1"
-
-
-@pytest.mark.parametrize(
-    "said", [None, 7, "x", [], {}, {"number": 3}, {"number": 3, "at": "x", "bytes": {}, "ranks": 1}]
-)
-def test_reports_that_are_none(said: object) -> None:
-    """They are left out."""
-    inspections = Inspections()
-    inspections.take("node1", said)
-
-    assert inspections.finding(NODES).progress is None
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from launcher.payload.agent import crew
+from launcher.payload.agent import crew, records
 from launcher.payload.agent.crew import Lead, Refused
-from launcher.payload.agent.node import RUN, Order
+from launcher.payload.agent.node import NOTHING, RUN, Order, Report, ServerReport
 from tests.hostile import mutate
 from tests.payload.agent.stage import Clock
 
 SERVERS = {"chat": {"state": "running", "last": 1, "prepared": 1, "probe": {"answers": {}}}}
+CHAT = ServerReport(state="running", last=1, prepared=1)
 ORDER = Order(generation=1, phase=RUN, argv=("true",))
 
 
@@ -29,7 +31,7 @@ class Node:
 
     def report(self) -> dict[str, Any]:
         """Report a server that does not run."""
-        return {"chat": {"state": "idle"}}
+        return {"chat": ServerReport(prepared=7)}
 
 
 class Connection:
@@ -61,7 +63,8 @@ class Head:
             "servers": SERVERS,
             **more,
         }
-        return self.lead.exchange(name, report, self.connections.setdefault(name, Connection()))
+        connection = self.connections.setdefault(name, Connection())
+        return self.lead.exchange(name, records.read(Report, report, "report"), connection)
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def test_a_report_is_answered_with_orders(head: Head) -> None:
         assert answer == {
             "head_boot": lead.boot,
             "number": first["number"] + 1,
-            "orders": {"chat": ORDER.as_json()},
+            "orders": {"chat": dataclasses.asdict(ORDER)},
             "ray": "b1.1",
         }
         assert lead.settled("gpu2") is (done == answer["number"])
@@ -105,14 +108,13 @@ def test_a_report_is_answered_with_orders(head: Head) -> None:
 def test_the_last_report_of_a_node_counts(head: Head) -> None:
     """Empty of what it has nothing of; who is not here cannot be asked."""
     head.lead.turn()
-    head.post(servers={"chat": {"state": "idle"}, "odd": 1})
-    assert head.lead.report("gpu2", "odd") == {}
+    head.post(servers={"chat": {"state": "stopping"}, "odd": {}})
     head.post(number=2)
 
-    assert head.lead.report("gpu2", "chat") == SERVERS["chat"]
-    assert head.lead.report("gpu2", "other") == {}
-    assert head.lead.report("gpu3", "chat") is None
-    assert head.lead.report("gpu1", "chat") == {"state": "idle"}
+    assert head.lead.report("gpu2", "chat") == CHAT
+    assert head.lead.report("gpu2", "odd") == NOTHING
+    assert head.lead.report("gpu3", "chat") == NOTHING
+    assert head.lead.report("gpu1", "chat") == ServerReport(prepared=7)
 
 
 def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
@@ -130,12 +132,8 @@ def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
         ({"boot": "b0"}, "gpu2 sent a report of an earlier start of its agent"),
         ({"head_boot": "other"}, "gpu2 reports to another start of the head's agent"),
         ({"node": "gpu3"}, "the certificate of gpu2 came with a report of gpu3"),
-        ({"servers": []}, "gpu2 sent what is no report"),
-        ({"number": None}, "gpu2 sent what is no report"),
-        ({"number": "7"}, "gpu2 sent what is no report"),
-        ({"done": None}, "gpu2 sent what is no report"),
-        ({"boot": ""}, "gpu2 sent what is no report"),
-        ({"boot": "b" * 41}, "gpu2 sent what is no report"),
+        ({"boot": ""}, "gpu2 sent an invalid report: its 'boot' has 0 letters"),
+        ({"boot": "b" * 41}, "gpu2 sent an invalid report: its 'boot' has 41 letters"),
     ],
 )
 def test_what_is_refused_changes_nothing(
@@ -149,8 +147,29 @@ def test_what_is_refused_changes_nothing(
         head.post(**{"number": 6, "servers": {}, "done": 1, **more})
 
     assert (head.lead.heard()["gpu2"], head.lead.here("gpu3")) == (3.0, False)
-    assert (head.lead.report("gpu2", "chat"), head.lead.boot_of("gpu2")) == (SERVERS["chat"], "b1")
+    assert (head.lead.report("gpu2", "chat"), head.lead.boot_of("gpu2")) == (CHAT, "b1")
     head.post(number=6)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"servers": []}, "servers"),
+        ({"number": None}, "number"),
+        ({"number": "7"}, "number"),
+        ({"done": None}, "done"),
+        ({"servers": {"chat": 1}}, "servers.chat"),
+        ({"servers": {"chat": {"last": True}}}, "servers.chat.last"),
+        ({"servers": {"chat": {"room": [1, None]}}}, "servers.chat.room.1"),
+        ({"servers": {"chat": {"probe": {"task": 7}}}}, "servers.chat.probe.task"),
+        ({"servers": {"chat": {"inspection": {"number": 1}}}}, "servers.chat.inspection.at"),
+    ],
+)
+def test_an_invalid_report_names_its_field(change: dict[str, Any], field: str) -> None:
+    """It is refused as a whole."""
+    report = {"node": "gpu2", "boot": "b", "number": 1, "head_boot": "", "done": 0, "servers": {}}
+    with pytest.raises(ValueError, match=f"this is no report: '{field}': "):
+        records.read(Report, {**report, **change}, "report")
 
 
 def test_nobody_else_is_this_node(head: Head) -> None:
@@ -193,7 +212,7 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
     assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.report("gpu2", "chat")) == (
         False,
         "",
-        None,
+        NOTHING,
     )
     assert head.lead.boot_of("gpu2") == ""
     clock.now += 10.0
@@ -245,7 +264,7 @@ def test_an_agent_that_was_started_anew(head: Head) -> None:
     head.post(number=9)
     head.post(boot="b2", servers={})
 
-    assert (head.lead.boot_of("gpu2"), head.lead.report("gpu2", "chat")) == ("b2", {})
+    assert (head.lead.boot_of("gpu2"), head.lead.report("gpu2", "chat")) == ("b2", NOTHING)
     with pytest.raises(Refused, match="earlier start"):
         head.post(number=10)
 
@@ -260,13 +279,12 @@ def test_whatever_is_reported(clock: Clock, chance: mutate.Chance) -> None:
     for number in range(1, 5):
         said = mutate.text({**good, "number": number, "head_boot": head.lead.boot}, chance)
         try:
-            report = json.loads(said)
-            if isinstance(report, dict):
-                head.lead.exchange("gpu2", report, Connection())
-        except (ValueError, RecursionError, Refused):
+            report = records.read(Report, said.encode(errors="replace"), "report")
+            head.lead.exchange("gpu2", report, Connection())
+        except (ValueError, Refused):
             pass
         head.lead.turn()
-        assert isinstance(head.lead.report("gpu2", "chat"), (dict, type(None)))
+        assert isinstance(head.lead.report("gpu2", "chat"), ServerReport)
         json.dumps(head.lead.heard(), ensure_ascii=False).encode()
     head.post("gpu3", number=2)
-    assert head.lead.report("gpu3", "chat") == SERVERS["chat"]
+    assert head.lead.report("gpu3", "chat") == CHAT

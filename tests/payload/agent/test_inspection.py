@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -325,13 +326,13 @@ def test_samples_come_and_go(
     monkeypatch.setattr(inspection, "EVERY", 0.01)
     monkeypatch.setattr(inspection, "_SHARE", 1.0)
     inspected = Inspection()
-    assert inspected.report() is None
+    assert inspected.sample is None
 
     inspected.turn(target(sleeper.pid))
-    until(lambda: (inspected.report() or {"number": 0})["number"] > 1, "two samples")
+    until(lambda: inspected.sample and inspected.sample.number > 1, "two samples")
     inspected.turn(None)
 
-    assert inspected.report() is None
+    assert inspected.sample is None
 
 
 def test_a_new_target_before_the_old_sample_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,13 +362,13 @@ def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "look", lambda _: sample)
     order = Order(generation=1, phase=RUN, inspect=True)
     server = Server("chat", str(tmp_path), order)
-    assert node.read({"chat": json.loads(json.dumps(order.as_json()))}) == {"chat": order}
+    assert node.read({"chat": json.loads(json.dumps(dataclasses.asdict(order)))}) == {"chat": order}
 
     server.turn(order)
-    until(lambda: "inspection" in server.report(), "a sample")
+    until(lambda: server.report().inspection, "a sample")
     server.turn(Order(generation=1, phase=RUN))
 
-    assert "inspection" not in server.report()
+    assert server.report().inspection is None
 
 
 def test_session() -> None:

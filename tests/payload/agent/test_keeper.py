@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from launcher.payload.agent import state
-from launcher.payload.agent.node import KEEP, PREPARE, RUN
+from launcher.payload.agent import records, state
+from launcher.payload.agent.node import KEEP, PREPARE, RUN, ServerReport
 from launcher.payload.agent.ray_view import Culprit
 from tests.hostile import mutate
 from tests.payload.agent import wanted
@@ -488,7 +489,7 @@ def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
 def reboot(stage: Stage) -> None:
     """Let the head's container end, with what runs in it, and start again."""
     stage.lead.nodes["gpu1"] = Node(boot="b2")
-    stage.lead.said.clear()
+    stage.lead.reports.clear()
     stage.boot().turn()
 
 
@@ -700,13 +701,15 @@ def test_whatever_agents_report(ready: Make, chance: mutate.Chance) -> None:
     """Nothing that another agent says ends the one that keeps all servers."""
     stage = ready(wanted.mp("gpu1", "gpu2", id=str(chance.number), asked=float(chance.number)))
     for node in ("gpu1", "gpu2"):
-        good = {**stage.lead.said[node], "ranks": [7], "ended": "x"}
-        stage.lead.said[node] = mutate.value(good, chance)
+        good = {**dataclasses.asdict(stage.lead.reports[node]), "ranks": [7], "ended": "x"}
+        with contextlib.suppress(ValueError):
+            report = records.read(ServerReport, mutate.value(good, chance), "report")
+            stage.lead.reports[node] = report
     for _ in range(8):
         stage.clock.now += 1
         stage.keeper.turn()
         for order in stage.keeper.orders().values():
-            assert order.as_json()
+            assert order.generation > 0
 
 
 def test_when_it_wants_to_be_asked_often(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,7 +17,16 @@ import pytest
 from hypothesis import given
 
 from launcher.payload.agent import gpu, leftovers, node
-from launcher.payload.agent.node import KEEP, PREPARE, RUN, Node, Order, Server
+from launcher.payload.agent.node import (
+    KEEP,
+    NOTHING,
+    PREPARE,
+    RUN,
+    Node,
+    Order,
+    Server,
+    ServerReport,
+)
 from launcher.payload.agent.process import RUNNING
 from tests.hostile import mutate
 from tests.payload.agent.waits import lives, until
@@ -40,7 +50,7 @@ quick = mutate.examples(60)
 
 def plain(orders: dict[str, Order]) -> Any:
     """Return orders as they travel."""
-    return json.loads(json.dumps({name: each.as_json() for name, each in orders.items()}))
+    return json.loads(json.dumps({name: dataclasses.asdict(each) for name, each in orders.items()}))
 
 
 def test_orders_survive_the_way() -> None:
@@ -88,21 +98,21 @@ def here(tmp_path: Path) -> Iterator[Node]:
     until(made.leave, "it ends")
 
 
-def turn(here: Node, name: str, true: Any, **orders: Order) -> dict[str, Any]:
+def turn(here: Node, name: str, true: Any, **orders: Order) -> ServerReport:
     """Look at everything until something holds of a server's report; orders are given each time, as
     the head's agent does.
     """
-    found: dict[str, Any] = {}
+    report = NOTHING
 
     def holds() -> object:
+        nonlocal report
         here.orders = orders
         here.turn()
-        found.clear()
-        found.update(here.report().get(name, {}))
-        return true(found)
+        report = here.report().get(name, NOTHING)
+        return true(report)
 
-    until(holds, name, lambda: found)
-    return found
+    until(holds, name, lambda: report)
+    return report
 
 
 # ---- before a start ------------------------------------------------------------------------------
@@ -122,19 +132,19 @@ def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(gpu, "room", room)
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=2, gpus=(0, 1, 2))
-    said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
-    assert (said["waits"], said["prepared"], said["room"]) == ("held by x", 0, [4, 3])
+    said = turn(here, "chat", lambda said: said.waits, chat=order)
+    assert (said.waits, said.prepared, said.room) == ("held by x", 0, (4, 3))
     assert looked[0] == (0.9, (0, 1, 2), 2)
 
-    turn(here, "chat", lambda said: said.get("prepared") == 4, chat=order)
+    turn(here, "chat", lambda said: said.prepared == 4, chat=order)
     assert says == []
 
     says[:] = ["held by y"] * 9
     order = Order(generation=5, phase=PREPARE, share=0.9, count=2)
-    turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    turn(here, "chat", lambda said: said.waits, chat=order)
     here.orders = {"chat": Order(generation=5, phase=KEEP)}
     here.turn()
-    assert "waits" not in here.report()["chat"]
+    assert here.report()["chat"].waits == ""
 
 
 def test_a_start_that_needs_no_memory_waits_for_none(
@@ -145,7 +155,7 @@ def test_a_start_that_needs_no_memory_waits_for_none(
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
     here.turn()
 
-    assert here.report()["chat"]["prepared"] == 4
+    assert here.report()["chat"].prepared == 4
 
 
 def test_a_driver_that_hangs_stops_nothing(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +185,11 @@ def test_gpus_that_are_lost_start_the_container_anew(
 
     monkeypatch.setattr(gpu, "room", gone)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9)
-    said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    said = turn(here, "chat", lambda said: said.waits, chat=order)
     until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
 
     assert (
-        said["waits"]
+        said.waits
         == here.why[0]
         == "the GPUs are lost to this container: Failed to initialize NVML"
     )  # type: ignore[attr-defined]
@@ -195,15 +205,15 @@ def test_a_driver_that_was_upgraded_stops_no_container(
     )
     monkeypatch.setattr(gpu.children, "run", lambda *_: (18, told))
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    said = turn(here, "chat", lambda said: said.waits, chat=order)
     for _ in range(20):
         here.turn()
 
-    assert said["waits"] == (
+    assert said.waits == (
         "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node:"
         " Failed to initialize NVML: Driver/library version mismatch"
     )
-    assert (said["prepared"], here.why) == (0, [])  # type: ignore[attr-defined]
+    assert (said.prepared, here.why) == (0, [])  # type: ignore[attr-defined]
 
 
 def test_lost_gpus_do_not_end_the_ranks_of_another_server(
@@ -217,11 +227,11 @@ def test_lost_gpus_do_not_end_the_ranks_of_another_server(
 
     monkeypatch.setattr(gpu, "room", gone)
     neighbour = Order(generation=1, phase=PREPARE)
-    turn(here, "embed", lambda said: said.get("prepared") == 1, embed=neighbour)
+    turn(here, "embed", lambda said: said.prepared == 1, embed=neighbour)
     neighbour = Order(generation=1, phase=KEEP, pids=(os.getpid(),))
-    turn(here, "embed", lambda said: said.get("ranks"), embed=neighbour)
+    turn(here, "embed", lambda said: said.ranks, embed=neighbour)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    turn(here, "chat", lambda said: said.get("waits"), chat=order, embed=neighbour)
+    turn(here, "chat", lambda said: said.waits, chat=order, embed=neighbour)
     for _ in range(20):
         here.turn()
 
@@ -238,13 +248,13 @@ def test_other_gpus_are_looked_at_before_a_start_on_them(
     full = {(2,): "GPU 2 is held"}
     monkeypatch.setattr(gpu, "room", lambda _, gpus, __: (1, full.get(gpus, "")))
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    turn(here, "chat", lambda said: said.get("prepared") == 4, chat=order)
-    here.orders = {"chat": Order(**{**order.as_json(), "gpus": (2,)})}
+    turn(here, "chat", lambda said: said.prepared == 4, chat=order)
+    here.orders = {"chat": dataclasses.replace(order, gpus=(2,))}
     here.turn()
-    assert here.report()["chat"]["prepared"] == 0
-    said = turn(here, "chat", lambda said: said.get("waits"), **here.orders)
+    assert here.report()["chat"].prepared == 0
+    said = turn(here, "chat", lambda said: said.waits, **here.orders)
 
-    assert (said["waits"], said["prepared"]) == ("GPU 2 is held", 0)
+    assert (said.waits, said.prepared) == ("GPU 2 is held", 0)
 
 
 # ---- engines -------------------------------------------------------------------------------------
@@ -260,21 +270,21 @@ def test_an_engine_is_started_once_and_kept(here: Node) -> None:
     assert here.report() == {}
 
     run = Order(generation=1, phase=RUN, argv=SLEEP)
-    pid = turn(here, "chat", lambda said: "pid" in said, chat=run)["pid"]
+    pid = turn(here, "chat", lambda said: said.pid, chat=run).pid
     said = turn(
-        here, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=KEEP, argv=SLEEP)
+        here, "chat", lambda said: said.pid, chat=Order(generation=1, phase=KEEP, argv=SLEEP)
     )
-    assert (said["pid"], said["state"], said["last"]) == (pid, "running", 1)
+    assert (said.pid, said.state, said.last) == (pid, "running", 1)
 
     os.kill(pid, 9)
-    said = turn(here, "chat", lambda said: said["state"] == "idle", chat=run)
+    said = turn(here, "chat", lambda said: said.state == "idle", chat=run)
     here.turn()
-    assert said["ended"].startswith("was killed by SIGKILL")
-    assert here.report()["chat"]["state"] == "idle"
+    assert said.ended.startswith("was killed by SIGKILL")
+    assert here.report()["chat"].state == "idle"
     turn(
         here,
         "chat",
-        lambda said: said["state"] == "running" and said["last"] == 2,
+        lambda said: said.state == "running" and said.last == 2,
         chat=Order(generation=2, phase=RUN, argv=SLEEP),
     )
 
@@ -291,12 +301,12 @@ def test_an_engine_is_started_once_and_kept(here: Node) -> None:
 def test_an_engine_that_is_not_ordered_ends(here: Node, then: Order | None) -> None:
     """Nobody wants it, or another one is about to start."""
     pid = turn(
-        here, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=RUN, argv=SLEEP)
-    )["pid"]
+        here, "chat", lambda said: said.pid, chat=Order(generation=1, phase=RUN, argv=SLEEP)
+    ).pid
     turn(
         here,
         "chat",
-        lambda said: not said or said["state"] == "idle",
+        lambda said: said.state == "idle",
         **({"chat": then} if then else {}),
     )
 
@@ -308,12 +318,12 @@ def test_an_engine_that_is_not_ordered_ends(here: Node, then: Order | None) -> N
 def test_one_servers_end_is_not_anothers(here: Node) -> None:
     """Each has its own processes, log and orders."""
     run = Order(generation=1, phase=RUN, argv=SLEEP)
-    first = turn(here, "chat", lambda said: "pid" in said, chat=run, embed=run)["pid"]
-    second = here.report()["embed"]["pid"]
-    turn(here, "chat", lambda said: not said, embed=run)
+    first = turn(here, "chat", lambda said: said.pid, chat=run, embed=run).pid
+    second = here.report()["embed"].pid
+    turn(here, "chat", lambda said: said == NOTHING, embed=run)
 
     assert (lives(first), lives(second)) == (False, True)
-    assert here.report()["embed"]["state"] == "running"
+    assert here.report()["embed"].state == "running"
 
 
 def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> None:
@@ -340,10 +350,10 @@ def test_shared_memory_is_swept_after_an_engine(
         turn(
             made,
             "chat",
-            lambda said: "pid" in said,
+            lambda said: said.pid,
             chat=Order(generation=1, phase=RUN, argv=SLEEP),
         )
-        turn(made, "chat", lambda said: not said)
+        turn(made, "chat", lambda said: said == NOTHING)
 
     assert swept == [True]
 
@@ -374,8 +384,8 @@ def test_ranks_of_ray_that_hang_are_ended(here: Node, then: Order | None) -> Non
     }
     here.turn()
     orders = {"chat": then} if then else {}
-    assert turn(here, "chat", lambda said: said.get("state") == "stopping", **orders)
-    turn(here, "chat", lambda said: not said or said["state"] == "idle", **orders)
+    assert turn(here, "chat", lambda said: said.state == "stopping", **orders)
+    turn(here, "chat", lambda said: said.state == "idle", **orders)
 
     assert started[0].wait(10) == -9
     assert started[1].poll() is None

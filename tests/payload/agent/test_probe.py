@@ -43,35 +43,35 @@ def hang(server: Server) -> Iterator[threading.Event]:
 
 def answers(probe: Probe) -> dict[str, int]:
     """Return how many answers each part has given."""
-    return {key: count for key, (count, _) in probe.report()["answers"].items()}
+    return {key: count for key, (count, _) in probe.report().answers.items()}
 
 
 def failure(probe: Probe) -> list[Any]:
     """Return status and text of a canary that failed; empty while none does."""
-    return list(probe.report()["failing"].get("", ()))[1:]
+    return list(probe.report().failing.get("", ()))[1:]
 
 
 def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> None:
     """/health alone is no answer; what is said against a completion is told."""
     server.answers["/health"] = (503, "starting")
     probe = start()
-    until(lambda: probe.report()["health"] == 503, "it is asked")
+    until(lambda: probe.report().health == 503, "it is asked")
     server.answers["/health"] = ""
     server.answers[COMPLETIONS] = (500, "not yet")
-    until(lambda: probe.report()["first"].get("times", 0) > 1, "it has refused twice")
-    first = probe.report()["first"]
-    assert (first["status"], first["error"], first["task"]) == (500, "not yet", "chat")
+    until(
+        lambda: probe.report().refusal and probe.report().refusal.times > 1, "it has refused twice"
+    )
+    refusal = probe.report().refusal
+    assert refusal is not None
+    assert (refusal.status, refusal.error, refusal.task) == (500, "not yet", "chat")
     assert answers(probe) == {}
     server.answers[COMPLETIONS] = CHAT
     until(lambda: answers(probe).get("", 0) > 0, "it answers")
 
-    first = probe.report()["first"]
-    assert (first["model"], first["text"], first["task"], first["replicas"]) == (
-        "m",
-        "Hi",
-        "chat",
-        [],
-    )
+    report = probe.report()
+    assert report.first is not None
+    assert (report.first.model, report.first.text, report.first.task) == ("m", "Hi", "chat")
+    assert (report.first.replicas, report.refusal) == ((), None)
 
 
 def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None:
@@ -80,18 +80,18 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     """
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
-    until(lambda: probe.report().get("counters"), "the counters were read")
+    until(lambda: probe.report().counters, "the counters were read")
     said = probe.report()
 
     assert {call[3]["max_tokens"] for call in server.asked if call[3]} == {8, 1}
-    assert (said["health"], said["rests"], said["failing"]) == (200, "", {})
-    assert 0 < said["seconds"] < 60
+    assert (said.health, said.rests, said.failing) == (200, "", {})
+    assert 0 < said.seconds < 60
     assert (
-        said["counters"]["running"],
-        said["counters"]["waiting"],
-        said["counters"]["tokens"],
+        said.counters.running,
+        said.counters.waiting,
+        said.counters.tokens,
     ) == (8, 892, 7.0)
-    assert list(said["counters"]["progress"]) == [""]
+    assert list(said.progress) == [""]
 
 
 def test_a_canary_that_is_late_is_waited_for(
@@ -104,15 +104,15 @@ def test_a_canary_that_is_late_is_waited_for(
     probe = start()
     until(lambda: probe.answers, "it answers")
     hang.clear()
-    until(lambda: probe.report()["asking"].get("", 0) > 0.5, "it is late")
+    until(lambda: probe.report().asking.get("", 0) > 0.5, "it is late")
     asked = sum(each[1] == COMPLETIONS for each in server.asked)
     count = probe.answers
-    until(lambda: probe.report()["asking"].get("", 0) > 0.8, "it is later")
+    until(lambda: probe.report().asking.get("", 0) > 0.8, "it is later")
     assert (sum(each[1] == COMPLETIONS for each in server.asked), probe.answers) == (asked, count)
     hang.set()
     until(lambda: probe.answers > count, "it is back")
 
-    assert probe.report()["failing"] == {}
+    assert probe.report().failing == {}
 
 
 def test_counters_go_on_while_a_canary_waits(
@@ -123,11 +123,11 @@ def test_counters_go_on_while_a_canary_waits(
     probe = start()
     until(lambda: probe.answers, "it answers")
     hang.clear()
-    until(lambda: probe.report()["asking"], "it is late")
-    digest = probe.report()["counters"]["progress"][""]
+    until(lambda: probe.report().asking, "it is late")
+    digest = probe.report().progress[""]
     server.answers["/metrics"] = 'vllm:generation_tokens_total{engine="0"} 8.0\n'
 
-    until(lambda: probe.report()["counters"]["progress"][""] != digest, "they move")
+    until(lambda: probe.report().progress[""] != digest, "they move")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_server_that_rests(
     until(lambda: probe.answers, "it answers")
     server.answers[path] = {field: True}
     hang.clear()
-    until(lambda: probe.report()["rests"] == words, "it is told")
+    until(lambda: probe.report().rests == words, "it is told")
     server.answers[path] = {field: False}
-    until(lambda: probe.report()["rests"] == "", "it is told again")
+    until(lambda: probe.report().rests == "", "it is told again")
 
 
 SCALING = (503, '{"error":"The model is currently scaling. Please try again later."}')
@@ -178,8 +178,8 @@ def test_a_server_that_is_rescaled_rests(server: Server, start: Start) -> None:
     paths = ("/health", "/is_sleeping", "/is_paused", "/metrics", COMPLETIONS)
     server.answers |= dict.fromkeys(paths, SCALING)
 
-    until(lambda: probe.report()["rests"] == "it is being rescaled", "the report of rescaling")
-    assert probe.report()["health"] == 503
+    until(lambda: probe.report().rests == "it is being rescaled", "the report of rescaling")
+    assert probe.report().health == 503
 
 
 def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> None:
@@ -188,7 +188,7 @@ def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> No
     until(lambda: probe.answers, "it answers")
     server.answers |= {COMPLETIONS: (500, "EngineDeadError"), "/health": (503, "")}
 
-    until(lambda: probe.report()["health"] == 503 and failure(probe), "it is told")
+    until(lambda: probe.report().health == 503 and failure(probe), "it is told")
     assert failure(probe) == [500, "EngineDeadError"]
 
 
@@ -201,7 +201,7 @@ def test_a_server_that_is_gone(server: Server, start: Start) -> None:
 
     until(lambda: "refused" in str(failure(probe)), "it is told")
     assert failure(probe)[0] == 0
-    assert probe.report()["health"] in (0, 200)
+    assert probe.report().health in (0, 200)
 
 
 def test_each_replica_is_asked_in_its_turn(server: Server, start: Start) -> None:
@@ -212,8 +212,8 @@ def test_each_replica_is_asked_in_its_turn(server: Server, start: Start) -> None
     said = probe.report()
 
     assert answers(probe)[""] >= max(answers(probe)["0"], answers(probe)["1"])
-    assert set(said["counters"]["progress"]) == {"", "0", "1"}
-    assert len(set(said["counters"]["progress"].values())) == 3
+    assert set(said.progress) == {"", "0", "1"}
+    assert len(set(said.progress.values())) == 3
 
 
 def test_a_server_begins_with_an_answer_of_each_replica(server: Server, start: Start) -> None:
@@ -244,7 +244,7 @@ def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, st
     probe = start(2)
     until(lambda: set(answers(probe)) == {"", "0", "1"}, "all answer")
     release.clear()
-    until(lambda: probe.report()["asking"].get("1", 0) > 0.2, "one is late")
+    until(lambda: probe.report().asking.get("1", 0) > 0.2, "one is late")
     count = answers(probe)["0"]
     until(lambda: answers(probe)["0"] > count + 2, "the other one answers")
     release.set()
@@ -270,7 +270,7 @@ def test_a_server_that_counts_nothing(server: Server, start: Start, metrics: Any
     probe = start()
     until(lambda: probe.answers >= 2, "it answers")
 
-    assert "counters" not in probe.report()
+    assert probe.report().counters is None
 
 
 @pytest.mark.parametrize("said", ["", "[]", "{", '{"data": []}', '{"data": [{}]}', "7", "null"])
@@ -314,8 +314,8 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     until(lambda: probe.answers >= 3, "three answers")
     said = probe.report()
 
-    assert (said["task"], said["failing"], said["first"]["refused"]) == ("embedding", {}, "")
-    assert (said["first"]["came"], said["first"]["text"]) == ("an embedding of 2 numbers", "")
+    assert (said.task, said.failing, said.first.refused) == ("embedding", {}, "")
+    assert (said.first.came, said.first.text) == ("an embedding of 2 numbers", "")
     posts = [path for verb, path, *_ in embeds.asked if verb == "POST"]
     assert posts[:3] == [COMPLETIONS, "/v1/completions", EMBEDDINGS]
     # A canary that is late has it asked, too, whether it rests.
@@ -326,12 +326,14 @@ def test_nothing_is_known_before_the_first_answer(embeds: Server, start: Start) 
     """An embedding without numbers is none."""
     embeds.answers[EMBEDDINGS] = {"data": [{"embedding": []}]}
     probe = start()
-    until(lambda: probe.report()["first"], "it has refused")
-    assert (probe.report()["task"], answers(probe)) == ("", {})
-    assert probe.report()["first"]["error"].startswith("no answer of /v1/embeddings: ")
+    until(lambda: probe.report().refusal, "it has refused")
+    assert (probe.report().task, answers(probe)) == ("", {})
+    assert str(probe.report().refusal and probe.report().refusal.error).startswith(
+        "no answer of /v1/embeddings: "
+    )
     embeds.answers[EMBEDDINGS] = EMBEDDED
 
-    until(lambda: probe.report()["task"] == "embedding", "it answers")
+    until(lambda: probe.report().task == "embedding", "it answers")
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
@@ -343,7 +345,7 @@ def test_a_task_that_is_gone_is_no_fault(embeds: Server, start: Start, status: i
     count = probe.answers + 1
 
     until(lambda: probe.answers > count + 1, "answers count")
-    assert probe.report()["failing"] == {}
+    assert probe.report().failing == {}
 
 
 def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
@@ -363,7 +365,7 @@ def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
     probe = start(2)
     until(lambda: min(answers(probe).get(key, 0) for key in ("", "0", "1")) >= 4, "all answer")
 
-    assert set(probe.report()["asking"]) <= {""}
+    assert set(probe.report().asking) <= {""}
     assert [replica for path, replica in named if path == EMBEDDINGS][-2:] == [None, None]
 
 
@@ -375,7 +377,7 @@ def test_replicas_behind_one_of_several_apis(server: Server, start: Start) -> No
     probe = start(2, first=2)
     until(lambda: min(answers(probe).get(key, 0) for key in ("", "2", "3")) >= 3, "all answer")
 
-    assert set(probe.report()["counters"]["progress"]) == {"", "2", "3"}
+    assert set(probe.report().progress) == {"", "2", "3"}
 
 
 def test_the_only_replica_behind_one_of_several_apis(server: Server, start: Start) -> None:
@@ -394,8 +396,8 @@ def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> Non
     probe = start()
     until(lambda: probe.answers >= 2, "it answers")
     said = probe.report()
-    assert (said["task"], said["failing"]) == ("health", {})
-    assert said["first"]["refused"] == "/pooling: 400 No IOProcessor plugin installed"
+    assert (said.task, said.failing) == ("health", {})
+    assert said.first.refused == "/pooling: 400 No IOProcessor plugin installed"
     server.answers["/health"] = (503, "")
 
-    until(lambda: probe.report()["health"] == 503, "it is dead")
+    until(lambda: probe.report().health == 503, "it is dead")

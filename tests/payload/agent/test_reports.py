@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from launcher.payload.agent import members, reports, server
 from launcher.payload.agent.certificates import Certificates
 from launcher.payload.agent.crew import Lead
 from launcher.payload.agent.members import Follower, Link
-from launcher.payload.agent.node import RUN, Order
+from launcher.payload.agent.node import RUN, Order, ServerReport
 from launcher.payload.agent.server import Server
 from tests.payload.agent.authority import Authority
 from tests.payload.agent.waits import until
@@ -28,6 +29,7 @@ from tests.relay import Relay
 ORDER = Order(generation=1, phase=RUN, argv=("true",))
 OTHER = Order(generation=2, phase=RUN, argv=("false",))
 SERVERS = {"chat": {"state": "idle", "last": 0, "prepared": 1}}
+CHAT = ServerReport(prepared=1)
 
 
 class Node:
@@ -35,12 +37,12 @@ class Node:
 
     def __init__(self) -> None:
         self.orders: Any = {}
-        self.said: dict[str, Any] = dict(SERVERS)
+        self.said = {"chat": CHAT}
 
     def turn(self) -> None:
         """Do nothing."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, ServerReport]:
         """Say what a test says."""
         return self.said
 
@@ -190,7 +192,7 @@ def test_orders_and_reports_go_both_ways(
     turn, lead = turns(follower), world.lead
     until(lambda: turn() and lead.settled("gpu2"), "it has its orders", lambda: lines.text)
     assert (lead.report("gpu2", "chat"), lead.boot_of("gpu2")) == (
-        SERVERS["chat"],
+        CHAT,
         follower.link.boot,
     )
     follower._again = float("inf")  # nothing but a change is reported
@@ -202,9 +204,9 @@ def test_orders_and_reports_go_both_ways(
         follower.turn()
         assert list(follower.node.orders.values()) == orders
         until(lambda: lead.settled("gpu2"), "it says that it has done that")
-    follower.node.said = {"chat": {"state": "running"}}  # type: ignore[attr-defined]
+    follower.node.said = {"chat": ServerReport(state="running")}  # type: ignore[attr-defined]
     follower.turn()
-    until(lambda: lead.report("gpu2", "chat") == {"state": "running"}, "it says what runs")
+    until(lambda: lead.report("gpu2", "chat").state == "running", "it says what runs")
     monkeypatch.setattr(reports, "HOLD", 0.2)
     world.order("gpu2", ORDER)  # nothing is held so long any more
 
@@ -225,7 +227,7 @@ def test_a_main_loop_that_hangs_holds_up_reports_alone(
     """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
     monkeypatch.setattr(reports, "_HANGS", 1.0)
     read, arrived = reports._read, threading.Event()
-    monkeypatch.setattr(reports, "_read", lambda body: arrived.set() or read(body))
+    monkeypatch.setattr(reports, "_read", lambda *args: arrived.set() or read(*args))
     client, other = world.client(), world.client("gpu3").connection
     answers: list[tuple[int, Any]] = []
     with world.lock:
@@ -412,7 +414,7 @@ def test_a_node_that_reports_what_it_must_not(
     lines.wait(f"refused a report from 127.0.0.1: {why}")
     assert (list(world.lead.members), world.lead.report("gpu2", "chat")) == (
         ["gpu2"],
-        SERVERS["chat"],
+        CHAT,
     )
 
 
@@ -518,7 +520,7 @@ def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
 
 
 ANSWER = json.dumps(
-    {"head_boot": "x", "number": 9, "orders": {"server0": OTHER.as_json()}, "ray": ""}
+    {"head_boot": "x", "number": 9, "orders": {"server0": asdict(OTHER)}, "ray": ""}
 ).encode()
 INJECTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
 
@@ -562,7 +564,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         world.order("gpu2", ORDER, OTHER)
         until(lambda: turn() and world.lead.settled("gpu2"), "the next one works")
         assert list(follower.node.orders.values()) == [ORDER, OTHER]
-        assert world.lead.report("gpu2", "chat") == SERVERS["chat"]
+        assert world.lead.report("gpu2", "chat") == CHAT
     assert not lines.has("Traceback")
 
 
@@ -618,7 +620,7 @@ def odd(world: World) -> Iterator[Odd]:
 
 def answer(head_boot: str, number: int, *orders: Order) -> dict[str, Any]:
     """Return an answer with orders."""
-    said = {f"server{at}": each.as_json() for at, each in enumerate(orders)}
+    said = {f"server{at}": asdict(each) for at, each in enumerate(orders)}
     return {"head_boot": head_boot, "number": number, "orders": said, "ray": ""}
 
 
