@@ -19,10 +19,12 @@ from typing import Any
 from unittest import mock
 
 from launcher.payload.agent import reports
+from launcher.payload.agent.api import Counters
 from launcher.payload.agent.certificates import Certificates
 from launcher.payload.agent.crew import Lead
 from launcher.payload.agent.members import Follower, Link
-from launcher.payload.agent.node import RUN, Order
+from launcher.payload.agent.node import RUN, Order, ServerReport
+from launcher.payload.agent.probe import ProbeReport
 from launcher.payload.agent.server import Server
 from tests.payload.agent.authority import Authority
 
@@ -36,16 +38,19 @@ ORDER = Order(
     env={f"VARIABLE_{number}": "a value" for number in range(20)},
     pids=tuple(range(1000, 1008)),
 )
-REPORT = {
-    "state": "running",
-    "last": 1,
-    "prepared": 1,
-    "evidence": "a line of the engine's log " * 8,
-    "cause": "",
-    "pid": 1000,
-    "ranks": {str(pid): True for pid in range(1000, 1008)},
-    "probe": {"answers": {"": [10, 0.1]}, "counters": {"running": 3, "tokens": 12345.0}},
-}
+REPORT = ServerReport(
+    state="running",
+    last=1,
+    prepared=1,
+    evidence="a line of the engine's log " * 8,
+    pid=1000,
+    ranks=tuple(range(1000, 1008)),
+    probe=ProbeReport(
+        answers={"": (10, 0.1)},
+        counters=Counters((), running=3, waiting=0, tokens=12345.0, good=10.0, failed=0.0),
+        progress={"": "0123456789ab"},
+    ),
+)
 
 
 class Node:
@@ -57,7 +62,7 @@ class Node:
     def turn(self) -> None:
         """Do nothing."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, ServerReport]:
         """Report two servers."""
         return {"one": REPORT, "two": REPORT}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .log import say
@@ -197,7 +197,7 @@ class Lead:
 
     def _order(self, name: str) -> None:
         """Give a node's orders the next number when they have changed."""
-        orders = {server: asdict(order) for server, order in self.orders.get(name, {}).items()}
+        orders = {server: vars(order) for server, order in self.orders.get(name, {}).items()}
         if orders != self._sent.get(name):
             self._sent[name], self._number[name] = orders, self.number(name) + 1
             self.ordered(name)

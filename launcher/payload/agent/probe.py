@@ -188,9 +188,12 @@ class Probe:
         reply = answer.complete(self.where)
         status, error = _refusal(reply)
         if error:
-            times = self._refusal.times + 1 if self._refusal else 1
-            task = str(reply.get("task", ""))
-            self._refusal = Refusal(status=status, error=error[:500], task=task, times=times)
+            self._refusal = Refusal(
+                status=status,
+                error=error[:500],
+                task=str(reply.get("task", "")),
+                times=self._refusal.times + 1 if self._refusal else 1,
+            )
             return
         task = named(reply["task"]) or CHAT
         self._body = task.body(reply["model"], self.where.prompt, 1)

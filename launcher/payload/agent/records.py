@@ -49,7 +49,8 @@ def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = Fa
 
 def as_bytes(record: Any) -> bytes:
     """Return a dataclass as JSON."""
-    text: bytes = _adapter(type(record)).dump_json(record)
+    kind: Any = type(record)
+    text: bytes = _adapter(kind).dump_json(record)
     return text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.agent.probe import Probe
+from launcher.payload.agent.probe import Probe, Refusal
 from tests.payload.agent.waits import until
 from tests.payload.agent.web import CHAT, Replicas, Server
 
@@ -51,6 +51,11 @@ def failure(probe: Probe) -> list[Any]:
     return list(probe.report().failing.get("", ()))[1:]
 
 
+def refusal(probe: Probe) -> Refusal:
+    """Return how requests are refused."""
+    return probe.report().refusal or Refusal(status=0, error="", task="", times=0)
+
+
 def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> None:
     """/health alone is no answer; what is said against a completion is told."""
     server.answers["/health"] = (503, "starting")
@@ -58,12 +63,9 @@ def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> Non
     until(lambda: probe.report().health == 503, "it is asked")
     server.answers["/health"] = ""
     server.answers[COMPLETIONS] = (500, "not yet")
-    until(
-        lambda: probe.report().refusal and probe.report().refusal.times > 1, "it has refused twice"
-    )
-    refusal = probe.report().refusal
-    assert refusal is not None
-    assert (refusal.status, refusal.error, refusal.task) == (500, "not yet", "chat")
+    until(lambda: refusal(probe).times > 1, "it has refused twice")
+    refused = refusal(probe)
+    assert (refused.status, refused.error, refused.task) == (500, "not yet", "chat")
     assert answers(probe) == {}
     server.answers[COMPLETIONS] = CHAT
     until(lambda: answers(probe).get("", 0) > 0, "it answers")
@@ -326,11 +328,9 @@ def test_nothing_is_known_before_the_first_answer(embeds: Server, start: Start) 
     """An embedding without numbers is none."""
     embeds.answers[EMBEDDINGS] = {"data": [{"embedding": []}]}
     probe = start()
-    until(lambda: probe.report().refusal, "it has refused")
+    until(lambda: refusal(probe).times, "it has refused")
     assert (probe.report().task, answers(probe)) == ("", {})
-    assert str(probe.report().refusal and probe.report().refusal.error).startswith(
-        "no answer of /v1/embeddings: "
-    )
+    assert refusal(probe).error.startswith("no answer of /v1/embeddings: ")
     embeds.answers[EMBEDDINGS] = EMBEDDED
 
     until(lambda: probe.report().task == "embedding", "it answers")
