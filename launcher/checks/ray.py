@@ -244,5 +244,13 @@ def read_payload(answer: Answer) -> dict[str, Any]:
     return said
 
 
+def try_payload(answer: Answer) -> dict[str, Any]:
+    """Read the same; what cannot be read is an `error` like any other."""
+    try:
+        return read_payload(answer)
+    except UnreadableAnswer as error:
+        return {"error": error.message}
+
+
 def _wait(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
     return Finding(node=node.name, status="wait", text=text, evidence=evidence, fix=fix)

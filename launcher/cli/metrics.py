@@ -122,14 +122,14 @@ def _look(session: Session, counting: Counting, kept: Kept, only: str | None) ->
     """Look once; the servers that were there at the look before are asked."""
     from dataclasses import replace
 
+    from launcher.checks.ray import try_payload
     from launcher.state import metrics, servers
-    from launcher.state.status import parse_answer
 
     asked = metrics.ask(session.site, kept.running)
     missing = session.fleet.connect([each.node for each in asked])
     reached = [each for each in asked if each.node not in missing]
     said = {node: {"error": each.message} for node, each in missing.items()}
-    said |= {each.node: parse_answer(each) for each in session.transport.run(reached)}
+    said |= {each.node: try_payload(each) for each in session.transport.run(reached)}
     of_head = said.get(session.inventory.head.name, {})
     if "servers" in of_head:
         kept = servers.read(of_head)

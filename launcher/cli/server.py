@@ -7,12 +7,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.checks.ray import read_payload
+from launcher.checks.ray import try_payload
 from launcher.cli.session import Session
-from launcher.errors import NodeError, RequestError, UnreadableAnswer
-from launcher.model import Answer
+from launcher.errors import NodeError, RequestError
 from launcher.plan.serve import ask_model
 from launcher.site import Site
 from launcher.state import history, running, servers, verdict
@@ -50,7 +49,7 @@ def look(
         ],
     )
     of_head = answers[inventory.head.name]
-    said = _read(of_head.pop(0)) if asked else {}
+    said = try_payload(of_head.pop(0)) if asked else {}
     kept = verdict.parse_record(of_head.pop(0))
     told = [of_head.pop(0) for _ in before]
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
@@ -69,14 +68,6 @@ def _ask(site: Site) -> Command:
     question, because each costs a start of Python there.
     """
     return servers.ask(site) if site.inventory.ray.off else running.ask_jobs(site)
-
-
-def _read(answer: Answer) -> dict[str, Any]:
-    """Return what the head says, or the `error` for which it says nothing."""
-    try:
-        return read_payload(answer)
-    except UnreadableAnswer as error:
-        return {"error": error.message}
 
 
 def _before(site: Site, model: str) -> list[Command]:

@@ -41,23 +41,25 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
+    from launcher.checks.ray import try_payload
     from launcher.site import Site
-    from launcher.state import status as plan
+    from launcher.state import status
     from launcher.state.observe import commands, read
+    from launcher.state.snapshot import ClusterSnapshot
     from launcher.state.verdict import parse_record
 
     inventory = session.inventory
     asked = commands(inventory, [inventory.image], session.reached, compiled=True, models=True)
     facts, silent = read(session.transport.run(asked))
-    site, said = Site(inventory, facts), plan.Said()
-    if questions := plan.query_head(site):
-        about, proof = session.transport.run(questions)
-        said = plan.Said(head=plan.parse_answer(about), network=parse_record(proof))
-    if questions := plan.query_batches(site, said.head):
-        (about,) = session.transport.run(questions)
-        said = replace(said, batches=plan.parse_batches(about))
+    snapshot = ClusterSnapshot(site=Site(inventory, facts))
+    if questions := status.query_head(snapshot.site):
+        head, record = session.transport.run(questions)
+        snapshot = replace(snapshot, said=try_payload(head), network=parse_record(record))
+    jobs = next(
+        iter(session.transport.run(status.query_batches(snapshot.site, snapshot.said))), None
+    )
     missing = {name: error.reason for name, error in (session.missing | silent).items()}
-    return plan.read(site, said, missing)
+    return status.read(snapshot, missing, jobs)
 
 
 def _print(seen: ClusterStatus, as_json: bool) -> None:

@@ -5,13 +5,12 @@ The cluster stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from launcher.checks import serving
-from launcher.checks.ray import read_payload
+from launcher.checks.ray import read_payload, try_payload
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer
 from launcher.payload.agent import state
 from launcher.plan.shape import Gate, Plan, Stage, Step
 from launcher.site import Site
@@ -130,6 +129,7 @@ def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
 
     def judge(answers: Answers) -> Sequence[Finding]:
         said, *rest = answers[head.name]
+        about_ray = map(try_payload, rest[len(probes) :])
         open_ports = [port for (port, _), answer in zip(probes, rest, strict=False) if answer.ok]
         try:
             kept = servers.read(read_payload(said))
@@ -148,7 +148,7 @@ def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
             if each.name in names
         ]
         others = sum(each.gpus for each in kept.running if each.name not in names)
-        return serving.servers_stopped(alive, open_ports, _about_ray(rest[len(probes) :]), others)
+        return serving.servers_stopped(alive, open_ports, next(about_ray, None), others)
 
     grace = max([grace, *(each.policy.grace for each in wanted)])
     return Gate(
@@ -167,13 +167,6 @@ def _doing(server: Server) -> str:
         if server.observed is not None and server.observed.doing
         else ""
     )
-
-
-def _about_ray(answers: Sequence[Answer]) -> Mapping[str, object] | None:
-    try:
-        return read_payload(answers[0]) if answers else None
-    except UnreadableAnswer as error:
-        return {"error": error.message}
 
 
 def _probe_port(site: Site, name: str, host: str, port: int) -> Command:

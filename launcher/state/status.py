@@ -4,14 +4,14 @@ agent, whose verdict on servers is shown as it is.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from launcher import containers
-from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Node
 from launcher.payload.agent.observed import Load, Observed
@@ -21,7 +21,7 @@ from launcher.state.batches import BatchStatus, query_list
 from launcher.state.drift import drift
 from launcher.state.endpoints import Endpoint
 from launcher.state.servers import BAD, GOOD, Kept, Server
-from launcher.state.verdict import Record
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import certificates, docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
 from launcher.tools.unfinished import Unfinished
@@ -133,22 +133,6 @@ class ClusterStatus:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What was answered: by the head's agent about Ray, jobs and servers (`error` where it could
-    not), about the network and batch jobs.
-    """
-
-    head: Mapping[str, Any] = field(default_factory=dict)
-    network: Record = field(default_factory=Record)
-    batches: tuple[Entry, ...] = ()
-
-    @property
-    def kept(self) -> Kept:
-        """What the head's keeper says of servers."""
-        return servers.read(self.head)
-
-
 def query_head(site: Site) -> list[Command]:
     """Return what to ask the head about Ray, jobs, servers and the network: nothing when its
     container does not run.
@@ -168,40 +152,29 @@ def query_batches(site: Site, said: Mapping[str, Any]) -> list[Command]:
     return [query_list(site)] if running.batches(said) else []
 
 
-def parse_batches(answer: Answer) -> tuple[Entry, ...]:
-    """Read what lies on the head of batch jobs; nothing when that cannot be read."""
-    try:
-        return parse_list(answer)
-    except UnreadableAnswer:
-        return ()
-
-
-def parse_answer(answer: Answer) -> dict[str, Any]:
-    """Read one answer of a container; what cannot be read is an `error` like any other."""
-    try:
-        return read_payload(answer)
-    except UnreadableAnswer as error:
-        return {"error": error.message or "no answer"}
-
-
-def read(site: Site, said: Said, missing: Mapping[str, str]) -> ClusterStatus:
-    """Put the answers together; `missing` has, for each node that could not be reached, why."""
-    inventory, kept = site.inventory, said.kept
-    nodes = _nodes(site, said.head, kept, missing)
-    found = _servers(site, said, kept)
+def read(
+    snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: Answer | None = None
+) -> ClusterStatus:
+    """Put the answers together, with one about batch jobs; `missing` has, for each node that could
+    not be reached, why.
+    """
+    site, inventory, kept = snapshot.site, snapshot.site.inventory, snapshot.kept
+    nodes = _nodes(site, snapshot.said, kept, missing)
+    found = _servers(site, snapshot.said, kept)
     first = next((each.endpoint for each in found if each.endpoint), "")
+    entries: tuple[Entry, ...] = ()
+    with contextlib.suppress(UnreadableAnswer):
+        entries = parse_list(jobs) if jobs else ()
     return ClusterStatus(
         cluster=inventory.cluster,
         nodes=nodes,
         servers=found,
         endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
-        network=verdict.told(site, said.network, kept),
+        network=verdict.told(site, snapshot.network, kept),
         certificates=certificates.warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
         ),
-        batches=tuple(
-            each for each in batches.read(inventory, said.batches, said.head) if each.runs
-        ),
+        batches=tuple(job for job in batches.read(inventory, entries, snapshot.said) if job.runs),
     )
 
 
@@ -216,33 +189,36 @@ def _nodes(
     found = []
     for node in site.nodes:
         if node.name in missing:
-            found.append(_unreached(node, missing[node.name]))
-            continue
-        row = next((each for each in table if each.ip == node.ip), None)
-        held = servers.ranks_on(node.name, kept, ranks.get(node.ip, ()))
-        found.append(_node(site, node, row, kept, held))
+            here = NodeStatus(
+                node=node.name,
+                role=containers.role(node),
+                ip=node.ip,
+                container="unknown",
+                trouble=missing[node.name],
+            )
+        else:
+            row = next((row for row in table if row.ip == node.ip), None)
+            held = servers.ranks_on(node.name, kept, ranks.get(node.ip, ()))
+            here = _node(site, node, row, kept, held)
+        found.append(here)
     return tuple(found)
-
-
-def _unreached(node: Node, why: str) -> NodeStatus:
-    return NodeStatus(
-        node=node.name, role=containers.role(node), ip=node.ip, container="unknown", trouble=why
-    )
 
 
 def _node(
     site: Site, node: Node, row: ray.RayNode | None, kept: Kept, ranks: tuple[str, ...]
 ) -> NodeStatus:
     own, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
+    in_ray = "absent" if row is None else "alive" if row.alive else "dead"
+    known = f"{row.gpus:g}" if row else "-"
     return NodeStatus(
         node=node.name,
         role=containers.role(node),
         ip=node.ip,
         container=own.status if own else "absent",
         image=own.image if own else "",
-        ray="-" if off else _in_ray(row),
+        ray="-" if off else in_ray,
         agent=_agent(node, own, kept),
-        gpus=str(node.gpus) if off else f"{_gpus(row)}/{node.gpus}",
+        gpus=str(node.gpus) if off else f"{known}/{node.gpus}",
         ranks=ranks,
         drift=drift(site, node),
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
@@ -250,17 +226,6 @@ def _node(
         compiled=facts.compiled.size if facts.compiled else None,
         unfinished=facts.unfinished,
     )
-
-
-def _in_ray(row: ray.RayNode | None) -> str:
-    if row is None:
-        return "absent"
-    return "alive" if row.alive else "dead"
-
-
-def _gpus(row: ray.RayNode | None) -> str:
-    """Return how many GPUs Ray knows on a node."""
-    return f"{row.gpus:g}" if row else "-"
 
 
 def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
@@ -271,11 +236,11 @@ def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
     return "connected" if heard <= servers.SILENT else "lost"
 
 
-def _servers(site: Site, said: Said, kept: Kept) -> tuple[ServerStatus, ...]:
+def _servers(site: Site, said: Mapping[str, Any], kept: Kept) -> tuple[ServerStatus, ...]:
     """Return each server that is wanted or being ended; where nobody can tell, one without a name
     that says why.
     """
-    if why := _unknown(site, said.head):
+    if why := _unknown(site, said):
         return (ServerStatus(name="", state="unknown", detail=why),)
     return tuple(
         _server(site, each, kept.agent) for each in kept.servers if each.state != "stopped"

@@ -35,6 +35,7 @@ from launcher.state import (
     status,
     verdict,
 )
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import (
     docker,
     docker_read,
@@ -131,7 +132,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         results = catalogue.run(evidence)
         harmless(shown(ui_checks.render(results)))
         json.loads(json_line.dumps(ui_checks.plain(results)))
-        seen = status.read(Site(inventory, facts), status.Said(head=seeds.jobs()), missing)
+        seen = status.read(ClusterSnapshot(site=Site(inventory, facts), said=seeds.jobs()), missing)
         harmless(shown(ui_status.render(seen)))
         preflight.look_inside(Site(inventory, facts))
         preflight.probe_ports(Site(inventory, facts), high=40000, nonce="n")
@@ -174,18 +175,16 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
     facts = _facts()
 
     def read() -> None:
-        heard = status.parse_answer(said)
-        about = status.Said(
-            head=heard,
-            network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
-            batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
-        )
+        heard = ray_checks.try_payload(said)
+        record = verdict.parse_record(answer(mutate.text(seeds.RECORD, chance)))
+        snapshot = ClusterSnapshot(site=Site(inventory, facts), said=heard, network=record)
+        jobs = answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))
         holders = running.holders(heard)
         serving.free_gpus(inventory, 2, "TP 2", heard, holders)
         serving.job_room(inventory, 1, 2, heard, holders, queue=False)
         serving.jobs_stopped(["batch-rows-1"], heard, [])
         survived(lambda: serving.busy_by_node(heard))
-        seen = status.read(Site(inventory, facts), about, {})
+        seen = status.read(snapshot, {}, jobs)
         harmless(shown(ui_status.render(seen)))
         json.loads(json_line.dumps(seen.as_json()))
 

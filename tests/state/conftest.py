@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from launcher.checks.ray import try_payload
 from launcher.model import Inventory, Secret
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Observed
 from launcher.site import Site
 from launcher.state import status, verdict
 from launcher.state.observe import commands, read
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.state.status import ClusterStatus, ServerStatus
 from tests import kept
 from tests.conftest import Load
@@ -38,13 +41,12 @@ def look(world: World, *missing: str, inventory: Inventory | None = None) -> Clu
     transport = FakeTransport(world.answer)
     seen, _ = read(transport.run(commands(inventory, [inventory.image], compiled=True)))
     facts = {name: each for name, each in seen.items() if name not in missing}
-    said = status.Said()
-    if asked := status.query_head(Site(inventory, facts)):
+    snapshot = ClusterSnapshot(site=Site(inventory, facts))
+    if asked := status.query_head(snapshot.site):
         answer, proof = transport.run(asked)
-        said = status.Said(head=status.parse_answer(answer), network=verdict.parse_record(proof))
-    return status.read(
-        Site(inventory, facts), said, {name: f"{name}: no route" for name in missing}
-    )
+        record = verdict.parse_record(proof)
+        snapshot = replace(snapshot, said=try_payload(answer), network=record)
+    return status.read(snapshot, {name: f"{name}: no route" for name in missing})
 
 
 def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from launcher.checks.ray import try_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.payload.agent.observed import EndpointHealth
 from launcher.site import Site
 from launcher.state import status, verdict
 from launcher.state.observe import observe
+from launcher.state.snapshot import ClusterSnapshot
 from tests import kept
 from tests.conftest import Load
 from tests.fakes import FakeTransport
@@ -376,8 +378,8 @@ def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
 def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
     """And nothing is made up about the nodes in Ray."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    heard = status.parse_answer(Answer(node="gpu01", code=1, out=said))
-    seen = status.read(Site(world.inventory, facts), status.Said(head=heard), {})
+    heard = try_payload(Answer(node="gpu01", code=1, out=said))
+    seen = status.read(ClusterSnapshot(site=Site(world.inventory, facts), said=heard), {})
 
     assert [each.state for each in seen.servers] == ["unknown"]
     assert [each.ray for each in seen.nodes] == ["absent", "absent"]
