@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ from launcher.ui.terminal import field
 if TYPE_CHECKING:
     from launcher.cli.start import Begun
     from launcher.state.history import Answered
-    from launcher.tools.host import HostFacts
 
 
 @command(
@@ -65,7 +63,6 @@ def rollback(
                 told=session.told,
                 timeout=call.inventory.serve.timeout if timeout is None else timeout,
                 skip_network_check=skip_network_check,
-                fetch=call.fetch,
                 no_wait=no_wait,
             )
         code, rows = finish(session, asked, begun)
@@ -132,7 +129,6 @@ def _back(
                 without=digest,
                 timeout=asked.policy.start_timeout,
                 skip_network_check=asked.skip_network_check,
-                fetch=asked.fetch,
             )
         code, _ = finish(session, again, started)
     except VlaunchError as error:
@@ -210,71 +206,28 @@ def _begin(
     told: dict[str, str],
     timeout: float,
     skip_network_check: bool,
-    fetch: bool,
     no_wait: bool = False,
     without: str = "",
 ) -> tuple[Answered, Asked, Begun | None]:
-    """Choose what answered before and start it, in a session that holds the cluster's lock; hooks
-    are told of it by `told`.
-    """
-    from launcher.site import Site
-    from launcher.state import rollback as plans
-    from launcher.state.observe import observe
-
-    inventory = session.inventory
-    facts = observe(inventory, session.transport, [inventory.image])
-    name = plans.pick(Site(inventory, facts), name)
-    before = _before(session, facts, name, without=without)
-    then = _asked(
-        session,
-        name,
-        before,
-        timeout=timeout,
-        skip_network_check=skip_network_check,
-        fetch=fetch,
-        no_wait=no_wait,
-    )
-    asked = replace(then, pair_timeout=call.pair_timeout)
-    told.update(asked.about(inventory))
-    return before, asked, begin(call, session, asked)
-
-
-def _before(
-    session: Session, facts: Mapping[str, HostFacts], name: str, *, without: str
-) -> Answered:
-    """Return the server that answered last, other than the present one, or the one `without`;
-    raises RequestError.
+    """Start the server that answered last, other than the present one, or the one `without`, in a
+    session that holds the cluster's lock; `told` gets what hooks are told of it. Raises
+    RequestError.
     """
     from launcher.site import Site
     from launcher.state import history
-    from launcher.state import rollback as plans
+    from launcher.state.observe import observe
 
-    inventory = session.inventory
-    head = inventory.head.name
-    answered, present = history.read(
-        by_node(session.transport, [history.ask(Site(inventory, facts), name)])[head][0]
-    )
+    inventory, head = session.inventory, session.inventory.head.name
+    facts = observe(inventory, session.transport, [inventory.image])
+    name = history.pick(Site(inventory, facts), name)
+    answers = by_node(session.transport, [history.ask(Site(inventory, facts), name)])
+    answered, present = history.read(answers[head][0])
     image = facts[head].images.get(inventory.image)
-    return plans.choose(answered, without or present, image.identity if image else "")
-
-
-def _asked(
-    session: Session,
-    name: str,
-    before: Answered,
-    *,
-    timeout: float,
-    skip_network_check: bool,
-    fetch: bool,
-    no_wait: bool,
-) -> Asked:
-    """Ask for what answered then, and say so."""
-
-    inventory = session.inventory
+    before = history.choose(answered, without or present, image.identity if image else "")
     when = datetime.fromtimestamp(before.at).strftime("%Y-%m-%d %H:%M:%S")
     text = f"back to {before.what}, which answered last at {when}"
     session.note("rollback", text, data={"id": before.id, "at": before.at})
-    return Asked(
+    asked = Asked(
         name=name,
         nodes=before.nodes,
         gpus=before.gpus,
@@ -289,7 +242,10 @@ def _asked(
         env=before.env,
         replace_other=True,
         skip_network_check=skip_network_check,
-        fetch=fetch,
+        pair_timeout=call.pair_timeout,
+        fetch=call.fetch,
         no_wait=no_wait,
         policy=policy(inventory, timeout),
     )
+    told.update(asked.about(inventory))
+    return before, asked, begin(call, session, asked)

@@ -72,7 +72,7 @@ class Request:
 
     @property
     def asked_for(self) -> dict[str, Any]:
-        """What a later run needs to ask for the same server again (`state/rollback.py`)."""
+        """What a later run needs to ask for the same server again (`state/history.py`)."""
         split = self.placement
         return {
             "model": self.model,

@@ -31,6 +31,7 @@ _TOTALS = {
     "cache_queries": "vllm:prefix_cache_queries_total",
     "cache_hits": "vllm:prefix_cache_hits_total",
 }
+_RATES = ("tokens", "prompt_tokens", "requests", "preemptions")
 _LATENCIES = {
     "first_token": "vllm:time_to_first_token_seconds",
     "between_tokens": "vllm:inter_token_latency_seconds",
@@ -178,55 +179,47 @@ class Counting:
             only: a server's name; None: all.
             now: seconds of a monotonic clock.
         """
-        found = []
-        for each in kept.running:
-            if only is None or each.name == only:
-                found.append(self._server(each, kept, said, now))
-        return Look(cluster=self._site.inventory.cluster, servers=tuple(found))
+        chosen = [server for server in kept.running if only in (None, server.name)]
+        servers = tuple(self._server(server, kept, said, now) for server in chosen)
+        return Look(cluster=self._site.inventory.cluster, servers=servers)
 
     def _server(
         self, server: Server, kept: Kept, said: Mapping[str, Mapping[str, Any]], now: float
     ) -> ServerMetrics:
-        seen, wanted = server.observed, server.desired
+        record = server.observed or Observed(name=server.name, id=server.id, asked=0.0)
         counts, trouble = _counted(self._site, server, said, now)
-        generation = seen.generation if seen is not None else 0
-        track = self._tracks.setdefault((server.name, server.id, generation), _Track())
+        track = self._tracks.setdefault((server.name, server.id, record.generation), _Track())
         figures = track.add(counts)
         state, detail = health(server, kept.agent)
-        about = _kept(seen, server.age) if seen is not None else {}
+        canary_age = None
+        if record.answered is not None:
+            canary_age = round(max(0.0, record.written - record.answered + server.age), 1)
         return ServerMetrics(
             name=server.name,
             state=state,
             detail=detail,
             model=server.model,
-            backend=wanted.backend if wanted is not None else "",
-            nodes=tuple(each.name for each in self._site.nodes if each.name in server.nodes),
+            backend=server.desired.backend if server.desired is not None else "",
+            nodes=tuple(node.name for node in self._site.nodes if node.name in server.nodes),
             figures=figures,
             trouble=trouble,
-            ranks=tuple(_ranks(seen, kept, server.age)) if seen is not None else (),
+            canary=record.seconds,
+            canary_age=canary_age,
+            asking=record.asking,
+            restarts=len(record.restarts),
+            restarts_left=record.restarts_left,
+            faults=record.fault_count,
+            ranks=tuple(_ranks(record, kept, server.age)),
             history=tuple(track.drawn),
-            **about,
         )
 
 
-def _kept(seen: Observed, age: float) -> dict[str, Any]:
-    since = seen.written - seen.answered + age if seen.answered is not None else None
-    return {
-        "canary": seen.seconds,
-        "canary_age": round(max(0.0, since), 1) if since is not None else None,
-        "asking": seen.asking,
-        "restarts": len(seen.restarts),
-        "restarts_left": seen.restarts_left,
-        "faults": seen.fault_count,
-    }
-
-
-def _ranks(seen: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
-    """Yield each rank; an old record, or one of a node that is not heard, says nothing of it."""
-    for node, ranks in seen.ranks.items():
+def _ranks(record: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
+    """Yield the ranks; unknown where the record or the report of the node is old."""
+    for node, ranks in record.ranks.items():
         known = age < OLD and kept.members.get(node, math.inf) < SILENT
         for rank in ranks:
-            alive = seen.alive.get(node, {}).get(rank) if known else None
+            alive = record.alive.get(node, {}).get(rank) if known else None
             yield RankLife(node=node, rank=rank, alive=alive)
 
 
@@ -300,39 +293,29 @@ class _Track:
             looks.popleft()
         first, last = (looks[0], looks[-1]) if looks else (None, None)
         looks.append(counted)
-        rates = _rates(last, counted)
+        seconds = counted.at - last.at if last is not None else 0.0
+        figures: dict[str, Any] = {
+            f"{name}_per_s": round((counted.totals[name] - last.totals[name]) / seconds, 2)
+            for name in _RATES
+            if last is not None and seconds > 0
+        }
+        figures |= {name: _latency(name, first, counted) for name in _LATENCIES}
         return Figures(
             running=counted.running,
             waiting=counted.waiting,
             kv_used=counted.kv_used,
-            tokens_per_s=rates.get("tokens"),
-            prompt_tokens_per_s=rates.get("prompt_tokens"),
-            requests_per_s=rates.get("requests"),
-            preemptions_per_s=rates.get("preemptions"),
             prefix_hits=_hits(first, counted),
-            first_token=_latency("first_token", first, counted),
-            between_tokens=_latency("between_tokens", first, counted),
+            **figures,
         )
 
 
-def _rates(before: Counts | None, now: Counts) -> dict[str, float]:
-    if before is None or now.at <= before.at:
-        return {}
-    seconds = now.at - before.at
-    return {
-        name: round((count - before.totals[name]) / seconds, 2)
-        for name, count in now.totals.items()
-    }
-
-
 def _hits(first: Counts | None, now: Counts) -> float | None:
-    """Return the part of prompts' tokens that was found: lately, or where there were none, so
-    far.
+    """Return the part of prompts' tokens that was in the cache since the first look, or, where none
+    came since, of the engine's whole life.
     """
-    for before in (first, None):
-        had = before.totals if before is not None else {}
-        queries = now.totals["cache_queries"] - had.get("cache_queries", 0.0)
-        hits = now.totals["cache_hits"] - had.get("cache_hits", 0.0)
+    for before in (first.totals if first else {}, dict[str, float]()):
+        queries = now.totals["cache_queries"] - before.get("cache_queries", 0.0)
+        hits = now.totals["cache_hits"] - before.get("cache_hits", 0.0)
         if queries > 0:
             return round(hits / queries, 4)
     return None
@@ -342,18 +325,15 @@ def _latency(name: str, first: Counts | None, now: Counts) -> Latency:
     """Return the latencies since the first look, or, where nothing came since, of the engine's
     whole life.
     """
-    buckets = now.latencies[name]
-    if first is not None:
-        had = first.latencies[name]
-        lately = {bound: max(0.0, each - had.get(bound, 0.0)) for bound, each in buckets.items()}
-        if found := _quantiles(lately, over=round(now.at - first.at, 1)):
-            return found
-    return _quantiles(buckets, over=None) or Latency()
-
-
-def _quantiles(buckets: Buckets, *, over: float | None) -> Latency | None:
-    half, most = prometheus.quantile(0.5, buckets), prometheus.quantile(0.99, buckets)
-    if half is None or most is None:
-        return None
-    count = int(buckets[max(buckets)])
-    return Latency(p50=round(half, 4), p99=round(most, 4), count=count, over=over)
+    for before in (first, None):
+        had = before.latencies[name] if before is not None else {}
+        buckets = {
+            bound: max(0.0, count - had.get(bound, 0.0))
+            for bound, count in now.latencies[name].items()
+        }
+        p50, p99 = prometheus.quantile(0.5, buckets), prometheus.quantile(0.99, buckets)
+        if p50 is not None and p99 is not None:
+            over = round(now.at - before.at, 1) if before is not None else None
+            count = int(buckets[max(buckets)])
+            return Latency(p50=round(p50, 4), p99=round(p99, 4), count=count, over=over)
+    return Latency()

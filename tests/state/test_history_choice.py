@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.site import Site
-from launcher.state import history, rollback
+from launcher.state import history
 from launcher.tools.host import HostFacts
 from tests.state.answered import INVENTORY, answer, kept
 
@@ -17,17 +17,17 @@ def test_the_newest_other_one_is_chosen() -> None:
 
     assert wanted == "a"
     assert [each.id for each in found] == ["a", "b"]
-    assert rollback.choose(found, wanted, "sha256:1").id == "b"
-    assert rollback.choose(found, "never-answered", "sha256:1").id == "a"
-    assert rollback.choose(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
+    assert history.choose(found, wanted, "sha256:1").id == "b"
+    assert history.choose(found, "never-answered", "sha256:1").id == "a"
+    assert history.choose(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
 
 
 def test_nothing_to_return_to_is_said() -> None:
     """With what is known."""
     with pytest.raises(RequestError, match="no other server has answered") as none:
-        rollback.choose((), "a", "")
+        history.choose((), "a", "")
     with pytest.raises(RequestError) as one:
-        rollback.choose(history.read(answer([kept("a")]))[0], "a", "")
+        history.choose(history.read(answer([kept("a")]))[0], "a", "")
 
     assert "none is written down" in none.value.evidence
     assert "org/a" in one.value.evidence
@@ -38,7 +38,7 @@ def test_another_image_is_refused() -> None:
     found, _ = history.read(answer([kept("b")]))
 
     with pytest.raises(RequestError, match="another image"):
-        rollback.choose(found, "a", "sha256:2")
+        history.choose(found, "a", "sha256:2")
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) 
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
     found = HostFacts(files=dict.fromkeys(paths, "0"))
     if name is not None:
-        assert rollback.pick(Site(INVENTORY, {"n1": found}), None) == name
+        assert history.pick(Site(INVENTORY, {"n1": found}), None) == name
     else:
         with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
-            rollback.pick(Site(INVENTORY, {"n1": found}), None)
-    assert rollback.pick(Site(INVENTORY, {"n1": found}), "other") == "other"
+            history.pick(Site(INVENTORY, {"n1": found}), None)
+    assert history.pick(Site(INVENTORY, {"n1": found}), "other") == "other"
