@@ -1,9 +1,10 @@
-"""`vlaunch soak`: which server is loaded, by which way, and what comes of it."""
+"""`vlaunch soak`: the choice of the server and of the way to it, and the output."""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,93 +17,95 @@ from tests import kept
 from tests.cli.conftest import INVENTORY, Cluster
 from tests.soak.endpoint import TOKEN, Endpoint
 
-COUNTED = "Tcp: OutSegs RetransSegs\nTcp: {} {}\n"
+COUNTERS = "Tcp: OutSegs RetransSegs\nTcp: {} {}\n"
 
 
 @pytest.fixture
-def end() -> Iterator[Endpoint]:
+def server() -> Iterator[Endpoint]:
     """An endpoint behind the tunnel."""
-    with Endpoint(TOKEN, TOKEN) as made:
-        yield made
+    with Endpoint(TOKEN, TOKEN) as server:
+        yield server
 
 
 @pytest.fixture
-def serving(up: Cluster, end: Endpoint) -> Cluster:
-    """A server whose API listens on its node's loopback, on nodes that count segments."""
+def serving(up: Cluster, server: Endpoint) -> Cluster:
+    """A server whose API listens on its node's loopback, on nodes with TCP counters."""
     kept.keep(up.world, kept.wanted(host="127.0.0.1"), task="completion", verdict="answering")
-    up.tunnel_port = end.port
-    answer, asked = up.world.answer, dict[str, int]()
+    up.tunnel_port = server.port
+    answer, reads = up.world.answer, Counter[str]()
 
-    def counted(command: Command) -> Answer | None:
+    def answer_counters(command: Command) -> Answer | None:
         if "snmp" not in str(command.argv):
             return answer(command)
-        asked[command.node] = asked.get(command.node, 0) + 1
-        text = COUNTED.format(1000 * asked[command.node], 3 * asked[command.node])
+        reads[command.node] += 1
+        text = COUNTERS.format(1000 * reads[command.node], 3 * reads[command.node])
         return Answer(node=command.node, code=0, out=text)
 
-    up.world.answer = counted  # type: ignore[method-assign]
+    up.world.answer = answer_counters  # type: ignore[method-assign]
     return up
 
 
 @pytest.fixture
-def then(serving: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
-    """Return what sets what happens while a soak waits for its end."""
+def on_pause(
+    serving: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], Any]], None]:
+    """A function that sets the action to run while a soak waits for its end."""
 
-    def happens(what: Callable[[], Any]) -> None:
-        monkeypatch.setattr("launcher.cli.soak._pause", lambda _: what())
+    def set_action(action: Callable[[], Any]) -> None:
+        monkeypatch.setattr("launcher.cli.soak._pause", lambda _: action())
 
-    return happens
+    return set_action
 
 
-def test_a_soak_that_passes(serving: Cluster, end: Endpoint) -> None:
-    """For as long as was said, with as many streams, through the tunnel; nothing is changed."""
+def test_a_soak_that_passes(serving: Cluster, server: Endpoint) -> None:
+    """It uses the given number of streams and the tunnel, and changes nothing."""
     serving.commands.clear()
     ran = serving.run("soak", "1s", "--streams", "2", "--tokens", "2")
 
     assert (ran.code, serving.world.changes) == (0, [])
     assert serving.forwards == [("gpu01", "127.0.0.1", 8000, 0)]
-    assert end.most == 2
-    assert {each["model"] for each in end.asked} == {"served-name"}
+    assert server.most_open == 2
+    assert {request["model"] for request in server.requests} == {"served-name"}
     assert "2 streams at server `default`, through SSH" in ran.err
     assert "retransmits  gpu01: 3 of 1,000 segments (0.300%)\n" in ran.out
     assert ran.out.endswith("verdict      passed\n")
 
 
-def test_json_is_one_object(serving: Cluster) -> None:
-    """And nothing else."""
+def test_json_output_is_one_object(serving: Cluster) -> None:
+    """Nothing is written to standard error."""
     ran = serving.run("soak", "1s", "--json")
-    said = json.loads(ran.out)
+    verdict = json.loads(ran.out)
 
-    assert (ran.code, ran.err, said["passed"], said["streams"]) == (0, "", True, 4)
-    assert said["retransmits"]["gpu02"] == {"again": 3, "sent": 1000}
+    assert (ran.code, ran.err, verdict["passed"], verdict["streams"]) == (0, "", True, 4)
+    assert verdict["retransmits"]["gpu02"] == {"again": 3, "sent": 1000}
 
 
-def test_a_restart_meanwhile(
-    serving: Cluster, then: Callable[[Callable[[], Any]], None], end: Endpoint
+def test_a_restart_during_the_soak(
+    serving: Cluster, on_pause: Callable[[Callable[[], Any]], None], server: Endpoint
 ) -> None:
-    """It fails, although every request was answered."""
+    """The soak fails, although every request was answered."""
 
-    def restarts() -> None:
-        end.until(lambda: end.finished >= 8)
+    def restart() -> None:
+        server.wait_until(lambda: server.finished >= 8)
         serving.world.observed["default"] |= {"generation": 1, "verdict": "recovering"}
 
-    then(restarts)
+    on_pause(restart)
     ran = serving.run("soak", "30m")
 
     assert ran.code == 1
     assert "failed: restarts: 1; the server is recovering" in ran.out
 
 
-def test_ctrl_c_gives_what_there_is(
-    serving: Cluster, then: Callable[[Callable[[], Any]], None], end: Endpoint
+def test_ctrl_c_shows_the_results_so_far(
+    serving: Cluster, on_pause: Callable[[Callable[[], Any]], None], server: Endpoint
 ) -> None:
-    """And ends the requests."""
+    """It also cancels the requests."""
 
-    def interrupts() -> None:
-        end.until(lambda: end.finished >= 4)
+    def interrupt() -> None:
+        server.wait_until(lambda: server.finished >= 4)
         raise KeyboardInterrupt
 
-    then(interrupts)
+    on_pause(interrupt)
     ran = serving.run("soak", "30m")
 
     assert ran.code == 130
@@ -110,13 +113,13 @@ def test_ctrl_c_gives_what_there_is(
     assert threading.active_count() < 10
 
 
-def test_the_endpoint_itself_is_preferred(
-    serving: Cluster, monkeypatch: pytest.MonkeyPatch, end: Endpoint
+def test_a_direct_connection_is_preferred(
+    serving: Cluster, monkeypatch: pytest.MonkeyPatch, server: Endpoint
 ) -> None:
-    """Where this machine reaches it, and it has the same model as on its node."""
+    """It is used if the endpoint is reachable and reports the same model as through SSH."""
     kept.keep(
         serving.world,
-        kept.wanted(host="127.0.0.1", port=end.port),
+        kept.wanted(host="127.0.0.1", port=server.port),
         task="completion",
         verdict="answering",
     )
@@ -126,30 +129,33 @@ def test_the_endpoint_itself_is_preferred(
     assert "through SSH" in serving.run("soak", "1s").err
 
 
-def test_a_key_is_sent_through_ssh_alone(
-    serving: Cluster, end: Endpoint, monkeypatch: pytest.MonkeyPatch
+def test_an_api_key_is_sent_only_through_ssh(
+    serving: Cluster, server: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, another machine may have the endpoint's address."""
+    """From this network, another machine may answer at the endpoint's address."""
     monkeypatch.setenv("KEY", "sk-0123456789")
     serving.write(INVENTORY.replace("{HF_", "{VLLM_API_KEY: {env: KEY}, HF_"))
-    kept.keep(serving.world, kept.wanted(host="127.0.0.1", port=end.port), task="completion")
+    kept.keep(serving.world, kept.wanted(host="127.0.0.1", port=server.port), task="completion")
     ran = serving.run("soak", "1s")
 
     assert "through SSH" in ran.err
-    assert set(end.keys) == {"Bearer sk-0123456789"}
+    assert set(server.keys) == {"Bearer sk-0123456789"}
 
 
-def test_a_head_that_has_gone(serving: Cluster, then: Callable[[Callable[[], Any]], None]) -> None:
-    """The rest of the verdict is told."""
-    then(lambda: serving.world.said.update(servers={"error": "gone"}))
+def test_a_head_that_stops_answering(
+    serving: Cluster, on_pause: Callable[[Callable[[], Any]], None]
+) -> None:
+    """The rest of the verdict is printed."""
+    on_pause(lambda: serving.world.said.update(servers={"error": "gone"}))
     ran = serving.run("soak", "30m", "--json")
-    said = json.loads(ran.out)
+    verdict = json.loads(ran.out)
 
-    assert (ran.code, said["health"], said["failures"]) == (1, "unknown", ["the server is unknown"])
+    assert (ran.code, verdict["health"]) == (1, "unknown")
+    assert verdict["failures"] == ["the server is unknown"]
 
 
-def test_what_cannot_be_soaked(serving: Cluster) -> None:
-    """One that is not ready, one that does not generate, one that does not answer."""
+def test_unsuitable_servers_are_refused(serving: Cluster) -> None:
+    """A server must generate text, be ready, and answer."""
     serving.world.observed["default"] |= {"task": "embedding"}
     ran = serving.run("soak", "1s")
     assert (ran.code, "does not generate" in ran.err) == (2, True)
@@ -162,8 +168,8 @@ def test_what_cannot_be_soaked(serving: Cluster) -> None:
     assert (ran.code, "its API does not answer" in ran.err) == (1, True)
 
 
-def test_a_node_that_is_gone_has_no_count(serving: Cluster) -> None:
-    """The soak goes on without it."""
+def test_an_unreachable_node_has_no_counters(serving: Cluster) -> None:
+    """The soak continues without it."""
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")
     ran = serving.run("soak", "1s")
 
@@ -171,7 +177,7 @@ def test_a_node_that_is_gone_has_no_count(serving: Cluster) -> None:
     assert "gpu02" not in ran.out
 
 
-@pytest.mark.parametrize("words", [["30"], ["8d"], [], ["1s", "--streams", "65"]])
-def test_what_is_no_soak(serving: Cluster, words: list[str]) -> None:
-    """A time without a unit, one that is too long, more streams than there may be."""
-    assert serving.run("soak", *words).code == 2
+@pytest.mark.parametrize("arguments", [["30"], ["8d"], [], ["1s", "--streams", "65"]])
+def test_invalid_arguments(serving: Cluster, arguments: list[str]) -> None:
+    """Durations need a unit and have a maximum, as has the number of streams."""
+    assert serving.run("soak", *arguments).code == 2

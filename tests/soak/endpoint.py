@@ -1,4 +1,4 @@
-"""An endpoint that streams completions over real HTTP, as vLLM does."""
+"""A local HTTP server that streams completions like vLLM."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DONE = "[DONE]"
 
 
 class Endpoint:
-    """Sends `events` for each request; before one that is `None` it waits for `go`, and at its end
-    it sends `[DONE]` unless `whole` is false.
+    """Answers every request with `events`: `None` waits for `go`, and `[DONE]` follows the last one
+    unless `complete` is false.
     """
 
-    def __init__(self, *events: Any, status: int = 200, whole: bool = True) -> None:
-        self.events, self.status, self.whole = events, status, whole
+    def __init__(self, *events: Any, status: int = 200, complete: bool = True) -> None:
+        self.events, self.status, self.complete = events, status, complete
         self.go = threading.Event()
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
-        self.under_way = self.most = self.finished = 0
+        self.open = self.most_open = self.finished = 0
         self._changed = threading.Condition()
         owner = self
 
@@ -43,8 +43,8 @@ class Endpoint:
                 self.wfile.write(body)
 
             def do_POST(self) -> None:
-                said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner._count(1, said, self.headers.get("Authorization") or "")
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner._count(1, request, self.headers.get("Authorization") or "")
                 try:
                     self.send_response(owner.status)
                     self.send_header("Transfer-Encoding", "chunked")
@@ -55,8 +55,8 @@ class Endpoint:
                         else:
                             self._send(event if isinstance(event, str) else json.dumps(event))
                 finally:
-                    owner._count(-1)  # before the client knows, who sends its next at once
-                if owner.whole:
+                    owner._count(-1)  # before the end of the answer: the next request follows it
+                if owner.complete:
                     self._send(DONE)
                 self.wfile.write(b"0\r\n\r\n")
 
@@ -83,20 +83,20 @@ class Endpoint:
         self._thread.join()
         self._http.server_close()
 
-    def _count(self, change: int, said: Any = None, key: str = "") -> None:
+    def _count(self, change: int, request: Any = None, key: str = "") -> None:
         with self._changed:
-            if said is not None:
-                self.asked.append(said)
+            if request is not None:
+                self.requests.append(request)
                 self.keys.append(key)
-            self.under_way += change
-            self.most = max(self.most, self.under_way)
+            self.open += change
+            self.most_open = max(self.most_open, self.open)
             self.finished += change < 0
             self._changed.notify_all()
 
-    def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something is true, with a look whenever requests come or end, and often."""
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; check it when requests start or end, and periodically."""
         deadline = time.monotonic() + 30
         with self._changed:
-            while not true():
-                assert time.monotonic() < deadline, "it never came"
+            while not condition():
+                assert time.monotonic() < deadline, "timed out"
                 self._changed.wait(0.01)

@@ -1,4 +1,4 @@
-"""Verdicts of soaks, of loads that are made up."""
+"""Verdicts on soaks, for artificial loads."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ BEFORE = kept.seen(
 )
 
 
-def load(**more: Any) -> Load:
-    """Return a load that went well, with changes."""
-    made = Load([], "m", COMPLETION, 128, [Stream()] * 4, done=90, open=4, tokens=12_000)
-    made.seconds, made.wait, made.waited_until = 1800.0, 1.5, 754.0
+def load(**changes: Any) -> Load:
+    """Return a good load, with changes."""
+    run = Load([], "m", COMPLETION, 128, [Stream()] * 4, done=90, open=4, tokens=12_000)
+    run.seconds, run.wait, run.waited_until = 1800.0, 1.5, 754.0
     for seconds in (0.05, 0.06):
-        made.first.add(seconds)
-        made.between.add(seconds / 10)
-    for name, value in more.items():
-        setattr(made, name, value)
-    return made
+        run.first.add(seconds)
+        run.between.add(seconds / 10)
+    for name, value in changes.items():
+        setattr(run, name, value)
+    return run
 
 
-def judged(run: Load | None = None, after: Observed | None = BEFORE, **more: Any) -> Verdict:
-    """Return a verdict."""
+def judge(run: Load | None = None, after: Observed | None = BEFORE, **changes: Any) -> Verdict:
+    """Return the verdict on a load."""
     again = Retransmits(nodes={"gpu01": (12, 40_000)}, pairs={("gpu01", "gpu02"): 11})
-    made = Verdict(
+    verdict = Verdict(
         load=run or load(), asked=1800.0, route="directly", before=BEFORE, after=after, again=again
     )
-    return dataclasses.replace(made, **more)
+    return dataclasses.replace(verdict, **changes)
 
 
-def test_one_that_passes() -> None:
-    """In rows, and as JSON."""
-    verdict = judged()
+def test_a_passed_verdict() -> None:
+    """It is formatted as rows and as JSON."""
+    verdict = judge()
     assert list(verdict.rows()) == [
         ("requests", "90 done, 4 open at the end, 0 failed"),
         ("tokens", "12,000 (6.67 per second)"),
@@ -55,10 +55,11 @@ def test_one_that_passes() -> None:
         ("", "gpu01 to gpu02: 11 segments"),
         ("verdict", "passed"),
     ]
-    said = json.loads(json.dumps(verdict.as_json()))
-    assert (said["passed"], said["failures"], said["interrupted"]) == (True, [], False)
-    assert said["longest_gap"] == {"seconds": 1.5, "until": 754.0}
-    assert said["pairs"] == [{"from": "gpu01", "to": "gpu02", "again": 11}]
+    document = json.loads(json.dumps(verdict.as_json()))
+    assert (document["passed"], document["failures"]) == (True, [])
+    assert document["interrupted"] is False
+    assert document["longest_gap"] == {"seconds": 1.5, "until": 754.0}
+    assert document["pairs"] == [{"from": "gpu01", "to": "gpu02", "again": 11}]
 
 
 @pytest.mark.parametrize(
@@ -73,37 +74,37 @@ def test_one_that_passes() -> None:
         ({}, {"asked": 7.0, "generation": 0}, "the server is replaced"),
     ],
 )
-def test_what_fails(run: dict[str, Any], after: dict[str, Any], failure: str) -> None:
-    """One reason each."""
-    verdict = judged(load(**run), dataclasses.replace(BEFORE, **after))
+def test_a_failed_verdict(run: dict[str, Any], after: dict[str, Any], failure: str) -> None:
+    """It has one reason per problem."""
+    verdict = judge(load(**run), dataclasses.replace(BEFORE, **after))
 
     assert verdict.failures == [failure]
     assert list(verdict.rows())[-1] == ("verdict", f"failed: {failure}")
 
 
-def test_a_slow_server_may_take_longer() -> None:
-    """As long as three of its steps."""
+def test_the_longest_gap_may_be_three_steps() -> None:
+    """A slow server may exceed the default limit."""
     slow = dataclasses.replace(BEFORE, longest_step=40.0)
 
-    assert judged(load(wait=119.0), before=slow).failures == []
-    assert judged(load(wait=121.0), before=slow).failures
+    assert judge(load(wait=119.0), before=slow).failures == []
+    assert judge(load(wait=121.0), before=slow).failures
 
 
-def test_a_server_that_is_gone() -> None:
-    """Somebody stopped it."""
-    assert judged(after=None).failures == ["the server is gone"]
+def test_a_missing_server() -> None:
+    """It was stopped during the soak."""
+    assert judge(after=None).failures == ["the server is gone"]
 
 
-def test_faults_are_told_with_their_cause() -> None:
-    """Only those of the soak."""
+def test_faults_are_listed_with_their_cause() -> None:
+    """Faults before the soak are left out."""
     after = dataclasses.replace(BEFORE, fault_count=2, faults=[*BEFORE.faults, kept.fault()])
 
-    assert judged(after=after).faults == ["a rank is dead: RuntimeError: CUDA error"]
+    assert judge(after=after).faults == ["a rank is dead: RuntimeError: CUDA error"]
 
 
-def test_one_that_was_interrupted() -> None:
-    """It has not passed, and what came so far is no failure."""
-    verdict = judged(load(seconds=60.0, tokens=0))
+def test_an_interrupted_soak() -> None:
+    """It has neither passed nor failed, despite its few tokens."""
+    verdict = judge(load(seconds=60.0, tokens=0))
 
     assert (verdict.failures, verdict.interrupted) == ([], True)
     assert list(verdict.rows())[-1] == ("verdict", "interrupted")
