@@ -7,12 +7,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.checks.ray import try_payload
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError
-from launcher.plan.serve import ask_model
+from launcher.plan.serve import ask_model, plan_files
 from launcher.site import Site
 from launcher.state import history, running, servers, verdict
 from launcher.state.observe import observe
@@ -21,6 +21,7 @@ from launcher.tools import model as models
 from launcher.transport import Command, by_node
 
 if TYPE_CHECKING:
+    from launcher.plan.shape import Plan
     from launcher.state.batches import BatchStatus
 
 
@@ -61,6 +62,20 @@ def look(
         weight_bytes=models.weight_bytes(told[0]) if told else 0,
         answered=history.read_all(told[1]) if len(told) > 1 else (),
     )
+
+
+def look_updated(
+    session: Session, *, verb: str, dry_run: bool, **what: Any
+) -> tuple[ClusterSnapshot, Plan]:
+    """Observe as `look` does, with the node programs brought up to date before, for they are
+    queried; return the plan that does it, which a dry run only shows.
+    """
+    seen = look(session, **what)
+    files = plan_files(seen.site, verb=verb)
+    if files.steps and not dry_run:
+        session.apply(files)
+        seen = look(session, **what)
+    return seen, files
 
 
 def _ask(site: Site) -> Command:

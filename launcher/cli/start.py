@@ -240,14 +240,11 @@ def _prepare(session: Session, asked: Asked, *, dry_run: bool) -> tuple[list[Pla
     brought up to date before.
     """
     from launcher.cli import model_fetch, serve_plan, server
-    from launcher.plan.serve import plan_files
 
     inventory = session.inventory
-    seen = server.look(session, model=asked.model, planning=True)
-    first = plan_files(seen.site)
-    if first.steps and not dry_run:
-        session.apply(first)
-        seen = server.look(session, model=asked.model, planning=True)
+    seen, first = server.look_updated(
+        session, verb="serve", dry_run=dry_run, model=asked.model, planning=True
+    )
     if not dry_run:
         server.require_servers(session, seen)
     asked, seen, fetched = model_fetch.for_server(session, asked, seen, dry_run=dry_run)

@@ -16,7 +16,6 @@ from launcher.payload.agent import state
 
 if TYPE_CHECKING:
     from launcher.state.batches import BatchStatus
-    from launcher.state.running import Batch
     from launcher.state.servers import Server
     from launcher.state.snapshot import ClusterSnapshot
 
@@ -39,13 +38,15 @@ def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> No
     forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it. The
     cluster stays.
     """
+    from launcher.cli import server
+
     if everyone and names:
         raise click.UsageError("--all stops all servers: it does not go with names")
     with (
         call.session(nodes=[call.inventory.head]) as session,
         call.locked(session) as ours,
     ):
-        seen = _look(call, ours)
+        seen, _ = server.look_updated(ours, verb="stop", dry_run=call.dry_run, head_only=True)
         standing = _standing(ours, seen)
         chosen = _choose(standing, names, everyone=everyone)
         if chosen or not names:
@@ -53,20 +54,6 @@ def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> No
         known = {each.name for each in standing}
         if batches := [name for name in names if name not in known]:
             _stop_batches(call, ours, batches, grace)
-
-
-def _look(call: Call, session: Session) -> ClusterSnapshot:
-    """Look at the head; its helper files, which are asked, are brought up to date."""
-
-    from launcher.cli import server
-    from launcher.plan.serve import plan_files
-
-    seen = server.look(session, head_only=True)
-    files = plan_files(seen.site, verb="stop")
-    if files.steps and not call.dry_run:
-        session.apply(files)
-        seen = server.look(session, head_only=True)
-    return seen
 
 
 def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
@@ -126,46 +113,26 @@ def _stop_servers(
         session.note("stop", text)
     for plan in plans:
         session.apply(plan)
-    _tell(session, live, over, asked=asked, seconds=time.monotonic() - began)
-
-
-def _tell(
-    session: Session,
-    live: Sequence[Server],
-    over: Sequence[Server],
-    *,
-    asked: bool,
-    seconds: float,
-) -> None:
-    """Tell which servers were stopped, or will not come back with a head that could not be `asked`,
-    and which were forgotten.
-    """
-
-    said = [
+    told = [
         f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}"
         for each in over
     ]
-    if live:
-        said.append(_stopped(live, asked=asked))
-    if live and not asked:
+    if live and asked:
+        told.append(f"stopped {' and '.join(f'{each.model} ({each.what})' for each in live)}")
+    elif live:
+        names = ", ".join(each.what for each in live)
+        told.append(f"the head's container does not run: {names} will not come back with it")
         text = (
             "its processes on other nodes go on until the head's container is back; `vlaunch down`"
             " ends everything"
         )
         session.warn("stop", text)
     data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
-    if said:
-        session.done("; ".join(said), seconds=seconds, data=data)
-    else:
-        session.done("no server runs; nothing was stopped", state="unchanged", data=data)
-
-
-def _stopped(servers: Sequence[Server], *, asked: bool) -> str:
-    if asked:
-        return f"stopped {' and '.join(f'{each.model} ({each.what})' for each in servers)}"
-    return (
-        f"the head's container does not run: {', '.join(each.what for each in servers)} will not"
-        " come back with it"
+    session.done(
+        "; ".join(told) or "no server runs; nothing was stopped",
+        state="ok" if told else "unchanged",
+        seconds=time.monotonic() - began if told else 0.0,
+        data=data,
     )
 
 
@@ -181,7 +148,10 @@ def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: flo
         call.print_script([plan])
         return
     others = [each for each in chosen if each.name not in {one.name for one in runs}]
-    _note_over(session, others)
+    for each in others:
+        if not each.runs:
+            text = f"{each.name} does not run; it is {each.state}"
+            session.note("stop", text, state="unchanged")
     session.apply(plan)
     if left := [each.name for each in others if each.runs]:
         raise NodeError(
@@ -189,7 +159,14 @@ def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: flo
             f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
             hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
         )
-    _tell_jobs(session, runs, time.monotonic() - began)
+    data = {"stopped": [each.id for each in runs]}
+    ended = ", ".join(each.name for each in runs)
+    session.done(
+        f"stopped {ended}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
+        state="ok" if runs else "unchanged",
+        seconds=time.monotonic() - began,
+        data=data,
+    )
 
 
 def _named_jobs(
@@ -207,36 +184,11 @@ def _named_jobs(
         raise server.silent(session, seen)
     known = {each.name for each in found}
     if strangers := [name for name in names if name not in known]:
-        servers = [each.name for each in seen.kept.running]
-        raise _unknown(strangers[0], [*servers, *sorted(known)])
+        names = [*(each.name for each in seen.kept.running), *sorted(known)]
+        listed = ", ".join(f"`{each}`" for each in names)
+        raise RequestError(
+            f"neither a server nor a batch job is called `{strangers[0]}`",
+            evidence=f"there are {listed}" if listed else "",
+            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
+        )
     return seen, [each for each in found if each.name in names]
-
-
-def _unknown(name: str, there: Sequence[str]) -> RequestError:
-
-    listed = ", ".join(f"`{each}`" for each in there)
-    return RequestError(
-        f"neither a server nor a batch job is called `{name}`",
-        evidence=f"there are {listed}" if listed else "",
-        hint="see which there are: `vlaunch status`, `vlaunch jobs`",
-    )
-
-
-def _note_over(session: Session, jobs: Sequence[BatchStatus]) -> None:
-    """Tell of jobs that need no stopping, since they do not run."""
-
-    for each in jobs:
-        if not each.runs:
-            text = f"{each.name} does not run; it is {each.state}"
-            session.note("stop", text, state="unchanged")
-
-
-def _tell_jobs(session: Session, jobs: Sequence[Batch], seconds: float) -> None:
-    """Tell which jobs were stopped, if any."""
-    data = {"stopped": [each.id for each in jobs]}
-    if jobs:
-        names = ", ".join(each.name for each in jobs)
-        text = f"stopped {names}; the same `vlaunch batch` goes on"
-        session.done(text, seconds=seconds, data=data)
-    else:
-        session.done("nothing was stopped", state="unchanged", seconds=seconds, data=data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -138,19 +139,14 @@ def read(said: Mapping[str, Any]) -> Kept:
 
     A server that cannot be read is one of another version: left out.
     """
-    listed = said.get("servers")
-    found = (
-        [each for one in listed if (each := _server(one)) is not None]
-        if isinstance(listed, list)
-        else []
+    listed, members = said.get("servers"), said.get("members")
+    listed = listed if isinstance(listed, list) else []
+    members = members if isinstance(members, Mapping) else {}
+    return Kept(
+        servers=tuple(server for raw in listed if (server := _server(raw)) is not None),
+        members={str(node): _age(age) for node, age in members.items()},
+        agent=_age(said.get("agent")),
     )
-    members = said.get("members")
-    ages = (
-        {str(node): _age(age) for node, age in members.items()}
-        if isinstance(members, Mapping)
-        else {}
-    )
-    return Kept(servers=tuple(found), members=ages, agent=_age(said.get("agent")))
 
 
 def choose(found: Sequence[Server], name: str | None) -> Server:
@@ -160,10 +156,10 @@ def choose(found: Sequence[Server], name: str | None) -> Server:
         RequestError: there is none, none of that name, or several and none was named.
     """
     names = ", ".join(f"`{each.name}`" for each in found)
+    chosen = [each for each in found if name in (None, each.name)]
+    if len(chosen) == 1:
+        return chosen[0]
     if name is not None:
-        for each in found:
-            if each.name == name:
-                return each
         raise RequestError(
             f"no server `{name}` runs",
             evidence=f"these do: {names}" if names else "",
@@ -173,12 +169,10 @@ def choose(found: Sequence[Server], name: str | None) -> Server:
         raise RequestError(
             "no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`"
         )
-    if len(found) > 1:
-        raise RequestError(
-            f"{len(found)} servers run: {names}",
-            hint="say which one by its name, as `vlaunch status` shows it",
-        )
-    return found[0]
+    raise RequestError(
+        f"{len(found)} servers run: {names}",
+        hint="say which one by its name, as `vlaunch status` shows it",
+    )
 
 
 def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
@@ -191,13 +185,11 @@ def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
         if each.observed is not None
         for rank in each.observed.ranks.get(node, ())
     ]
-    others, known = list(actors), [rank for _, rank in found]
-    for rank in known:
-        if rank in others:
-            others.remove(rank)
+    others = Counter(actors) - Counter(rank for _, rank in found)
+    alone = len(kept.running) == 1
     return (
-        *(rank if len(kept.running) == 1 else f"{name}: {rank}" for name, rank in found),
-        *others,
+        *(rank if alone else f"{name}: {rank}" for name, rank in found),
+        *others.elements(),
     )
 
 
@@ -219,25 +211,17 @@ def named(nodes: Sequence[Node], server: Server) -> Server:
 
 
 def _server(said: Any) -> Server | None:
-    # Hints name servers, and people run hints.
-    if (
-        not isinstance(said, Mapping)
-        or not isinstance(said.get("name"), str)
-        or not state.NAME.fullmatch(said["name"])
-    ):
-        return None
     try:
+        name = said["name"]
+        if not state.NAME.fullmatch(name):  # hints name servers, and people run hints
+            return None
         wanted = None if said.get("desired") is None else desired.read(said["desired"])
         seen = None if said.get("observed") is None else observed.read(said["observed"])
-    except ValueError:
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    if (
-        wanted is not None
-        and seen is not None
-        and (seen.id, seen.asked) != (wanted.id, wanted.asked)
-    ):
+    if wanted and seen and (seen.id, seen.asked) != (wanted.id, wanted.asked):
         seen = None  # of the server before
-    return Server(name=said["name"], desired=wanted, observed=seen, age=_age(said.get("age")))
+    return Server(name=name, desired=wanted, observed=seen, age=_age(said.get("age")))
 
 
 def _age(said: Any) -> float:

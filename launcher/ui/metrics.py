@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 from launcher.model import fold
 from launcher.state.metrics import Figures, Latency, Look, RankLife, ServerMetrics
-from launcher.state.servers import DEFAULT, GOOD
+from launcher.state.servers import DEFAULT
+from launcher.ui.status import count, state_line
 from launcher.ui.terminal import Line
 from launcher.ui.text import line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-_COLOURS = {
-    **dict.fromkeys(GOOD, "green"),
-    **dict.fromkeys(("quiet", "resting", "starting", "waiting", "stopping"), "yellow"),
-}
 _MARGIN, _NAMES, _FIGURES = 4, 10, 38  # columns: before the names of rows, of these, of figures
 _BARS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _FEW = 8  # ranks that are all named
@@ -86,14 +83,10 @@ def render(look: Look, *, when: str = "") -> RenderableType:
 
 def _server(server: ServerMetrics) -> list[RenderableType]:
     name = "" if server.name == DEFAULT else f" {server.name}"
-    first = plain(f"server{name}: ")
-    lead = len(first)
-    first.append_text(plain(server.state, _COLOURS.get(server.state, "red")))
     where = f" on {fold(server.nodes)}" if server.nodes else ""
-    first.append_text(plain(f"  {server.model} ({server.backend}{where})"))
-    if server.detail:
-        first.append_text(plain(f"  {server.detail}"))
-    return [Line(first, lead), *_figures(server), *_kept(server)]
+    what = f"{server.model} ({server.backend}{where})"
+    first = state_line(f"server{name}: ", server.state, what, server.detail)
+    return [first, *_figures(server), *_kept(server)]
 
 
 def _figures(server: ServerMetrics) -> Iterator[RenderableType]:
@@ -149,7 +142,7 @@ def _kept(server: ServerMetrics) -> Iterator[RenderableType]:
         text = _ranks(server.ranks)
         yield line(text, "red" if bad else "", lead=f"{' ' * _MARGIN}{'ranks':<{_NAMES}}")
     left = "" if server.restarts_left is None else f", {server.restarts_left} left"
-    told = f"{_count(server.restarts, 'restart')}{left}, {_count(server.faults, 'fault')}"
+    told = f"{count(server.restarts, 'restart')}{left}, {count(server.faults, 'fault')}"
     yield line(told, lead=f"{' ' * _MARGIN}{'kept':<{_NAMES}}")
 
 
@@ -165,7 +158,3 @@ def _ranks(ranks: Sequence[RankLife]) -> str:
     if len(ranks) <= _FEW:
         return told
     return f"{up} of {len(ranks)} up" + (f"; {told}" if told else "")
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

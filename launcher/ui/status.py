@@ -23,19 +23,10 @@ if TYPE_CHECKING:
 
     from launcher.payload.agent.observed import Fault
 
-_COLOURS = {
-    "running": "green",
-    "alive": "green",
-    "answering": "green",
-    "busy": "green",
-    "quiet": "yellow",
-    "resting": "yellow",
-    "starting": "yellow",
-    "waiting": "yellow",
-    "stopping": "yellow",
-    "none": "dim",
-    "absent": "yellow",
-    "-": "dim",
+COLOURS = {
+    **dict.fromkeys(("running", "alive", *GOOD), "green"),
+    **dict.fromkeys(("quiet", "resting", "starting", "waiting", "stopping", "absent"), "yellow"),
+    **dict.fromkeys(("none", "-"), "dim"),
 }
 _LINE = 200  # characters of a line of evidence
 _MOST = 16  # nodes that have a row each
@@ -68,18 +59,24 @@ def render(status: ClusterStatus) -> RenderableType:
 def _nodes(nodes: Sequence[NodeStatus]) -> Table:
     table = with_columns("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT")
     for group in _alike(nodes):
-        node, alone = group[0], len(group) == 1
+        node = group[0]
+        alike = all(other.ranks == node.ranks for other in group)
+        ranks = ", ".join(node.ranks) or "-" if alike else f"{len(node.ranks)} each"
         table.add_row(
             plain(fold([each.node for each in group])),
             node.role,
-            node.ip if alone else f"{node.ip} …",
+            node.ip if len(group) == 1 else f"{node.ip} …",
             _coloured(node.container),
             _coloured(node.ray or "unknown"),
             plain(node.gpus),
-            plain(_ranks(group)),
+            plain(ranks),
             _drift(node),
         )
     return table
+
+
+def _drift(node: NodeStatus) -> str:
+    return "yes" if node.drift else "unknown" if node.trouble else "-"
 
 
 def _alike(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
@@ -95,41 +92,26 @@ def _alike(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
     return list(groups.values())
 
 
-def _ranks(group: Sequence[NodeStatus]) -> str:
-    ranks = group[0].ranks
-    if any(each.ranks != ranks for each in group):
-        return f"{len(ranks)} each"
-    return ", ".join(ranks) or "-"
-
-
-def _drift(node: NodeStatus) -> str:
-    if node.drift:
-        return "yes"
-    return "unknown" if node.trouble else "-"
-
-
 def _coloured(word: str) -> Text:
-    return plain(word, _COLOURS.get(word, "red"))
+    return plain(word, COLOURS.get(word, "red"))
 
 
 def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     """Return what is to be said of nodes, each with the nodes of which it is true."""
     lines: dict[str, list[str]] = {}
     for node in nodes:
-        for each in node.drift:
-            lines.setdefault(f"differs from the inventory: {each}", []).append(node.node)
-        if node.privileged:
-            lines.setdefault(
-                "its container is privileged: root in it is root on the node", []
-            ).append(node.node)
-        if node.agent == "lost":
-            lines.setdefault(
-                "its agent is not connected to the head's: `vlaunch logs` says why", []
-            ).append(node.node)
-        for model in node.unfinished:
-            lines.setdefault(model.words, []).append(node.node)
-        if node.trouble:
-            lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
+        remarks = [
+            *(f"differs from the inventory: {each}" for each in node.drift),
+            *(["its container is privileged: root in it is root on the node"] * node.privileged),
+            *(
+                ["its agent is not connected to the head's: `vlaunch logs` says why"]
+                * (node.agent == "lost")
+            ),
+            *(model.words for model in node.unfinished),
+            *node.trouble.splitlines()[:1],
+        ]
+        for remark in remarks:
+            lines.setdefault(remark, []).append(node.node)
     return {text: fold(names) for text, names in lines.items()}
 
 
@@ -144,8 +126,10 @@ def _compiled(nodes: tuple[NodeStatus, ...]) -> str:
 
 def _server(server: ServerStatus, alone: bool) -> list[Line]:
     name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
-    style = "yellow" if server.warning else _COLOURS.get(server.state, "red")
-    told = [f"{server.model}{_placed(server)}"] if server.model else []
+    style = "yellow" if server.warning else ""
+    where = f" on {fold(server.nodes)}" if server.nodes else ""
+    placed = f" ({server.backend}{where})" if server.backend else ""
+    told = [f"{server.model}{placed}"] if server.model else []
     apart = server.endpoints if len(server.endpoints) > 1 and server.state in READY else ()
     if apart:
         good = sum(each.state in GOOD for each in apart)
@@ -154,32 +138,25 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
         told.append(server.endpoint)
     elif server.detail:
         told.append(server.detail)
-    first = plain(f"server{name}: ")
-    lead = len(first)
-    first.append_text(plain(server.state, style))
-    for each in told:
-        first.append("  ").append_text(plain(each))
+    first = state_line(f"server{name}: ", server.state, *told, style=style)
     below = [line(each, lead=_MARGIN) for each in (*_answers(server), *_kept(server))]
     evidence = [log(each, "", margin=len(_MARGIN) + 2) for each in _evidence(server)]
-    return [Line(first, lead), *map(_endpoint, apart), *below, *evidence]
+    return [first, *map(_endpoint, apart), *below, *evidence]
 
 
 def _endpoint(each: Endpoint) -> Line:
     """Show one of several endpoints: how it is, where, and what came back or why nothing did."""
-    first = plain(f"{_MARGIN}{each.url} on {each.node}: ")
-    lead = len(first)
-    first.append_text(plain(each.state, _COLOURS.get(each.state, "red")))
     how = f"in {each.seconds:.1f}s" if each.state == "answering" else each.detail
-    if how:
-        first.append("  ").append_text(plain(how))
-    return Line(first, lead)
+    return state_line(f"{_MARGIN}{each.url} on {each.node}: ", each.state, how)
 
 
-def _placed(server: ServerStatus) -> str:
-    if not server.backend:
-        return ""
-    where = f" on {fold(server.nodes)}" if server.nodes else ""
-    return f" ({server.backend}{where})"
+def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
+    """Return a line that shows a state in its colour, and what there is to say of it."""
+    line = plain(name)
+    line.append_text(plain(state, style or COLOURS.get(state, "red")))
+    for text in filter(None, texts):
+        line.append("  ").append_text(plain(text))
+    return Line(line, len(plain(name)))
 
 
 def _answers(server: ServerStatus) -> list[str]:
@@ -231,7 +208,7 @@ def _kept(server: ServerStatus) -> list[str]:
     seen = server.observed
     if seen is None or server.age is None:
         return []
-    said = f"kept: looked at {server.age:.0f} s ago, {_count(len(seen.restarts), 'restart')}"
+    said = f"kept: looked at {server.age:.0f} s ago, {count(len(seen.restarts), 'restart')}"
     if seen.restarts_left is not None:
         said += f", {seen.restarts_left} left"
     if seen.faults:
@@ -261,13 +238,14 @@ def _told(fault: Fault) -> str:
         else f"ready again after {fault.ready_again_after:.0f}s"
     )
     lost = (
-        "requests lost: unknown" if fault.lost is None else f"{_count(fault.lost, 'request')} lost"
+        "requests lost: unknown" if fault.lost is None else f"{count(fault.lost, 'request')} lost"
     )
     return f"{fault.what}{f' ({where})' if where else ''}{cause}; {after}, {lost}"
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _when(seconds: float) -> str:
