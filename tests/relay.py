@@ -1,4 +1,4 @@
-"""A machine in the middle of a connection, which changes what passes."""
+"""A relay in the middle of a connection that changes the data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Callable
 
 
 class Relay:
-    """A port of loopback that leads to another one, or a `door` that listens elsewhere and what
-    `connect` connects to.
+    """A relay from a new port on loopback to `port`, or from `listener` to what `connect` returns.
 
-    `change` is given what comes from the side that was connected to, and returns what is passed on;
-    `back` is the same for the other direction.
+    `change` maps the data from the server to the data for the client, `back` the other direction.
     """
 
     def __init__(
@@ -22,14 +20,14 @@ class Relay:
         change: Callable[[bytes], bytes],
         back: Callable[[bytes], bytes] = bytes,
         *,
-        door: socket.socket | None = None,
+        listener: socket.socket | None = None,
         connect: Callable[[], socket.socket] | None = None,
     ) -> None:
         self._connect = connect or (lambda: socket.create_connection(("127.0.0.1", port)))
         self._change, self._back = change, back
-        self._door = door or socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._door.getsockname()[1]
-        self._ends: list[socket.socket] = []
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
@@ -37,13 +35,13 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (self._door, *self._ends):
+        for sock in (self._listener, *self._connections):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
         for thread in self._threads:
             thread.join(10)
-        for each in (self._door, *self._ends):
-            each.close()
+        for sock in (self._listener, *self._connections):
+            sock.close()
 
     def _start(self, run: Callable[..., None], *args: object) -> None:
         self._threads.append(threading.Thread(target=run, args=args, daemon=True))
@@ -52,15 +50,17 @@ class Relay:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client = self._door.accept()[0]
-                self._ends.append(client)
+                client = self._listener.accept()[0]
+                self._connections.append(client)
                 server = self._connect()
-                self._ends.append(server)
-                self._start(_pass, client, server, self._back)
-                self._start(_pass, server, client, self._change)
+                self._connections.append(server)
+                self._start(_forward, client, server, self._back)
+                self._start(_forward, server, client, self._change)
 
 
-def _pass(source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
+def _forward(
+    source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]
+) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(change(data))

@@ -321,7 +321,7 @@ def test_secret_files_are_private(practice: Practice) -> None:
         "stat -c '%a %U' /root/.vlaunch/lab/secrets /root/.vlaunch/lab/secrets/*",
     )
 
-    # Ray's token, the inventory's secret, and the node's certificate with its authority
+    # The folder; Ray's token, the inventory's secrets, the node's certificate, its authority's.
     assert listing.splitlines() == ["700 root", *["600 root"] * 5]
 
 

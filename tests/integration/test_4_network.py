@@ -16,7 +16,7 @@ import pytest
 from benchmarks.faults import host_faults
 from launcher.model import Ports
 from launcher.tools import payload
-from tests.integration import strangers
+from tests.integration import outsiders
 from tests.integration.conftest import Practice, ended
 
 pytestmark = pytest.mark.lab
@@ -198,10 +198,10 @@ def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
     assert any("ss -ltnp" in f["fix"] for f in failed)
 
 
-def test_strangers_do_not_take_part(cluster: Practice) -> None:
-    """While the probes gather: they are refused, and the nodes measure."""
+def test_clients_without_a_valid_certificate_cannot_join(cluster: Practice) -> None:
+    """They are refused while the probes gather, and the measurement succeeds."""
     process = cluster.start("check-nccl", "--json")
-    strangers.refused(cluster.lab.host("node1"), 29500)
+    outsiders.assert_refused(cluster.lab.host("node1"), 29500)
     out, err = ended(process, 400)
 
     assert process.returncode == 0, out + err

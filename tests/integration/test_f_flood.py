@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 def loaded(
     practice: Practice, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Practice, Inventory, Endpoint]]:
-    """A server that may run eight requests at once, and is ended when it hangs for a minute."""
+    """A server that runs up to eight requests at once, and is stopped after a hang of a minute."""
     practice.write()
     assert practice.vlaunch("down").code == 0
     path = practice.write(lambda document: document["serve"].update(stuck=60))

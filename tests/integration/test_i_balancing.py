@@ -61,7 +61,8 @@ def test_each_endpoint_answers_and_a_bad_one_is_named(cluster: Practice) -> None
     os.kill(pid, signal.SIGSTOP)
     try:
         quiet = await_state(cluster, "quiet", within=90)
-        assert {each["node"]: each["state"] for each in quiet["endpoints"]} == {
+        states = {endpoint["node"]: endpoint["state"] for endpoint in quiet["endpoints"]}
+        assert states == {
             "node1": "answering",
             "node2": "quiet",
         }

@@ -25,7 +25,7 @@ from benchmarks.faults import host_faults
 from launcher.lab import hosts, machine, network
 from launcher.lab.layout import Host
 from tests.hub_stand_in import COMMIT, Hub
-from tests.integration import strangers
+from tests.integration import outsiders
 from tests.integration.conftest import Practice, ended, kill
 from tests.integration.servers import serve
 
@@ -322,13 +322,15 @@ def test_bytes_change_on_their_way(four: Practice, chance: random.Random, how: s
     same(four, *OTHERS)
 
 
-def test_strangers_get_nothing(four: Practice, chance: random.Random) -> None:
-    """And do not keep a copy from its end."""
-    copying = start(four, chance)
-    strangers.refused(four.lab.host("node2"), PORT)
-    code, said = end(copying)
+def test_clients_without_a_valid_certificate_get_nothing(
+    four: Practice, chance: random.Random
+) -> None:
+    """They do not disturb the copy."""
+    process = start(four, chance)
+    outsiders.assert_refused(four.lab.host("node2"), PORT)
+    code, output = end(process)
 
-    assert code == 0, said
+    assert code == 0, output
     same(four, *OTHERS)
 
 

@@ -1,4 +1,4 @@
-"""Programs that connect to a port of a run's mutual TLS and are no part of the run."""
+"""Clients without a valid certificate that connect to the mutual-TLS port of a run."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from launcher.payload import tls
 from launcher.remote import certificate
 
 
-def refused(host: Host, port: int) -> None:
-    """Assert that a host refuses who has no certificate, or another run's, though both take the
-    host's for good.
+def assert_refused(host: Host, port: int) -> None:
+    """Assert that a host refuses clients with no certificate and with another run's.
+
+    The clients do not verify the host's certificate.
     """
     none = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     foreign = tls.contexts(certificate.make("foreign"))[1]
     for context, reason in ((none, "CERTIFICATE_REQUIRED"), (foreign, "UNKNOWN_CA|BAD_CERT")):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (
-            _connected(host.ip, port) as sock,
-            context.wrap_socket(sock) as stranger,
+            _connect(host.ip, port) as sock,
+            context.wrap_socket(sock) as client,
             pytest.raises(ssl.SSLError, match=reason),
         ):
-            stranger.recv(1)
+            client.recv(1)
 
 
-def _connected(ip: str, port: int) -> socket.socket:
-    """Connect as soon as somebody listens; within a minute."""
-    until = time.monotonic() + 60
+def _connect(ip: str, port: int) -> socket.socket:
+    """Connect as soon as the port is open, within a minute."""
+    deadline = time.monotonic() + 60
     while True:
         try:
             return socket.create_connection((ip, port), 10)
         except OSError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
