@@ -372,9 +372,10 @@ class Answer:
     @property
     def tail(self) -> str:
         """The last lines of what it said, errors preferred: the evidence to show, without what
-        Docker's client advises below each error.
+        Docker's client advises below each error, and curl's own word for an answer that is one.
         """
-        lines = (self.err.strip() or self.out.strip()).splitlines()
+        err = "" if self.err.startswith("curl: (22) ") else self.err
+        lines = (err.strip() or self.out.strip() or self.err.strip()).splitlines()
         if lines[1:] and lines[-1].startswith(("Run 'docker ", "See 'docker ")):
             lines = "\n".join(lines[:-1]).rstrip().splitlines()
         return "\n".join(lines[-6:])

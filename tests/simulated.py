@@ -166,8 +166,10 @@ class World:
             last = command.argv[2].rpartition("/")[2]
             return {"network.json": "forget", "desired.json": "unwant"}.get(last, "rm")
         rest = command.argv[len(self.machines[command.node].node.docker) :]
-        program = next((each for each in rest if each.startswith("/opt/vlaunch/")), "")
-        return rest[rest.index(program) + 1] if rest[0] == "exec" else rest[0]
+        if rest[0] != "exec" or "curl" in rest:
+            return query(rest) or rest[0]
+        program = next(word for word in rest if word.startswith("/opt/vlaunch/"))
+        return rest[rest.index(program) + 1]
 
     def _change(self, machine: Machine, command: Command, word: str) -> Answer | None:
         """Record a change; a failure that the test planned is its answer, and nothing happens."""
@@ -370,9 +372,7 @@ class World:
         if "/opt/vlaunch/network.py" in argv:
             return self._measured(machine, argv)
         if argv[0] == "curl":
-            return self._asked(node, argv)
-        if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
-            return self._head(machine, command, argv)
+            return self._asked(machine, command, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/desk.py"):
             return self._desk(machine, command, argv)
         if argv == ("ray", "status"):
@@ -389,22 +389,19 @@ class World:
             Answer(node=machine.node.name, code=0, out=said[argv[3]]) if argv[3] in said else None
         )
 
-    def _head(self, machine: Machine, command: Command, argv: Argv) -> Answer:
-        node, verb = machine.node.name, argv[2]
-        if verb == "submit":
-            return self._submit(machine, command)
-        if verb == "stop":
-            failed = self._change(machine, command, "stop")
-            for job in self.jobs:
-                job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
-            return failed if failed is not None else Answer(node=node, code=0, out="{}")
-        raise AssertionError(argv)
-
-    def _asked(self, node: str, argv: Argv) -> Answer:
+    def _asked(self, machine: Machine, command: Command, argv: Argv) -> Answer:
         """Answer what the agent is asked over HTTP."""
         path = query(argv)
         assert path, argv
-        return self._told(node, path)
+        if path == "submit":
+            return self._submit(machine, command)
+        if path == "stop":
+            failed = self._change(machine, command, "stop")
+            for job in self.jobs:
+                ours = f"job={job['submission_id']}&" in argv[-1]
+                job["status"] = "STOPPED" if ours else job["status"]
+            return failed or Answer(node=machine.node.name, code=0, out="{}")
+        return self._told(machine.node.name, path)
 
     def _told(self, node: str, verb: str) -> Answer:
         said = self.said.get(f"{verb} on {node}") or self._payload(verb)

@@ -227,8 +227,8 @@ def _gone(node: str, answer: Answer) -> Finding:
 
 
 def read_payload(answer: Answer) -> dict[str, Any]:
-    """Read the one JSON object that `payload/head.py` prints; raises UnreadableAnswer (also for its
-    own `error`).
+    """Read the one JSON object that an agent answers; raises UnreadableAnswer (also for its own
+    `error`).
     """
     try:
         said = untrusted.loads(answer.out.strip().splitlines()[-1])

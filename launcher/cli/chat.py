@@ -9,7 +9,6 @@ import ipaddress
 import json
 import sys
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -166,17 +165,19 @@ def _command(
 ) -> Command:
     from launcher.site import Site
 
-    argv = payload.chat(
-        replace(inventory.ports, api=wanted.port),
-        payload.api_host(wanted.host),
-        max_tokens,
-        timeout,
-    )
+    request = {
+        "messages": messages,
+        "api_host": payload.api_host(wanted.host),
+        "api": wanted.port,
+        "max_tokens": max_tokens,
+        "timeout": timeout,
+    }
+    container = Site(inventory).container_name(node)
     return Command(
         node=node.name,
-        argv=docker.exec_(node.docker, Site(inventory).container_name(node), *argv, stdin=True),
+        argv=docker.exec_(node.docker, container, *payload.chat(), stdin=True),
         timeout=timeout + 30,
-        stdin=f"{json.dumps(messages)}\n".encode,
+        stdin=f"{json.dumps(request)}\n".encode,
         hold_stdin=True,
     )
 

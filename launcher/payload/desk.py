@@ -254,30 +254,31 @@ def follow(args: argparse.Namespace) -> object:
     driver has ended which says so: whoever asks again and again takes the cores that engines need.
     """
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
-    from vlaunch_agent import head
+    from vlaunch_agent import api, submissions
 
     path = os.path.join(RAY_LOGS, f"job-driver-{args.job}.log")
     began = time.monotonic()
     while time.monotonic() < began + args.patience and standing_still(args, path):
         time.sleep(AGAIN)
-    began, state = time.monotonic(), head.job(args)
-    while state.get("status") not in head.OVER and state_of(args) in ENDED:
+    where = api.Where(dashboard=args.dashboard)
+    began, state = time.monotonic(), submissions.job(where, args.job)
+    while state.get("status") not in submissions.OVER and state_of(args) in ENDED:
         if time.monotonic() >= began + args.patience:
             break
         time.sleep(AGAIN)
-        state = head.job(args)
+        state = submissions.job(where, args.job)
     try:
         with open(path, "rb") as file:
             file.seek(args.offset)
             chunk = file.read(CHUNK)
     except FileNotFoundError:
         chunk = b""
-    # Only whole lines, as in `head.log`: half a line would be judged twice, or not at all.
+    # Only whole lines, as in `queries.py`: half a line would be judged twice, or not at all.
     end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
-    if end == 0 and (len(chunk) == CHUNK or state.get("status") in head.OVER):
+    if end == 0 and (len(chunk) == CHUNK or state.get("status") in submissions.OVER):
         end = len(chunk)
     return {
-        "job": head.shown(state),
+        "job": submissions.shown(state),
         "log": chunk[:end].decode(errors="replace"),
         "offset": args.offset + end,
         "progress": read(args.work, "progress.json"),

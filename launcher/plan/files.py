@@ -39,7 +39,7 @@ _PACKAGES = {
     for name in ("agent", "batch")
     for file in sorted((_FOLDER / name).glob("*.py"))
 }
-_PROGRAMS = ("entry.sh", "head.py", "desk.py", *_NETWORK)
+_PROGRAMS = ("entry.sh", "desk.py", *_NETWORK)
 _FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
 # The directory is made private first; tar and mv replace files whole, so that a container never
 # reads half of one. The name on the way is the node's own: several nodes may share a home. `server`

@@ -1,4 +1,4 @@
-"""The form of what the head's agent and `payload/head.py` answer.
+"""The form of what the head's agent and `payload/desk.py` answer.
 
 Whoever reads such an answer takes it for granted, so it is looked at once, here; what is not named
 here is left to who asked for it.

@@ -13,7 +13,7 @@ from launcher.payload.agent.metrics import PORT as METRICS
 from launcher.payload.agent.state import SOCKET
 
 _FOLDER = Path(__file__).parents[1] / "payload"
-_HEAD = ("python3", "/opt/vlaunch/head.py")
+_CHAT = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_agent.chat")
 # seconds for an answer of the agent: of its own, and of what it asks Ray and vLLM for
 _SHORT, _LONG = 15.0, 50.0
 
@@ -23,12 +23,12 @@ def source(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def _ask(path: str, patience: float, /, **query: object) -> Argv:
-    """Ask the agent of a container for a path, for so many seconds."""
+def _ask(path: str, patience: float, /, *options: str, **query: object) -> Argv:
+    """Ask the agent of a container for a path, for so many seconds; `options` are curl's."""
     words = urlencode({name: each for name, each in query.items() if each != ""}, safe=":,")
     return (
         *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
-        *("--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
+        *(*options, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
     )
 
 
@@ -63,21 +63,13 @@ def servers() -> Argv:
 
 def submit(ports: Ports) -> Argv:
     """Submit a batch job described on standard input."""
-    return (*_HEAD, "submit", "--dashboard", str(ports.dashboard))
+    return _ask("submit", _LONG, "--data-binary", "@-", dashboard=ports.dashboard)
 
 
 def stop(ports: Ports, job: str, grace: float) -> Argv:
     """Stop a job, politely for `grace` seconds."""
-    return (
-        *_HEAD,
-        "stop",
-        "--dashboard",
-        str(ports.dashboard),
-        "--job",
-        job,
-        "--grace",
-        str(grace),
-    )
+    query = {"dashboard": ports.dashboard, "job": job, "grace": f"{grace:g}"}
+    return _ask("stop", grace + _LONG, "--request", "POST", **query)
 
 
 def watch(ports: Ports, api_host: str, name: str, offset: int, patience: float) -> Argv:
@@ -93,19 +85,11 @@ def metrics(apis: Sequence[str], timeout: float) -> Argv:
     return _ask("counts", timeout + _SHORT, apis=",".join(apis), timeout=f"{timeout:g}")
 
 
-def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
-    """Stream the answer to the messages on the first line of standard input, which must stay open
-    meanwhile.
+def chat() -> Argv:
+    """Stream the answer to the request on the first line of standard input (`chat.py`), which must
+    stay open meanwhile.
     """
-    return (
-        *_HEAD,
-        "chat",
-        *_where(ports, api_host),
-        "--max-tokens",
-        str(max_tokens),
-        "--timeout",
-        str(timeout),
-    )
+    return _CHAT
 
 
 def agent(
@@ -150,7 +134,3 @@ def api_host(bind: str) -> str:
 
 def _api(ports: Ports, api_host: str) -> str:
     return f"[{api_host}]:{ports.api}" if ":" in api_host else f"{api_host}:{ports.api}"
-
-
-def _where(ports: Ports, api_host: str) -> Argv:
-    return ("--dashboard", str(ports.dashboard), "--api-host", api_host, "--api", str(ports.api))

@@ -1,6 +1,6 @@
 """What we say to Ray (2.60), and how we read what it says.
 
-Machine-readable answers come from the dashboard's HTTP API through `payload/head.py`; `ray status`
+Machine-readable answers come from the dashboard's HTTP API through the head's agent; `ray status`
 is for people and is read strictly all the same, because it is what they will compare us with.
 """
 

@@ -37,8 +37,8 @@ def test_the_script_sends_what_the_containers_run() -> None:
 
     assert {
         "entry.sh",
-        "head.py",
-        "lib/vlaunch_agent/head.py",
+        "desk.py",
+        "lib/vlaunch_agent/chat.py",
         "lib/vlaunch_agent/__main__.py",
     } <= names
     assert 'cat "$PAYLOAD"' in up.SCRIPT

@@ -16,6 +16,7 @@ from launcher.transport import Command
 from tests import kept
 from tests.cli.batch_job import Batch, bring_up
 from tests.cli.conftest import Cluster
+from tests.simulated import query
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_job_that_does_not_stop(running: Batch, monkeypatch: pytest.MonkeyPatc
     world, answer = running.cluster.world, running.cluster.world.answer
 
     def stubborn(command: Command) -> Answer | None:
-        if "stop" in command.argv:
+        if query(command.argv) == "stop":
             return Answer(node=command.node, code=0, out="{}")
         return answer(command)
 
@@ -206,7 +207,7 @@ def test_a_dry_run_of_a_stop(running: Batch) -> None:
     ran = running.cluster.run("stop", "job", "--dry-run")
 
     assert (ran.code, running.verbs()) == (0, [])
-    assert "head.py stop --dashboard 8265 --job batch-job-1" in ran.out
+    assert "http://agent/stop?dashboard=8265&job=batch-job-1" in ran.out
 
 
 def test_status_has_a_line_for_each_job_that_runs(running: Batch) -> None:

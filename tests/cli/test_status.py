@@ -81,7 +81,7 @@ def test_one_question_to_the_head(serving: Cluster) -> None:
     asked = [(each.node, query(each.argv)) for each in serving.commands if query(each.argv)]
 
     assert asked == [("gpu01", "jobs")]
-    assert not [each for each in serving.commands if "/opt/vlaunch/head.py" in each.argv]
+    assert not [each for each in serving.commands if "vlaunch_agent.chat" in each.argv]
 
 
 def test_servers_that_stand(serving: Cluster) -> None:

@@ -131,7 +131,7 @@ def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
         for path in (payload / name).glob("*.py")
     }
 
-    assert {"entry.sh", "head.py", "desk.py"} <= there
+    assert {"entry.sh", "desk.py"} <= there
     assert {name for name in there if "/" in name} == packages
     assert {"lib/vlaunch_agent/__main__.py", "lib/vlaunch_batch/__init__.py"} <= there
 
@@ -143,27 +143,31 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     inventory = load(f"state_dir: {tmp_path}")
     send(files.steps(seen_as(inventory, FRESH), inventory.head, {}, fresh=False)[0])
     there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-B")
-    agent = (
-        f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.__main__ import main;"
-        " main()"
+    start = (
+        f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.%s import main; main()"
     )
     ran = [
         subprocess.run(
-            (*bare, *words, "--help"), capture_output=True, text=True, timeout=20, check=False
+            (*bare, *options, "-c", start % module, "--help"),
+            capture_output=True,
+            input="{}",
+            text=True,
+            timeout=20,
+            check=False,
         )
-        for words in (("-c", agent), ("-S", str(there / "head.py")))
+        for module, options in (("__main__", ()), ("chat", ("-S",)))
     ]
 
-    assert [(done.returncode, done.stderr) for done in ran] == [(0, ""), (0, "")]
+    assert [(done.returncode, done.stderr) for done in ran] == [(0, ""), (1, "")]
     assert "--lead" in ran[0].stdout
-    assert "submit" in ran[1].stdout
+    assert ran[1].stdout == '{"error": "\'messages\'"}\n'
 
 
 def test_files_are_written_only_where_they_differ(load: Load) -> None:
     """By the sha256 of what is there."""
     inventory = load()
     old = HostFacts(
-        home="/home/ops", files={**files.payload_digests(), "payload/head.py": "0" * 64}
+        home="/home/ops", files={**files.payload_digests(), "payload/desk.py": "0" * 64}
     )
 
     assert (

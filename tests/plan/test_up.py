@@ -236,7 +236,7 @@ def test_an_added_node_starts_alone(load: Load) -> None:
 
 def test_files_that_differ_are_written_without_a_restart(load: Load, world: World) -> None:
     """A newer vlaunch brings newer helpers; the cluster goes on."""
-    world.machines["n2"].files["payload/head.py"] = b"old"
+    world.machines["n2"].files["payload/desk.py"] = b"old"
     found = plan(world.inventory, world)
 
     assert [(step.command.node, step.command.argv[3]) for step in found.steps] == [("n2", "unpack")]

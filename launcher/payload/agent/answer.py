@@ -1,16 +1,13 @@
-"""Asks a model for what it does, the only proof that it works: a completion, an embedding, a score
-and the like (`task.py`).
-
-Standard library only.
+"""The only proof that a model works: its answer to a completion, an embedding, a score and the like
+(`task.py`).
 """
 
 from __future__ import annotations
 
 import json
-import re
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +18,9 @@ from .task import Task
 
 @dataclass(frozen=True)
 class Asked:
-    """The way in which a model was asked last, and status and text of its answer.
+    """A request of one task, with status and text of its answer.
 
-    `refused` has what was said to other ways, where none of them fits.
+    `refused` has the answers to other tasks, where none of them fits.
     """
 
     task: Task
@@ -31,30 +28,32 @@ class Asked:
     text: str
     refused: str = ""
 
+    @property
+    def unfit(self) -> bool:
+        """True when the model has no such task."""
+        judge = task.no_chat if self.task is task.CHAT else task.unfit
+        return judge(self.status, self.text)
 
-def complete(args: Where) -> dict[str, Any]:
-    """Ask for a completion, or whatever else the model gives, and return what came back.
 
-    Of several replicas, each is asked.
+def complete(where: Where) -> dict[str, Any]:
+    """Request a completion, or whatever else the model gives, of each replica, and return what came
+    back.
     """
-    status, text = api.api(args, "/v1/models", timeout=min(10.0, args.timeout))
+    status, text = api.api(where, "/v1/models", timeout=min(10.0, where.timeout))
     if status != 200:
         return {"status": status, "error": text[:500]}
     model = json.loads(text)["data"][0]["id"]
-    before = finished(args) if args.engines > 1 else {}
+    before = finished(where) if where.engines > 1 else {}
     started = time.monotonic()
-    asked = ask(args, model)
-    said: dict[str, Any] = {"status": asked.status, "task": asked.task.name}
+    asked = ask(where, model)
+    result: dict[str, Any] = {"status": asked.status, "task": asked.task.name}
     if asked.status != 200:
-        return {**said, "error": asked.text[:1000]}
-    said |= {
-        "model": model,
-        **_came(asked),
-        "seconds": round(time.monotonic() - started, 3),
-    }
-    if args.engines > 1:
-        said["replicas"] = replicas(args, asked.task, model, before)
-    return said
+        return {**result, "error": asked.text[:1000]}
+    seconds = round(time.monotonic() - started, 3)
+    result |= {"model": model, **_came(asked), "seconds": seconds}
+    if where.engines > 1:
+        result["replicas"] = replicas(where, asked.task, model, before)
+    return result
 
 
 def _came(asked: Asked) -> dict[str, Any]:
@@ -73,114 +72,94 @@ def _came(asked: Asked) -> dict[str, Any]:
     }
 
 
-def ask(args: Where, model: str) -> Asked:
-    """Ask a model in its own way: in a chat, by a plain completion, or as a model that does not
-    generate.
-
-    A way that fits is gone with whatever it answers. Where none does, what `/health` says.
+def ask(where: Where, model: str) -> Asked:
+    """Ask a model for a chat, a plain completion, or as one that does not generate: the first task
+    that fits decides, whatever its answer.
     """
-    for each in (task.CHAT, task.COMPLETION):
-        asked = _ask(args, each, model)
-        if not _unfit(asked):
+    for way in (task.CHAT, task.COMPLETION):
+        asked = _ask(where, way, model)
+        if not asked.unfit:
             return asked
-    return other(args, model)
+    return other(where, model)
 
 
-def _unfit(asked: Asked) -> bool:
-    judge = task.no_chat if asked.task is task.CHAT else task.unfit
-    return judge(asked.status, asked.text)
+def other(where: Where, model: str) -> Asked:
+    """Ask a model that does not generate: the first task with an answer is its own.
 
-
-def other(args: Where, model: str) -> Asked:
-    """Ask a model that does not generate: the first way that gives an answer is its own.
-
-    Where none does: why it is broken, where one of them says so, else what `/health` says. Silence
-    proves nothing about a model that transcribes, whatever it says to it.
+    Where none has: the error of one that is broken, else the answer of `/health`. Silence proves
+    nothing about a model that transcribes, whatever its answer.
     """
-    found = list[Asked]()
-    for each in task.OTHERS:
-        asked = _ask(args, each, model)
+    refusals = list[Asked]()
+    for way in task.OTHERS:
+        asked = _ask(where, way, model)
         if asked.status in (0, 200, 401, 403):
             return asked
-        if not _unfit(asked):
-            found.append(asked)
-    for refusal in found:
+        if not asked.unfit:
+            refusals.append(asked)
+    for refusal in refusals:
         if refusal.status >= 500 and refusal.task is not task.TRANSCRIPTION:
             return refusal
-    health = _ask(args, task.HEALTH, model)
-    said = "; ".join(f"{one.task.path}: {one.status} {one.text[:200]}" for one in found)
-    return Asked(task.HEALTH, health.status, health.text, said or "it has no route that we know")
+    health = _ask(where, task.HEALTH, model)
+    texts = [f"{one.task.path}: {one.status} {one.text[:200]}" for one in refusals]
+    refused = "; ".join(texts) or "it has no route that we know"
+    return Asked(task.HEALTH, health.status, health.text, refused)
 
 
-def _ask(args: Where, each: Task, model: str) -> Asked:
-    body = each.body(model, args.prompt, args.max_tokens)
-    return Asked(each, *api.api(args, each.path, body, args.timeout))
+def _ask(where: Where, way: Task, model: str) -> Asked:
+    body = way.body(model, where.prompt, where.max_tokens)
+    return Asked(way, *api.api(where, way.path, body, where.timeout))
 
 
 def content(choice: Mapping[str, Any], of_chat: str) -> Any:
     """Return the text of a choice: of a plain completion, or of a chat's `message` or `delta`."""
-    said: Any = choice.get("text") or (choice.get(of_chat) or {}).get("content") or ""
-    return said
+    return choice.get("text") or (choice.get(of_chat) or {}).get("content") or ""
 
 
-def finished(args: Where) -> dict[int, float]:
-    """How many requests each replica has finished, by its number among all of the server's; empty
-    where vLLM does not count.
+def finished(where: Where) -> dict[int, float]:
+    """Return how many requests each replica has finished, by its number among all of the server's;
+    empty where vLLM does not count.
     """
     counts: dict[int, float] = {}
-    for labels, number in re.findall(
-        r"^vllm:request_success_total\{(.*)\} (\S+)", api.api(args, "/metrics")[1], re.M
-    ):
-        found = re.search(r'\bengine="(\d+)"', labels)
-        if found:
-            counts[int(found[1])] = counts.get(int(found[1]), 0.0) + float(number)
+    for labels, number in api.samples(api.api(where, "/metrics")[1], "vllm:request_success_total"):
+        if labels.get("engine", "").isdigit():
+            replica = int(labels["engine"])
+            counts[replica] = counts.get(replica, 0.0) + number
     return counts
 
 
-def replicas(args: Where, way: Task, model: str, before: dict[int, float]) -> list[dict[str, Any]]:
+def replicas(
+    where: Where, way: Task, model: str, before: Mapping[int, float]
+) -> list[dict[str, Any]]:
     """Ask every replica at once; one has answered when a request came back and its own count of
     finished ones has grown.
 
-    Where vLLM chooses the replica, an answer is one of all: nobody can say whose it was.
+    Where vLLM chooses the replica, an answer is one of all: it cannot be told whose it was.
     """
-    found: list[dict[str, Any]] = [{} for _ in range(args.engines)]
-    body = way.body(model, args.prompt, args.max_tokens)
+    body = way.body(model, where.prompt, where.max_tokens)
 
-    def ask_one(number: int) -> None:
+    def ask_one(number: int) -> dict[str, Any]:
         started = time.monotonic()
-        status, text = api.api(args, way.path, body, args.timeout, number)
+        status, text = api.api(where, way.path, body, where.timeout, number)
         seconds = round(time.monotonic() - started, 3)
-        found[number] = {
-            "status": status,
-            "seconds": seconds,
-            "error": "" if status == 200 else text[:500],
-        }
+        return {"status": status, "seconds": seconds, "error": "" if status == 200 else text[:500]}
 
-    asked = [threading.Thread(target=ask_one, args=(number,)) for number in range(args.engines)]
-    for each in asked:
-        each.start()
-    for each in asked:
-        each.join()
+    with ThreadPoolExecutor(where.engines) as pool:
+        results = list(pool.map(ask_one, range(where.engines)))
     # vLLM counts nothing (`--disable-log-stats`), or chooses: the answers have to do.
     if not before or not way.steered:
-        return [{**each, "answered": each["status"] == 200} for each in found]
-    came = 1 + sum(each["status"] == 200 for each in found)
-    grown: dict[int, float] = {}
+        return [{**result, "answered": result["status"] == 200} for result in results]
+    came = 1 + sum(result["status"] == 200 for result in results)
+    grown = [0.0] * where.engines
 
     def counted() -> bool:
-        grown.update(
-            {
-                number - args.first: count - before.get(number, 0.0)
-                for number, count in finished(args).items()
-            }
-        )
-        return (
-            all(grown.get(number, 0) > 0 for number in range(args.engines))
-            or sum(grown.values()) >= came
-        )
+        counts = finished(where)
+        for number in range(where.engines):
+            replica = where.first + number
+            grown[number] = counts.get(replica, 0.0) - before.get(replica, 0.0)
+        return all(count > 0 for count in grown) or sum(grown) >= came
 
     api.until(counted, 5)  # Counts follow the answers a moment later.
     return [
-        {**each, "answered": each["status"] == 200 and grown.get(number, 0) > 0}
-        for number, each in enumerate(found)
+        {**result, "answered": result["status"] == 200 and count > 0}
+        for result, count in zip(results, grown, strict=True)
     ]

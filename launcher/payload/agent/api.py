@@ -1,17 +1,19 @@
-"""How the programs inside a container ask Ray's dashboard and vLLM's API on this node, and what
-vLLM counts.
+"""A client of Ray's dashboard and vLLM's API on this node, and vLLM's counters.
 
-Standard library only. Secrets are read from the mounted files, and travel in headers.
+Standard library only, for `chat.py`, which must start fast. Secrets are read from the mounted
+files, and travel in headers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .task import Form
@@ -21,90 +23,17 @@ PATIENCE = 25.0
 SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 
 
-def secret(name: str) -> str:
-    try:
-        with open(os.path.join(SECRETS, name), encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 class Refused(OSError):
-    """An answer that is an error: its HTTP status and what it says."""
+    """An answer that is an error: its HTTP status and its text."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"HTTP {code}: {said}")
         self.code, self.said = code, said
 
 
-def request(
-    host: str,
-    port: int,
-    path: str,
-    token: str,
-    body: object = None,
-    timeout: float = 10.0,
-    method: str | None = None,
-    engine: int | None = None,
-):
-    """Ask for a path of a server on this host; the token travels in a header, and so does the
-    replica that is to answer, by its place among those behind this API.
-
-    Not by urllib.request, which takes longer to import than all the rest, and sends what it asks to
-    a proxy. Raises Refused.
-    """
-    form = body if isinstance(body, Form) else Form(json.dumps(body).encode(), "application/json")
-    data = None if body is None else form.data
-    headers = {"Content-Type": form.kind, "Connection": "close"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    if engine is not None:
-        headers["X-data-parallel-rank"] = str(engine)  # vllm/entrypoints/generate/base/serving.py
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
-    try:
-        connection.request(method or ("GET" if data is None else "POST"), path, data, headers)
-        answer = connection.getresponse()
-        if answer.status >= 300:
-            raise Refused(answer.status, answer.read().decode(errors="replace"))
-    except BaseException:
-        connection.close()
-        raise
-    return answer
-
-
-def ray(
-    args: Where,
-    path: str,
-    body: object = None,
-    method: str | None = None,
-    timeout: float = PATIENCE,
-) -> object:
-    with request(
-        "127.0.0.1", args.dashboard, path, secret("RAY_AUTH_TOKEN"), body, timeout, method
-    ) as answer:
-        text = answer.read().decode()
-        return json.loads(text) if text else None
-
-
-def api(
-    args: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
-) -> tuple[int, str]:
-    """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
-    try:
-        with request(
-            args.api_host, args.api, path, secret("VLLM_API_KEY"), body, timeout, engine=engine
-        ) as answer:
-            return answer.status, answer.read().decode(errors="replace")
-    except Refused as error:
-        return error.code, error.said
-    except OSError as error:
-        return 0, str(error)
-
-
 @dataclass(frozen=True)
 class Where:
-    """Where a server's API and Ray's dashboard are, and what to ask for: the command line of
-    `head.py` has the same names.
+    """The address of a server's API and the port of Ray's dashboard, and what to ask for.
 
     `engines` is how many replicas are behind the API, `first` the number of the first of them among
     all of the server's, by which vLLM counts.
@@ -120,9 +49,85 @@ class Where:
     timeout: float = 60.0
 
 
+def request(
+    host: str,
+    port: int,
+    path: str,
+    secret: str,
+    body: object = None,
+    timeout: float = 10.0,
+    engine: int | None = None,
+) -> http.client.HTTPResponse:
+    """Send a GET, or a POST of a body, to a server on this node; a secret travels in a header, and
+    so does the replica that is to answer, by its place among those behind this API.
+
+    Not by urllib.request, which takes longer to import than all the rest, and sends requests to a
+    proxy. Raises Refused.
+    """
+    form = body if isinstance(body, Form) else Form(json.dumps(body).encode(), "application/json")
+    headers = {"Content-Type": form.kind, "Connection": "close"}
+    with (
+        contextlib.suppress(OSError),
+        open(os.path.join(SECRETS, secret), encoding="utf-8") as file,
+    ):
+        if token := file.read().strip():
+            headers["Authorization"] = f"Bearer {token}"
+    if engine is not None:
+        headers["X-data-parallel-rank"] = str(engine)  # vllm/entrypoints/generate/base/serving.py
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        method, data = ("GET", None) if body is None else ("POST", form.data)
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        if answer.status >= 300:
+            raise Refused(answer.status, answer.read().decode(errors="replace"))
+    except BaseException:
+        connection.close()
+        raise
+    return answer
+
+
+def ray(where: Where, path: str, body: object = None, timeout: float = PATIENCE) -> object:
+    """Return the JSON of Ray's dashboard; None for an empty answer."""
+    port, secret = where.dashboard, "RAY_AUTH_TOKEN"
+    with request("127.0.0.1", port, path, secret, body, timeout) as answer:
+        text = answer.read().decode()
+        return json.loads(text) if text else None
+
+
+def api(
+    where: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
+) -> tuple[int, str]:
+    """Return status and text of vLLM's answer; 0 when nothing listens or it takes too long."""
+    host, port, secret = where.api_host, where.api, "VLLM_API_KEY"
+    try:
+        with request(host, port, path, secret, body, timeout, engine) as answer:
+            return answer.status, answer.read().decode(errors="replace")
+    except Refused as error:
+        return error.code, error.said
+    except OSError as error:
+        return 0, str(error)
+
+
+def reachable(host: str, port: int) -> bool:
+    """True when a port accepts a connection."""
+    try:
+        with socket.create_connection((host, port), timeout=3):
+            return True
+    except OSError:
+        return False
+
+
+def until(true: Callable[[], object], seconds: float) -> None:
+    """Wait until a condition holds, or for so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.3)
+
+
 @dataclass(frozen=True)
 class Counters:
-    """What vLLM counts.
+    """vLLM's counters.
 
     `progress` is equal exactly when nothing has moved; aborted requests, as of canaries, are no
     progress.
@@ -146,7 +151,6 @@ class Counters:
         )
 
 
-_HELD = ("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks", "block_size")
 _PROGRESS = re.compile(
     r"^vllm:(?:generation_tokens_total|prompt_tokens_total"
     r"|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
@@ -156,7 +160,7 @@ _PROGRESS = re.compile(
 
 
 def counters(where: Where, timeout: float = 5.0) -> Counters | None:
-    """Return what vLLM counts; None when it does not say in time, or counts nothing
+    """Return vLLM's counters; None when they do not come in time, or there are none
     (`--disable-log-stats`).
     """
     status, text = api(where, "/metrics", timeout=timeout)
@@ -169,9 +173,8 @@ def read_counters(text: str) -> Counters | None:
     if not lines:
         return None
 
-    def total(name: str, labels: str = "") -> float:
-        found = re.findall(rf"^{name}(?:\{{([^\n]*)\}})? (\S+)$", text, re.M)
-        return sum(float(number) for having, number in found if labels in having)
+    def total(name: str) -> float:
+        return sum(number for _, number in samples(text, name))
 
     try:
         return Counters(
@@ -180,40 +183,36 @@ def read_counters(text: str) -> Counters | None:
             waiting=int(total("vllm:num_requests_waiting")),
             tokens=total("vllm:generation_tokens_total"),
             good=sum(
-                float(line.rpartition(" ")[2])
-                for line in lines
-                if line.startswith("vllm:request_success_total")
+                number
+                for labels, number in samples(text, "vllm:request_success_total")
+                if labels.get("finished_reason") != "abort"
             ),
-            failed=total("http_requests_total", 'status="5xx"'),
-            held={name: label for name, label in capacity(text).items() if name in _HELD},
+            failed=sum(
+                number
+                for labels, number in samples(text, "http_requests_total")
+                if labels.get("status") == "5xx"
+            ),
+            held=capacity(text),
         )
     except (ValueError, OverflowError):
         return None
 
 
-def capacity(metrics: str) -> dict[str, str]:
-    """The labels of `vllm:cache_config_info`, a line for each replica; tokens and concurrency are a
-    replica's and added up.
+def samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """Return labels and value of each sample of a metric; raises ValueError for no number."""
+    rows = re.findall(rf"^{name}(?:\{{([^\n]*)\}})? (\S+)$", text, re.M)
+    return [(dict(re.findall(r'(\w+)="([^"]*)"', row)), float(number)) for row, number in rows]
+
+
+def capacity(text: str) -> dict[str, str]:
+    """Return what the KV caches hold, of the labels of `vllm:cache_config_info`; tokens and
+    concurrency are a replica's and added up.
     """
-    lines = re.findall(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.M)
-    each = [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
-    total = dict(each[0]) if each else {}
+    replicas = [labels for labels, _ in samples(text, "vllm:cache_config_info")]
+    names = ("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks", "block_size")
+    held = {name: labels[name] for labels in replicas[:1] for name in names if name in labels}
     for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):
-        try:
-            total[name] = (
-                str(sum(number(labels[name]) for labels in each)) if len(each) > 1 else total[name]
-            )
-        except (KeyError, ValueError):
-            continue
-    return total
-
-
-def until(true, seconds: float) -> None:
-    """Wait until a condition holds, or for so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.3)
-
-
-def say(answer: dict[str, object]) -> None:
-    print(json.dumps(answer), flush=True)
+        with contextlib.suppress(KeyError, ValueError):
+            if len(replicas) > 1:
+                held[name] = str(sum(number(labels[name]) for labels in replicas))
+    return held

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from . import process, state
 from .api import Refused, Where, api, ray
-from .head import shown
+from .submissions import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

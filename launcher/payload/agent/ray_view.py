@@ -1,7 +1,7 @@
-"""What Ray's dashboard says of a server whose ranks Ray runs: if it could start, where its ranks
-are, and which one died first.
+"""Ray's view of a server whose ranks it runs: whether the server could start, where its ranks are,
+and which rank died first.
 
-Standard library only. It decides nothing; whoever cannot be asked raises one of `SILENT`.
+It decides nothing; a dashboard that does not answer raises one of `SILENT`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import api
+from . import api, process
+from .api import reachable
 from .desired import Ray
 from .probe import SILENT
 from .rank_name import rank_name
 
 __all__ = ["ENGINE", "SILENT", "Culprit", "Rank", "RayView"]
 
-ENGINE = "an engine"  # what an actor of vLLM's is called that is no rank
+ENGINE = "an engine"  # the name of an actor of vLLM's that is no rank
 
 # seconds for each of Ray's tables: a dashboard that is always slow must not keep a server down
 _PATIENCE = 15.0
@@ -51,7 +52,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Whose death came first, in Ray's words."""
+    """The rank whose death came first, in Ray's words."""
 
     node: str
     rank: str
@@ -59,17 +60,17 @@ class Culprit:
 
 
 class RayView:
-    """Asks about one server.
+    """Queries about one server.
 
-    `ray` says where Ray is and how many GPUs the server takes, `addresses` where the nodes are: by
-    address, or by a name that another address may have tomorrow.
+    `ray` has Ray's ports and how many GPUs the server takes, `addresses` the nodes': by address, or
+    by a name that another address may have tomorrow.
     """
 
     def __init__(self, ray: Ray, tp: int, addresses: Mapping[str, str]) -> None:
         self.ray, self.tp, self.addresses = ray, tp, addresses
         self.where = api.Where(dashboard=ray.dashboard)
         self._steady, self._ids = 0, list[str]()
-        # Ray's id of a node → when its port was last found closed
+        # Ray's id of a node → when its port was last closed
         self._closed: dict[str, float] = {}
 
     @property
@@ -78,62 +79,48 @@ class RayView:
         return {_address(host): name for name, host in self.addresses.items()}
 
     def rows(self, what: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
-        """Ask for one of Ray's tables."""
+        """Return one of Ray's tables."""
         chosen = "".join(
             f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}"
             for key, value in filters.items()
         )
-        answer: Any = api.ray(
-            self.where, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=patience
-        )
-        found: list[dict[str, Any]] = answer["data"]["result"]["result"]
-        return found
+        path = f"/api/v0/{what}?detail=1&limit=10000{chosen}"
+        answer: Any = api.ray(self.where, path, timeout=patience)
+        rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
+        return rows
 
     def lacking(self, looks: int) -> str:
-        """Say what a start still waits for, empty when nothing did for so many looks: nodes, and
+        """Return what a start still waits for, empty when nothing did for so many looks: nodes, and
         GPUs that are free.
         """
-        living = self._living()
-        there = [row for row in living if self._listens(row)]
+        names, needed = self._names, self.ray.gpus
+        living = [
+            row for row in self.rows("nodes") if row["state"] == "ALIVE" and row["node_ip"] in names
+        ]
+        here = [row for row in living if self._listens(row)]
         steady, self._steady = self._steady, 0
-        if len(living) > len(there):
+        if len(living) > len(here):
             return "waiting until Ray has noticed which nodes are dead"
-        if lacking := self._lacking_gpus(there):
-            return lacking
-        before, self._ids = self._ids, sorted(row["node_id"] for row in there)
+        total = sum(_gpus(row.get("resources_total")) for row in here)
+        if total < needed:
+            away = names.keys() - {row["node_ip"] for row in here}
+            nodes = ", ".join(sorted(names[ip] for ip in away)) or "GPUs"
+            return f"waiting for {nodes} to be in Ray: {total:g} of {needed:g} GPUs are"
+        free = total - self._held()
+        if free < needed:
+            return f"waiting until {needed:g} GPUs are free in Ray; {free:g} are"
+        before, self._ids = self._ids, sorted(row["node_id"] for row in here)
         self._steady = steady + 1 if self._ids == before else 1
         return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
 
-    def _lacking_gpus(self, there: list[dict[str, Any]]) -> str:
-        """Say that the nodes that are there have too few GPUs, or too few that are free."""
-        brought = sum(_gpus(row.get("resources_total")) for row in there)
-        if brought < self.ray.gpus:
-            gone = ", ".join(self._absent(there)) or "GPUs"
-            return f"waiting for {gone} to be in Ray: {brought:g} of {self.ray.gpus:g} GPUs are"
-        free = brought - self._held()
-        if free < self.ray.gpus:
-            return f"waiting until {self.ray.gpus:g} GPUs are free in Ray; {free:g} are"
-        return ""
-
-    def _living(self) -> list[dict[str, Any]]:
-        """Return the nodes of this cluster that Ray takes for alive."""
-        rows, names = self.rows("nodes"), self._names
-        return [each for each in rows if each["state"] == "ALIVE" and each["node_ip"] in names]
-
-    def _absent(self, there: list[dict[str, Any]]) -> list[str]:
-        """Return the names of the nodes that are not among these."""
-        here = {row["node_ip"] for row in there}
-        return sorted(name for ip, name in self._names.items() if ip not in here)
-
     def _listens(self, row: Mapping[str, Any]) -> bool:
-        """True for a node that is what Ray says, alive.
+        """True for a node that is alive, as Ray says.
 
-        Ray notices some seconds late that a container has died.
-
-        Its port is closed at once, but open again, of another node, before Ray has noticed.
+        Ray notices some seconds late that a container has died. Its port is closed at once, but
+        open again, of another node, before Ray has noticed.
         """
         now = time.monotonic()
-        if not _reachable(row["node_ip"], self.ray.node_manager):
+        if not reachable(row["node_ip"], self.ray.node_manager):
             self._closed[row["node_id"]] = now
         return now - self._closed.get(row["node_id"], -_DEAD) >= _DEAD
 
@@ -156,91 +143,66 @@ class RayView:
         """Return the living ranks that the process `driver`, or a child of it, has started; all of
         them if Ray cannot tell.
         """
-        homes = self._homes()
-        found = [
-            (row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank_name(row))
-        ]
-        own = self._jobs(driver)
+        names = self._names
+        homes = {
+            row["node_id"]: names.get(row["node_ip"], row["node_ip"]) for row in self.rows("nodes")
+        }
+        actors = [row for row in self.rows("actors", state="ALIVE") if _rank_name(row)]
+        jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
+        session = set(map(str, process.in_session(driver)))
+        own = {
+            str(job.get("job_id"))
+            for job in jobs
+            if isinstance(job, dict) and str((job.get("driver_info") or {}).get("pid")) in session
+        }
         if own:
-            found = [(row, name) for row, name in found if str(row.get("job_id")) in own]
-        elif len({row.get("job_id") for row, _ in found}) > 1:
-            return []  # of several drivers: whose is whose nobody knows
+            actors = [row for row in actors if str(row.get("job_id")) in own]
+        elif len({row.get("job_id") for row in actors}) > 1:
+            return []  # of several drivers: unknown whose is whose
         return [
             Rank(
                 str(row["actor_id"]),
-                name,
+                _rank_name(row),
                 homes.get(row.get("node_id", ""), ""),
                 int(row.get("pid") or 0),
             )
-            for row, name in found
+            for row in actors
         ]
 
-    def _homes(self) -> dict[str, str]:
-        """Return the names of nodes by Ray's ids of them."""
-        rows, names = self.rows("nodes"), self._names
-        return {row["node_id"]: names.get(row["node_ip"], row["node_ip"]) for row in rows}
-
-    def _jobs(self, driver: int) -> set[str]:
-        """Return Ray's jobs that the process `driver`, or a child of it, has begun."""
-        jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
-        drivers = {
-            str((each.get("driver_info") or {}).get("pid")): str(each.get("job_id"))
-            for each in jobs
-            if isinstance(each, dict)
-        }
-        return {
-            job for pid, job in drivers.items() if pid.isdigit() and _same_session(int(pid), driver)
-        }
-
     def culprit(self, ranks: list[Rank], evidence: str) -> Culprit | None:
-        """Return the rank that died of itself; the others were ended with the engine.
-
-        None when nobody knows.
+        """Return the rank that died of itself; the others were ended with the engine. None when it
+        is unknown.
         """
-        return self._dead(ranks) or self._unreachable(ranks) or self._accused(ranks, evidence)
-
-    def _dead(self, ranks: list[Rank]) -> Culprit | None:
-        table = {row["node_ip"]: row for row in self.rows("nodes", 3) if row["state"] == "ALIVE"}
-        alive = {row["actor_id"] for row in self.rows("actors", 3, state="ALIVE")}
-        rows = {row["actor_id"]: row for row in self.rows("actors", 3)}
-        for rank in ranks:
-            if (host := self.addresses.get(rank.node)) and _address(host) not in table:
-                return Culprit(rank.node, rank.name, "its node is gone from Ray")
-            words = _words(rows.get(rank.actor, {}).get("death_cause"))
-            if rank.actor not in alive and _of_itself(words):
-                return Culprit(rank.node, rank.name, words)
-        return None
-
-    def _unreachable(self, ranks: list[Rank]) -> Culprit | None:
-        """Return a rank whose node has just died: the engine may notice before Ray does, and ends
-        the other ranks.
-        """
+        if culprit := self._dead(ranks):
+            return culprit
+        # The engine may notice a node's death before Ray does, and ends the other ranks.
+        port = self.ray.node_manager
         for rank in ranks:
             ip = self.addresses.get(rank.node)
-            if ip and not _reachable(ip, self.ray.node_manager):
-                said = (
-                    f"nothing listens on {ip}:{self.ray.node_manager}: its container is gone, or"
-                    " its network"
-                )
-                return Culprit(rank.node, rank.name, said)
+            if ip and not reachable(ip, port):
+                why = f"nothing listens on {ip}:{port}: its container is gone, or its network"
+                return Culprit(rank.node, rank.name, why)
+        # A container may be back before its port was tried: vLLM's log names the rank. Replicas
+        # number their ranks from 0, and their lines do not tell of which replica they are.
+        match = _DIED.search(evidence)
+        for rank in ranks if match else ():
+            place = dict(re.findall(r"([A-Z]+)(\d+)", rank.name))
+            number = int(place.get("PP", 0)) * self.tp + int(place.get("TP", 0))
+            if match and "DP" not in place and number == int(match[1]):
+                return Culprit(rank.node, rank.name, "")
         return None
 
-    def _accused(self, ranks: list[Rank], evidence: str) -> Culprit | None:
-        """Return the rank that vLLM's log names as dead: a container may be back before anybody has
-        seen its port closed.
-        """
-        match = _DIED.search(evidence)
-        if match is None:
-            return None
-        stage, part = divmod(int(match[1]), self.tp)
+    def _dead(self, ranks: list[Rank]) -> Culprit | None:
+        """Return the rank whose node, or whose actor, is dead for Ray, of itself."""
+        nodes = {row["node_ip"] for row in self.rows("nodes", 3) if row["state"] == "ALIVE"}
+        alive = {row["actor_id"] for row in self.rows("actors", 3, state="ALIVE")}
+        deaths = {row["actor_id"]: row.get("death_cause") for row in self.rows("actors", 3)}
         for rank in ranks:
-            place = dict(re.findall(r"([A-Z]+)(\d+)", rank.name))
-            # Each replica counts its ranks from 0, and its lines do not say whose they are.
-            if "DP" not in place and (int(place.get("PP", 0)), int(place.get("TP", 0))) == (
-                stage,
-                part,
-            ):
-                return Culprit(rank.node, rank.name, "")
+            if (host := self.addresses.get(rank.node)) and _address(host) not in nodes:
+                return Culprit(rank.node, rank.name, "its node is gone from Ray")
+            words = _words(deaths.get(rank.actor))
+            if rank.actor not in alive and words and not _CONSEQUENCE.search(words):
+                return Culprit(rank.node, rank.name, words)
         return None
 
 
@@ -256,45 +218,17 @@ def _gpus(resources: Any) -> float:
     return float((resources or {}).get("GPU", 0))
 
 
-def _of_itself(death: str) -> bool:
-    """True for what Ray says of a death that no other brought about."""
-    return bool(death) and not _CONSEQUENCE.search(death)
-
-
-def _reachable(ip: str, port: int) -> bool:
-    try:
-        with socket.create_connection((ip, port), timeout=3):
-            return True
-    except OSError:
-        return False
-
-
-def _same_session(pid: int, session: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[3]) == session
-    except (OSError, ValueError, IndexError):
-        return False
-
-
 def _rank_name(row: Mapping[str, Any]) -> str:
     """Return the name of the rank that an actor is; empty when it is none of vLLM's."""
-    if name := rank_name(row.get("name") or ""):
-        return name
-    return ENGINE if _ENGINE.search(row.get("class_name") or "") else ""
+    engine = ENGINE if _ENGINE.search(row.get("class_name") or "") else ""
+    return rank_name(row.get("name") or "") or engine
 
 
 def _words(cause: Any) -> str:
-    """Return what Ray says of a death, from whichever of its forms."""
+    """Return Ray's words for a death, from whichever of its forms."""
     if not isinstance(cause, dict):
         return str(cause or "")
-    for each in cause.values():
-        if isinstance(each, dict):
-            said = (
-                each.get("error_message")
-                or each.get("reason")
-                or each.get("formatted_exception_string")
-            )
-            if said:
-                return " ".join(str(said).split())[:600]
-    return json.dumps(cause)[:300]
+    keys = ("error_message", "reason", "formatted_exception_string")
+    forms = [form.get(key) for form in cause.values() if isinstance(form, dict) for key in keys]
+    texts = [" ".join(str(text).split())[:600] for text in forms if text]
+    return texts[0] if texts else json.dumps(cause)[:300]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from . import queries
-from .api import Refused
+from . import queries, submissions
+from .api import Refused, Where
 from .probe import SILENT
 from .queries import listed
 from .server import Site
@@ -77,10 +78,22 @@ def launcher(path: str, agent: queries.Agent) -> Site:
     def servers(_: Query) -> Said:
         return queries.servers(agent)
 
-    answers = (nodes, jobs, servers, watch, counts)
+    def submit(query: Query) -> Said:
+        job, where = json.loads(query["body"]), Where(dashboard=int(query["dashboard"]))
+        answer: Said = submissions.submit(where, job["submission_id"], job["argv"], job["metadata"])
+        return answer
+
+    def stop(query: Query) -> Said:
+        where = Where(dashboard=int(query["dashboard"]))
+        return submissions.stop(where, query["job"], float(query["grace"]))
+
+    reads, writes = (nodes, jobs, servers, watch, counts), (submit, stop)
     return Site(
         name="the launcher's queries",
-        routes=[web.get(f"/{each.__name__}", _answer(each)) for each in answers],
+        routes=[
+            *(web.get(f"/{read.__name__}", _answer(read)) for read in reads),
+            *(web.post(f"/{write.__name__}", _answer(write)) for write in writes),
+        ],
         path=path,
     )
 
@@ -90,7 +103,8 @@ def _answer(find: Callable[[Query], Said]) -> Handler:
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return web.json_response(await asyncio.to_thread(find, request.query))
+            query = {**request.query, "body": await request.text()}
+            return web.json_response(await asyncio.to_thread(find, query))
         except SILENT as error:
             return web.json_response({"error": _why(error)}, status=502)
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,17 +56,18 @@ def agent() -> Any:
 
 @pytest.fixture
 def ask(folders: Path, agent: Any) -> Iterator[Ask]:
-    """Ask the agent for a path; return the status and the JSON."""
+    """Ask the agent for a path, or POST a body; return the status and the JSON."""
     path = str(folders / "a.sock")
     http = Http(routes.launcher(path, agent))
     http.start()
     until(lambda: http.bound, "it listens")
 
-    def get(path_and_query: str) -> tuple[int, Any]:
+    def get(path_and_query: str, body: str | None = None) -> tuple[int, Any]:
         connection = OverUnix(path)
-        connection.request("GET", path_and_query)
+        connection.request("GET" if body is None else "POST", path_and_query, body)
         answer = connection.getresponse()
-        said = json.loads(answer.read())
+        text = answer.read().decode()
+        said = json.loads(text) if text.startswith("{") else text
         connection.close()
         return answer.status, said
 
@@ -325,3 +329,96 @@ def test_watch_reads_no_other_file(server: Server) -> None:
     """A name is a server's."""
     with pytest.raises(ValueError, match="no server can be named"):
         watch(server, name="../../etc")
+
+
+# ---- batch jobs ----------------------------------------------------------------------------------
+
+
+def test_submit(server: Server, ask: Ask) -> None:
+    """The command is quoted, named in its environment, and sent with Ray's token; no value of a
+    secret is in it.
+    """
+    server.answers["/api/jobs/"] = {"submission_id": "batch-1"}
+    request = {
+        "argv": ["python3", "a b", "$(x)"],
+        "submission_id": "batch-1",
+        "metadata": {"vlaunch.batch": "a b"},
+    }
+    answer = ask(f"/submit?dashboard={server.port}", json.dumps(request))
+
+    assert answer == (200, {"submission_id": "batch-1"})
+    verb, path, token, body = server.asked[-1]
+    assert (verb, path, token) == ("POST", "/api/jobs/", "Bearer ray-token")
+    assert body["entrypoint"] == "exec env VLAUNCH_JOB=batch-1 python3 'a b' '$(x)'"
+    assert body["metadata"] == {"vlaunch.batch": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("objection", "answer"),
+    [
+        (
+            (500, "Job with submission_id batch-1 already exists."),
+            (200, {"submission_id": "batch-1", "existing": True}),
+        ),
+        (
+            (401, "Unauthorized: InvalidAuthToken"),
+            (502, {"error": "401: Unauthorized: InvalidAuthToken"}),
+        ),
+    ],
+)
+def test_what_ray_says_against_a_job(server: Server, ask: Ask, objection: Any, answer: Any) -> None:
+    """Two people at the same time submit one job; anything else is an error, with its words."""
+    server.answers["/api/jobs/"] = objection
+    request = json.dumps({"argv": ["x"], "submission_id": "batch-1", "metadata": {}})
+
+    assert ask(f"/submit?dashboard={server.port}", request) == answer
+
+
+def test_stop_a_job_that_is_over(server: Server, ask: Ask) -> None:
+    """Stopping what has ended is no error."""
+    server.answers["/api/jobs/batch-over"] = {"status": "SUCCEEDED"}
+    status, answer = ask(f"/stop?dashboard={server.port}&job=batch-over&grace=0", "")
+
+    assert (status, answer["killed"]) == (200, 0)
+
+
+@pytest.mark.parametrize("path", ["/submit?dashboard=1", "/stop?dashboard=1&job=a&grace=0"])
+def test_a_get_changes_nothing(path: str, ask: Ask) -> None:
+    """Not even by mistake."""
+    assert ask(path)[0] == 405
+
+
+@pytest.mark.processes
+def test_stop_kills_what_does_not_listen(server: Server, ask: Ask) -> None:
+    """A process of the job that ignores the polite signal is killed; others are left alone."""
+    # tests that run at the same time see each other's processes
+    job = f"batch-{os.getpid()}"
+    state = {"submission_id": job, "status": "RUNNING"}
+    server.answers[f"/api/jobs/{job}"] = lambda _: state
+
+    def stopped(_: object) -> bool:
+        state["status"] = "STOPPED"
+        return True
+
+    server.answers[f"/api/jobs/{job}/stop"] = stopped
+    sleep = [
+        sys.executable,
+        "-c",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
+    ]
+    mine = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": job})
+    other = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": f"{job}0"})
+    try:
+        # The stand-in must be reaped meanwhile, or it would stay a zombie of this test.
+        reaper = threading.Thread(target=mine.wait)
+        reaper.start()
+        status, answer = ask(f"/stop?dashboard={server.port}&job={job}&grace=0.2", "")
+        reaper.join(10)
+
+        assert (status, answer["killed"], answer["job"]["status"]) == (200, 1, "STOPPED")
+        assert mine.returncode == -9
+        assert other.poll() is None
+    finally:
+        mine.kill()
+        other.kill()
+        other.wait()

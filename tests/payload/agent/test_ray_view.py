@@ -88,7 +88,7 @@ def view(server: Server) -> RayView:
 def open_ports(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Say which addresses' ports are closed; the others are open."""
     closed: dict[str, bool] = {}
-    monkeypatch.setattr(ray_view, "_reachable", lambda ip, _: not closed.get(ip))
+    monkeypatch.setattr(ray_view, "reachable", lambda ip, _: not closed.get(ip))
     return closed
 
 

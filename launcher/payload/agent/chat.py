@@ -1,0 +1,96 @@
+"""Streams a model's answer to `vlaunch chat`, a JSON object per line.
+
+A program of its own, not a route of the agent, for the end of its input is the sign that the
+launcher has gone, which `docker exec` passes on in no other way. Standard library only, so that it
+starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import answer, task
+from .api import Refused, Where, api, request
+
+
+def main() -> None:
+    """Stream the answer to the messages on the first line of standard input: `{"messages": […],
+    …}`, with fields of `Where`. A model that one cannot talk to is named by its `task`.
+    """
+    try:
+        line = json.loads(sys.stdin.readline())
+        messages = line.pop("messages")
+        threading.Thread(target=_end_with_input, daemon=True).start()
+        error = _chat(Where(**line), messages)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
+        _print({"error": str(problem) or type(problem).__name__})
+        sys.exit(1)
+    if error is not None:
+        _print(error)
+
+
+def _chat(where: Where, messages: list[dict[str, str]]) -> dict[str, Any] | None:
+    """Stream one answer; return the error, if there is one."""
+    status, text = api(where, "/v1/models")
+    if status != 200:
+        return {"error": text[:500], "status": status}
+    model = json.loads(text)["data"][0]["id"]
+    body = {"model": model, "max_tokens": where.max_tokens, "stream": True}
+    error = _stream(where, task.CHAT.path, {**body, "messages": messages})
+    if error is None or not task.no_chat(error["status"], error["error"]):
+        return error
+    error = _stream(where, task.COMPLETION.path, {**body, "prompt": messages[-1]["content"]})
+    if error is None or not task.unfit(error["status"], error["error"]):
+        return error
+    other = answer.other(where, model)
+    return {**error, "task": other.task.name, "model": model}
+
+
+def _end_with_input() -> None:
+    """End this process when its standard input ends: the launcher has gone, and vLLM must not go on
+    with the answer.
+    """
+    # Not through sys.stdin: a thread that waits inside its buffer breaks the interpreter's own end.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def _stream(where: Where, path: str, body: object) -> dict[str, Any] | None:
+    """Print each piece of an answer as it comes; return the error, if there is one."""
+    host, port = where.api_host, where.api
+    try:
+        with request(host, port, path, "VLLM_API_KEY", body, where.timeout) as response:
+            for piece in _pieces(response):
+                if "error" in piece:
+                    return {"status": 500, "error": json.dumps(piece["error"])[:500]}
+                choice = (piece.get("choices") or [{}])[0]
+                fingerprint = piece.get("system_fingerprint") or ""
+                text = answer.content(choice, "delta")
+                _print({"text": text, "system_fingerprint": fingerprint})
+    except Refused as error:
+        return {"status": error.code, "error": error.said[:500]}
+    except OSError as error:
+        return {"status": 0, "error": str(error)}
+    return None
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the pieces of a streamed answer (server-sent events) as they come."""
+    for raw in lines:
+        line = raw.decode(errors="replace").strip()
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def _print(piece: dict[str, Any]) -> None:
+    print(json.dumps(piece), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Batch jobs, submitted to Ray's dashboard and stopped there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import process
+from .api import Refused, Where, ray, until
+
+OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
+_SHOWN = ("submission_id", "job_id", "status", "message", "metadata", "driver_exit_code")
+
+
+def shown(job: Mapping[str, object]) -> dict[str, object]:
+    """Return the part of Ray's record of a job that the launcher reads."""
+    return {key: job.get(key) for key in _SHOWN}
+
+
+def submit(where: Where, name: str, argv: Sequence[str], metadata: object) -> Any:
+    """Submit a job. Its processes carry the job's name in VLAUNCH_JOB, by which `stop` finds them.
+
+    Raises OSError with Ray's objection.
+    """
+    entrypoint = shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *argv))
+    body = {"entrypoint": entrypoint, "submission_id": name, "metadata": metadata}
+    try:
+        return ray(where, "/api/jobs/", body)
+    except Refused as error:
+        if "already exists" in error.said:
+            return {"submission_id": name, "existing": True}
+        raise OSError(f"{error.code}: {error.said[-500:]}") from error
+
+
+def stop(where: Where, name: str, grace: float) -> dict[str, Any]:
+    """Stop a job; then kill its processes on this node that ignore the polite signal.
+
+    Raises OSError for processes that do not end.
+    """
+
+    def over() -> bool:
+        return not processes() and job(where, name).get("status") in OVER
+
+    def processes() -> list[int]:
+        return sorted(process.carrying(f"VLAUNCH_JOB={name}"))
+
+    try:
+        ray(where, f"/api/jobs/{name}/stop", {})
+    except Refused as error:
+        # 404: no such job; 400: it is over already. It may have left processes all the same.
+        if error.code not in (400, 404):
+            raise
+    until(over, grace)
+    killed = processes()
+    process.kill(killed)
+    until(over, 10)
+    if left := processes():
+        raise OSError(f"processes {left} do not end")
+    return {"killed": len(killed), "job": shown(job(where, name))}
+
+
+def job(where: Where, name: str) -> Mapping[str, Any]:
+    """Return Ray's record of a job."""
+    try:
+        answer = ray(where, f"/api/jobs/{name}")
+    except Refused as error:
+        if error.code == 404:
+            return {"status": "ABSENT", "message": "no such job"}
+        raise
+    return answer if isinstance(answer, dict) else {}
