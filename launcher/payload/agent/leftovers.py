@@ -1,8 +1,7 @@
 """Shared memory that engines left behind: a killed one cannot remove its segments, and its
 container lives on.
 
-Only for a /dev/shm that is the container's own: of another's processes nobody here knows what they
-have open. Standard library only.
+Only for a /dev/shm that is the container's own: open files of processes outside of it are unknown.
 """
 
 from __future__ import annotations
@@ -12,42 +11,32 @@ import os
 import time
 
 _SHM = "/dev/shm"
-_AGE = 60.0  # seconds; what is younger may be between its making and its first use
+_AGE = 60.0  # seconds; a younger file may be between its creation and its first use
 
 
 def sweep(folder: str = _SHM, age: float = _AGE) -> int:
     """Remove files that no living process has open or mapped; return how many bytes that freed."""
     used, freed, before = _used(folder), 0, time.time() - age
     with contextlib.suppress(OSError):
-        for each in os.scandir(folder):
+        for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
-                found = each.stat(follow_symlinks=False)
-                if (
-                    each.is_file(follow_symlinks=False)
-                    and found.st_mtime < before
-                    and each.path not in used
-                ):
-                    os.remove(each.path)
-                    freed += found.st_size
+                file = entry.stat(follow_symlinks=False)
+                old = entry.is_file(follow_symlinks=False) and file.st_mtime < before
+                if old and entry.path not in used:
+                    os.remove(entry.path)
+                    freed += file.st_size
     return freed
 
 
 def _used(folder: str) -> set[str]:
-    """Return the files of a folder that some process has open or mapped."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    """Return the files of a folder that a process has open or mapped."""
+    used = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            for entry in os.listdir(f"/proc/{name}/fd"):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    found.add(os.readlink(f"/proc/{name}/fd/{entry}"))
-        with (
-            contextlib.suppress(OSError),
-            open(f"/proc/{name}/maps", encoding="utf-8", errors="replace") as maps,
-        ):
-            for line in maps:
-                _, at, path = line.rstrip("\n").partition(folder + "/")
-                if at:
-                    found.add(f"{folder}/{path}")
-    return found
+                    used.add(os.readlink(entry.path))
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
+            paths = (line.rstrip("\n").partition(f"{folder}/")[2] for line in maps)
+            used |= {f"{folder}/{path}" for path in paths if path}
+    return used

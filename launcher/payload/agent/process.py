@@ -1,8 +1,7 @@
-"""The processes of one engine on this node, started and ended as a whole. Standard library only.
+"""The processes of one engine on this node, started and ended as a whole.
 
-An engine is a session of processes. What it prints goes to a log of its own, which does not grow
-without end. The telling lines since
-the engine was last well are kept: they are the evidence when it dies.
+An engine is a session of processes. Its output goes to a log of its own, which is bounded. The
+telling lines since the engine was last well are kept: they are the evidence when it dies.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from . import cause, children
 
-MARK = "VLAUNCH_ENGINE"  # in the environment of all that belongs to an engine
+MARK = "VLAUNCH_ENGINE"  # in the environment of all processes of an engine
 ENDS = "vlaunch agent: the engine "  # in the log, before how it ended
-BEGINS = "vlaunch agent: starting the engine"  # in the log: what is above is of another engine
+BEGINS = "vlaunch agent: starting the engine"  # in the log: lines above are of another engine
 _LOG = 64 << 20  # bytes of a log until it is put aside
 _LINES, _WIDTH = 60, 400
 _CATCH_UP = 2.0  # seconds in which a loaded node has read what an engine had printed
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
-_ACCESS = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"')
-_COUNTERS = re.compile(r"throughput: [\d.]+ tokens/s")
+# requests of our own, and lines that come with them
+_NOISE = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"|throughput: [\d.]+ tokens/s')
 
 
 class Engine:
@@ -36,20 +35,20 @@ class Engine:
 
     `state` is idle, running or stopping; `last` is the generation that was started last.
 
-    `ended` says how it came to its end, where nobody asked for it. Call `poll` often: it is what
-    drives everything.
+    `ended` is how it came to its end, where it was not stopped. `poll` drives everything: call it
+    often.
     """
 
     def __init__(self, name: str, log: str) -> None:
         self.name, self.log = name, log
         self.state, self.last, self.ended = IDLE, 0, ""
         self._process: subprocess.Popen[bytes] | None = None
-        self._printed: threading.Thread | None = None
+        self._reader: threading.Thread | None = None
         self._telling: list[str] = []
         self._tail: deque[str] = deque(maxlen=6)
         self._before = ""
         self._grace = self._kill_at = 0.0
-        self._told = False
+        self._terminated = False
 
     @property
     def evidence(self) -> str:
@@ -65,20 +64,24 @@ class Engine:
         """The engine's first error since it was well; empty where it printed none."""
         return cause.root(self._telling)
 
+    @property
+    def pid(self) -> int | None:
+        """The first process, whose number is that of the session; None when nothing runs."""
+        return self._process.pid if self._process else None
+
     def well(self) -> None:
-        """Say that it works: what looked like an error until now was none that mattered."""
+        """Note that it works: lines that looked like an error until now were none that mattered."""
         self._telling = []
 
     def start(self, generation: int, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it; what cannot be started has ended at once."""
-        environment = {**os.environ, **env, MARK: mark(f"{self.name}.{generation}")}
+        """Start it; a program that cannot be started has ended at once."""
+        self.last, self.ended, self._terminated, self._telling = generation, "", False, []
+        self._tail.clear()
+        environment = {**os.environ, **env, MARK: self._mark}
         # Logs of an engine that is gone would be read as this one's.
         for path in glob.glob(re.sub("%[hp]", "*", environment.get("NCCL_DEBUG_FILE", ""))):
             with contextlib.suppress(OSError):
                 os.remove(path)
-        self.last, self.ended, self._told = generation, "", False
-        self._telling = []
-        self._tail.clear()
         self._write(f"{BEGINS} (generation {generation})\n".encode())
         try:
             self._process = children.spawn(
@@ -94,72 +97,62 @@ class Engine:
             self._write(f"vlaunch agent: {self.ended}\n".encode())
             return
         self.state = RUNNING
-        self._printed = threading.Thread(target=self._pass_on, args=(self._process,), daemon=True)
-        self._printed.start()
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
 
     def stop(self, grace: float) -> None:
-        """Begin to end it: politely first, which lets vLLM free what it holds; `poll` does the
+        """Begin to end it: politely first, which lets vLLM free its resources; `poll` does the
         rest.
         """
-        if self.state == RUNNING:
-            self._grace = grace
-            self._stop()
-
-    def _stop(self) -> None:
-        self.state, self._kill_at = STOPPING, time.monotonic() + self._grace
-        # The first process ends the others; only when it has gone are they told themselves.
-        if self._process and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-                # one that was frozen would never hear of it
-                self._process.send_signal(signal.SIGCONT)
+        process = self._process
+        if self.state != RUNNING or process is None:
+            return
+        self.state, self._grace, self._kill_at = STOPPING, grace, time.monotonic() + grace
+        # The first process ends the others; they get a signal only when it has gone.
+        if process.returncode is None:
+            kill([process.pid], signal.SIGTERM)
+            kill([process.pid], signal.SIGCONT)  # a frozen one would never get the first
 
     def poll(self) -> None:
-        """See how it is, and go on ending it."""
+        """Notice its end, and go on ending it."""
         process = self._process
         if process is None:
             return
         code = process.poll()
         if code is not None and self.state == RUNNING:
-            self._note_end(process, code)
-        if self.state == STOPPING and (code is not None or time.monotonic() >= self._kill_at):
-            self._end_what_is_left(process)
-
-    def _note_end(self, process: subprocess.Popen[bytes], code: int) -> None:
-        """Note that its first process has ended by itself, and begin to end the others."""
-        if self._printed:
-            # Its last words; whoever else holds the pipe may be silent for long.
-            self._printed.join(0.2 if any(self._left(process.pid)) else _CATCH_UP)
-        self.ended = _words(code)
-        self._write(f"{ENDS}{self.ended}\n".encode())
-        self._stop()
-
-    def _end_what_is_left(self, process: subprocess.Popen[bytes]) -> None:
-        """Tell what lives of it to end, once; later make it."""
-        left = list(self._left(process.pid))
-        if not left and process.returncode is not None:
+            if self._reader:  # its last words; another holder of the pipe may be silent for long
+                self._reader.join(0.2 if self._left(process.pid) else _CATCH_UP)
+            self.ended = _words(code)
+            self._write(f"{ENDS}{self.ended}\n".encode())
+            self.stop(self._grace)
+        late = time.monotonic() >= self._kill_at
+        if self.state != STOPPING or (code is None and not late):
+            return
+        left = self._left(process.pid)
+        if not left and code is not None:
             children.forget(process)
             self._process, self.state = None, IDLE
-        elif time.monotonic() >= self._kill_at:
-            _signal(left, signal.SIGKILL)
-        elif not self._told:
-            self._told = True
-            _signal(left, signal.SIGTERM)
+        elif late:
+            kill(left)
+        elif not self._terminated:
+            self._terminated = True
+            kill(left, signal.SIGTERM)
 
     @property
-    def pid(self) -> int | None:
-        """The first process, whose number is that of the session; None when nothing runs."""
-        return self._process.pid if self._process else None
+    def _mark(self) -> str:
+        return mark(f"{self.name}.{self.last}")
 
-    def _left(self, session: int) -> Iterator[int]:
-        """Find what lives of it, also what has left the session."""
-        words = f"{MARK}={mark(f'{self.name}.{self.last}')}"
-        for pid, own in _processes():
-            if own == session or (own != os.getsid(0) and _carries(pid, words)):
-                yield pid
+    def _left(self, session: int) -> list[int]:
+        """Return its living processes, also those that have left the session."""
+        own, words = os.getsid(0), f"{MARK}={self._mark}"
+        return [
+            pid
+            for pid, its in _processes()
+            if its == session or (its != own and _carries(pid, words))
+        ]
 
-    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
-        """Write down what the engine prints, for as long as anything of it lives."""
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        """Log the engine's output, for as long as any process of it lives."""
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         descriptor, half = process.stdout.fileno(), b""
         while data := os.read(descriptor, 1 << 16):
@@ -168,21 +161,22 @@ class Engine:
             half = half[-_WIDTH:]
             if process is self._process:
                 for line in lines:
-                    self._keep(line.decode(errors="replace").strip()[:_WIDTH])
-        self._keep(half.decode(errors="replace").strip())  # its last words
+                    self._keep(line)
+        self._keep(half)  # its last words
         process.stdout.close()
 
-    def _keep(self, line: str) -> None:
+    def _keep(self, raw: bytes) -> None:
+        line = raw.decode(errors="replace").strip()[:_WIDTH]
         if not line:
             return
-        if not _ACCESS.search(line) and not _COUNTERS.search(line):  # our own questions cause these
+        if not _NOISE.search(line):
             self._tail.append(line)
         if len(self._telling) < _LINES and cause.telling(line, self._before):
             self._telling.append(line)
         self._before = line
 
     def _write(self, data: bytes) -> None:
-        """Append to the log; a disk that is full must not end the engine."""
+        """Append to the log; a full disk must not end the engine."""
         with contextlib.suppress(OSError):
             if os.path.exists(self.log) and os.path.getsize(self.log) > _LOG:
                 os.replace(self.log, self.log + ".1")
@@ -193,18 +187,11 @@ class Engine:
 
 def lives(pid: int) -> bool:
     """Return False only for a process that is certainly gone."""
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+    return os.path.exists(f"/proc/{pid}")
 
 
 def mark(what: str) -> str:
-    """Return the value of MARK for what belongs to something of this agent: others may see the same
-    processes.
-    """
+    """Return the value of MARK for processes of this agent: others may see the same processes."""
     return f"{os.getpid()}.{what}"
 
 
@@ -214,7 +201,7 @@ def marked(what: str) -> list[int]:
 
 
 def carrying(words: str) -> list[int]:
-    """Return the processes in whose environment `NAME=value` stands."""
+    """Return the processes whose environment has `NAME=value`."""
     return [pid for pid, _ in _processes() if _carries(pid, words)]
 
 
@@ -228,56 +215,43 @@ def ray_workers(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if title(pid).startswith("ray::")]
 
 
-def kill(pids: Sequence[int]) -> None:
-    """End processes at once."""
-    _signal(pids, signal.SIGKILL)
-
-
-def title(pid: int) -> str:
-    """Return what a process calls itself."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(200).replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _processes() -> Iterator[tuple[int, int]]:
-    """Yield number and session of each process that does more than wait to be reaped."""
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                # state, parent, group, session: behind the name in brackets
-                words = file.read().rpartition(")")[2].split()
-            if words[0] not in "ZX":
-                yield int(name), int(words[3])
-        except (OSError, ValueError, IndexError):
-            continue
-
-
-def _carries(pid: int, words: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return words.encode() in file.read().split(b"\0")
-    except OSError:
-        return False
-
-
-def _signal(pids: Sequence[int], number: int) -> None:
+def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to processes that may have gone."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
+def title(pid: int) -> str:
+    """Return a process's command line, or its own title."""
+    return _file(pid, "cmdline")[:200].replace(b"\0", b" ").decode(errors="replace")
+
+
+def _processes() -> Iterator[tuple[int, int]]:
+    """Yield number and session of each process that does more than wait to be reaped."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        # state, parent, group, session: behind the name in brackets
+        words = _file(int(name), "stat").rpartition(b")")[2].split()
+        if len(words) > 3 and words[0] not in (b"Z", b"X"):
+            yield int(name), int(words[3])
+
+
+def _carries(pid: int, words: str) -> bool:
+    return words.encode() in _file(pid, "environ").split(b"\0")
+
+
+def _file(pid: int, name: str) -> bytes:
+    """Return a file of /proc; empty for a process that has gone, or is another user's."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def _words(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}" + (
-        " (by hand, or for lack of memory)" if name == "SIGKILL" else ""
-    )
+    names = {number.value: number.name for number in signal.Signals}
+    hint = " (by hand, or for lack of memory)" if code == -signal.SIGKILL else ""
+    return f"was killed by {names.get(-code, f'signal {-code}')}{hint}"
