@@ -125,7 +125,7 @@ class Supervision:
         self.name, self.spec, self.folder = name, spec, folder
         self.lead, self.clock = lead, clock
         self.monitor: Monitor | None = None  # of the engine that runs, or did last
-        self._phase = ""  # of the orders; empty: nothing should run
+        self._past = ""  # the state before this agent, of an engine that may have outlived it
         self._began, self._suspected, self._saved = clock.monotonic(), 0.0, 0.0
         self._troubles: list[Trouble] = []
         self._needs = Needs(name, lead, clock)
@@ -157,7 +157,7 @@ class Supervision:
         """Act on the state."""
         self._stopping = None
         match self.status.state:
-            case "waiting" if self._phase == KEEP:
+            case "waiting" if self._past:
                 self._look_back()
             case "waiting":
                 self._wait()
@@ -169,11 +169,10 @@ class Supervision:
                 self._await_end()
             case "pausing":
                 self._pause()
-            case _:
-                self._phase = ""  # it failed, or has given up
         now = self.clock.monotonic()
         if self._reserved is not None:
-            self._reserved.turn(now, self.lead.ray, runs=self._phase == RUN)
+            runs = self.status.state in ("starting", "ready")
+            self._reserved.turn(now, self.lead.ray, runs=runs)
         if now - self._saved >= self.spec.policy.canary:
             self._save(durable=False)  # a sign of life of the supervisor
 
@@ -183,7 +182,7 @@ class Supervision:
         """Stop for good, or because another server takes its place; True when nothing runs on any
         node that can be reached in time.
         """
-        self._phase, now = "", self.clock.monotonic()
+        now = self.clock.monotonic()
         if self._stopping is None:  # the reports at hand are older than the order
             self._stopping = now
             self._set(
@@ -212,7 +211,7 @@ class Supervision:
             if any(process.node == self.lead.name for process in self.spec.processes):
                 self._lose(replaced=replaced)
             else:
-                self._phase = KEEP
+                self._past = self.status.state
                 self._set("waiting", "looking for the engine that ran before")
 
     def _look_back(self) -> None:
@@ -224,7 +223,8 @@ class Supervision:
         if all(report.state == RUNNING and report.last == status.generation for report in reports):
             say(f"{self.name}: its engine has gone on meanwhile")
             self._observe().adopt()
-            self._set("starting" if status.ready_at is None else "ready")
+            self._set(self._past, _STARTS if self._past == "starting" else "")
+            self._past = ""
         elif not missing:
             self._lose(replaced=False)
         else:  # an unreachable node is unknown: it may well be serving
@@ -235,7 +235,7 @@ class Supervision:
         """Take up a server whose engine ended with the head's container; an operator's own act is
         no fault.
         """
-        self._phase, status = "", self.status
+        self._past, status = "", self.status
         what = f"the head's container was {'replaced' if replaced else 'restarted'}"
         if replaced or status.ready_at is None:
             self._set("stopping", what)
@@ -249,7 +249,6 @@ class Supervision:
         """Start when the nodes have what the engine needs."""
         spec, status = self.spec, self.status
         status.generation = max(status.generation, self._needs.latest(spec))
-        self._phase = PREPARE
         if lacking := self._needs.lacking(spec, status, self._view, self._reserved):
             self._doing(lacking)
             return
@@ -257,7 +256,7 @@ class Supervision:
         status.generation += 1
         # another model may be behind it, or another vLLM
         status.task, status.first_answer = "", {}
-        self._phase, self._troubles = RUN, []
+        self._troubles = []
         self._needs.forget()
         self._began = self.clock.monotonic()
         self._observe()
@@ -286,8 +285,6 @@ class Supervision:
         if self._engine().hear(status):
             self._note_answer()
             return
-        if status.doing != _STARTS and not self._troubles:
-            self._doing(_STARTS)
         limit = max(policy.start_timeout, 2 * (status.first_start or 0.0))
         late = self.clock.monotonic() - self._began > limit
         if late and status.ready_at is not None and policy.restarts != 0:
@@ -337,7 +334,7 @@ class Supervision:
         """Wait until the engine has ended on every node that can be reached; then pause, or give
         up.
         """
-        self._phase, status = "", self.status
+        status = self.status
         if not self._gone():
             return
         faults.reached(status, "stopped", self.clock.time())
@@ -451,17 +448,18 @@ class Supervision:
         view, ranks = self._view, monitor.ranks if monitor is not None else []
         if trouble is sign and view is not None and ranks and not fault.rank:
             self._explain = Background(lambda: view.culprit(ranks, fault.evidence))
-        self._phase, self._troubles, status.ranks = "", [], {}
+        self._troubles, status.ranks = [], {}
         self._set("stopping", _ENDS)
 
     # --- orders and the record
 
     def orders(self) -> dict[str, Order]:
         """Return the orders of all nodes; a node without one is to stop."""
-        if not self._phase:
+        phases = {"waiting": KEEP if self._past else PREPARE, "starting": RUN, "ready": RUN}
+        if (phase := phases.get(self.status.state)) is None:
             return {}
-        generation = self.status.generation + (self._phase == PREPARE)
-        return orders.for_nodes(self.spec, self._phase, generation, self.monitor, self._reserved)
+        generation = self.status.generation + (phase == PREPARE)
+        return orders.for_nodes(self.spec, phase, generation, self.monitor, self._reserved)
 
     def _doing(self, what: str) -> None:
         if what != self.status.doing:
