@@ -141,7 +141,7 @@ class Probe:
         certificate: str,
     ) -> None:
         self.args, self.program, self.argv = args, program, argv
-        self.certificate = certificate  # of the run; none in exported pods
+        self.certificate = certificate  # of the run; empty in exported pods
         self.children = [
             Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)
         ]
@@ -195,8 +195,11 @@ class Probe:
                     self.certificate,
                 )
             else:
-                here = network_start.Gathering(listener, args.nonce, self.peers, self.certificate)
-                word = f"go {','.join(here.wait(self.is_ready, args.reach, args.torch))}"
+                gathering = network_start.Gathering(
+                    listener, args.nonce, self.peers, self.certificate
+                )
+                absent = gathering.wait(self.is_ready, args.reach, args.torch)
+                word = f"go {','.join(absent)}"
                 listener.close()
         except (network_start.Unmet, OSError) as error:
             word = f"no {error}"

@@ -1,10 +1,10 @@
-"""The common start of all nodes' probes: they connect to the head's, which lets all go when every
-rank has torch.
+"""The common start of all nodes' probes: they connect to the head's probe, which releases them when
+all ranks have imported torch.
 
-Standard library only; imported by `network.py`. Connections are mutual TLS 1.3 with the run's
-certificate; in exported pods, which have none, they are in the clear. The head's probe answers at
-the rendezvous port from its first moment, before anybody imports torch, so that who does not get
-through is told from who is slow. Later the ranks' store takes the same port over.
+Standard library only; imported by `network.py`. Connections use mutual TLS 1.3 with the run's
+certificate, except in exported pods, which have none. The head's probe listens at the rendezvous
+port before any rank imports torch: a node that cannot connect is unreachable, not slow. The ranks'
+store uses the same port later.
 """
 
 from __future__ import annotations
@@ -17,81 +17,84 @@ import time
 
 import tls
 
-GREETING = 10.0  # seconds within which a probe answers another one
+GREETING = 10.0  # seconds to complete the handshake and the greeting
 PAUSE = 0.1
 LINE = 200
 
 
 class Unmet(Exception):
-    """This node's ranks cannot meet the others; the text says why."""
+    """This node's ranks cannot meet the others; the message has the reason."""
 
 
 class Gathering:
-    """The head's side: which nodes have come, and whose ranks all have torch."""
+    """The head's side: the nodes whose probes have connected, and those whose ranks have torch."""
 
     def __init__(
-        self, held: socket.socket, nonce: str, others: list[str], certificate: str = ""
+        self, listener: socket.socket, nonce: str, others: list[str], certificate: str = ""
     ) -> None:
-        self.held, self.nonce, self.others = held, nonce, others
+        self.listener, self.nonce, self.others = listener, nonce, others
         self.context = tls.contexts(certificate)[0] if certificate else None
-        self.there: set[str] = set()
+        self.connected: set[str] = set()
         self.ready: set[str] = set()
-        self.ended: set[str] = set()
-        self.lock, self.over = threading.Lock(), threading.Event()
-        held.listen(len(others) + 16)
-        held.setblocking(False)
+        self.disconnected: set[str] = set()
+        self.lock, self.released = threading.Lock(), threading.Event()
+        listener.listen(len(others) + 16)
+        listener.setblocking(False)
 
-    def wait(self, own, reach: float, torch: float) -> list[str]:
-        """Let the others come, for `reach` seconds, and wait for torch, at most `torch` seconds;
-        return the nodes whose ranks will not come, and let all others go.
+    def wait(self, head_ready, reach: float, torch: float) -> list[str]:
+        """Accept probes for `reach` seconds, wait up to `torch` seconds for all ranks, release the
+        connected nodes, and return the others.
 
-        `own` tells whether the ranks of the head have torch.
+        `head_ready` returns whether the head's own ranks have torch.
         """
         began = time.monotonic()
-        while (spent := time.monotonic() - began) < torch and self.waits(own(), spent, reach):
-            if select.select([self.held], [], [], PAUSE)[0]:
+        while (elapsed := time.monotonic() - began) < torch and (
+            not head_ready() or self.is_waiting(elapsed < reach)
+        ):
+            if select.select([self.listener], [], [], PAUSE)[0]:
                 with contextlib.suppress(OSError):
-                    caller = self.held.accept()[0]
-                    threading.Thread(target=self.serve, args=(caller,), daemon=True).start()
+                    client = self.listener.accept()[0]
+                    threading.Thread(target=self.serve, args=(client,), daemon=True).start()
         with self.lock:
-            self.over.set()
-            return [name for name in self.others if name not in self.there - self.ended]
+            self.released.set()
+            present = self.connected - self.disconnected
+            return [name for name in self.others if name not in present]
 
-    def waits(self, own: bool, spent: float, reach: float) -> bool:
-        """Tell whether there is a node left to wait for."""
-        if not own or self.there - self.ready - self.ended:
+    def is_waiting(self, accepting: bool) -> bool:
+        """Return whether a connected node is not ready, or a missing one may still connect."""
+        if self.connected - self.ready - self.disconnected:
             return True
-        return spent < reach and len(self.there) < len(self.others)
+        return accepting and len(self.connected) < len(self.others)
 
-    def serve(self, caller: socket.socket) -> None:
-        """Let one caller in, if it is a probe of this run, and tell it when to go on."""
-        caller.settimeout(GREETING)
+    def serve(self, client: socket.socket) -> None:
+        """Admit a client that is a probe of this run, and stay with it until the release."""
+        client.settimeout(GREETING)
         name = ""
         try:
-            with secured(caller, self.context, server_side=True) as probe:
-                if name := self.let_in(said(probe)):
+            with secure_connection(client, self.context, server_side=True) as probe:
+                if name := self.admit(read_line(probe)):
                     probe.sendall(f"{self.nonce} here\n".encode())
-                    self.accompany(probe, name)
+                    self.release(probe, name)
         except OSError:
             if name:
-                self.ended.add(name)
+                self.disconnected.add(name)
 
-    def let_in(self, line: str) -> str:
-        """Return the node of a caller that introduces itself; nothing for any other one."""
+    def admit(self, line: str) -> str:
+        """Return the node that a client's first line introduces; empty if it is refused."""
         nonce, _, name = line.partition(" ")
         with self.lock:
             ours = nonce == self.nonce and name in self.others
-            if not ours or name in self.there or self.over.is_set():
+            if not ours or name in self.connected or self.released.is_set():
                 return ""
-            self.there.add(name)
+            self.connected.add(name)
             return name
 
-    def accompany(self, probe: socket.socket, name: str) -> None:
-        """Hear when a node's ranks have torch, and let it go with all others; raises OSError."""
-        while not self.over.is_set():
+    def release(self, probe: socket.socket, name: str) -> None:
+        """Note when a node's ranks are ready, and release it with the others; raises OSError."""
+        while not self.released.is_set():
             if select.select([probe], [], [], PAUSE)[0]:
-                if said(probe) != "ready":
-                    raise ConnectionResetError("it ended the connection")
+                if read_line(probe) != "ready":
+                    raise ConnectionResetError("it closed the connection")
                 self.ready.add(name)
         probe.sendall(b"go\n")
 
@@ -101,69 +104,69 @@ def follow(
     port: int,
     nonce: str,
     node: str,
-    own,
+    ready,
     reach: float,
     torch: float,
     certificate: str = "",
 ) -> None:
-    """Come to the head's probe within `reach` seconds, tell it when this node's ranks have torch
-    (`own`), and wait until it lets all go, at most `torch` seconds.
+    """Connect to the head's probe within `reach` seconds, report when this node's ranks have torch
+    (`ready`), and wait for the release, at most `torch` seconds.
 
-    Raises Unmet, and OSError for a certificate that is none.
+    Raises Unmet, and OSError for an invalid certificate.
     """
-    where, until = f"{master}:{port}", time.monotonic() + reach + torch
+    address, deadline = f"{master}:{port}", time.monotonic() + reach + torch
     context = tls.contexts(certificate)[1] if certificate else None
-    caller = knock(master, port, reach)
-    caller.settimeout(GREETING)
+    sock = connect(master, port, reach)
+    sock.settimeout(GREETING)
     with contextlib.ExitStack() as stack:
         try:
-            head = stack.enter_context(secured(caller, context))
+            head = stack.enter_context(secure_connection(sock, context))
             head.sendall(f"{nonce} {node}\n".encode())
-            greeted = said(head) == f"{nonce} here"
-            why = "it does not speak as this run's probe"
+            greeted = read_line(head) == f"{nonce} here"
+            reason = "it does not speak as this run's probe"
         except OSError as error:
-            greeted, why = False, tls.reason(error)
+            greeted, reason = False, tls.reason(error)
         if not greeted:
-            raise Unmet(f"something else answers at {where}: {why}")
-        while not own() and time.monotonic() < until:
+            raise Unmet(f"something else answers at {address}: {reason}")
+        while not ready() and time.monotonic() < deadline:
             time.sleep(PAUSE)
-        head.settimeout(max(GREETING, until - time.monotonic()))
+        head.settimeout(max(GREETING, deadline - time.monotonic()))
         try:
             head.sendall(b"ready\n")
-            word, why = said(head), "it closed the connection"
+            line, reason = read_line(head), "it closed the connection"
         except OSError as error:
-            word, why = "", tls.reason(error)
-        if word != "go":
-            raise Unmet(f"the head's probe at {where} ended before all ranks had torch: {why}")
+            line, reason = "", tls.reason(error)
+        if line != "go":
+            raise Unmet(f"the head's probe at {address} ended before all ranks had torch: {reason}")
 
 
-def secured(sock: socket.socket, context, *, server_side: bool = False) -> socket.socket:
-    """Return the connection as it is to be used; raises OSError, after closing it."""
+def secure_connection(sock: socket.socket, context, *, server_side: bool = False) -> socket.socket:
+    """Return the connection after the TLS handshake, if it has TLS; raise OSError, closing it."""
     return context.wrap_socket(sock, server_side=server_side) if context else sock
 
 
-def said(connection: socket.socket) -> str:
-    """Return the next line that the other side says; what there is of it when that ends."""
+def read_line(connection: socket.socket) -> str:
+    """Return the next line without its end; an incomplete one when the connection is closed."""
     line = b""
     while not line.endswith(b"\n") and len(line) < LINE and (byte := connection.recv(1)):
         line += byte
     return line.decode(errors="replace").rstrip("\n")
 
 
-def knock(host: str, port: int, window: float) -> socket.socket:
-    """Return a connection to the head, as soon as it listens.
+def connect(host: str, port: int, window: float) -> socket.socket:
+    """Connect to the head as soon as it listens.
 
-    Raises Unmet with the system's words when it does not within `window` seconds.
+    Raises Unmet with the system's error message after `window` seconds.
     """
-    deadline, why = time.monotonic() + window, "no answer"
+    deadline, reason = time.monotonic() + window, "no answer"
     while time.monotonic() < deadline:
         try:
             return socket.create_connection((host, port), timeout=min(5.0, window))
         except OSError as error:
-            why = (
+            reason = (
                 "no answer"
                 if isinstance(error, TimeoutError)
                 else (error.strerror or str(error)).lower()
             )
         time.sleep(2 * PAUSE)
-    raise Unmet(f"the head did not open {host}:{port} within {window:.0f} s: {why}")
+    raise Unmet(f"the head did not open {host}:{port} within {window:.0f} s: {reason}")

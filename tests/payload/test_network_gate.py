@@ -219,7 +219,7 @@ def test_a_name_is_looked_up_at_each_attempt(
 
     monkeypatch.setattr(payload.start.socket, "create_connection", connect)
     monkeypatch.setattr(payload.start, "PAUSE", 0.0)
-    assert payload.start.knock("pair-0.pair", 1, 5.0) == "connected"
+    assert payload.start.connect("pair-0.pair", 1, 5.0) == "connected"
     answers = iter([socket.gaierror(-2, "Name or service not known")] * 100_000)
     with pytest.raises(payload.start.Unmet, match=r"pair-0\.pair:1 within 0 s: name or service"):
-        payload.start.knock("pair-0.pair", 1, 0.1)
+        payload.start.connect("pair-0.pair", 1, 0.1)
