@@ -9,6 +9,7 @@ import ipaddress
 import json
 import sys
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,7 @@ from launcher.cli import choose
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, VlaunchError
-from launcher.model import Answer, Inventory, Node
+from launcher.model import Answer, Inventory
 from launcher.payload.agent.task import HEALTH, named
 from launcher.tools import curl, docker, payload, untrusted
 from launcher.transport import Command
@@ -66,18 +67,33 @@ def chat(
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
         found = choose.kept(session)
-        of = choose.api(session, found, server)
+        wanted, node = choose.api(session, found, server)
         way = named(servers.choose(found.running, server).task)
+        request = {
+            "api_host": wanted.api_host,
+            "api": wanted.port,
+            "max_tokens": max_tokens,
+            "timeout": timeout,
+        }
+        container = session.site.container_name(node)
 
         def answer(messages: Messages) -> str:
-            return _answer(session, *of, messages, max_tokens, timeout)
+            text = json.dumps({**request, "messages": messages})
+            command = Command(
+                node=node.name,
+                argv=docker.exec_(node.docker, container, *payload.chat(), stdin=True),
+                timeout=timeout + 30,
+                stdin=f"{text}\n".encode,
+                hold_stdin=True,
+            )
+            return _answer(session, wanted, command)
 
         if way is not None and not way.generates:
-            prompt = prompt or _PROMPT  # it says itself under which name it is asked, and how
+            prompt = prompt or _PROMPT  # the answer names the model, and how to query it
         if prompt:
             answer([{"role": "user", "content": prompt}])
             return
-        say(f"talking to {of[0].model}; an empty line or Ctrl-D ends it")
+        say(f"talking to {wanted.model}; an empty line or Ctrl-D ends it")
         messages: Messages = []
         while words := _ask():
             messages.append({"role": "user", "content": words})
@@ -95,23 +111,13 @@ def _ask() -> str:
     return words.strip()
 
 
-def _answer(
-    session: Session,
-    wanted: Desired,
-    node: Node,
-    messages: Messages,
-    max_tokens: int,
-    timeout: float,
-) -> str:
+def _answer(session: Session, wanted: Desired, command: Command) -> str:
     """Stream one answer to standard output and return it."""
-
     clean = untrusted.plain if sys.stdout.isatty() else str
     pieces: list[str] = []
     complaints: deque[str] = deque(maxlen=6)
     code = length = 0
-    for item in session.fleet.stream(
-        [_command(session.inventory, wanted, node, messages, max_tokens, timeout)]
-    ):
+    for item in session.fleet.stream([command]):
         if isinstance(item, Answer):
             code = item.code
             continue
@@ -122,14 +128,14 @@ def _answer(
         length += len(piece)
         if length > _LONGEST:
             raise NodeError(
-                node.name, "the answer does not end", hint="look at the server: `vlaunch status`"
+                command.node, "the answer does not end", hint="look at the server: `vlaunch status`"
             )
         pieces.append(piece)
         sys.stdout.write(clean(piece))
         sys.stdout.flush()
     if code:
         raise NodeError(
-            node.name,
+            command.node,
             f"the answer broke off (exit code {code})",
             evidence=list(complaints),
             hint="look at the server: `vlaunch status`, `vlaunch logs`",
@@ -149,60 +155,30 @@ def _piece(inventory: Inventory, wanted: Desired, line: str) -> str | None:
     if not isinstance(said, dict):
         return None
     if "error" in said:
-        _refuse_silent(inventory, wanted, said)
-        raise _refused(wanted.model, said)
+        raise _refusal(inventory, wanted, said)
     text = said.get("text")
     return text if isinstance(text, str) else None
 
 
-def _command(
-    inventory: Inventory,
-    wanted: Desired,
-    node: Node,
-    messages: Messages,
-    max_tokens: int,
-    timeout: float,
-) -> Command:
-    from launcher.site import Site
-
-    request = {
-        "messages": messages,
-        "api_host": payload.api_host(wanted.host),
-        "api": wanted.port,
-        "max_tokens": max_tokens,
-        "timeout": timeout,
-    }
-    container = Site(inventory).container_name(node)
-    return Command(
-        node=node.name,
-        argv=docker.exec_(node.docker, container, *payload.chat(), stdin=True),
-        timeout=timeout + 30,
-        stdin=f"{json.dumps(request)}\n".encode,
-        hold_stdin=True,
-    )
-
-
-def _refused(model: str, said: dict[str, object]) -> Exception:
-
-    status = said.get("status", 0)
-    if status == 0:
-        return VlaunchError(
-            f"{model} does not answer yet",
-            evidence=str(said["error"]),
-            hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
-        )
-    return VlaunchError(f"{model} refused the request ({status})", evidence=str(said["error"]))
-
-
-def _refuse_silent(inventory: Inventory, wanted: Desired, said: dict[str, object]) -> None:
-    """Raise RequestError for a model that does not generate, with the line that asks it."""
+def _refusal(inventory: Inventory, wanted: Desired, said: Mapping[str, object]) -> VlaunchError:
+    """Return the error of a server that gives no answer; for a model that does not generate, with
+    the line that queries it.
+    """
     from launcher.state.endpoints import url
 
+    status, error = said.get("status", 0), str(said["error"])
     way, model = named(str(said.get("task"))), str(said.get("model") or wanted.model)
     if way is None or way.generates:
-        return
+        if status:
+            text = f"{wanted.model} refused the request ({status})"
+            return VlaunchError(text, evidence=error)
+        return VlaunchError(
+            f"{wanted.model} does not answer yet",
+            evidence=error,
+            hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
+        )
     if way is HEALTH:
-        raise RequestError(
+        return RequestError(
             f"{wanted.model} does not chat, and answers nothing else that vlaunch asks",
             hint="its documentation says how to ask it; `vlaunch tunnel` brings its API here",
         )
@@ -211,4 +187,5 @@ def _refuse_silent(inventory: Inventory, wanted: Desired, said: dict[str, object
     hints = [f"ask it so: `{curl.line(at, way, model, key=keyed)}`"]
     if ipaddress.ip_address(wanted.host).is_loopback:
         hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
-    raise RequestError(f"{wanted.model} does not chat: it gives {way.what}", hint="\n".join(hints))
+    text = f"{wanted.model} does not chat: it gives {way.what}"
+    return RequestError(text, hint="\n".join(hints))
