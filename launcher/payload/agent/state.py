@@ -1,9 +1,8 @@
-"""The files of servers: a folder for each in VLAUNCH_STATE, with what is wanted, how it is, what
-answered before, and its log.
+"""The files of servers: a folder of each in VLAUNCH_STATE, with its spec, its status, the servers
+that have answered before, and its log.
 
-Standard library only. Files are JSON and are replaced whole, so that a reader never sees half of
-one. The folder is mounted from the node, so that a reboot, or a new container, finds what was
-there.
+Files are JSON and are replaced as a whole, so that a reader never sees half of one. The folder is
+mounted from the node: a reboot, or a new container, finds the files of before.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import desired, observed
+from . import desired, observed, records
 from .desired import Desired
 from .observed import Observed
 
@@ -93,6 +93,18 @@ def seen(name: str, folder: str = "") -> Observed | None:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A server that has answered, when it did last, what its KV cache holds, and the seconds of its
+    longest step.
+    """
+
+    at: float
+    desired: Desired
+    held: Mapping[str, str]
+    longest_step: float
+
+
 def answered(
     server: Desired,
     at: float,
@@ -101,38 +113,28 @@ def answered(
     held: Mapping[str, str] | None = None,
     longest_step: float = 0.0,
 ) -> None:
-    """Note that a server has answered, newest first, what its KV cache holds and the seconds of its
-    longest step; the same one is noted once, with its last time.
-    """
-    others = [each for each in _history(server.name, folder) if each["desired"]["id"] != server.id]
-    one = {
-        "at": at,
-        "desired": server.as_json(),
-        "held": dict(held or {}),
-        "longest_step": round(longest_step, 1),
-    }
-    write(path(server.name, HISTORY, folder), [one, *others][:KEPT])
+    """Note that a server has answered, newest first; the same one is noted once."""
+    others = [entry for entry in _history(server.name, folder) if entry.desired.id != server.id]
+    longest = round(longest_step, 1)
+    newest = Answered(at=at, desired=server, held=dict(held or {}), longest_step=longest)
+    entries = [asdict(entry) for entry in (newest, *others)]
+    write(path(server.name, HISTORY, folder), entries[:KEPT])
 
 
 def longest_step(name: str, server: str, folder: str = "") -> float:
     """Return the seconds of the longest step of the server with such an id; 0 where none is
     known.
     """
-    own = (each for each in _history(name, folder) if each["desired"]["id"] == server)
-    found = next(own, {}).get("longest_step")
-    return float(found) if isinstance(found, (int, float)) else 0.0
+    history = _history(name, folder)
+    return next((entry.longest_step for entry in history if entry.desired.id == server), 0.0)
 
 
-def _history(name: str, folder: str) -> list[Mapping[str, Any]]:
+def _history(name: str, folder: str) -> list[Answered]:
     """Return the servers that have answered under a name."""
-    said = read(path(name, HISTORY, folder))
-    return [
-        each
-        for each in (said if isinstance(said, list) else [])
-        if isinstance(each, Mapping)
-        and isinstance(server := each.get("desired"), Mapping)
-        and "id" in server
-    ]
+    try:
+        return records.read(list[Answered], read(path(name, HISTORY, folder)), "history")
+    except ValueError:
+        return []
 
 
 def container() -> str:
