@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import api, task
 from .api import Where
@@ -35,41 +35,81 @@ class Asked:
         return judge(self.status, self.text)
 
 
-def complete(where: Where) -> dict[str, Any]:
-    """Request a completion, or whatever else the model gives, of each replica, and return what came
-    back.
+@dataclass(frozen=True, kw_only=True)
+class FirstAnswer:
+    """The first answer of a model: of a completion its text and fingerprint, else what `came`.
+
+    `refused` has the answers to requests of other kinds, where no kind suits the model; `replicas`
+    the seconds of each of several replicas.
     """
+
+    model: str
+    fingerprint: str = ""
+    text: str = ""
+    came: str = ""
+    refused: str = ""
+    task: str = ""
+    seconds: float = 0.0
+    replicas: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The last answer of a model that has refused all requests so far, or 0 for none."""
+
+    status: int
+    error: str
+    task: str = ""
+    times: int = 1
+
+
+class Replica(NamedTuple):
+    """The answer of a replica to a request; without an `error` it has answered."""
+
+    status: int
+    seconds: float
+    error: str
+
+
+def complete(where: Where) -> FirstAnswer | Refusal:
+    """Ask for a completion, or whatever else the model gives; of several replicas, every one."""
     status, text = api.api(where, "/v1/models", timeout=min(10.0, where.timeout))
     if status != 200:
-        return {"status": status, "error": text[:500]}
-    model = json.loads(text)["data"][0]["id"]
+        return Refusal(status=status, error=text[:500] or "no answer")
+    model = str(json.loads(text)["data"][0]["id"])
     before = finished(where) if where.engines > 1 else {}
     started = time.monotonic()
     asked = ask(where, model)
-    result: dict[str, Any] = {"status": asked.status, "task": asked.task.name}
+    task, seconds = asked.task.name, round(time.monotonic() - started, 3)
+    fields, error = _parse(asked)
+    if error:
+        return Refusal(status=asked.status, error=error[:500], task=task)
+    answers = replicas(where, asked.task, model, before) if where.engines > 1 else []
+    if any(answer.error for answer in answers):
+        errors = (
+            f"replica {number} gave no answer: {answer.error}"
+            for number, answer in enumerate(answers)
+            if answer.error
+        )
+        status = max((answer.status for answer in answers if answer.status != 200), default=0)
+        return Refusal(status=status, error="; ".join(errors)[:500], task=task)
+    every = tuple(answer.seconds for answer in answers)
+    return FirstAnswer(model=model, task=task, seconds=seconds, replicas=every, **fields)
+
+
+def _parse(asked: Asked) -> tuple[dict[str, str], str]:
+    """Return what an answer brought, and why it is none; empty when it is one."""
     if asked.status != 200:
-        return {**result, "error": asked.text[:1000]}
-    seconds = round(time.monotonic() - started, 3)
-    result |= {"model": model, **_came(asked), "seconds": seconds}
-    if where.engines > 1:
-        result["replicas"] = replicas(where, asked.task, model, before)
-    return result
-
-
-def _came(asked: Asked) -> dict[str, Any]:
-    """Return what an answer brought: the text of a completion, else in words what came back."""
+        return {}, asked.text or "no answer"
     if not asked.task.generates:
         came = asked.task.came(asked.text)
-        odd = {} if came else {"error": f"no answer of {asked.task.path}: {asked.text[:200]}"}
-        refused = {"refused": asked.refused[:500]} if asked.refused else {}
-        return {"came": came, **odd, **refused}
+        error = "" if came else f"no answer of {asked.task.path}: {asked.text[:200]}"
+        return {"came": came, "refused": asked.refused[:500]}, error
     answer = json.loads(asked.text)
-    none = not (answer.get("usage") or {}).get("completion_tokens", 0)
-    return {
-        **({"error": "a completion without a token"} if none else {}),
-        "text": content(answer["choices"][0], "message"),
-        "system_fingerprint": answer.get("system_fingerprint") or "",
-    }
+    tokens = (answer.get("usage") or {}).get("completion_tokens", 0)
+    fingerprint = str(answer.get("system_fingerprint") or "")
+    fields = {"text": str(content(answer["choices"][0], "message")), "fingerprint": fingerprint}
+    return fields, "" if tokens else "a completion without a token"
 
 
 def ask(where: Where, model: str) -> Asked:
@@ -127,28 +167,26 @@ def finished(where: Where) -> dict[int, float]:
     return counts
 
 
-def replicas(
-    where: Where, way: Task, model: str, before: Mapping[int, float]
-) -> list[dict[str, Any]]:
+def replicas(where: Where, task: Task, model: str, before: dict[int, float]) -> list[Replica]:
     """Ask every replica at once; one has answered when a request came back and its own count of
     finished ones has grown.
 
-    Where vLLM chooses the replica, an answer is one of all: it cannot be told whose it was.
+    Where vLLM chooses the replica, an answer is one of all: it is unknown whose it was.
     """
-    body = way.body(model, where.prompt, where.max_tokens)
+    body = task.body(model, where.prompt, where.max_tokens)
 
-    def ask_one(number: int) -> dict[str, Any]:
+    def ask_one(number: int) -> Replica:
         started = time.monotonic()
-        status, text = api.api(where, way.path, body, where.timeout, number)
-        seconds = round(time.monotonic() - started, 3)
-        return {"status": status, "seconds": seconds, "error": "" if status == 200 else text[:500]}
+        status, text = api.api(where, task.path, body, where.timeout, number)
+        error = "" if status == 200 else text[:500] or "no answer"
+        return Replica(status, round(time.monotonic() - started, 3), error)
 
     with ThreadPoolExecutor(where.engines) as pool:
-        results = list(pool.map(ask_one, range(where.engines)))
+        answers = list(pool.map(ask_one, range(where.engines)))
     # vLLM counts nothing (`--disable-log-stats`), or chooses: the answers have to do.
-    if not before or not way.steered:
-        return [{**result, "answered": result["status"] == 200} for result in results]
-    came = 1 + sum(result["status"] == 200 for result in results)
+    if not before or not task.steered:
+        return answers
+    came = 1 + sum(answer.status == 200 for answer in answers)
     grown = [0.0] * where.engines
 
     def counted() -> bool:
@@ -160,6 +198,6 @@ def replicas(
 
     api.until(counted, 5)  # Counts follow the answers a moment later.
     return [
-        {**result, "answered": result["status"] == 200 and count > 0}
-        for result, count in zip(results, grown, strict=True)
+        answer if answer.error or count > 0 else answer._replace(error="its count did not grow")
+        for answer, count in zip(answers, grown, strict=True)
     ]

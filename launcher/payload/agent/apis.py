@@ -13,12 +13,13 @@ from dataclasses import asdict
 from typing import Any
 
 from . import health
+from .answer import FirstAnswer, Refusal
 from .api import Counters
 from .crew import Lead
 from .desired import Desired, Process
 from .health import Clock, Steps, Wait
 from .observed import EndpointHealth, Load, Observed
-from .probe import FirstAnswer, Probe, ProbeReport, Refusal
+from .probe import Probe, ProbeReport
 from .task import HEALTH, ONLY_HEALTH, named
 
 _GAP = 10.0  # seconds between two turns after which this agent cannot say what happened meanwhile
@@ -90,7 +91,7 @@ class Api:
             if status.answered is None or at - status.answered > 0.5:
                 status.answered, status.seconds = at, probe.seconds
         self.asking = max(probe.asking.values(), default=0.0)
-        self.first = probe.first or probe.refusal or self.first
+        self.first = probe.first or self.first
         if probe.counters is not None:
             self.counters, self.counted = probe.counters, now - probe.counted
             self.own = 1 if self.asking else 0

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from . import answer, api
+from .answer import FirstAnswer, Refusal
 from .api import Counters, Where
 from .task import CHAT, Task, named
 
@@ -43,30 +43,6 @@ _RESTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstAnswer:
-    """The first answer of a model; `replicas` has the seconds of each of several replicas."""
-
-    model: str
-    fingerprint: str = ""
-    text: str = ""
-    came: str = ""
-    refused: str = ""
-    task: str = ""
-    seconds: float = 0.0
-    replicas: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """The last answer of a model that has refused all requests so far."""
-
-    status: int
-    error: str
-    task: str
-    times: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProbeReport:
     """All that is known of an API; times are seconds ago, for clocks differ between nodes.
 
@@ -84,8 +60,7 @@ class ProbeReport:
     health: int = 0
     rests: str = ""
     task: str = ""
-    first: FirstAnswer | None = None
-    refusal: Refusal | None = None
+    first: FirstAnswer | Refusal | None = None
     counters: Counters | None = None
     counted: float = 0.0
     progress: Mapping[str, str] = field(default_factory=dict)
@@ -113,8 +88,7 @@ class Probe:
         self._answers: dict[str, tuple[int, float]] = {}
         # the same keys → since when canaries fail, and status and text of the last
         self._failing: dict[str, tuple[float, int, str]] = {}
-        self._first: FirstAnswer | None = None
-        self._refusal: Refusal | None = None
+        self._first: FirstAnswer | Refusal | None = None
         self._seconds, self._turn, self._health, self._rests = 0.0, 0, 0, ""
         self._counters: Counters | None = None
         self._counted = 0.0
@@ -150,7 +124,6 @@ class Probe:
             rests=self._rests,
             task=self._task.name if self._task is not None else "",
             first=self._first,
-            refusal=self._refusal,
             counters=None if counters is None else replace(counters, progress=()),
             counted=round(now - self._counted, 2),
             progress={
@@ -185,28 +158,14 @@ class Probe:
         self._health = api.api(self.where, "/health", timeout=5)[0]
         if self._health != 200:
             return
-        reply = answer.complete(self.where)
-        status, error = _refusal(reply)
-        if error:
-            self._refusal = Refusal(
-                status=status,
-                error=error[:500],
-                task=str(reply.get("task", "")),
-                times=self._refusal.times + 1 if self._refusal else 1,
-            )
+        first = answer.complete(self.where)
+        if isinstance(first, Refusal):
+            times = self._first.times + 1 if isinstance(self._first, Refusal) else 1
+            self._first = replace(first, times=times)
             return
-        task = named(reply["task"]) or CHAT
-        self._body = task.body(reply["model"], self.where.prompt, 1)
-        self._seconds = float(reply["seconds"])
-        self._first = FirstAnswer(
-            model=str(reply["model"]),
-            fingerprint=str(reply.get("system_fingerprint", "")),
-            **{name: str(reply.get(name, "")) for name in ("text", "came", "refused")},
-            task=task.name,
-            seconds=self._seconds,
-            replicas=tuple(float(replica["seconds"]) for replica in reply.get("replicas", ())),
-        )
-        self._refusal = None
+        task = named(first.task) or CHAT
+        self._body = task.body(first.model, self.where.prompt, 1)
+        self._first, self._seconds = first, first.seconds
         self._count()
         for replica in self._parts:
             self._note(replica)
@@ -277,26 +236,6 @@ def resting(where: Where, health: int, health_text: str) -> str:
         if isinstance(reply, dict) and reply.get(key) is True:
             return words
     return ""
-
-
-def _refusal(reply: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the status (0: none) and why a first request has brought no answer; empty when it
-    has.
-    """
-    status = int(reply.get("status") or 0)
-    if status != 200 or reply.get("error"):
-        return status, str(reply.get("error") or "no answer")
-    mute = {
-        number: replica
-        for number, replica in enumerate(reply.get("replicas", ()))
-        if not replica["answered"]
-    }
-    errors = [
-        f"replica {number} gave no answer: {replica.get('error') or 'its count did not grow'}"
-        for number, replica in mute.items()
-    ]
-    statuses = [replica["status"] for replica in mute.values() if replica["status"] != 200]
-    return max(statuses, default=0), "; ".join(errors)
 
 
 def _key(replica: int | None) -> str:
