@@ -50,17 +50,14 @@ class Api:
 
     def _report(self, *, launched: bool) -> ProbeReport:
         """Return what is known of it: from the agent beside it, or, when its server is ready and
-        was `launched`, from here while that one cannot be asked.
+        was `launched`, from here while that one cannot be queried.
         """
-        if launched and not self.lead.fresh(self.node):
-            # on loopback each node has its own: ours says nothing of another's
-            alone = len(self.spec.apis) == 1 or self.spec.everywhere
-            return self._look_from_here() if alone else ProbeReport()
-        self.over()
-        return self.lead.report(self.node, self.name).probe
-
-    def _look_from_here(self) -> ProbeReport:
         spec = self.spec
+        if not launched or self.lead.fresh(self.node):
+            self.over()
+            return self.lead.report(self.node, self.name).probe
+        if len(spec.apis) > 1 and not spec.everywhere:
+            return ProbeReport()  # on loopback each node has its own API
         if self._eye is None:
             host = spec.addresses.get(self.node, "") if spec.everywhere else spec.host
             self._eye = Probe(host, spec.port, spec.behind(self.process), spec.policy.canary)
@@ -167,15 +164,8 @@ class Apis:
         # counted last
         self._well: tuple[int, float] | None = None
         self._counted: tuple[int, float] | None = None
-        self._tokens: tuple[float, float] | None = None
-
-    @property
-    def held(self) -> dict[str, str]:
-        """What the KV caches of the replicas behind the first API hold; empty where vLLM has not
-        reported it.
-        """
-        counters = self._apis[0].counters
-        return dict(counters.held) if counters is not None else {}
+        self._tokens: tuple[float, float] | None = None  # when they were counted, and how many
+        self._oldest = 0.0  # when the oldest of their counters were read
 
     def hear(self, status: Observed) -> bool:
         """Take their newest reports; True when each has answered so far."""
@@ -224,44 +214,26 @@ class Apis:
         counters = [api.counters for api in self._apis if api.counters is not None]
         if len(counters) < len(self._apis):
             return
-        running = sum(one.running for one in counters)
-        waiting = sum(one.waiting for one in counters)
+        running, waiting = sum(c.running for c in counters), sum(c.waiting for c in counters)
         others = sum(
-            max(0, one.running + one.waiting - api.own)
-            for api, one in zip(self._apis, counters, strict=True)
+            max(0, c.running + c.waiting - api.own)
+            for api, c in zip(self._apis, counters, strict=True)
         )
-        self._counted = figures = (others, sum(one.failed for one in counters))
-        if self._answer() or self._queues(*figures):
-            self._well = figures
-        rate = self._rate(
-            sum(one.tokens for one in counters), max(api.counted for api in self._apis)
-        )
-        if rate is not None:
-            status.load = Load(running=running, waiting=waiting, tokens_per_s=round(rate, 1))
-
-    @property
-    def _fresh(self) -> float:
-        """When the oldest of their counters were read."""
-        return min(api.counted for api in self._apis)
-
-    def _answer(self) -> bool:
-        """True when no canary waits, and each had answered when it was counted."""
-        soon = self._fresh - self.spec.policy.canary
-        return all(api.last_answer >= soon and not api.asking for api in self._apis)
-
-    def _queues(self, unanswered: int, failed: float) -> bool:
-        """True when the queue has grown since it was well, and nothing has failed."""
-        return self._well is not None and unanswered > self._well[0] and failed == self._well[1]
-
-    def _rate(self, tokens: float, taken: float) -> float | None:
-        """Return tokens per second since the last look, 0 at the first; None where that was less
-        than a second ago.
-        """
-        before, had = self._tokens or (taken - 1, tokens)
-        if self._tokens is not None and taken - before < 1:
-            return None
-        self._tokens = (taken, tokens)
-        return max(0.0, tokens - had) / (taken - before)
+        failed = sum(c.failed for c in counters)
+        self._oldest = min(api.counted for api in self._apis)
+        soon = self._oldest - self.spec.policy.canary
+        answers = all(api.last_answer >= soon and not api.asking for api in self._apis)
+        # the queue has grown since it was well, and nothing has failed
+        queues = self._well is not None and others > self._well[0] and failed == self._well[1]
+        self._counted = others, failed
+        if answers or queues:
+            self._well = self._counted
+        tokens, newest = sum(c.tokens for c in counters), max(api.counted for api in self._apis)
+        before, had = self._tokens or (newest - 1, tokens)
+        if newest - before >= 1:
+            self._tokens = newest, tokens
+            rate = round(max(0.0, tokens - had) / (newest - before), 1)
+            status.load = Load(running=running, waiting=waiting, tokens_per_s=rate)
 
     def rests(self) -> str:
         """Say that it stands still on purpose; empty when it does not."""
@@ -281,7 +253,7 @@ class Apis:
 
     def lost(self) -> int | None:
         """Return how many requests its death costs; None where that is unknown."""
-        fresh = self.clock.monotonic() - self._fresh <= self.spec.policy.canary + 2
+        fresh = self.clock.monotonic() - self._oldest <= self.spec.policy.canary + 2
         return health.lost(self._well, self._counted, fresh)
 
     def over(self) -> None:

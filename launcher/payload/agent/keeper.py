@@ -321,7 +321,7 @@ class Supervision:
         """Write a spec that has answered to the history, for `vlaunch rollback`, with its capacity,
         for `vlaunch plan`, and its longest step.
         """
-        status, held = self.status, self._engine().apis.held
+        status, held = self.status, self.status.held.get(self.spec.api_node, {})
         known = held, round(status.longest_step)
         if known == self._known or status.ready_at is None:
             return

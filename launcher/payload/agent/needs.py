@@ -45,11 +45,12 @@ class Needs:
         busy = [node for node, report in reports.items() if report.state != IDLE]
         if busy:
             return f"waiting until the engine of {', '.join(busy)} has ended"
-        return (
-            (self._in_ray(view, status) if view is not None else "")
-            or self._unprepared(spec, reports, status.generation + 1)
-            or _unreserved(spec, reserved)
-        )
+        lacking = self._in_ray(view, status) if view is not None else ""
+        lacking = lacking or self._unprepared(spec, reports, status.generation + 1)
+        if not lacking and reserved is not None and not reserved.ready:
+            # which GPUs they are must be known only where it is some of a node's
+            return reserved.doing if spec.ray is not None and spec.ray.partial else ""
+        return lacking
 
     def _unprepared(
         self, spec: Desired, reports: Mapping[str, ServerReport], generation: int
@@ -96,12 +97,3 @@ class Needs:
         if lacking := failed or self._query.value or "":
             self._query, self._again = None, self.clock.monotonic() + _AGAIN
         return lacking
-
-
-def _unreserved(spec: Desired, reserved: Reservation | None) -> str:
-    """Say what keeps Ray from setting GPUs aside; which ones they are must be known only where it
-    is some of a node's.
-    """
-    if reserved is None or reserved.ready or spec.ray is None or not spec.ray.partial:
-        return ""
-    return reserved.doing

@@ -30,13 +30,13 @@ _LOOK = 2.0  # seconds between two looks at the ranks' processes, or at a GPU's 
 
 @dataclass(frozen=True)
 class Order:
-    """What should be of one server here.
+    """The part of one server that should run here.
 
-    `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
+    `argv` is empty where other nodes run it and only its ranks' `pids` are watched. `behind` is the
+    range of the numbers of the replicas behind its API, empty where the server has only one.
 
-    `share` is the part of a GPU's memory that must be free (None: nobody looks), on `count` GPUs of
-    those that `gpus` names (None: all); with `inspect` the ranks are sampled. `replicas` are so
-    many behind the API, of which the `first` has this number (None: the server has only one).
+    `share` is the part of a GPU's memory that must be free (None: any), on `count` GPUs of those
+    that `gpus` names (None: all); with `inspect` the ranks are sampled.
     """
 
     generation: int
@@ -45,19 +45,13 @@ class Order:
     env: Mapping[str, str] = field(default_factory=dict)
     grace: float = 10.0
     api: tuple[str, int] | None = None
-    replicas: int = 1
-    first: int | None = None
+    behind: tuple[int, int] = (0, 0)
     canary: float = 5.0
     pids: tuple[int, ...] = ()
     share: float | None = None
     count: int = 0
     gpus: tuple[int, ...] | None = None
     inspect: bool = False
-
-    @property
-    def behind(self) -> range:
-        """The numbers of the replicas behind its API; none where the server has only one."""
-        return range(0) if self.first is None else range(self.first, self.first + self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +132,10 @@ class Server:
         self.order = order or self.order
         if self.probe is not None:
             self._hear(self.probe)
-        self._inspect(order)
+        target = None
+        if order is not None and order.inspect:
+            target = Target(self.engine.pid, order.pids, order.count, order.gpus, order.argv)
+        self.inspection.turn(target)
         if order is None:
             return
         if order.phase != PREPARE:
@@ -153,12 +150,19 @@ class Server:
     def _obey(self, order: Order | None) -> None:
         """End or start the engine, where it is not as ordered."""
         engine = self.engine
-        if order is None or _must_end(engine, order):
+        if order is None or (
+            engine.state == RUNNING and (order.phase == PREPARE or engine.last != order.generation)
+        ):
             engine.stop(self.order.grace)
-        elif _must_start(engine, order):
+        elif (
+            order.phase == RUN
+            and order.argv
+            and engine.state == IDLE
+            and order.generation > engine.last
+        ):
             engine.start(order.generation, order.argv, order.env)
             if order.api and engine.state == RUNNING:
-                self.probe = Probe(*order.api, order.behind, order.canary)
+                self.probe = Probe(*order.api, range(*order.behind), order.canary)
 
     def _end_ranks(self, order: Order | None) -> None:
         """End ranks whose driver has gone and that do not go themselves: one that hangs does not
@@ -169,10 +173,9 @@ class Server:
             return
         self._pids = tuple(process.ray_workers({*self._pids, *(order.pids if order else ())}))
         now = time.monotonic()
-        self._ending = now if self._pids and self._ending is None else self._ending
+        self._ending = (self._ending or now) if self._pids else None
         if self._ending is not None and now - self._ending >= self.order.grace:
             process.kill(self._pids)
-        self._ending = self._ending if self._pids else None
 
     def _hear(self, probe: Probe) -> None:
         if self.engine.state != RUNNING:
@@ -182,13 +185,6 @@ class Server:
         if probe.answers != self._answers:
             self._answers = probe.answers
             self.engine.well()
-
-    def _inspect(self, order: Order | None) -> None:
-        target = None
-        if order is not None and order.inspect:
-            gpus, engine = order.gpus, self.engine
-            target = Target(engine.pid, order.pids, order.count, gpus, order.argv)
-        self.inspection.turn(target)
 
     def _look(self, order: Order) -> None:
         """See which ranks live, and whether the GPUs have room."""
@@ -218,7 +214,8 @@ class Server:
     def report(self) -> ServerReport:
         """Return its state."""
         engine = self.engine
-        prints = engine.ended or engine.state == RUNNING
+        runs = engine.state == RUNNING
+        prints = engine.ended or runs
         return ServerReport(
             state=STOPPING if engine.state == IDLE and not self.idle else engine.state,
             last=engine.last,
@@ -227,7 +224,7 @@ class Server:
             ended=engine.ended,
             evidence=engine.evidence if prints else "",
             cause=engine.cause if prints else "",
-            pid=engine.pid if engine.state == RUNNING else None,
+            pid=engine.pid if runs else None,
             ranks=self.ranks if self.order.pids else (),
             room=self.room,
             probe=self.probe.report() if self.probe is not None else ProbeReport(),
@@ -298,15 +295,3 @@ class Node:
     def runs(self) -> bool:
         """True while an engine is here."""
         return any(not each.idle for each in self.servers.values())
-
-
-def _must_end(engine: Engine, order: Order) -> bool:
-    """True for an engine that runs, and is not the one that is ordered."""
-    another = order.phase == PREPARE or engine.last != order.generation
-    return engine.state == RUNNING and another
-
-
-def _must_start(engine: Engine, order: Order) -> bool:
-    """True when the order is to run an engine that has not been started here yet."""
-    ordered = order.phase == RUN and bool(order.argv)
-    return ordered and engine.state == IDLE and order.generation > engine.last

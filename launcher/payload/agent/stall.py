@@ -1,11 +1,11 @@
-"""An engine of which no step ends: quiet first, then suspect, and where it hangs.
+"""The state of an engine in which no step ends: quiet first, then suspect, and where it hangs.
 
 It decides nothing: `keeper.py` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from . import health
@@ -53,7 +53,12 @@ class Stall:
         # Replicas of a mixture of experts compute together: then all wait for one rank.
         all_of = len(quiet) >= self.spec.replicas
         replica = None if all_of else worst.replica
-        finding = self._inspect(self._ranks(ranks, replica), replica)
+        holders = self._ranks(ranks, replica)
+        for node in holders:  # the sample of a node that cannot be queried proves nothing
+            fresh = self.lead.fresh(node)
+            sample = self.lead.report(node, self.name).inspection if fresh else None
+            self._inspections.take(node, sample)
+        finding = self._inspections.finding(holders, replica=replica)
         self.wedge = None
         of = "" if replica is None else f" of replica {replica}"
         self.verdict, self.reason = "quiet", f"no step{of} has ended for {self.seconds:.0f} s"
@@ -80,14 +85,6 @@ class Stall:
             for process in self.spec.processes
             if replica is None or replica in range(process.replicas[0], sum(process.replicas))
         }
-
-    def _inspect(self, ranks: Mapping[str, Mapping[int, str]], replica: int | None) -> Finding:
-        """Compare the newest samples; one of a node that cannot be asked says nothing."""
-        for node in ranks:
-            fresh = self.lead.fresh(node)
-            sample = self.lead.report(node, self.name).inspection if fresh else None
-            self._inspections.take(node, sample)
-        return self._inspections.finding(ranks, replica=replica)
 
     def judge(self, trouble: Trouble) -> Trouble:
         """Let evidence of a hang decide which rank a death is of: the processes of an engine that

@@ -83,7 +83,7 @@ def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
 
     for each in found.values():
         assert {type(word) for word in (each.phase, *each.argv, *each.env.values())} <= {str}
-        assert {type(number) for number in (each.generation, each.replicas, *each.pids)} <= {int}
+        assert {type(number) for number in (each.generation, *each.behind, *each.pids)} <= {int}
 
 
 @pytest.fixture
