@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -22,9 +22,6 @@ from launcher.ui.terminal import field
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Desired
     from launcher.soak.load import Endpoint
-    from launcher.soak.retransmits import Counters
-    from launcher.soak.verdict import Verdict
-    from launcher.state.servers import Server
 
 _LONGEST = 7 * 86400.0
 _pause = time.sleep
@@ -56,23 +53,27 @@ def soak(call: Call, duration: float, streams: int, tokens: int, server: str | N
     The exit code is 1 after an error, a restart, or a wait for a token that the server's keeper
     would call quiet.
     """
+    from launcher.soak.verdict import rows
+
     if duration > _LONGEST:
         raise click.UsageError("a soak takes at most 7d")
     with call.session(nodes=[call.inventory.head]) as session:
         verdict = _soak(session, server, duration, streams, tokens)
     if call.as_json:
-        click.echo(json_line.dumps(verdict.as_json()))
+        click.echo(json_line.dumps(verdict))
     else:
-        for row, text in verdict.rows():
+        for row, text in rows(verdict):
             field(f"{row:<13}{untrusted.plain(text)}")
-    return 1 if verdict.failures else 130 if verdict.interrupted else 0
+    return 1 if verdict["failures"] else 130 if verdict["interrupted"] else 0
 
 
-def _soak(session: Session, name: str | None, seconds: float, streams: int, tokens: int) -> Verdict:
+def _soak(
+    session: Session, name: str | None, seconds: float, streams: int, tokens: int
+) -> dict[str, Any]:
     from launcher.payload.agent.task import named
     from launcher.soak import retransmits
     from launcher.soak.load import Load, Stream
-    from launcher.soak.verdict import Verdict
+    from launcher.soak.verdict import judge
     from launcher.state import servers
 
     found = servers.choose(choose.kept(session).running, name)
@@ -85,19 +86,22 @@ def _soak(session: Session, name: str | None, seconds: float, streams: int, toke
     if task is None or not task.generates:
         raise RequestError(f"{found.what} does not generate tokens: a soak measures these")
     endpoints, model, route = _endpoints(session, wanted)
-    nodes = _nodes(session, found, wanted)
+    own = {*found.nodes, *(process.node for process in wanted.processes)}
+    nodes = [node.name for node in session.site.nodes if node.name in own]
+    missing = session.fleet.connect(nodes)
+    queries = retransmits.ask([name for name in nodes if name not in missing])
     load = Load(endpoints, model, task, tokens, [Stream() for _ in range(streams)])
-    counted = _count(session, nodes)
+    counted = retransmits.read(session.transport.run(queries))
     session.wait("soak", f"{streams} streams at {found.what}, {route}", deadline=seconds)
     with contextlib.suppress(KeyboardInterrupt), load:
         _pause(seconds)
-    again = retransmits.compare(counted, _count(session, nodes))
+    again = retransmits.compare(counted, retransmits.read(session.transport.run(queries)))
     try:
-        now = {each.name: each.observed for each in choose.kept(session).servers}
+        now = {server.name: server.observed for server in choose.kept(session).servers}
         after = now.get(found.name)
     except NodeError:
         after = replace(before, verdict="unknown")
-    return Verdict(load=load, asked=seconds, route=route, before=before, after=after, again=again)
+    return judge(load, asked=seconds, route=route, before=before, after=after, again=again)
 
 
 def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], str, str]:
@@ -109,7 +113,6 @@ def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], s
     from launcher.remote.secrets import resolve
     from launcher.soak.load import Endpoint
     from launcher.state import endpoints
-    from launcher.tools.payload import api_host
 
     inventory = session.inventory
     sources = {name: each for name, each in inventory.secrets.items() if name == "VLLM_API_KEY"}
@@ -121,7 +124,7 @@ def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], s
     if failed := session.fleet.connect([each.node for each in there]):
         raise next(iter(failed.values()))
     for each in there:
-        forward = session.fleet.forward(each.node, api_host(wanted.host), wanted.port)
+        forward = session.fleet.forward(each.node, wanted.api_host, wanted.port)
         tunnels.append(Endpoint(host="127.0.0.1", port=forward.port, headers=headers))
         at = urlsplit(each.url)
         direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=plain))
@@ -133,21 +136,3 @@ def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], s
         if not key and all(each.model() == model for each in direct):
             return direct, model, "directly"
     return tunnels, model, "through SSH"
-
-
-def _nodes(session: Session, found: Server, wanted: Desired) -> list[str]:
-    """Return the nodes that the server is on, and that are reached."""
-    names = {*found.nodes, *(each.node for each in wanted.processes)}
-    nodes = [each.name for each in session.inventory.nodes if each.name in names]
-    missing = session.fleet.connect(nodes)
-    return [name for name in nodes if name not in missing]
-
-
-def _count(session: Session, nodes: Sequence[str]) -> dict[str, Counters]:
-    """Ask nodes what they have sent again."""
-    from launcher.soak import retransmits
-
-    said = {
-        each.node: retransmits.read(each) for each in session.transport.run(retransmits.ask(nodes))
-    }
-    return {node: each for node, each in said.items() if each is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import threading
@@ -103,19 +104,16 @@ class Load:
     waited_until: float = 0.0
     seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        """Prepare a thread for each stream."""
-        self._over, self._lock, self._began = threading.Event(), threading.Lock(), 0.0
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, each), daemon=True)
-            for number, each in enumerate(self.streams)
-        ]
-
     def __enter__(self) -> Load:
         """Begin."""
+        self._over, self._lock = threading.Event(), threading.Lock()
         self._began = time.monotonic()
-        for each in self._threads:
-            each.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, stream), daemon=True)
+            for number, stream in enumerate(self.streams)
+        ]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,24 +122,34 @@ class Load:
             now = time.monotonic()
             self._over.set()
             self.seconds = now - self._began
-            for each in self.streams:
-                if each.since is not None:
-                    self._waited(now - each.since, now)
-                    self.open += 1
+            for stream in self.streams:
+                self.open += stream.since is not None
+                self._waited(stream, now)
                 with contextlib.suppress(OSError):
-                    each.cut(_BOTH)
+                    stream.cut(_BOTH)
         for thread in self._threads:
             thread.join(_REACHED)
 
     def _run(self, number: int, stream: Stream) -> None:
-        count = number
-        while not self._over.is_set():
-            endpoint = self.endpoints[count % len(self.endpoints)]
+        for count in itertools.count(number):
+            if self._over.is_set():
+                return
+            endpoint, what = self.endpoints[count % len(self.endpoints)], ""
             try:
                 self._ask(endpoint, stream, f"{number}.{count}")
             except (OSError, ValueError, TypeError, AttributeError, HTTPException) as error:
-                self._failed(stream, f"{type(error).__name__}: {error!s:.200}")
-            count += 1
+                what = f"{type(error).__name__}: {error!s:.200}"
+            with self._lock:
+                if self._over.is_set():
+                    return
+                if what:
+                    known = what in self.errors or len(self.errors) < _KINDS
+                    self.errors[what if known else "others"] += 1
+                    self._waited(stream, time.monotonic())
+                self.done += not what
+                stream.since = None
+            if what:
+                self._over.wait(_AFTER_A_FAILURE)
 
     def _ask(self, endpoint: Endpoint, stream: Stream, mark: str) -> None:
         """Send one request, whose prompt no other has, and read its answer."""
@@ -161,40 +169,23 @@ class Load:
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}: {answer.read(200)!r}")
             for event in _events(answer):
-                if _has_token(event):
-                    self._token(stream)
-        with self._lock:
-            if not self._over.is_set():
-                stream.since = None
-                self.done += 1
+                with self._lock:
+                    if self._over.is_set():
+                        return
+                    if _has_token(event):
+                        now = time.monotonic()
+                        took = self._waited(stream, now)
+                        (self.between if stream.tokens else self.first).add(took)
+                        stream.since = now
+                        stream.tokens += 1
+                        self.tokens += 1
 
-    def _token(self, stream: Stream) -> None:
-        with self._lock:
-            if self._over.is_set() or stream.since is None:
-                return
-            now = time.monotonic()
-            took = now - stream.since
-            (self.between if stream.tokens else self.first).add(took)
-            self._waited(took, now)
-            stream.since = now
-            stream.tokens += 1
-            self.tokens += 1
-
-    def _failed(self, stream: Stream, what: str) -> None:
-        with self._lock:
-            if self._over.is_set():
-                return
-            if stream.since is not None:
-                now = time.monotonic()
-                self._waited(now - stream.since, now)
-                stream.since = None
-            known = what in self.errors or len(self.errors) < _KINDS
-            self.errors[what if known else "others"] += 1
-        self._over.wait(_AFTER_A_FAILURE)
-
-    def _waited(self, seconds: float, now: float) -> None:
+    def _waited(self, stream: Stream, now: float) -> float:
+        """Return how long a stream has waited for a token; the longest such time is kept."""
+        seconds = 0.0 if stream.since is None else now - stream.since
         if seconds > self.wait:
             self.wait, self.waited_until = seconds, now - self._began
+        return seconds
 
 
 def _events(answer: HTTPResponse) -> Iterator[Any]:

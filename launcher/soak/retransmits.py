@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.model import Answer
@@ -45,8 +45,12 @@ def ask(nodes: Sequence[str]) -> list[Command]:
     return [Command(node=node, argv=("sh", "-c", _SCRIPT), timeout=30) for node in nodes]
 
 
-def read(answer: Answer) -> Counters | None:
-    """Read an answer; None where it has no counters."""
+def read(answers: Iterable[Answer]) -> dict[str, Counters]:
+    """Read the answers of nodes that have counters."""
+    return {answer.node: found for answer in answers if (found := _read(answer)) is not None}
+
+
+def _read(answer: Answer) -> Counters | None:
     lines = answer.out.splitlines()
     try:
         names, values = (line.split() for line in lines if line.startswith("Tcp:"))
@@ -54,41 +58,33 @@ def read(answer: Answer) -> Counters | None:
         sent, again = int(counted["OutSegs"]), int(counted["RetransSegs"])
     except (KeyError, ValueError):
         return None
-    found = dict[Ends, int]()
+    connections = dict[Ends, int]()
     for line, below in itertools.pairwise(lines):
         ends = [word for word in line.split() if _ADDRESS.fullmatch(word)]
         if len(ends) == 2 and below[:1].isspace():
             match = _AGAIN.search(below)
-            found[ends[0], ends[1]] = int(match[1]) if match else 0
-    return Counters(sent=sent, again=again, connections=found)
+            connections[ends[0], ends[1]] = int(match[1]) if match else 0
+    return Counters(sent=sent, again=again, connections=connections)
 
 
 def compare(before: Mapping[str, Counters], after: Mapping[str, Counters]) -> Retransmits:
-    """Return what was sent again between two answers of nodes; pairs only where there was some."""
-    owners, nodes, pairs = _owners(after), dict[str, tuple[int, int]](), Counter[Ends]()
+    """Return what was sent again between two answers of nodes; pairs only where there was some.
+
+    A node has the addresses of its connections; one of several nodes, such as loopback, counts for
+    none.
+    """
+    owners = dict[str, set[str]]()
+    for node, counters in after.items():
+        for local, _ in counters.connections:
+            owners.setdefault(_ADDRESS.sub(r"\1", local), set()).add(node)
+    nodes, pairs = dict[str, tuple[int, int]](), Counter[Ends]()
     for node, was in before.items():
         now = after.get(node)
-        if now is None or now.sent < was.sent:  # not reached, or started anew
+        if now is None or now.sent < was.sent:  # not reached, or rebooted
             continue
         nodes[node] = now.again - was.again, now.sent - was.sent
         for ends, again in now.connections.items():
-            target = owners.get(_host(ends[1]), node)
-            if target != node:
-                pairs[node, target] += max(0, again - was.connections.get(ends, 0))
+            targets = owners.get(_ADDRESS.sub(r"\1", ends[1]), set())
+            if len(targets) == 1 and targets != {node}:
+                pairs[node, min(targets)] += max(0, again - was.connections.get(ends, 0))
     return Retransmits(nodes=nodes, pairs=+pairs)
-
-
-def _owners(counters: Mapping[str, Counters]) -> dict[str, str]:
-    """Return whose each address is, by the connections from it; one of several nodes, such as
-    loopback, is left out.
-    """
-    owners = dict[str, set[str]]()
-    for node, each in counters.items():
-        for local, _ in each.connections:
-            owners.setdefault(_host(local), set()).add(node)
-    return {host: min(nodes) for host, nodes in owners.items() if len(nodes) == 1}
-
-
-def _host(address: str) -> str:
-    match = _ADDRESS.fullmatch(address)
-    return match[1] if match else ""

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.agent.observed import Observed
 from launcher.payload.agent.task import COMPLETION
 from launcher.soak.load import Load, Stream
 from launcher.soak.retransmits import Retransmits
-from launcher.soak.verdict import Verdict
+from launcher.soak.verdict import judge, rows
 from tests import kept
 
 BEFORE = kept.seen(
@@ -32,19 +31,17 @@ def load(**changes: Any) -> Load:
     return run
 
 
-def judge(run: Load | None = None, after: Observed | None = BEFORE, **changes: Any) -> Verdict:
+def judged(run: Load | None = None, **changes: Any) -> dict[str, Any]:
     """Return the verdict on a load."""
     again = Retransmits(nodes={"gpu01": (12, 40_000)}, pairs={("gpu01", "gpu02"): 11})
-    verdict = Verdict(
-        load=run or load(), asked=1800.0, route="directly", before=BEFORE, after=after, again=again
-    )
-    return dataclasses.replace(verdict, **changes)
+    usual = {"asked": 1800.0, "route": "directly", "before": BEFORE, "after": BEFORE}
+    return judge(run or load(), **{**usual, "again": again, **changes})
 
 
 def test_a_passed_verdict() -> None:
     """It is formatted as rows and as JSON."""
-    verdict = judge()
-    assert list(verdict.rows()) == [
+    verdict = judged()
+    assert list(rows(verdict)) == [
         ("requests", "90 done, 4 open at the end, 0 failed"),
         ("tokens", "12,000 (6.67 per second)"),
         ("first token", "p50 50 ms, p99 60 ms, longest 60 ms"),
@@ -55,7 +52,7 @@ def test_a_passed_verdict() -> None:
         ("", "gpu01 to gpu02: 11 segments"),
         ("verdict", "passed"),
     ]
-    document = json.loads(json.dumps(verdict.as_json()))
+    document = json.loads(json.dumps(verdict))
     assert (document["passed"], document["failures"]) == (True, [])
     assert document["interrupted"] is False
     assert document["longest_gap"] == {"seconds": 1.5, "until": 754.0}
@@ -76,35 +73,43 @@ def test_a_passed_verdict() -> None:
 )
 def test_a_failed_verdict(run: dict[str, Any], after: dict[str, Any], failure: str) -> None:
     """It has one reason per problem."""
-    verdict = judge(load(**run), dataclasses.replace(BEFORE, **after))
+    verdict = judged(load(**run), after=dataclasses.replace(BEFORE, **after))
 
-    assert verdict.failures == [failure]
-    assert list(verdict.rows())[-1] == ("verdict", f"failed: {failure}")
+    assert verdict["failures"] == [failure]
+    assert list(rows(verdict))[-1] == ("verdict", f"failed: {failure}")
 
 
 def test_the_longest_gap_may_be_three_steps() -> None:
     """A slow server may exceed the default limit."""
     slow = dataclasses.replace(BEFORE, longest_step=40.0)
 
-    assert judge(load(wait=119.0), before=slow).failures == []
-    assert judge(load(wait=121.0), before=slow).failures
+    assert judged(load(wait=119.0), before=slow)["failures"] == []
+    assert judged(load(wait=121.0), before=slow)["failures"]
 
 
 def test_a_missing_server() -> None:
     """It was stopped during the soak."""
-    assert judge(after=None).failures == ["the server is gone"]
+    assert judged(after=None)["failures"] == ["the server is gone"]
 
 
 def test_faults_are_listed_with_their_cause() -> None:
     """Faults before the soak are left out."""
     after = dataclasses.replace(BEFORE, fault_count=2, faults=[*BEFORE.faults, kept.fault()])
 
-    assert judge(after=after).faults == ["a rank is dead: RuntimeError: CUDA error"]
+    assert judged(after=after)["faults"] == ["a rank is dead: RuntimeError: CUDA error"]
 
 
 def test_an_interrupted_soak() -> None:
     """It has neither passed nor failed, despite its few tokens."""
-    verdict = judge(load(seconds=60.0, tokens=0))
+    verdict = judged(load(seconds=60.0, tokens=0))
 
-    assert (verdict.failures, verdict.interrupted) == ([], True)
-    assert list(verdict.rows())[-1] == ("verdict", "interrupted")
+    assert (verdict["failures"], verdict["interrupted"]) == ([], True)
+    assert list(rows(verdict))[-1] == ("verdict", "interrupted")
+
+
+def test_the_end_of_an_early_gap() -> None:
+    """It is told to the hundredth of a second; without a gap, there is no end."""
+    early = dict(rows(judged(load(wait=0.3, waited_until=0.4))))
+    assert early["longest gap"] == "300 ms, until 400 ms after the start (allowed: 30 s)"
+    none = dict(rows(judged(load(wait=0.0, waited_until=0.0))))
+    assert none["longest gap"] == "none (allowed: 30 s)"
