@@ -1,7 +1,7 @@
-"""The faults in a server's record: what happened, which rank died first, and how far its recovery
-is.
+"""The faults in a server's record: why an engine ended, which rank died first, and how far its
+recovery is.
 
-Standard library only. Times are seconds since 1970.
+Times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .ray_view import Culprit
 
 @dataclass(frozen=True)
 class Trouble:
-    """A sign of an engine's death; `weight` is how near it is to the cause: what a death brings
-    about comes a moment later. It is `certain` where a process or a node is known to be gone.
+    """A sign of an engine's death; `weight` is how near it is to the cause: a consequence comes a
+    moment later. It is `certain` where a process or a node is known to be gone.
     """
 
     weight: int
@@ -28,8 +28,8 @@ class Trouble:
     certain: bool = False
 
 
-def add(seen: Observed, trouble: Trouble, *, at: float, pause: float, lost: int | None) -> Fault:
-    """Write down why an engine ends, and return it; the oldest fault beyond FAULTS is dropped."""
+def add(status: Observed, trouble: Trouble, *, at: float, pause: float, lost: int | None) -> Fault:
+    """Record why an engine ends, and return it; the oldest fault beyond FAULTS is dropped."""
     fault = Fault(
         at=at,
         what=trouble.what,
@@ -40,8 +40,8 @@ def add(seen: Observed, trouble: Trouble, *, at: float, pause: float, lost: int 
         pause=pause,
         lost=lost,
     )
-    seen.faults = [*seen.faults, fault][-FAULTS:]
-    seen.fault_count += 1
+    status.faults = [*status.faults, fault][-FAULTS:]
+    status.fault_count += 1
     return fault
 
 
@@ -49,23 +49,21 @@ def blame(fault: Fault, culprit: Culprit) -> None:
     """Add which rank on which node died first."""
     fault.node, fault.rank = culprit.node, culprit.rank
     if not fault.cause:
-        died = f"a rank died: {culprit.evidence}" if culprit.evidence else "a rank died"
-        fault.cause = died[:LONGEST]
-    both = (culprit.evidence, fault.evidence)
-    fault.evidence = "\n".join(each for each in both if each)[:EVIDENCE]
+        fault.cause = ": ".join(filter(None, ("a rank died", culprit.evidence)))[:LONGEST]
+    fault.evidence = "\n".join(filter(None, (culprit.evidence, fault.evidence)))[:EVIDENCE]
 
 
-def reached(seen: Observed, phase: str, now: float) -> None:
-    """Write down how many seconds after the last fault a part of the recovery was over: stopped,
-    whole, or started.
+def reached(status: Observed, phase: str, now: float) -> None:
+    """Record after how many seconds a part of the last fault's recovery was over: stopped, whole,
+    or started.
     """
-    last = seen.last_fault
-    if last is not None and last.ready_again_after is None and phase not in last.phases:
-        last.phases[phase] = round(now - last.at, 3)
+    last = status.last_fault
+    if last is not None and last.ready_again_after is None:
+        last.phases.setdefault(phase, round(now - last.at, 3))
 
 
-def over(seen: Observed, now: float) -> None:
-    """Write down that the server is ready again after all of its faults."""
-    for each in seen.faults:
-        if each.ready_again_after is None:
-            each.ready_again_after = round(now - each.at, 3)
+def over(status: Observed, now: float) -> None:
+    """Record that the server is ready again after all of its faults."""
+    for fault in status.faults:
+        if fault.ready_again_after is None:
+            fault.ready_again_after = round(now - fault.at, 3)

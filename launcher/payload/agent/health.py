@@ -17,7 +17,7 @@ _WORST = ("unknown", "resting", "busy", "answering")
 
 
 class Clock(Protocol):
-    """The module `time`, or what stands in for it."""
+    """The module `time`, or a substitute."""
 
     def time(self) -> float:
         """Return seconds since 1970."""
@@ -37,7 +37,8 @@ class Wait(NamedTuple):
 
 
 class Steps:
-    """When the last step behind one API ended, for all replicas ("") and for each, by its number.
+    """The times at which the last steps behind one API ended: of all replicas (""), and of one, by
+    its number.
 
     All times are seconds of a monotonic clock. Time counts only while a canary waits or fails;
     `longest` is the longest such time that ended in progress.
@@ -55,7 +56,7 @@ class Steps:
         counters.
         """
         if self._values.get((source, part), value) != value:
-            self.longest = max(self.longest, self._still(part, now))
+            self.longest = max(self.longest, self.still(now).get(part, 0.0))
             self._ended[part] = self._progress = now
         self._values[source, part] = value
 
@@ -68,17 +69,15 @@ class Steps:
         self._known, self._since = now, {}
 
     def idle(self, now: float) -> float:
-        """Return for how many seconds no work has been done, whoever asked."""
+        """Return for how many seconds no work has been done, of ours or of others."""
         return now - self._progress
 
     def still(self, now: float) -> dict[str, float]:
-        """Return for how long no step has ended, of each part that has a canary."""
-        return {part: self._still(part, now) for part in self._since}
-
-    def _still(self, part: str, now: float) -> float:
-        if part not in self._since:
-            return 0.0
-        return now - max(self._since[part], self._ended.get(part, self._known), self._known)
+        """Return for how long no step has ended, of the parts that have a canary."""
+        return {
+            part: now - max(since, self._ended.get(part, self._known), self._known)
+            for part, since in self._since.items()
+        }
 
 
 def quiet_after(longest: float) -> float:
@@ -109,11 +108,12 @@ def together(endpoints: Mapping[str, EndpointHealth]) -> tuple[str, str]:
     """Return the verdict on a server with such endpoints, and the reason, with its nodes where it
     does not hold for all.
     """
-    worst = min((each.verdict for each in endpoints.values()), key=_WORST.index, default="unknown")
+    verdicts = {endpoint.verdict for endpoint in endpoints.values()}
+    worst = min(verdicts, key=_WORST.index, default="unknown")
     reasons: dict[str, list[str]] = {}
-    for node, each in endpoints.items():
-        if each.verdict == worst and each.reason:
-            reasons.setdefault(each.reason, []).append(node)
+    for node, endpoint in endpoints.items():
+        if endpoint.verdict == worst and endpoint.reason:
+            reasons.setdefault(endpoint.reason, []).append(node)
     return worst, "; ".join(
         text if len(nodes) == len(endpoints) else f"{', '.join(nodes)}: {text}"
         for text, nodes in reasons.items()
@@ -130,11 +130,11 @@ def pause(policy_pause: float, longest: float, streak: int) -> float:
 def lost(
     before: tuple[int, float] | None, after: tuple[int, float] | None, fresh: bool
 ) -> int | None:
-    """Return how many requests an engine's death cost; None where nobody knows.
+    """Return how many requests an engine's death cost; None where that is unknown.
 
-    Both are open requests and answers of 5xx so far: when it was last well, and when it was last
-    asked. What is open when an engine dies is answered with 5xx, or not at all: the larger figure
-    counts. A figure that is not `fresh` says nothing.
+    Both are open requests and answers of 5xx so far: when it was last well, and at the last count.
+    Requests that are open when an engine dies are answered with 5xx, or not at all: the larger
+    figure counts. A figure that is not `fresh` tells nothing.
     """
     if before is None or after is None or not fresh:
         return None
