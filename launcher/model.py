@@ -34,6 +34,15 @@ LEVEL_WORDS: Mapping[Level, str] = {
 Argv = tuple[str, ...]
 
 
+def options(**values: object) -> Argv:
+    """Return the long options of these names, with their values."""
+    return tuple(
+        word
+        for name, value in values.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    )
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
     """A value that must never be shown: its text is `***` everywhere, and `reveal()` gives it.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
-from launcher.model import Argv, Ports
+from launcher.model import Argv, Ports, options
 from launcher.payload.agent.metrics import PORT as METRICS
 from launcher.payload.agent.state import SOCKET
 
@@ -23,12 +23,12 @@ def source(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def _ask(path: str, patience: float, /, *options: str, **query: object) -> Argv:
-    """Ask the agent of a container for a path, for so many seconds; `options` are curl's."""
+def _ask(path: str, patience: float, /, *curl: str, **query: object) -> Argv:
+    """Ask the agent of a container for a path, for so many seconds, with options of curl's."""
     words = urlencode({name: each for name, each in query.items() if each != ""}, safe=":,")
     return (
         *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
-        *(*options, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
+        *(*curl, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
     )
 
 
@@ -111,17 +111,8 @@ def agent(
     """
     told = ("--metrics", str(metrics)) if lead and metrics != METRICS else ()
     own = (*(("--lead",) if lead else ()), *told, *(("--private-shm",) if private_shm else ()))
-    return (
-        "agent",
-        "--node",
-        node,
-        "--head",
-        head,
-        "--port",
-        str(port),
-        *own,
-        *(("--", *command) if command else ()),
-    )
+    where = options(node=node, head=head, port=port)
+    return ("agent", *where, *own, *(("--", *command) if command else ()))
 
 
 def api_host(bind: str) -> str:

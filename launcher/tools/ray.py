@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv, Inventory, Node
+from launcher.model import Argv, Inventory, Node, options
 from launcher.payload.agent.rank_name import rank_name
 from launcher.tools import untrusted
 
@@ -46,64 +46,37 @@ class RayStatus:
 def start_head(node: Node, inventory: Inventory) -> Argv:
     """Start the head in the foreground, every port pinned (`ray start --head --block`)."""
     ports = inventory.ports
-    return (
-        "ray",
-        "start",
-        "--head",
-        "--block",
-        "--node-ip-address",
-        node.ip,
-        "--port",
-        str(ports.gcs),
-        "--dashboard-host",
-        "127.0.0.1",
-        "--dashboard-port",
-        str(ports.dashboard),
-        "--ray-client-server-port",
-        str(ports.client),
-        *_common(node, inventory),
+    own = options(
+        node_ip_address=node.ip,
+        port=ports.gcs,
+        dashboard_host="127.0.0.1",
+        dashboard_port=ports.dashboard,
+        ray_client_server_port=ports.client,
     )
+    return ("ray", "start", "--head", "--block", *own, *_common(node, inventory))
 
 
 def start_worker(node: Node, inventory: Inventory) -> Argv:
     """Join the head in the foreground (`ray start --address --block`)."""
     address = f"{inventory.head.ip}:{inventory.ports.gcs}"
-    return (
-        "ray",
-        "start",
-        "--block",
-        "--address",
-        address,
-        "--node-ip-address",
-        node.ip,
-        *_common(node, inventory),
-    )
+    own = options(address=address, node_ip_address=node.ip)
+    return ("ray", "start", "--block", *own, *_common(node, inventory))
 
 
 def _common(node: Node, inventory: Inventory) -> Argv:
     ports, store = inventory.ports, inventory.ray.object_store
-    return (
-        "--num-gpus",
-        str(node.gpus),
-        *(() if store is None else ("--object-store-memory", str(store))),
-        "--node-manager-port",
-        str(ports.node_manager),
-        "--object-manager-port",
-        str(ports.object_manager),
-        "--runtime-env-agent-port",
-        str(ports.runtime_env_agent),
-        "--dashboard-agent-grpc-port",
-        str(ports.dashboard_agent_grpc),
-        "--dashboard-agent-listen-port",
-        str(ports.dashboard_agent_http),
-        "--metrics-export-port",
-        str(ports.metrics_export),
-        "--min-worker-port",
-        str(ports.worker_min),
-        "--max-worker-port",
-        str(ports.worker_max),
-        "--disable-usage-stats",
+    pinned = options(
+        node_manager_port=ports.node_manager,
+        object_manager_port=ports.object_manager,
+        runtime_env_agent_port=ports.runtime_env_agent,
+        dashboard_agent_grpc_port=ports.dashboard_agent_grpc,
+        dashboard_agent_listen_port=ports.dashboard_agent_http,
+        metrics_export_port=ports.metrics_export,
+        min_worker_port=ports.worker_min,
+        max_worker_port=ports.worker_max,
     )
+    memory = {} if store is None else {"object_store_memory": store}
+    return (*options(num_gpus=node.gpus, **memory), *pinned, "--disable-usage-stats")
 
 
 def parse_nodes(answer: Any) -> tuple[RayNode, ...]:

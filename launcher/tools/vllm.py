@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.model import Argv
+from launcher.model import Argv, options
 from launcher.payload.agent import cause
 from launcher.tools import untrusted
 
@@ -151,30 +151,13 @@ def serve(
 
     Our own options come last: of an option given twice, vLLM takes the last.
     """
-    executor = (
-        ("--distributed-executor-backend", backend) if backend == "ray" or tp * pp > 1 else ()
-    )
-    replicas = (
-        ("--data-parallel-size", str(dp), "--data-parallel-backend", backend) if dp > 1 else ()
-    )
+    own = options(tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    if backend == "ray" or tp * pp > 1:
+        own += options(distributed_executor_backend=backend)
+    if dp > 1:
+        own += options(data_parallel_size=dp, data_parallel_backend=backend)
     words = without_api(args) if "--headless" in multi_node else args
-    return (
-        "vllm",
-        "serve",
-        model,
-        *words,
-        "--tensor-parallel-size",
-        str(tp),
-        "--pipeline-parallel-size",
-        str(pp),
-        *executor,
-        *replicas,
-        *multi_node,
-        "--host",
-        host,
-        "--port",
-        str(port),
-    )
+    return ("vllm", "serve", model, *words, *own, *multi_node, *options(host=host, port=port))
 
 
 def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
@@ -183,18 +166,8 @@ def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
     """
     if nnodes == 1:
         return ()
-    headless = ("--headless",) if rank else ()
-    return (
-        "--nnodes",
-        str(nnodes),
-        "--node-rank",
-        str(rank),
-        "--master-addr",
-        master,
-        "--master-port",
-        str(port),
-        *headless,
-    )
+    own = options(nnodes=nnodes, node_rank=rank, master_addr=master, master_port=port)
+    return (*own, "--headless") if rank else own
 
 
 def gloo_timeout(args: Sequence[str], nodes: int, seconds: float) -> Argv:
@@ -218,12 +191,12 @@ def replicas_of(
     all replicas (v1/engine/core_client.py, `DPLBAsyncMPClient`); else each node has one. An
     `external` replica is told its number, and nothing of a start (engine/arg_utils.py).
     """
-    where = ("--data-parallel-address", head, "--data-parallel-rpc-port", str(port))
+    where = options(data_parallel_address=head, data_parallel_rpc_port=port)
     if balancing == "external":
-        return ("--data-parallel-rank", str(start), *where)
-    own = ("--data-parallel-size-local", str(local), *where)
+        return (*options(data_parallel_rank=start), *where)
+    own = (*options(data_parallel_size_local=local), *where)
     headless = ("--headless",) if balancing == "internal" else ()
-    return (*own, "--data-parallel-start-rank", str(start), *headless) if start else own
+    return (*own, *options(data_parallel_start_rank=start), *headless) if start else own
 
 
 def balancing(args: Sequence[str]) -> frozenset[Balancing]:
