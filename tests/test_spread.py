@@ -249,28 +249,28 @@ def test_a_name_that_leads_out_is_refused(chain: Chain) -> None:
     assert list(outside.iterdir()) == []
 
 
-def test_a_stranger_gets_nothing(chain: Chain) -> None:
-    """Neither who says nothing of the kind, nor who has another certificate; the copy goes on."""
+def test_other_programs_get_nothing(chain: Chain) -> None:
+    """They do not speak TLS, or have another certificate; the copy continues."""
     chain.rate = SLOWLY
-    seen: list[bytes] = []
+    answers: list[bytes] = []
 
-    def knock(name: str, has: float) -> None:
-        if seen or not has:
+    def connect(name: str, has: float) -> None:
+        if answers or not has:
             return
         port = next(_listening(chain.pid("n1")))
         with socket.create_connection(("127.0.0.1", port), 5) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            seen.append(sock.recv(65536))
+            answers.append(sock.recv(65536))
         with (
             socket.create_connection(("127.0.0.1", port), 5) as sock,
             pytest.raises(ssl.SSLCertVerificationError),
         ):
-            Tls(certificate.make("copy")).made(sock, 5.0)
+            Tls(certificate.make("copy")).connect(sock, 5.0)
 
-    came = chain.run(at=knock)
+    result = chain.run(at=connect)
 
-    assert seen == [b""]
-    assert came.failed == {}
+    assert answers == [b""]
+    assert result.failed == {}
 
 
 def _listening(pid: int) -> Iterator[int]:

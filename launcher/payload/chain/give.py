@@ -1,5 +1,5 @@
-"""The side of a chain that serves: a node of the copy that connects is sent what it wants, as soon
-as it is here.
+"""The serving side of a chain: sends nodes of the copy the chunks that they request, as soon as
+these have arrived.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE = 4.0  # seconds of silence, until somebody is taken for dead
 _ALIVE = 1.0  # seconds between two signs of life
 _SEND = 60.0  # seconds in which a receiver whose disk is busy must take something
 _GREETING = 5.0  # seconds for the handshake
-_MOST_PENDING = 64  # connections whose handshake is not over
+_MOST_PENDING = 64  # connections before the end of their handshake
 _TOGETHER = 256  # heads that are sent at once
 _BLOCK = 2**18  # bytes that are encrypted at once: few enough to stay in a core's cache
 
@@ -69,26 +69,25 @@ class Listener:
     def _welcome(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
             try:
-                guest = self._tls.accepted(sock, _GREETING)
+                guest = self._tls.accept(sock, _GREETING)
                 wire.patient(guest, _GREETING, _GREETING, self._rate)
-                want = wire.greet(guest)
+                purpose = wire.confirm_purpose(guest)
             finally:
                 with self._lock, contextlib.suppress(ValueError):
                     self._pending.remove(sock)
-            if want == wire.PULL:
+            if purpose == wire.PULL:
                 wire.patient(guest, _GREETING, _SEND)
                 serve(self._store, guest)
-            elif want == wire.GIVE:
+            elif purpose == wire.GIVE:
                 self._given(guest)
 
 
 def serve(store: Store, guest: Connection) -> None:
-    """Send one stream's chunks as they arrive, until all that were wanted are sent; raises
-    OSError.
-    """
-    stream, streams, wanted = wire.asked(guest, store.manifest.identity, store.manifest.chunks)
-    left = bytearray(wanted)
-    missing = sum(1 for each in left[stream::streams] if each != HAVE)
+    """Send the requested chunks of one stream as they arrive; raises OSError."""
+    identity, chunks = store.manifest.identity, store.manifest.chunks
+    stream, streams, states = wire.receive_request(guest, identity, chunks)
+    left = bytearray(states)
+    missing = sum(1 for state in left[stream::streams] if state != HAVE)
     hand, at = Hand(store), 0
     block = None if guest.plain else memoryview(bytearray(_BLOCK))
     heads: list[bytes] = []  # of digests alone: small, and many at a time

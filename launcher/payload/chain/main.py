@@ -282,9 +282,9 @@ class _Copy:
         while True:
             try:
                 with socket.create_connection((host, port), PATIENCE) as sock:
-                    connection = self._tls.made(sock, PATIENCE)
+                    connection = self._tls.connect(sock, PATIENCE)
                     wire.patient(connection, 60.0, 60.0)
-                    wire.introduce(connection, wire.GIVE)
+                    wire.send_purpose(connection, wire.GIVE)
                     connection.sendall(bytes([stream]))
                     serve(self._store, connection)
             except OSError:

@@ -1,7 +1,7 @@
 """Connections between the nodes of a copy: mutual TLS 1.3 with the copy's certificate.
 
-What is asked and announced, digests included, always passes through TLS. The bytes of files do so
-too, unless the copy is `plain`: then they follow in the clear, and their digests protect them.
+Requests and heads, which contain the digests, are always encrypted. The bytes of files are too,
+unless the copy is `plain`: then they are sent without encryption, protected by their digests.
 """
 
 from __future__ import annotations
@@ -13,40 +13,42 @@ import time
 
 from ..tls import contexts
 
-_BLOCK = 2**18  # bytes that go to and come from the kernel at once
-_SMALL = 2**14  # … where what follows is not for TLS
+_BLOCK = 2**18  # bytes per call of the kernel
+_PLAIN_BLOCK = 2**14  # the same for plain copies, where plain bytes may follow a record
 
 
 class Tls:
-    """TLS of one copy. Raises OSError (ssl.SSLError) for a certificate that is none."""
+    """The TLS contexts of a copy. Raises OSError (ssl.SSLError) for an invalid certificate."""
 
     def __init__(self, certificate: str, *, plain: bool = False) -> None:
         self._server, self._client = contexts(certificate)
         self._plain = plain
 
-    def accepted(self, sock: socket.socket, patience: float) -> Connection:
-        """Return a connection that was accepted, after the handshake; raises OSError."""
-        return self._greeted(sock, self._server, patience)
+    def accept(self, sock: socket.socket, timeout: float) -> Connection:
+        """Return an accepted connection after the handshake; raises OSError."""
+        return self._handshake(sock, self._server, timeout)
 
-    def made(self, sock: socket.socket, patience: float) -> Connection:
-        """Return a connection that was made, after the handshake; raises OSError.
+    def connect(self, sock: socket.socket, timeout: float) -> Connection:
+        """Return a client's connection after the handshake; raises OSError.
 
-        The other side has not judged this one's certificate yet.
+        The server may still refuse this side's certificate.
         """
-        return self._greeted(sock, self._client, patience)
+        return self._handshake(sock, self._client, timeout)
 
-    def _greeted(self, sock: socket.socket, context: ssl.SSLContext, patience: float) -> Connection:
+    def _handshake(
+        self, sock: socket.socket, context: ssl.SSLContext, timeout: float
+    ) -> Connection:
         server = context is self._server
         connection = Connection(sock, context, server=server, plain=self._plain)
-        connection.greet(patience)
+        connection.handshake(timeout)
         return connection
 
 
 class Connection:
-    """A connection over `socket`; `plain` as its copy is. Raises OSError.
+    """A connection over `socket`, of a `plain` or an encrypted copy. Raises OSError.
 
-    TLS works in memory here. On the socket itself it would make two calls for each record that
-    comes, and send each by itself: of 16 KiB, a quarter of what the kernel takes for one packet.
+    TLS works in memory here. On the socket itself, it would make two calls per received record, and
+    send records of 16 KiB one by one: a quarter of what the kernel takes for one packet.
     """
 
     def __init__(
@@ -55,13 +57,13 @@ class Connection:
         self.socket, self.plain = sock, plain
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=server)
-        self._block = memoryview(bytearray(_SMALL if plain else _BLOCK))
+        self._block = memoryview(bytearray(_PLAIN_BLOCK if plain else _BLOCK))
 
-    def greet(self, patience: float) -> None:
-        """Agree on keys within so many seconds."""
-        until = time.monotonic() + patience
+    def handshake(self, timeout: float) -> None:
+        """Complete the handshake within so many seconds."""
+        deadline = time.monotonic() + timeout
         while True:
-            self.socket.settimeout(max(0.001, until - time.monotonic()))
+            self.socket.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 self._tls.do_handshake()
                 self._flush()
@@ -75,20 +77,20 @@ class Connection:
                 raise
 
     def sendall(self, data: bytes | memoryview) -> None:
-        """Send all of it, through TLS."""
+        """Send all data, encrypted."""
         view, at = memoryview(data), 0
         while at < len(view):
             at += self._tls.write(view[at:])  # a record
         self._flush()
 
-    def exactly(self, count: int) -> bytes:
-        """Receive so many bytes."""
+    def receive_exactly(self, count: int) -> bytes:
+        """Receive so many encrypted bytes."""
         data = bytearray(count)
         self.receive(memoryview(data))
         return bytes(data)
 
     def receive(self, view: memoryview) -> None:
-        """Fill a buffer with what was sent through TLS."""
+        """Fill a buffer with encrypted data."""
         at = 0
         while at < len(view):
             try:
@@ -98,23 +100,23 @@ class Connection:
                 self._fill()
 
     def receive_plain(self, view: memoryview) -> None:
-        """Fill a buffer with what was sent past TLS, after the last record that was received."""
-        # OpenSSL leaves in memory what follows a record (SSL_CTX_set_read_ahead is off).
-        there = self._in.read(len(view))
-        at = len(there)
-        view[:at] = there
+        """Fill a buffer with plain data, which follow the last received record."""
+        # OpenSSL leaves bytes after a record in memory (SSL_CTX_set_read_ahead is off).
+        buffered = self._in.read(len(view))
+        at = len(buffered)
+        view[:at] = buffered
         while at < len(view):
-            at += self._came(self.socket.recv_into(view[at:]))
+            at += self._receive(view[at:])
 
     def _flush(self) -> None:
         if data := self._out.read():
             self.socket.sendall(data)
 
     def _fill(self) -> None:
-        self._in.write(self._block[: self._came(self.socket.recv_into(self._block))])
+        self._in.write(self._block[: self._receive(self._block)])
 
-    @staticmethod
-    def _came(count: int) -> int:
+    def _receive(self, view: memoryview) -> int:
+        count = self.socket.recv_into(view)
         if not count:
-            raise ConnectionResetError("it ended the connection")
+            raise ConnectionResetError("it closed the connection")
         return count

@@ -141,9 +141,9 @@ class Streams:
         name, host, port = peer
         try:
             with socket.create_connection((host, port), _CONNECT) as sock:
-                connection = self._tls.made(sock, _CONNECT)
+                connection = self._tls.connect(sock, _CONNECT)
                 wire.patient(connection, PATIENCE, PATIENCE)
-                wire.introduce(connection, wire.PULL)
+                wire.send_purpose(connection, wire.PULL)
                 self._upstream.well(name)
                 self._fetch(connection, stream, hand, buffer)
         except _DiskError as error:
@@ -152,12 +152,12 @@ class Streams:
             self._upstream.failed(name, error, time.monotonic())
 
     def given(self, connection: Connection) -> None:
-        """Fetch from somebody who has connected to us; raises OSError."""
+        """Fetch from a node that has connected to this one; raises OSError."""
         buffer = memoryview(bytearray(self._store.manifest.chunk))
         hand = Hand(self._store)
         try:
             wire.patient(connection, PATIENCE, PATIENCE)
-            stream = connection.exactly(1)[0]
+            stream = connection.receive_exactly(1)[0]
             if stream < self._streams:
                 self._fetch(connection, stream, hand, buffer)
         except _DiskError as error:
@@ -170,12 +170,12 @@ class Streams:
     def _fetch(self, connection: Connection, stream: int, hand: Hand, buffer: memoryview) -> None:
         store = self._store
         with store.lock:
-            wanted = bytes(store.states)
-        wire.ask(connection, stream, self._streams, store.manifest.identity, wanted)
-        left = sum(1 for each in wanted[stream :: self._streams] if each != wire.HAVE)
+            states = bytes(store.states)
+        wire.send_request(connection, stream, self._streams, store.manifest.identity, states)
+        left = sum(1 for state in states[stream :: self._streams] if state != wire.HAVE)
         receive = connection.receive_plain if connection.plain else connection.receive
         while left:
-            kind, number, digest = wire.HEAD.unpack(connection.exactly(wire.HEAD.size))
+            kind, number, digest = wire.HEAD.unpack(connection.receive_exactly(wire.HEAD.size))
             if kind == wire.ALIVE:
                 continue
             if number >= store.manifest.chunks or number % self._streams != stream:

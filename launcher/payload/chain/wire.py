@@ -1,9 +1,9 @@
-"""Protocol between two nodes of a copy, inside of mutual TLS (`secure.py`).
+"""Protocol between two nodes of a copy, inside mutual TLS (`secure.py`).
 
 ```text
-client → server   what follows: PULL or GIVE
-server → client   the same: the client's certificate is right
-puller → giver    which of how many streams, the identity of the copy, one byte a chunk
+client → server   its purpose: PULL or GIVE
+server → client   the same byte: the client's certificate is accepted
+puller → giver    number of the stream, number of streams, identity of the copy, a state per chunk
 giver → puller    a head per chunk, and its bytes
 ```
 """
@@ -26,7 +26,7 @@ _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE (asm-generic/socket.h)
 
 
 class Refused(OSError):
-    """The other side is part of another copy, or does not speak as one of this does."""
+    """The other side belongs to another copy, or breaks the protocol."""
 
 
 def patient(connection: Connection, receive: float, send: float, rate: int = 0) -> None:
@@ -42,32 +42,34 @@ def patient(connection: Connection, receive: float, send: float, rate: int = 0) 
         sock.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, rate)
 
 
-def greet(connection: Connection) -> bytes:
-    """Return what the node that connected wants, and confirm it; raises OSError."""
-    want = connection.exactly(1)
-    connection.sendall(want)
-    return want
+def confirm_purpose(connection: Connection) -> bytes:
+    """Receive and confirm the client's purpose; raises OSError."""
+    purpose = connection.receive_exactly(1)
+    connection.sendall(purpose)
+    return purpose
 
 
-def introduce(connection: Connection, want: bytes) -> None:
-    """Say what is wanted of the node that was connected to; raises OSError."""
-    connection.sendall(want)
-    if connection.exactly(1) != want:
-        raise Refused("it does not do what was asked")
+def send_purpose(connection: Connection, purpose: bytes) -> None:
+    """Send this client's purpose and await the confirmation; raises OSError."""
+    connection.sendall(purpose)
+    if connection.receive_exactly(1) != purpose:
+        raise Refused("it did not confirm the request")
 
 
-def ask(connection: Connection, stream: int, streams: int, identity: str, states: bytes) -> None:
-    """Say which chunks are wanted; raises OSError."""
+def send_request(
+    connection: Connection, stream: int, streams: int, identity: str, states: bytes
+) -> None:
+    """Request the chunks that `states` marks; raises OSError."""
     head = _REQUEST.pack(stream, streams, bytes.fromhex(identity), len(states))
     connection.sendall(head + states)
 
 
-def asked(connection: Connection, identity: str, chunks: int) -> tuple[int, int, bytes]:
-    """Return stream, number of streams, and what is wanted; raises OSError."""
-    stream, streams, theirs, count = _REQUEST.unpack(connection.exactly(_REQUEST.size))
+def receive_request(connection: Connection, identity: str, chunks: int) -> tuple[int, int, bytes]:
+    """Return the stream, the number of streams, and the states of the chunks; raises OSError."""
+    stream, streams, theirs, count = _REQUEST.unpack(connection.receive_exactly(_REQUEST.size))
     if theirs.hex() != identity or count != chunks or not stream < streams:
-        raise Refused("it is part of another copy")
-    return stream, streams, connection.exactly(count)
+        raise Refused("it belongs to another copy")
+    return stream, streams, connection.receive_exactly(count)
 
 
 def together(connection: Connection, on: bool) -> None:

@@ -25,7 +25,7 @@ def test_idle_connections_delay_nobody(tmp_path: Path) -> None:
     began = time.monotonic()
     for _ in range(3):
         with socket.create_connection(address) as guest:
-            wire.introduce(tls.made(guest, 5.0), wire.GIVE)
+            wire.send_purpose(tls.connect(guest, 5.0), wire.GIVE)
     idle[0].settimeout(5.0)
     assert idle[0].recv(100) == b""
 

@@ -18,20 +18,23 @@ DATA = os.urandom(300_000)
 
 
 class Spy:
-    """A pair of connections, and the bytes that passed from the server to the client."""
+    """A pair of connections, with a record of the bytes from the server to the client."""
 
     def __init__(self, tls: Tls) -> None:
-        self.seen = bytearray()
-        ends, middle = socket.socketpair(), socket.socketpair()
-        self._ends = (*ends, *middle)
-        for each in self._ends:
-            each.settimeout(10)
-        threading.Thread(target=self._pass, args=(ends[1], middle[0], True), daemon=True).start()
-        threading.Thread(target=self._pass, args=(middle[0], ends[1], False), daemon=True).start()
+        self.bytes = bytearray()
+        server_pair, client_pair = socket.socketpair(), socket.socketpair()
+        self._sockets = (*server_pair, *client_pair)
+        for sock in self._sockets:
+            sock.settimeout(10)
+        for arguments in (
+            (server_pair[1], client_pair[0], True),
+            (client_pair[0], server_pair[1], False),
+        ):
+            threading.Thread(target=self._forward, args=arguments, daemon=True).start()
         accepted: list[Connection] = []
-        server = threading.Thread(target=lambda: accepted.append(tls.accepted(ends[0], 5.0)))
+        server = threading.Thread(target=lambda: accepted.append(tls.accept(server_pair[0], 5.0)))
         server.start()
-        self.client = tls.made(middle[1], 5.0)
+        self.client = tls.connect(client_pair[1], 5.0)
         server.join(10)
         self.server = accepted[0]
 
@@ -39,35 +42,35 @@ class Spy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._ends:
+        for sock in self._sockets:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
-    def _pass(self, source: socket.socket, target: socket.socket, note: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, record: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if note:
-                    self.seen += data
+                if record:
+                    self.bytes += data
                 target.sendall(data)
 
 
-def test_what_is_sent_is_received_and_cannot_be_read_on_the_way() -> None:
-    """In as many pieces as the receiver likes."""
+def test_data_are_encrypted() -> None:
+    """The receiver gets them in pieces of any size."""
     with Spy(Tls(OURS)) as spy:
         sender = threading.Thread(target=lambda: spy.server.sendall(b"secret" + DATA))
         sender.start()
         received = memoryview(bytearray(len(DATA)))
 
-        assert spy.client.exactly(6) == b"secret"
+        assert spy.client.receive_exactly(6) == b"secret"
         spy.client.receive(received)
         sender.join(10)
         assert received == DATA
-        assert DATA[:50] not in spy.seen
+        assert DATA[:50] not in spy.bytes
 
 
-def test_plain_bytes_follow_what_is_encrypted() -> None:
-    """Alternately; only they can be read on the way."""
+def test_plain_and_encrypted_data_alternate() -> None:
+    """Only the plain data are readable on the wire."""
     with Spy(Tls(OURS, plain=True)) as spy:
 
         def send() -> None:
@@ -80,20 +83,20 @@ def test_plain_bytes_follow_what_is_encrypted() -> None:
         sender.start()
         for size in (1, 100, len(DATA)):
             received = memoryview(bytearray(size))
-            assert spy.client.exactly(12) == b"secret words"
+            assert spy.client.receive_exactly(12) == b"secret words"
             spy.client.receive_plain(received)
             assert received == DATA[:size]
-        assert spy.client.exactly(3) == b"end"
+        assert spy.client.receive_exactly(3) == b"end"
         sender.join(10)
-        assert DATA in spy.seen
-        assert b"secret" not in spy.seen
+        assert DATA in spy.bytes
+        assert b"secret" not in spy.bytes
 
 
-def test_a_silent_stranger_is_not_waited_for() -> None:
-    """Longer than it may take."""
-    ends = socket.socketpair()
+def test_the_handshake_has_a_time_limit() -> None:
+    """A silent client does not block the server."""
+    server, client = socket.socketpair()
     began = time.monotonic()
-    with ends[0], ends[1], pytest.raises(OSError):
-        Tls(OURS).accepted(ends[0], 0.2)
+    with server, client, pytest.raises(OSError):
+        Tls(OURS).accept(server, 0.2)
 
     assert time.monotonic() - began < 5.0

@@ -30,24 +30,24 @@ SIZE = 20_500
 
 @dataclass
 class Side:
-    """One node: its store, its port, and what it tells."""
+    """One node: its store, its port, and the log of its events."""
 
     store: Store
     port: int = 0
     tls: Tls = ENCRYPTED
-    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    log: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     upstream: Upstream | None = None
     streams: Streams | None = None
 
     def fetch(self, *peers: tuple[str, int]) -> None:
         """Begin to fetch from these, the first one first."""
-        self.upstream = Upstream(lambda event, **more: self.told.append((event, more)))
+        self.upstream = Upstream(lambda event, **more: self.log.append((event, more)))
         self.upstream.order([(name, "127.0.0.1", port) for name, port in peers])
         self.streams = Streams(self.store, self.tls, 2, self.upstream)
         self.streams.start()
 
     def events(self, kind: str) -> list[str]:
-        return [more["who"] for event, more in self.told if event == kind]
+        return [more["who"] for event, more in self.log if event == kind]
 
 
 def awaited(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -116,46 +116,50 @@ def test_who_is_gone_is_stepped_over(side: Callable[..., Side], data: bytes) -> 
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_node_of_another_copy_is_stepped_over(
+def test_a_node_of_another_copy_is_skipped(
     side: Callable[..., Side], data: bytes, plain: bool
 ) -> None:
-    """As one that is gone; the reason is told."""
-    other = Tls(certificate.make("copy"), plain=plain)
+    """It counts as lost; the event has the reason."""
+    other_tls = Tls(certificate.make("copy"), plain=plain)
     tls = Tls(OURS, plain=plain)
-    stranger, honest = side("stranger", data, tls=other), side("honest", data, tls=tls)
+    other, honest = side("other", data, tls=other_tls), side("honest", data, tls=tls)
     node = side("node", tls=tls)
-    node.fetch(("stranger", stranger.port), ("honest", honest.port))
+    node.fetch(("other", other.port), ("honest", honest.port))
 
     assert awaited(node.store.complete)
     assert content(node) == data
-    assert set(node.events("lost")) == {"stranger"}
-    assert "its certificate is not this run's" in node.told[0][1]["why"]
-    assert stranger.store.sent == 0
+    assert set(node.events("lost")) == {"other"}
+    assert "its certificate is not this run's" in node.log[0][1]["why"]
+    assert other.store.sent == 0
 
 
 @pytest.mark.parametrize("tls", [ENCRYPTED, PLAIN], ids=["encrypted", "plain"])
-@pytest.mark.parametrize("at", [0, 1, 2000, 5000])
-def test_what_a_relay_changes_is_not_taken(
-    side: Callable[..., Side], data: bytes, tls: Tls, at: int
+@pytest.mark.parametrize("offset", [0, 1, 2000, 5000])
+def test_changed_and_inserted_bytes_are_refused(
+    side: Callable[..., Side], data: bytes, tls: Tls, offset: int
 ) -> None:
-    """Whichever byte of a block it is, or whatever it adds before it."""
+    """Relays change a byte at an offset of every block, or insert some."""
     source, honest = side("source", data, tls=tls), side("honest", data, tls=tls)
     node = side("node", tls=tls)
 
     def alter(block: bytes) -> bytes:
-        return block[:at] + bytes([255 - block[at]]) + block[at + 1 :] if at < len(block) else block
+        if offset >= len(block):
+            return block
+        return block[:offset] + bytes([255 - block[offset]]) + block[offset + 1 :]
 
     def insert(block: bytes) -> bytes:
-        return block[:at] + b"injected" + block[at:] if at < len(block) else block
+        return block[:offset] + b"injected" + block[offset:] if offset < len(block) else block
 
-    with Relay(source.port, alter) as one, Relay(source.port, insert) as two:
-        node.fetch(("one", one.port), ("two", two.port), ("honest", honest.port))
+    with Relay(source.port, alter) as altering, Relay(source.port, insert) as inserting:
+        node.fetch(
+            ("altering", altering.port), ("inserting", inserting.port), ("honest", honest.port)
+        )
         assert awaited(node.store.complete)
 
     assert content(node) == data
-    told = [more["why"] for event, more in node.told if event in ("wrong", "lost")]
-    assert told
-    assert all(told)
+    reasons = [more["why"] for event, more in node.log if event in ("wrong", "lost")]
+    assert reasons
+    assert all(reasons)
 
 
 def test_what_is_not_here_yet_is_waited_for(

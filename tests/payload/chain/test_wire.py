@@ -1,4 +1,4 @@
-"""What two nodes say to each other inside of TLS."""
+"""The protocol between two nodes of a copy."""
 
 from __future__ import annotations
 
@@ -13,48 +13,51 @@ from launcher.payload.chain.secure import Connection, Tls
 from launcher.remote import certificate
 
 TLS = Tls(certificate.make("copy"))
-Talk = Callable[[Connection], object]
+Side = Callable[[Connection], object]
 
 
-def both(server: Talk, client: Talk) -> list[object]:
-    """Let both sides talk; what each returns, or the name of its error."""
-    said: list[object] = [None, None]
+def run_both(server: Side, client: Side) -> list[object]:
+    """Run both sides of a connection; return their results, or the names of their errors."""
+    results: list[object] = [None, None]
 
-    def run(at: int, sock: socket.socket, talk: Talk) -> None:
+    def run(number: int, sock: socket.socket, side: Side) -> None:
         try:
             with sock:
-                said[at] = talk((TLS.made if at else TLS.accepted)(sock, 5.0))
+                connection = (TLS.connect if number else TLS.accept)(sock, 5.0)
+                results[number] = side(connection)
         except OSError as error:
-            said[at] = type(error).__name__
+            results[number] = type(error).__name__
 
-    ends = socket.socketpair()
+    sockets = socket.socketpair()
     threads = [
-        threading.Thread(target=run, args=(at, ends[at], talk))
-        for at, talk in enumerate((server, client))
+        threading.Thread(target=run, args=(number, sockets[number], side))
+        for number, side in enumerate((server, client))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    return said
+    return results
 
 
-@pytest.mark.parametrize("want", [wire.PULL, wire.GIVE])
-def test_what_is_wanted_is_confirmed(want: bytes) -> None:
-    """By the side that was connected to."""
-    assert both(wire.greet, lambda client: wire.introduce(client, want)) == [want, None]
+@pytest.mark.parametrize("purpose", [wire.PULL, wire.GIVE])
+def test_the_server_confirms_the_purpose(purpose: bytes) -> None:
+    """Both sides agree on the direction of the copy."""
+    results = run_both(wire.confirm_purpose, lambda client: wire.send_purpose(client, purpose))
+
+    assert results == [purpose, None]
 
 
 def test_a_request_of_another_copy_is_refused() -> None:
-    """And one with a stream that is none."""
-    identity = "ab" * 32
-    asked = [(0, 2, identity, bytes(3)), (0, 2, "cd" * 32, bytes(3)), (2, 2, identity, bytes(3))]
-    said = [
-        both(
-            lambda server: wire.asked(server, identity, 3),
-            lambda client, each=each: wire.ask(client, *each),  # type: ignore[misc]
+    """So is one for an invalid stream."""
+    own, other = "ab" * 32, "cd" * 32
+    requests = [(0, 2, own, bytes(3)), (0, 2, other, bytes(3)), (2, 2, own, bytes(3))]
+    results = [
+        run_both(
+            lambda server: wire.receive_request(server, own, 3),
+            lambda client, request=request: wire.send_request(client, *request),  # type: ignore[misc]
         )[0]
-        for each in asked
+        for request in requests
     ]
 
-    assert said == [(0, 2, bytes(3)), "Refused", "Refused"]
+    assert results == [(0, 2, bytes(3)), "Refused", "Refused"]
