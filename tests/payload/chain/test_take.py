@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -135,25 +136,33 @@ def test_a_node_of_another_copy_is_skipped(
 
 @pytest.mark.parametrize("tls", [ENCRYPTED, PLAIN], ids=["encrypted", "plain"])
 @pytest.mark.parametrize("offset", [0, 1, 2000, 5000])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda data, at: data[:at] + bytes([255 - data[at]]) + data[at + 1 :],
+        lambda data, at: data[:at] + b"injected" + data[at:],
+    ],
+    ids=["changed", "inserted"],
+)
 def test_changed_and_inserted_bytes_are_refused(
-    side: Callable[..., Side], data: bytes, tls: Tls, offset: int
+    side: Callable[..., Side],
+    data: bytes,
+    tls: Tls,
+    edit: Callable[[bytes, int], bytes],
+    offset: int,
 ) -> None:
-    """Relays change a byte at an offset of every block, or insert some."""
+    """A relay edits the data of all connections at one offset."""
     source, honest = side("source", data, tls=tls), side("honest", data, tls=tls)
     node = side("node", tls=tls)
+    connection = threading.local()
 
-    def alter(block: bytes) -> bytes:
-        if offset >= len(block):
-            return block
-        return block[:offset] + bytes([255 - block[offset]]) + block[offset + 1 :]
+    def change(block: bytes) -> bytes:
+        at = offset - getattr(connection, "position", 0)
+        connection.position = offset - at + len(block)
+        return edit(block, at) if 0 <= at < len(block) else block
 
-    def insert(block: bytes) -> bytes:
-        return block[:offset] + b"injected" + block[offset:] if offset < len(block) else block
-
-    with Relay(source.port, alter) as altering, Relay(source.port, insert) as inserting:
-        node.fetch(
-            ("altering", altering.port), ("inserting", inserting.port), ("honest", honest.port)
-        )
+    with Relay(source.port, change) as relay:
+        node.fetch(("relay", relay.port), ("honest", honest.port))
         assert awaited(node.store.complete)
 
     assert content(node) == data
