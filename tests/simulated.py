@@ -676,7 +676,6 @@ class World:
                 "jobs": self.jobs,
                 "nodes": self.ray_table(),
                 "actors": empty,
-                "listening": False,
                 **self.kept(),
             },
             "servers": self.kept(),

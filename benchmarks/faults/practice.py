@@ -205,7 +205,7 @@ class Practice:
             self.head,
             "exec",
             self.container(self.head),
-            *payload.jobs(Ports(), "127.0.0.1"),
+            *payload.jobs(Ports()),
         )
         try:
             said = json.loads(text)

@@ -22,13 +22,13 @@ class Batch:
     id: str
 
 
-def ask_jobs(site: Site) -> Command:
-    """Ask the head for jobs, nodes, actors and placement groups, and for its servers; without Ray
-    for these alone.
+def ask_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
+    """Ask the head for jobs, nodes, actors and placement groups, for its servers, and which `peers`
+    (`ip:port`) are closed; without Ray for its servers alone.
     """
     inventory = site.inventory
-    host = payload.api_host(inventory.serve.bind)
-    return site.inside(site.head, payload.jobs(inventory.ports, host, ray=not inventory.ray.off))
+    off = inventory.ray.off
+    return site.inside(site.head, payload.jobs(inventory.ports, () if off else peers, ray=not off))
 
 
 def batches(said: Mapping[str, Any]) -> list[Batch]:

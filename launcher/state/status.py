@@ -22,7 +22,7 @@ from launcher.state.drift import drift
 from launcher.state.endpoints import Endpoint
 from launcher.state.servers import BAD, GOOD, Kept, Server
 from launcher.state.snapshot import ClusterSnapshot
-from launcher.tools import certificates, docker, payload, ray
+from launcher.tools import certificates, docker, ray
 from launcher.tools.job_store import Entry, parse_list
 from launcher.tools.unfinished import Unfinished
 from launcher.transport import Command
@@ -139,12 +139,9 @@ def query_head(site: Site) -> list[Command]:
     """
     if not site.head_runs:
         return []
-    inventory = site.inventory
-    peers = tuple(f"{node.ip}:{inventory.ports.node_manager}" for node in inventory.nodes)
-    verb = payload.jobs(
-        inventory.ports, "127.0.0.1", () if inventory.ray.off else peers, ray=not inventory.ray.off
-    )
-    return [site.inside(site.head, verb), verdict.query_record(site)]
+    port = site.inventory.ports.node_manager
+    peers = tuple(f"{node.ip}:{port}" for node in site.nodes)
+    return [running.ask_jobs(site, peers), verdict.query_record(site)]
 
 
 def query_batches(site: Site, said: Mapping[str, Any]) -> list[Command]:

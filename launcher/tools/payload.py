@@ -46,14 +46,14 @@ def port_open(ip: str, port: int) -> Argv:
     )
 
 
-def jobs(ports: Ports, api_host: str, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv:
+def jobs(ports: Ports, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv:
     """Ask for submitted jobs, Ray's nodes, actors and placement groups, the servers, and which
     `peers` (`ip:port`) are closed.
 
     Without Ray only for what the keeper knows.
     """
-    where = {"api": _api(ports, api_host), "dashboard": ports.dashboard if ray else ""}
-    return _ask("jobs", _LONG, **where, peers=",".join(peers))
+    dashboard = ports.dashboard if ray else ""
+    return _ask("jobs", _LONG, dashboard=dashboard, peers=",".join(peers))
 
 
 def servers() -> Argv:

@@ -298,7 +298,7 @@ def test_secrets_are_nowhere(practice: Practice) -> None:
             for host in practice.lab.hosts
         ),
         "what the head knows": practice.docker(
-            "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports(), "127.0.0.1")
+            "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports())
         ),
     }
 

@@ -261,9 +261,7 @@ def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
     """
     measured(cut_pair, "--pair-timeout", "4", code=1)
     ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", timeout=400)
-    jobs = cut_pair.docker(
-        "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports(), "127.0.0.1")
-    )
+    jobs = cut_pair.docker("node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports()))
 
     assert ran.code == 1, ran.said
     assert "node2 ↔ node3" in ran.err

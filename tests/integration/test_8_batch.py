@@ -217,9 +217,7 @@ def test_no_secret_is_in_a_command_line(chat: Batch, store: Store) -> None:
     places = {
         "command lines": practice.command_lines(),
         "docker inspect": practice.docker("node1", "inspect", "vlaunch-lab-node1"),
-        "jobs": practice.docker(
-            "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports(), "127.0.0.1")
-        ),
+        "jobs": practice.docker("node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports())),
         "dry run": practice.vlaunch("batch", str(chat.path), "--dry-run").out,
         "all that was said": "\n".join(practice.said),
     }

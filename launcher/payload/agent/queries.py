@@ -127,10 +127,9 @@ def reachable(address: str) -> bool:
         return False
 
 
-def jobs(dashboard: int | None, at: str, peers: Sequence[str]) -> dict[str, Any]:
-    """Submitted jobs and Ray's tables (not without a dashboard), whether the API at `host:port`
-    listens, and which peers' raylets do not: Ray's node table has a dead node alive for some
-    seconds more.
+def jobs(dashboard: int | None, peers: Sequence[str]) -> dict[str, Any]:
+    """Submitted jobs and Ray's tables (not without a dashboard), and which peers' raylets do not
+    listen: Ray's node table has a dead node alive for some seconds more.
     """
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     tables = {
@@ -147,7 +146,6 @@ def jobs(dashboard: int | None, at: str, peers: Sequence[str]) -> dict[str, Any]
             asked |= {name: pool.submit(ray, where, path) for name, path in tables.items()}
         return {
             **{name: answer.result() for name, answer in asked.items()},
-            "listening": reachable(at),
             "unreachable": [each for each, knock in knocks.items() if not knock.result()],
         }
 

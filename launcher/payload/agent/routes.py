@@ -61,7 +61,7 @@ def launcher(path: str, agent: queries.Agent) -> Site:
     def jobs(query: Query) -> Said:
         dashboard = int(query["dashboard"]) if "dashboard" in query else None
         try:
-            found = queries.jobs(dashboard, query["api"], listed(query, "peers"))
+            found = queries.jobs(dashboard, listed(query, "peers"))
         except SILENT as error:  # the servers are known without Ray
             found = {"error": _why(error)}
         return {**found, **queries.servers(agent)}

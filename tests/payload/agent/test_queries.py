@@ -164,9 +164,9 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
     tables(server)
     folder(folders, "chat")
     at = f"127.0.0.1:{server.port}"
-    status, said = ask(f"/jobs?dashboard={server.port}&api={at}&peers=127.0.0.1:1,{at}")
+    status, said = ask(f"/jobs?dashboard={server.port}&peers=127.0.0.1:1,{at}")
 
-    assert (status, said["unreachable"], said["listening"]) == (200, ["127.0.0.1:1"], True)
+    assert (status, said["unreachable"]) == (200, ["127.0.0.1:1"])
     assert [job["submission_id"] for job in said["jobs"]] == ["batch-1"]
     assert "driver_info" not in said["jobs"][0]
     assert said["groups"] == rows({"what": "placement_groups"})
@@ -176,7 +176,7 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
 
 def test_jobs_without_ray(server: Server, ask: Ask) -> None:
     """Nobody is asked who is not there."""
-    status, said = ask("/jobs?api=127.0.0.1:1&peers=127.0.0.1:1")
+    status, said = ask("/jobs?peers=127.0.0.1:1")
 
     assert (status, said["unreachable"], said["servers"]) == (200, ["127.0.0.1:1"], [])
     assert not {"jobs", "nodes", "actors", "groups"} & set(said)
@@ -212,7 +212,7 @@ def test_a_dashboard_that_is_not_up_is_an_error(server: Server, ask: Ask) -> Non
     """The servers are known all the same."""
     server.answers["/api/jobs/"] = (503, "starting")
 
-    status, said = ask(f"/jobs?dashboard={server.port}&api=127.0.0.1:1")
+    status, said = ask(f"/jobs?dashboard={server.port}")
 
     assert (status, said["error"], said["servers"]) == (200, "starting", [])
 
