@@ -57,7 +57,7 @@ class Api:
             self.over()
             return self.lead.report(self.node, self.name).probe
         if len(spec.apis) > 1 and not spec.everywhere:
-            return ProbeReport()  # on loopback each node has its own API
+            return ProbeReport()  # on loopback every node has its own API
         if self._eye is None:
             host = spec.addresses.get(self.node, "") if spec.everywhere else spec.host
             self._eye = Probe(host, spec.port, spec.behind(self.process), spec.policy.canary)
@@ -167,8 +167,8 @@ class Apis:
         self._tokens: tuple[float, float] | None = None  # when they were counted, and how many
         self._oldest = 0.0  # when the oldest of their counters were read
 
-    def hear(self, status: Observed) -> bool:
-        """Take their newest reports; True when each has answered so far."""
+    def update(self, status: Observed) -> bool:
+        """Take their newest reports; True when all have answered so far."""
         now = self.clock.monotonic()
         for api in self._apis:
             api.update(status, now, launched=bool(self.launched))
@@ -210,7 +210,7 @@ class Apis:
         return min(api.steps.idle(now) for api in self._apis)
 
     def _count(self, status: Observed) -> None:
-        """Add up their counters, as soon as each has some."""
+        """Add up their counters, as soon as all have some."""
         counters = [api.counters for api in self._apis if api.counters is not None]
         if len(counters) < len(self._apis):
             return

@@ -68,7 +68,7 @@ class Rank:
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One inspection of a node; `at` is in seconds of its own clock, `bytes` received and sent by
-    each interface, `notes` what NCCL and vLLM themselves say.
+    every interface, `notes` the words of NCCL and vLLM.
     """
 
     number: int
@@ -80,9 +80,9 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What two inspections show.
+    """The result of two inspections.
 
-    `progress` is None where that cannot be told. `rank`, `node`, `gpu` and `frame` are empty while
+    `progress` is None where it is unknown. `rank`, `node`, `gpu` and `frame` are empty while
     the culprit is unknown.
     """
 
@@ -179,7 +179,7 @@ class _Pair:
 
     @property
     def kind(self) -> int:
-        """What it does.
+        """The kind of its work.
 
         An operator that uses no CPU waits in it, for other ranks or for a GPU. A process that was
         stopped (SIGSTOP) waits for nothing, wherever its stack is.
@@ -234,7 +234,7 @@ def compare(
     """Compare two inspections of the nodes that hold ranks.
 
     Args:
-        ranks: the nodes, each with the ranks that Ray runs there by their processes; a node without
+        ranks: the nodes, with the ranks that Ray runs there by their processes; a node without
             any has the ranks that name themselves.
         replica: judge the ranks of this replica only, and no bytes: others use the interfaces, too.
     """
@@ -318,7 +318,7 @@ def _compute_together(pairs: Sequence[_Pair]) -> bool:
 def _flows(
     before: Mapping[str, Sample | None], after: Mapping[str, Sample | None], nodes: Iterable[str]
 ) -> Iterable[tuple[str, float]]:
-    """Yield the bytes per second of each node's busiest interface, without the loopback's."""
+    """Yield the bytes per second of every node's busiest interface, without the loopback's."""
     for node in nodes:
         first, second = before.get(node), after.get(node)
         if first is None or second is None or second.at <= first.at:

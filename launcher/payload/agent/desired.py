@@ -39,8 +39,8 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """What the keeper must know of Ray: ports of its dashboard and of its node managers, and how
-    many GPUs the server takes.
+    """Ray of a server: the ports of its dashboard and of its node managers, and how many GPUs the
+    server takes.
 
     With `reserve`, the server's ranks are outside Ray (`mp`), and its GPUs are set aside in Ray, so
     that Ray gives them to nobody else; with `partial` it takes only some of a node's, and Ray must
@@ -56,7 +56,7 @@ class Ray:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How a server is kept. All times are seconds.
+    """The rules of supervision. All times are seconds.
 
     `canary` is the time between two looks, `stuck` after how many seconds without a step an
     engine that hangs is ended, `restarts` how many are allowed within `window` (None: as many as it
@@ -152,12 +152,12 @@ class Desired:
         return tuple(dict.fromkeys((*self.nodes, *more)))
 
 
-def read(said: Any) -> Desired:
+def read(data: Any) -> Desired:
     """Read plain data; raises ValueError when it is no server of this version."""
-    version = said.get("version", VERSION) if isinstance(said, Mapping) else VERSION
+    version = data.get("version", VERSION) if isinstance(data, Mapping) else VERSION
     if version != VERSION:
         raise ValueError(f"version {version!r:.80} of a server is not known here")
-    found = records.read(Desired, said, "server", complete=True)
-    if not found.processes:
+    spec = records.read(Desired, data, "server", complete=True)
+    if not spec.processes:
         raise ValueError("a server without a process")
-    return found
+    return spec

@@ -1,5 +1,5 @@
-"""What the ranks of one server do on this node: stacks, CPU, context switches, bytes, GPUs and what
-NCCL and vLLM's watchdog say.
+"""Samples of the ranks of one server on this node: stacks, CPU, context switches, bytes, GPUs, and
+reports of NCCL and vLLM's watchdog.
 
 It runs in a thread of its own while the keeper orders it, and changes nothing: py-spy reads memory
 without stopping a process (`--nonblocking`), and no signal is sent. `blame.py` compares samples.
@@ -48,7 +48,7 @@ _NVIDIA = (
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be inspected: an engine's session, what Ray runs for it, and its ranks' GPUs.
+    """The target of an inspection: an engine's session, what Ray runs for it, and its ranks' GPUs.
 
     `count` is how many ranks are here, `gpus` those that they use in their order (None: all).
     """
@@ -223,7 +223,7 @@ def _counters(pid: int, thread: int) -> dict[str, Any]:
 
 
 def _helpers(pids: Collection[int]) -> dict[int, int]:
-    """Return the ticks that the children of each process used, such as compilers; other ranks and
+    """Return the ticks that the children of every process used, such as compilers; other ranks and
     engines are no children.
     """
     parents, ticks = dict[int, int](), dict.fromkeys(pids, 0)
@@ -258,7 +258,7 @@ def _bytes() -> dict[str, list[int]]:
 
 
 def _gpus(target: Target, processes: Sequence[_Process]) -> dict[int, list[dict[str, Any]]]:
-    """Return the load and power of rank rank's GPU, where `nvidia-smi` answers.
+    """Return the load and power of the GPU of every rank, where `nvidia-smi` answers.
 
     The driver knows processes by other numbers than a container does; vLLM gives its n-th worker on
     a node the n-th GPU that it may use.

@@ -282,7 +282,7 @@ class Supervision:
         has.
         """
         status, policy = self.status, self.spec.policy
-        if self._engine().hear(status):
+        if self._engine().update(status):
             self._note_answer()
             return
         limit = max(policy.start_timeout, 2 * (status.first_start or 0.0))
@@ -307,7 +307,7 @@ class Supervision:
         """Check whether the engine lives and makes progress."""
         status, monitor = self.status, self._engine()
         before = status.verdict, status.warning
-        monitor.hear(status)
+        monitor.update(status)
         self._remember()
         if monitor.meet(status):
             self._save()

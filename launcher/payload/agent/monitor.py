@@ -1,5 +1,4 @@
-"""What is known of a running engine: which ranks it has, and the signs of its death. Its APIs are
-in `apis.py`.
+"""The state of a running engine: its ranks, and the signs of its death. Its APIs are in `apis.py`.
 
 It decides nothing: `keeper.py` does. One is made for each start of an engine.
 """
@@ -51,10 +50,10 @@ class Monitor:
         """Take up an engine that has run before: all of its processes have."""
         self.launched |= {one.node: self.lead.boot_of(one.node) for one in self.spec.processes}
 
-    def hear(self, status: Observed) -> bool:
+    def update(self, status: Observed) -> bool:
         """Take the newest reports; True when each of its APIs has answered."""
         self._met |= {rank.actor for rank in self.ranks if self._has_process(rank)}
-        answered = self.apis.hear(status)
+        answered = self.apis.update(status)
         self.stall.turn(self.apis.waits(), status.longest_step, self._holders)
         return answered
 
@@ -172,7 +171,7 @@ class Monitor:
         if self.lead.here(node):
             if self.launched.get(node, "") in ("", self.lead.boot_of(node)):
                 return []
-            what = f"the container of {node} was started anew"
+            what = f"the container of {node} was restarted"
             return [Trouble(5, what, node, rank, certain=True)]
         why = self.lead.gone(node)
         if not why or self._works:

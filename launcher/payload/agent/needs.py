@@ -1,5 +1,5 @@
-"""What a start of a server needs: its nodes' agents, nothing of an earlier engine on any node, and
-GPUs that are free, in Ray and in fact.
+"""The conditions of a start of a server: its nodes' agents, nothing of an earlier engine on any
+node, and GPUs that are free, in Ray and in fact.
 
 It only queries, and starts nothing: `keeper.py` does.
 """
@@ -23,7 +23,7 @@ _MOST = 1 << 31  # engines; no node has started as many
 
 
 class Needs:
-    """What the starts of one name's server need."""
+    """The conditions of the starts of one name's server."""
 
     def __init__(self, name: str, lead: Lead, clock: Clock) -> None:
         self.name, self.lead, self.clock = name, lead, clock

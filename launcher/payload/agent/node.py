@@ -2,7 +2,7 @@
 
 It decides nothing.
 
-Orders are a level, not an edge: all servers that should be here, each time; a server that is not
+Orders are a level, not an edge: always all servers that should be here; a server that is not
 among them is stopped. Without new orders nothing changes.
 """
 
@@ -128,10 +128,10 @@ class Server:
         self._obey(order)
         self._end_ranks(order)
         if order is not None and order.gpus != self.order.gpus:
-            self.prepared = 0  # others were looked at
+            self.prepared = 0  # other GPUs were checked
         self.order = order or self.order
         if self.probe is not None:
-            self._hear(self.probe)
+            self._note_answers(self.probe)
         target = None
         if order is not None and order.inspect:
             target = Target(self.engine.pid, order.pids, order.count, order.gpus, order.argv)
@@ -177,7 +177,7 @@ class Server:
         if self._ending is not None and now - self._ending >= self.order.grace:
             process.kill(self._pids)
 
-    def _hear(self, probe: Probe) -> None:
+    def _note_answers(self, probe: Probe) -> None:
         if self.engine.state != RUNNING:
             probe.stop()
             self.probe = None
@@ -189,8 +189,8 @@ class Server:
     def _look(self, order: Order) -> None:
         """See which ranks live, and whether the GPUs have room."""
         self.ranks = tuple(filter(process.lives, order.pids))
-        asks = self._thread is not None and self._thread.is_alive()
-        if order.phase == PREPARE and self.prepared != order.generation and not asks:
+        pending = self._thread is not None and self._thread.is_alive()
+        if order.phase == PREPARE and self.prepared != order.generation and not pending:
             # in a thread of its own: a driver that hangs must not stop the agent
             self._thread = threading.Thread(target=self._prepare, args=(order,), daemon=True)
             self._thread.start()
@@ -270,7 +270,7 @@ class Node:
             leftovers.sweep()
         ranks = any(other.ranks for other in self.servers.values())
         if server.waits.startswith(LOST) and not self.runs and not ranks:
-            # nothing that works is hurt by a new start of the container
+            # a restart of the container hurts nothing that works
             self._lost(server.waits)
 
     def report(self) -> dict[str, ServerReport]:
@@ -287,11 +287,11 @@ class Node:
     def changing(self) -> bool:
         """True while an engine is being prepared or ended."""
         return any(
-            each.engine.state == STOPPING or each.order.phase == PREPARE
-            for each in self.servers.values()
+            server.engine.state == STOPPING or server.order.phase == PREPARE
+            for server in self.servers.values()
         )
 
     @property
     def runs(self) -> bool:
         """True while an engine is here."""
-        return any(not each.idle for each in self.servers.values())
+        return any(not server.idle for server in self.servers.values())

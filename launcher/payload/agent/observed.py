@@ -1,4 +1,4 @@
-"""A server as it is: what the keeper writes beside `desired.json`, and the launcher reads.
+"""The status of a server: the keeper writes it beside `desired.json`, and the launcher reads it.
 
 All times are seconds since 1970 unless a name says otherwise.
 """
@@ -31,7 +31,7 @@ STACKS = 12_000
 
 @dataclass(kw_only=True)
 class Fault:
-    """Why an engine was ended or had ended.
+    """The reason why an engine was stopped or had ended.
 
     `cause` is the engine's first error, empty where it gave none; `lost` is how many requests were
     lost, None where nobody knows. `phases` has how many seconds later its engine was stopped, the
@@ -51,13 +51,13 @@ class Fault:
 
     @property
     def summary(self) -> str:
-        """What happened, and its cause where one is known."""
+        """The event, and its cause where one is known."""
         return f"{self.what}: {self.cause}" if self.cause else self.what
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What vLLM counts: requests that run and that wait, and tokens per second since the last
+    """The counters of vLLM: requests that run and that wait, and tokens per second since the last
     look.
     """
 
@@ -77,7 +77,7 @@ class EndpointHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Wedge:
-    """Where an engine hangs, as two samples of all its ranks show.
+    """The place where an engine hangs, by two samples of all its ranks.
 
     `since` is when its last step ended, `frame` where the rank is; `rank` is empty where the
     samples do not name one. `stacks` are those of all ranks.
@@ -108,8 +108,8 @@ class Wedge:
 class Observed:
     """The state of a server.
 
-    `verdict` is the health of the server, `reason` the text behind it, `endpoints` the same of each
-    node with an API. While it is ready, the verdict is answering, busy (requests wait and steps
+    `verdict` is the health of the server, `reason` the text behind it, `endpoints` the same by
+    nodes with an API. While it is ready, the verdict is answering, busy (requests wait and steps
     end), quiet, suspect (no step ends), resting (paused, asleep or being scaled) or unknown (no
     agent can ask the API); else waiting, starting, stopping, recovering, failed, gave-up or
     stopped.
@@ -178,13 +178,13 @@ class Observed:
         return dataclasses.asdict(self)
 
 
-def read(said: Any) -> Observed:
+def read(data: Any) -> Observed:
     """Read plain data; raises ValueError when it is no record of this version.
 
     Fields that are not known here are left out, so that an older launcher shows what it knows.
     """
-    if not isinstance(said, Mapping) or said.get("version") != VERSION:
+    if not isinstance(data, Mapping) or data.get("version") != VERSION:
         raise ValueError("this is no record of a server")
-    if said.get("state") not in STATES:
-        raise ValueError(f"`state` is {said.get('state')!r:.80}")
-    return records.read(Observed, said, "record of a server")
+    if data.get("state") not in STATES:
+        raise ValueError(f"`state` is {data.get('state')!r:.80}")
+    return records.read(Observed, data, "record of a server")

@@ -25,7 +25,7 @@ MEMBERS = "members.json"  # which agents are connected to the head's
 NETWORK = (
     "network.json"  # the last verdict of a network check: a copy, for whoever is in a container
 )
-# where the launcher asks an agent, in its container
+# where the launcher queries an agent, in its container
 SOCKET = os.environ.get("VLAUNCH_AGENT_SOCKET", "/tmp/vlaunch-agent.sock")
 KEPT = 5  # servers that have answered
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")

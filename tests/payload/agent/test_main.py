@@ -554,7 +554,7 @@ def test_a_container_that_is_back_at_once(cluster: Cluster) -> None:
     (fault,) = server.is_("ready", generation=2).faults
 
     assert fault.node == "gpu2"
-    assert fault.what in ("the container of gpu2 was started anew", "gpu2 is gone")
+    assert fault.what in ("the container of gpu2 was restarted", "gpu2 is gone")
 
 
 def test_a_head_that_ends_and_starts_again(cluster: Cluster) -> None:

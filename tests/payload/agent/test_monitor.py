@@ -70,7 +70,7 @@ def test_a_container_that_was_started_anew(ready: Make) -> None:
     assert stage.lead.nodes["gpu2"].state == "idle"
     stage.until("pausing")
     assert (stage.seen.faults[0].what, stage.seen.faults[0].node) == (
-        "the container of gpu2 was started anew",
+        "the container of gpu2 was restarted",
         "gpu2",
     )
 
@@ -407,7 +407,7 @@ def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[
     (fault,) = stage.until("stopping", within=5).faults
 
     assert (fault.what, fault.node, fault.rank) == (
-        "the container of gpu2 was started anew",
+        "the container of gpu2 was restarted",
         "gpu2",
         "PP1",
     )

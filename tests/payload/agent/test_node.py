@@ -333,7 +333,7 @@ def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> N
     cleared: list[int] = []
     for answers in (0, 1, 1, 2):
         server.engine.well = lambda at=answers: cleared.append(at)  # type: ignore[method-assign]
-        server._hear(SimpleNamespace(answers=answers))  # type: ignore[arg-type]
+        server._note_answers(SimpleNamespace(answers=answers))  # type: ignore[arg-type]
 
     assert cleared == [1, 2]
 

@@ -330,7 +330,7 @@ def test_a_node_that_is_gone_is_a_cause_of_its_own(ready: Make) -> None:
     stage.lead.nodes["gpu2"] = Node(boot="b2")
     (fault,) = stage.until("stopping", within=5).faults
 
-    assert fault.what == "the container of gpu2 was started anew"
+    assert fault.what == "the container of gpu2 was restarted"
 
 
 def test_a_death_long_after_a_hang_is_judged_by_itself(ready: Make) -> None:
