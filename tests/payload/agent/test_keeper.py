@@ -644,6 +644,23 @@ def test_an_agent_that_has_not_reported_yet_has_not_said_that_nothing_runs(ready
     assert (stage.seen.generation, stage.seen.faults) == (1, [])
 
 
+def test_an_engine_that_has_not_answered_outlives_it(ready: Make) -> None:
+    """A restart that goes on is not ready before its own first answer, whatever was before."""
+    stage = ready(AWAY)
+    stage.engine.takes = 30
+    stage.kill("gpu3")
+    stage.until("starting", within=30)
+    stage.run(5)
+    reboot(stage)
+    stage.until("starting", within=5)
+    stage.run(10)
+    assert (stage.seen.state, stage.seen.verdict) == ("starting", "recovering")
+
+    stage.until("ready", within=40)
+    assert (stage.seen.generation, len(stage.seen.faults)) == (2, 1)
+    assert stage.seen.faults[0].ready_again_after is not None
+
+
 def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
     """A part of it has ended meanwhile: all of it starts anew."""
     stage = ready(AWAY)
