@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.checks.shape import Finding, failed, passed, skipped, worst
+from launcher.checks.shape import Finding, failed, passed, skipped, waiting, worst
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import docker, docker_read, head_answer, ray, symptoms, untrusted
@@ -31,7 +31,7 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
             return [died]
         if port.ok:
             return [passed(inventory.head, f"{who} listens on {where}")]
-        return [_wait(inventory.head, f"{who} does not listen on {where} yet")]
+        return [waiting(inventory.head, f"{who} does not listen on {where} yet")]
 
     return judge
 
@@ -67,7 +67,7 @@ def judge_cluster(
             return troubles
         if table is None:
             text, why = "Ray's dashboard does not answer yet", str(said.get("error", ""))
-            return [_wait(inventory.head, text, evidence=why)]
+            return [waiting(inventory.head, text, evidence=why)]
         dead = {each.ip: each for each in table if not each.alive}
         findings = [
             _member(inventory, node, alive.get(node.ip), dead.get(node.ip), said)
@@ -106,7 +106,7 @@ def _status(inventory: Inventory, text: str) -> Finding:
     try:
         said = ray.parse_status(text) if isinstance(text, str) and text else None
     except UnreadableAnswer as error:
-        return _wait(head, error.message, evidence=error.evidence)
+        return waiting(head, error.message, evidence=error.evidence)
     if said is None:
         return skipped(head, "`ray status` was not compared: this Ray's dashboard does not give it")
     total = said.gpus_total or 0.0
@@ -118,7 +118,7 @@ def _status(inventory: Inventory, text: str) -> Finding:
         f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and"
         f" {inventory.gpus}"
     )
-    return _wait(head, text_, evidence=text)
+    return waiting(head, text_, evidence=text)
 
 
 def _member(
@@ -135,7 +135,7 @@ def _member(
         if not node.head:
             fix = f"allow TCP from {node.ip} to {head.ip}:{ports.gcs} and back, then {fix}"
         why = f": {dead.message}" if dead is not None else ""
-        return _wait(node, f"has not joined Ray under {node.ip}{why}", fix=fix)
+        return waiting(node, f"has not joined Ray under {node.ip}{why}", fix=fix)
     if alive.gpus != node.gpus:
         return failed(
             node,
@@ -147,7 +147,7 @@ def _member(
         fix = (
             f"allow TCP from {head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)"
         )
-        return _wait(node, f"joined, but the head cannot open {manager} back to it", fix=fix)
+        return waiting(node, f"joined, but the head cannot open {manager} back to it", fix=fix)
     return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
 
 
@@ -176,7 +176,7 @@ def container_trouble(
     # A worker loses its head when that restarts, and does so itself until it finds it: it may have
     # done so for months.
     if container.status == "restarting" and (joined or restarts < 2):
-        return _wait(node, "its container restarts")
+        return waiting(node, "its container restarts")
     return failed(
         node,
         f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
@@ -250,7 +250,3 @@ def try_payload(answer: Answer) -> dict[str, Any]:
         return read_payload(answer)
     except UnreadableAnswer as error:
         return {"error": error.message}
-
-
-def _wait(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    return Finding(node=node.name, status="wait", text=text, evidence=evidence, fix=fix)

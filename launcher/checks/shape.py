@@ -184,11 +184,16 @@ def failed(node: Node | Host | str, text: str, *, evidence: str = "", fix: str =
     return Finding(node=_name(node), status="fail", text=text, evidence=evidence, fix=fix)
 
 
+def waiting(node: Node | Host | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    """Return the finding of a node that a gate still waits for."""
+    return Finding(node=_name(node), status="wait", text=text, evidence=evidence, fix=fix)
+
+
 def gone(left: Sequence[str], text: str) -> Finding:
     """Judge that nothing is left of what was stopped; `text` says so."""
     if left:
         fix = "run the same command again; `vlaunch down` ends everything"
-        return Finding(node="", status="wait", text="; ".join(left), fix=fix)
+        return waiting("", "; ".join(left), fix=fix)
     return passed("", text)
 
 

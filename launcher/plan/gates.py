@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.checks import container
 from launcher.checks import ray as ray_checks
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Finding, failed, passed, waiting
 from launcher.errors import UnreadableAnswer
 from launcher.model import Node
 from launcher.plan.shape import Gate, observed
@@ -38,18 +38,13 @@ def memory(site: Site) -> Gate:
 
 def _memory(node: Node, facts: HostFacts) -> Finding:
     if facts.memory:
-        return Finding(node=node.name, status="pass", text=f"secrets lie in {facts.memory}")
+        return passed(node, f"secrets lie in {facts.memory}")
     linger = (
         f"run `sudo loginctl enable-linger {facts.user}` on {node.name}, log in as root, or set"
         " `secrets_in: disk`"
     )
-    return Finding(
-        node=node.name,
-        status="fail",
-        text="has no place in memory for secrets",
-        evidence=facts.said.get("memory", ""),
-        fix=linger,
-    )
+    evidence = facts.said.get("memory", "")
+    return failed(node, "has no place in memory for secrets", evidence=evidence, fix=linger)
 
 
 def versions(
@@ -112,13 +107,7 @@ def agents(site: Site, *, deadline: float) -> Gate:
         try:
             kept = servers.read(ray_checks.read_payload(answers[node.name][-1]))
         except UnreadableAnswer as error:
-            return [
-                Finding(
-                    node=node.name,
-                    status="wait",
-                    text=f"does not say which agents it hears: {error.message}",
-                )
-            ]
+            return [waiting(node, f"does not say which agents it hears: {error.message}")]
         return [_agent(each, node, kept.members, port) for each in site.nodes]
 
     return Gate(
@@ -134,14 +123,12 @@ def agents(site: Site, *, deadline: float) -> Gate:
 
 def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> Finding:
     if members.get(node.name, servers.SILENT) < servers.SILENT:
-        return Finding(node=node.name, status="pass", text="its agent is connected to the head")
+        return passed(node, "its agent is connected to the head")
     fix = (
         f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then look at `vlaunch logs"
         f" {node.name}`"
     )
-    return Finding(
-        node=node.name, status="wait", text="its agent is not connected to the head", fix=fix
-    )
+    return waiting(node, "its agent is not connected to the head", fix=fix)
 
 
 def cluster(site: Site, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
@@ -166,16 +153,10 @@ def cluster(site: Site, restarts: Mapping[str, int], *, deadline: float, hold: f
 
 
 def _state(site: Site, node: Node) -> Command:
-    return Command(
-        node=node.name,
-        argv=docker.inspect(node.docker, site.container_name(node)),
-        timeout=20,
-    )
+    argv = docker.inspect(node.docker, site.container_name(node))
+    return Command(node=node.name, argv=argv, timeout=20)
 
 
 def _log(site: Site, node: Node) -> Command:
-    return Command(
-        node=node.name,
-        argv=docker.logs(node.docker, site.container_name(node), tail=60),
-        timeout=20,
-    )
+    argv = docker.logs(node.docker, site.container_name(node), tail=60)
+    return Command(node=node.name, argv=argv, timeout=20)

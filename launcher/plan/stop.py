@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from launcher.checks import serving
 from launcher.checks.ray import read_payload, try_payload
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Finding, waiting
 from launcher.errors import UnreadableAnswer
 from launcher.payload.agent import state
 from launcher.plan.shape import Gate, Plan, Stage, Step
@@ -70,9 +70,7 @@ def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
             about_ray, about_jobs = answers[site.head.name]
             said, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
         except UnreadableAnswer as error:
-            return [
-                Finding(node="", status="wait", text=error.message, fix="look at `vlaunch jobs`")
-            ]
+            return [waiting("", error.message, fix="look at `vlaunch jobs`")]
         alive = [
             entry.name
             for entry in entries
@@ -134,14 +132,7 @@ def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
         try:
             kept = servers.read(read_payload(said))
         except UnreadableAnswer as error:
-            return [
-                Finding(
-                    node=head.name,
-                    status="wait",
-                    text=error.message,
-                    fix="look at `vlaunch status`",
-                )
-            ]
+            return [waiting(head, error.message, fix="look at `vlaunch status`")]
         alive = [
             f"{each.what} is {each.state}{_doing(each)}"
             for each in kept.running
