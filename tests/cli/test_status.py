@@ -54,7 +54,7 @@ def test_json_says_all_that_the_table_does(up: Cluster) -> None:
 
 @pytest.fixture
 def serving(up: Cluster) -> Cluster:
-    """Two servers: one answers, the other has too much to do."""
+    """Two busy servers."""
     busy = {"verdict": "busy", "load": dataclasses.asdict(kept.load())}
     kept.keep(up.world, kept.wanted("chat", backend="mp", node="gpu02", port=8001), **busy)
     kept.keep(up.world, kept.wanted("embed"), **busy)
@@ -74,18 +74,19 @@ def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
     ] == ["chat", "embed"]
 
 
-def test_one_question_to_the_head(serving: Cluster) -> None:
-    """However many servers there are."""
+def test_the_head_gets_one_request(serving: Cluster) -> None:
+    """Its agent reports all servers at once."""
     serving.commands.clear()
     serving.run("status")
-    asked = [(each.node, query(each.argv)) for each in serving.commands if query(each.argv)]
+    commands = serving.commands
+    requests = [(command.node, query(command.argv)) for command in commands if query(command.argv)]
 
-    assert asked == [("gpu01", "jobs")]
-    assert not [each for each in serving.commands if "vlaunch_agent.chat" in each.argv]
+    assert requests == [("gpu01", "jobs")]
+    assert not [command for command in commands if "vlaunch_agent.chat" in command.argv]
 
 
-def test_servers_that_stand(serving: Cluster) -> None:
-    """A quiet one is a warning; a suspect one is red, with its rank, node and frame."""
+def test_servers_without_progress(serving: Cluster) -> None:
+    """A quiet server is a warning; a suspect one is red, with its rank, node and frame."""
     wedge = Wedge(since=1.0, rank="PP1", node="gpu02", frame="all_reduce (x.py:1)")
     still = {"still": 95.0, "longest_step": 2.5, "reason": "no step has ended for 95 s"}
     serving.world.observed["embed"] |= {"verdict": "quiet", **still}
@@ -101,7 +102,7 @@ def test_servers_that_stand(serving: Cluster) -> None:
 
 
 def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
-    """Nobody knows how its servers are."""
+    """The state of its servers is unknown."""
     serving.world.said["jobs"] = {"error": "the agent's main loop hangs since 20 s"}
     ran = serving.run("status")
 

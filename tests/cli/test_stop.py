@@ -104,7 +104,7 @@ def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: C
 
 
 def test_ray_that_is_silent_is_in_nobodys_way(served: Cluster) -> None:
-    """Which servers there are, the agent says; that Ray has their GPUs back cannot be proven."""
+    """The agent lists the servers; that Ray has their GPUs back cannot be verified."""
     served.world.said["jobs"] = {"error": "timed out", **served.world.kept()}
     ran = served.run("stop", "chat")
 

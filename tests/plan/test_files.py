@@ -32,8 +32,8 @@ FRESH = HostFacts(home="/home/ops")
 WRITTEN = HostFacts(home="/home/ops", files=files.payload_digests())
 
 
-def seen_as(inventory: Inventory, facts: HostFacts) -> Site:
-    """Return a site whose head was seen like this."""
+def site_with(inventory: Inventory, facts: HostFacts) -> Site:
+    """Return a site whose head has these facts."""
     return Site(inventory, {inventory.head.name: facts})
 
 
@@ -53,23 +53,23 @@ def test_an_image_of_roots_is_handed_nothing(user: str, load: Load) -> None:
     inventory = load()
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user=user)})
 
-    assert files.handed_over(seen_as(inventory, facts), inventory.head) == []
+    assert files.handed_over(site_with(inventory, facts), inventory.head) == []
 
 
 def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
-    """After the secrets are written, by root in a container of that image; not when nothing of the
-    node starts anew.
+    """Root in a container of that image does this after the secrets are written, and only when a
+    container of the node is recreated or restarted, or gets new certificates.
     """
     inventory = load("docker: [sudo, -n, docker]")
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user="vllm")})
-    site = seen_as(inventory, facts)
+    site = site_with(inventory, facts)
     (step,) = files.handed_over(site, inventory.head)
-    said = " ".join(step.command.argv)
+    command = " ".join(step.command.argv)
 
     assert step.title == "letting the image's user vllm read the secrets"
-    assert "sudo -n docker run --rm" in said
-    assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in said
-    assert said.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
+    assert "sudo -n docker run --rm" in command
+    assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in command
+    assert command.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
     assert files.steps(site, inventory.head, SECRETS, fresh=False) == []
     renewal = Renewal(nodes={node.name: Secret("pem") for node in site.nodes}, reasons={})
     stages = files.certificate_stages(site, renewal)
@@ -120,10 +120,10 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
 
 
 def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
-    """The agent, and what batch jobs run, each in a folder of its own; nothing else of the launcher
-    travels.
+    """The packages of the agent and of batch jobs have a folder each; no other module of the
+    launcher is shipped.
     """
-    there = {path.removeprefix("payload/") for path in files.payload_digests()}
+    paths = {path.removeprefix("payload/") for path in files.payload_digests()}
     payload = Path(files.__file__).parents[1] / "payload"
     packages = {
         f"lib/vlaunch_{name}/{path.name}"
@@ -131,24 +131,20 @@ def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
         for path in (payload / name).glob("*.py")
     }
 
-    assert {"entry.sh", "desk.py"} <= there
-    assert {name for name in there if "/" in name} == packages
-    assert {"lib/vlaunch_agent/__main__.py", "lib/vlaunch_batch/__init__.py"} <= there
+    assert {"entry.sh", "desk.py"} <= paths
+    assert {path for path in paths if "/" in path} == packages
+    assert {"lib/vlaunch_agent/__main__.py", "lib/vlaunch_batch/__init__.py"} <= paths
 
 
 def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
-    """It starts, and so does what asks it, where there is nothing of the launcher and of its
-    libraries.
-    """
+    """The agent and its chat client start without the launcher and its libraries."""
     inventory = load(f"state_dir: {tmp_path}")
-    send(files.steps(seen_as(inventory, FRESH), inventory.head, {}, fresh=False)[0])
-    there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-B")
-    start = (
-        f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.%s import main; main()"
-    )
+    send(files.steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
+    folder, python = tmp_path / "c/payload/lib", (sys.executable, "-I", "-B")
+    start = f"import sys; sys.path.insert(0, '{folder}'); from vlaunch_agent.%s import main; main()"
     ran = [
         subprocess.run(
-            (*bare, *options, "-c", start % module, "--help"),
+            (*python, *options, "-c", start % module, "--help"),
             capture_output=True,
             input="{}",
             text=True,
@@ -158,7 +154,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
         for module, options in (("__main__", ()), ("chat", ("-S",)))
     ]
 
-    assert [(done.returncode, done.stderr) for done in ran] == [(0, ""), (1, "")]
+    assert [(process.returncode, process.stderr) for process in ran] == [(0, ""), (1, "")]
     assert "--lead" in ran[0].stdout
     assert ran[1].stdout == '{"error": "\'messages\'"}\n'
 
@@ -171,9 +167,10 @@ def test_files_are_written_only_where_they_differ(load: Load) -> None:
     )
 
     assert (
-        titles(files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=False)) == []
+        titles(files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=False))
+        == []
     )
-    assert titles(files.steps(seen_as(inventory, old), inventory.head, SECRETS, fresh=False)) == [
+    assert titles(files.steps(site_with(inventory, old), inventory.head, SECRETS, fresh=False)) == [
         "writing the helper files that containers mount"
     ]
 
@@ -183,7 +180,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
     inventory = load()
 
     assert titles(
-        files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+        files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
     ) == [
         "making the folders that containers write to",
         "writing secret HF_TOKEN",
@@ -195,7 +192,7 @@ def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
     """It travels on standard input, made when it is needed."""
     inventory = load()
     steps = files.steps(
-        seen_as(inventory, FRESH), inventory.head, {"EXTRA": Secret("very-secret")}, fresh=True
+        site_with(inventory, FRESH), inventory.head, {"EXTRA": Secret("very-secret")}, fresh=True
     )
 
     assert "very-secret" not in repr(steps)
@@ -226,7 +223,7 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
 
 def run_first(load: Load, state_dir: Path, inventory: str = "") -> subprocess.CompletedProcess[str]:
     """Run the step that comes before any other: with the helper files, and without."""
-    site = seen_as(load(f"state_dir: {state_dir}\n{inventory}"), WRITTEN)
+    site = site_with(load(f"state_dir: {state_dir}\n{inventory}"), WRITTEN)
     folders = files.steps(site, site.head, SECRETS, fresh=True)[0].command.argv
     unpack = files.steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
     assert unpack.stdin is not None
@@ -318,7 +315,7 @@ def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_pat
         f'#!/bin/sh\n[ "$*" = "${{*#*%u}}" ] || {{ echo 65534; exit; }}\nexec {real} "$@"\n'
     )
     fake.chmod(0o755)
-    site = seen_as(load(f"state_dir: {tmp_path}/state"), WRITTEN)
+    site = site_with(load(f"state_dir: {tmp_path}/state"), WRITTEN)
     command = files.steps(site, site.head, SECRETS, fresh=True)[0].command
     for _ in range(2):
         path = f"{tmp_path}/bin:{os.environ['PATH']}"
@@ -330,7 +327,7 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
     inventory = load(f"state_dir: {tmp_path}")
     for value in ("long-old-value", "new"):
         for step in files.steps(
-            seen_as(inventory, WRITTEN), inventory.head, {"A": Secret(value)}, fresh=True
+            site_with(inventory, WRITTEN), inventory.head, {"A": Secret(value)}, fresh=True
         ):
             send(step)
 
@@ -344,7 +341,7 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
     """
     inventory = load(f"state_dir: {tmp_path}")
     for step in files.steps(
-        seen_as(inventory, WRITTEN),
+        site_with(inventory, WRITTEN),
         inventory.head,
         {"OLD": Secret("x"), "A": Secret("y")},
         fresh=True,
@@ -352,7 +349,7 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
         send(step)
     seen = HostFacts(files=files.payload_digests(), secret_names=("A", "OLD"))
     for step in files.steps(
-        seen_as(inventory, seen), inventory.head, {"A": Secret("y")}, fresh=True
+        site_with(inventory, seen), inventory.head, {"A": Secret("y")}, fresh=True
     ):
         send(step)
 
@@ -379,7 +376,7 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
         folders=folders,
     )
     for step in files.steps(
-        seen_as(inventory, seen), inventory.head, {"A": Secret("new")}, fresh=True
+        site_with(inventory, seen), inventory.head, {"A": Secret("new")}, fresh=True
     ):
         send(step)
     left = {
@@ -402,7 +399,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
         step
         for _ in range(12)
         for step in files.steps(
-            seen_as(inventory, WRITTEN), inventory.head, {"A": Secret("value")}, fresh=True
+            site_with(inventory, WRITTEN), inventory.head, {"A": Secret("value")}, fresh=True
         )
     ]
     with ThreadPoolExecutor(12) as pool:
@@ -415,7 +412,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
 def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
     """They hold prompts; a folder that was handed over to an image's user stays that user's."""
     inventory = load()
-    steps = files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+    steps = files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
     (argv,) = [each.command.argv for each in steps if "folders" in each.title]
     here = [str(tmp_path / "c") if each.endswith("/.vlaunch/c") else each for each in argv[:5]]
     subprocess.run(here, check=True)

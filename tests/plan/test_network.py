@@ -93,8 +93,8 @@ def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> N
         assert (command.together, command.hold_stdin) == (True, True)
 
 
-def test_the_runs_certificate_is_on_standard_input_alone(load: Load) -> None:
-    """One line, the same for every node."""
+def test_the_certificate_is_passed_on_standard_input_only(load: Load) -> None:
+    """All nodes get the same line."""
     ask = replace(ASK, certificate=Secret("PEM"))
     for command in network.commands(Site(load(nodes=NODES)), ask):
         assert command.stdin is not None

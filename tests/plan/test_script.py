@@ -168,25 +168,27 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
         )
         for c in changes
     ]
-    by_script = [replace(each, stdin=b"") if _issued(each) else each for each in by_script]
+    by_script = [replace(sent, stdin=b"") if _is_certificate(sent) else sent for sent in by_script]
 
     assert code == 0
     assert (by_run == []) is bool(one.observed.get("nothing"))
     assert _waves(plans, by_script) == _waves(plans, by_run)
 
 
-def test_the_script_issues_what_the_run_would(
+def test_the_script_issues_valid_certificates(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Certificates that nodes take for good, and that another TLS takes for what they are; of the
-    authority's key nothing is left.
-    """
-    found = _open("cpu-derived-image", tmp_path, monkeypatch)
-    code, sent = shell.run(script(found.inventory, found.plans()))
-    stored = {(each.login, each.argv[-1]): each.stdin.decode() for each in sent if _issued(each)}
+    """Both vlaunch and `openssl verify` accept them."""
+    example = _open("cpu-derived-image", tmp_path, monkeypatch)
+    code, commands = shell.run(script(example.inventory, example.plans()))
+    stored = {
+        (sent.login, sent.argv[-1]): sent.stdin.decode()
+        for sent in commands
+        if _is_certificate(sent)
+    }
     facts = {}
-    for node in found.inventory.nodes:
-        login, _ = _login(found.inventory, node.name)
+    for node in example.inventory.nodes:
+        login, _ = _login(example.inventory, node.name)
         authority, own = stored[login, "AGENT_CA"], stored[login, "AGENT_CERTIFICATE"]
         public, key, _ = own.partition("-----BEGIN PRIVATE KEY-----")
         facts[node.name] = HostFacts(
@@ -195,12 +197,12 @@ def test_the_script_issues_what_the_run_would(
         (tmp_path / "ca.pem").write_text(authority)
         (tmp_path / "own.pem").write_text(own)
         for purpose in ("sslserver", "sslclient"):
-            words = f"openssl verify -x509_strict -purpose {purpose} -CAfile ca.pem own.pem"
-            subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
+            command = f"openssl verify -x509_strict -purpose {purpose} -CAfile ca.pem own.pem"
+            subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
         assert key
 
     assert code == 0
-    assert certificates.reasons(found.inventory, facts, datetime.now(timezone.utc)) == {}
+    assert certificates.reasons(example.inventory, facts, datetime.now(timezone.utc)) == {}
 
 
 def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
@@ -283,8 +285,8 @@ def test_notes_stand_in_the_script_as_comments(
     assert [line for line in lines if "touch" in line and not line.startswith("#")] == []
 
 
-def _issued(sent: Sent) -> bool:
-    """True for a certificate, of which each run makes new ones."""
+def _is_certificate(sent: Sent) -> bool:
+    """Return whether a command stores a certificate, which is different in every run."""
     return {"store", "extend"} & {*sent.argv} != set() and sent.argv[-1] in certificates.NAMES
 
 

@@ -1,4 +1,4 @@
-"""When the agents' certificates must be renewed, and when their end is told."""
+"""Renewal of the agents' certificates, and the warning before they expire."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ YEARS = timedelta(days=5 * 365)
 Facts = dict[str, HostFacts]
 
 
-def cluster(more: str = "", second: str = "gpu02", ip: str = "10.0.0.12") -> Inventory:
-    nodes = f"[{{host: gpu01, ip: 10.0.0.11, gpus: 8}}, {{host: {second}, ip: {ip}, gpus: 8}}]"
-    text = f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: {nodes}\n{more}"
+def cluster(settings: str = "", ip: str = "10.0.0.12") -> Inventory:
+    nodes = f"[{{host: gpu01, ip: 10.0.0.11, gpus: 8}}, {{host: gpu02, ip: {ip}, gpus: 8}}]"
+    text = f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: {nodes}\n{settings}"
     return loads(text, Path("inventory.yaml"))
 
 
-def issued(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
-    """Return nodes as `up` leaves them."""
+def issue(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
+    """Issue certificates like `up`, and return the facts of the nodes."""
     authority, nodes = certificate.issue(inventory or cluster(), at)
     return {
         name: HostFacts(
@@ -38,9 +38,9 @@ def issued(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
     }
 
 
-def test_what_up_issued_stays_until_90_days_before_its_end() -> None:
-    """Then all nodes get new ones."""
-    facts, day = issued(), timedelta(days=1)
+def test_certificates_are_renewed_90_days_before_they_expire() -> None:
+    """All nodes get new ones at once."""
+    facts, day = issue(), timedelta(days=1)
 
     for at in (NOW - 1000 * day, NOW, NOW + YEARS - 90 * day):
         assert certificates.reasons(cluster(), facts, at) == {}
@@ -50,101 +50,101 @@ def test_what_up_issued_stays_until_90_days_before_its_end() -> None:
         )
 
 
-def _one_lacks_it(facts: Facts) -> None:
+def _remove_file(facts: Facts) -> None:
     facts["gpu02"] = replace(facts["gpu02"], secret_names=("AGENT_CA", "HF_TOKEN"))
 
 
-def _one_shows_none(facts: Facts) -> None:
+def _empty_file(facts: Facts) -> None:
     facts["gpu02"] = replace(facts["gpu02"], certificates="")
 
 
-def _one_shows_garbage(facts: Facts) -> None:
+def _damage_file(facts: Facts) -> None:
     text = facts["gpu02"].certificates.replace("M", "\N{SNOWMAN}")
     facts["gpu02"] = replace(facts["gpu02"], certificates=text)
 
 
-def _one_is_of_another_authority(facts: Facts) -> None:
-    facts["gpu02"] = issued()["gpu02"]
+def _change_authority(facts: Facts) -> None:
+    facts["gpu02"] = issue()["gpu02"]
 
 
-def _one_has_another_authority_than_signed_it(facts: Facts) -> None:
+def _change_signature(facts: Facts) -> None:
     mark = "-----END CERTIFICATE-----\n"
-    authority, own = (facts["gpu01"].certificates, issued()["gpu02"].certificates)
+    authority, own = (facts["gpu01"].certificates, issue()["gpu02"].certificates)
     text = authority.partition(mark)[0] + mark + own.partition(mark)[2]
     facts["gpu02"] = replace(facts["gpu02"], certificates=text)
 
 
-def _one_has_anothers(facts: Facts) -> None:
+def _copy_from_other_node(facts: Facts) -> None:
     facts["gpu02"] = facts["gpu01"]
 
 
-def _of_another_address(facts: Facts) -> None:
-    facts.update(issued(cluster(ip="10.0.0.99")))
+def _change_address(facts: Facts) -> None:
+    facts.update(issue(cluster(ip="10.0.0.99")))
 
 
-def _of_another_cluster(facts: Facts) -> None:
-    facts.update(issued(replace(cluster(), cluster="d")))
+def _change_cluster(facts: Facts) -> None:
+    facts.update(issue(replace(cluster(), cluster="d")))
 
 
-def _one_was_not_seen(facts: Facts) -> None:
+def _remove_node(facts: Facts) -> None:
     del facts["gpu02"]
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
-        (_one_lacks_it, "its agent has no certificate"),
-        (_one_shows_none, "its agent has no certificate"),
-        (_one_shows_garbage, "its agent has no certificate"),
-        (_one_was_not_seen, "its agent has no certificate"),
+        (_remove_file, "its agent has no certificate"),
+        (_empty_file, "its agent has no certificate"),
+        (_damage_file, "its agent has no certificate"),
+        (_remove_node, "its agent has no certificate"),
         (
-            _one_is_of_another_authority,
+            _change_authority,
             "its agent's certificate is not signed as the others' are",
         ),
         (
-            _one_has_another_authority_than_signed_it,
+            _change_signature,
             "its agent's certificate is not signed by the authority that it has",
         ),
         (
-            _one_has_anothers,
+            _copy_from_other_node,
             "it has gpu01's certificate; nodes that share a folder need a `state_dir` each",
         ),
-        (_of_another_address, "its agent's certificate has another name or address"),
-        (_of_another_cluster, "its agent's certificate has another name or address"),
+        (_change_address, "its agent's certificate has another name or address"),
+        (_change_cluster, "its agent's certificate has another name or address"),
     ],
 )
-def test_a_wrong_one_is_told(change: Callable[[Facts], None], why: str) -> None:
-    """Of the node that has it, in words."""
-    facts = issued()
+def test_an_invalid_certificate_has_a_reason(change: Callable[[Facts], None], reason: str) -> None:
+    """The reason is given for its node."""
+    facts = issue()
     change(facts)
 
-    assert certificates.reasons(cluster(), facts, NOW)["gpu02"] == why
+    assert certificates.reasons(cluster(), facts, NOW)["gpu02"] == reason
 
 
-def test_they_must_lie_where_the_inventory_says() -> None:
-    """With `secrets_in: memory`, those on the disk are none."""
-    facts, wanted = issued(), cluster("secrets_in: memory")
-    assert set(certificates.reasons(wanted, facts, NOW)) == {"gpu01", "gpu02"}
+def test_certificates_must_be_in_the_inventorys_place() -> None:
+    """With `secrets_in: memory`, those on the disk do not count."""
+    facts, inventory = issue(), cluster("secrets_in: memory")
+    assert set(certificates.reasons(inventory, facts, NOW)) == {"gpu01", "gpu02"}
     facts = {
-        name: replace(each, secret_names=(), in_memory=certificates.NAMES)
-        for name, each in facts.items()
+        name: replace(host, secret_names=(), in_memory=certificates.NAMES)
+        for name, host in facts.items()
     }
 
-    assert certificates.reasons(wanted, facts, NOW) == {}
+    assert certificates.reasons(inventory, facts, NOW) == {}
 
 
-def test_their_end_is_told_30_days_before() -> None:
-    """Of the first that ends, whatever other nodes have."""
-    texts = [*(each.certificates for each in issued().values()), "", "garbage"]
-    texts += [each.certificates for each in issued(at=NOW + timedelta(days=9)).values()]
+def test_the_warning_starts_30_days_before_the_first_expires() -> None:
+    """Missing and damaged certificates are ignored."""
+    texts = [*(host.certificates for host in issue().values()), "", "garbage"]
+    texts += [host.certificates for host in issue(at=NOW + timedelta(days=9)).values()]
     end = NOW + YEARS
 
     assert certificates.ends(texts) == end
     assert certificates.ends(["", "garbage"]) is None
     assert certificates.warning(texts, end - timedelta(days=31)) == ""
     assert certificates.warning([], end) == ""
-    said = [certificates.warning(texts, at) for at in (end - timedelta(days=30), end)]
-    assert said == [
+    warnings = [certificates.warning(texts, at) for at in (end - timedelta(days=30), end)]
+    assert warnings == [
         f"the agents' certificates {verb} on 2032-02-28; run `vlaunch up` to renew them"
         for verb in ("end", "ended")
     ]

@@ -118,15 +118,15 @@ def drawn(
     return file.getvalue()
 
 
-def test_certificates_that_end_soon_have_a_line() -> None:
-    """As what `status` found it to be."""
-    said = "the agents' certificates end on 2032-02-28; run `vlaunch up` to renew them"
-    status = ClusterStatus(cluster="c", nodes=NODES, endpoint="", certificates=said)
+def test_certificates_that_expire_soon_have_a_line() -> None:
+    """The warning is shown unchanged."""
+    warning = "the agents' certificates end on 2032-02-28; run `vlaunch up` to renew them"
+    status = ClusterStatus(cluster="c", nodes=NODES, endpoint="", certificates=warning)
     console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
     show(render(status), console)
     assert isinstance(console.file, io.StringIO)
 
-    assert said in console.file.getvalue()
+    assert warning in console.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 200])
