@@ -74,7 +74,7 @@ class Served:
 
 def watch(
     site: Site,
-    wanted: Desired,
+    spec: Desired,
     transport: Transport,
     *,
     timeout: float,
@@ -86,7 +86,7 @@ def watch(
 
     Args:
         site: the cluster.
-        wanted: the server.
+        spec: the server.
         transport: runs the queries.
         timeout: seconds until the wait is given up; the server goes on.
         attached: the server is older than the wait; the phases until now are left out.
@@ -99,7 +99,7 @@ def watch(
         UnwatchedError: its state was unknown for too long.
         DeadlineError: it took too long.
     """
-    watching = _Watching(site, wanted, transport, timeout, clock, sleep)
+    watching = _Watching(site, spec, transport, timeout, clock, sleep)
     return (yield from watching.follow(quiet=attached))
 
 
@@ -108,7 +108,7 @@ class _Watching:
     """A server, the last record of it, and its log so far."""
 
     site: Site
-    wanted: Desired
+    spec: Desired
     transport: Transport
     timeout: float
     clock: Callable[[], float]
@@ -129,12 +129,12 @@ class _Watching:
     def __post_init__(self) -> None:
         """Begin the first phase."""
         self.began = self.phase_began = self.clock()
-        self.server = Server(name=self.wanted.name, desired=self.wanted)
+        self.server = Server(name=self.spec.name, desired=self.spec)
 
     @property
     def record(self) -> Observed:
         """The agent's record; an empty one until it has one."""
-        return self.server.observed or Observed(name=self.wanted.name, id="", asked=0.0)
+        return self.server.observed or Observed(name=self.spec.name, id="", asked=0.0)
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -186,13 +186,13 @@ class _Watching:
         """Query once: the head's agent about the server, the first node with an API about its log.
         False without an answer, which may last for a while: a connection may break.
         """
-        site, wanted, now = self.site, self.wanted, self.clock()
+        site, spec, now = self.site, self.spec, self.clock()
         node, ports = (
-            site.inventory.node(wanted.api_node),
-            replace(site.inventory.ports, api=wanted.port),
+            site.inventory.node(spec.api_node),
+            replace(site.inventory.ports, api=spec.port),
         )
         patience = _PATIENCE if self.offset else 0.0  # the first query is answered at once
-        log = payload.watch(ports, wanted.api_host, wanted.name, self.offset, patience)
+        log = payload.watch(ports, spec.api_host, spec.name, self.offset, patience)
         commands = [*([] if node.head else [servers.ask(site)]), site.inside(node, log)]
         answers = by_node(self.transport, commands)
         try:
@@ -215,7 +215,7 @@ class _Watching:
 
     def _read_server(self, answer: Answer) -> None:
         """Read the server's record; raises UnreadableAnswer where the head's agent has not looked
-        for long, and StoppedError when the server is wanted no more.
+        for long, and StoppedError when an operator removed the server.
         """
         raw = read_payload(answer)
         kept = servers.read(raw)
@@ -224,11 +224,11 @@ class _Watching:
                 f"{answer.node}: {raw.get('error') or servers.unheard(kept.agent)}"
             )
         named = {server.name: server for server in kept.servers}
-        server = named.get(self.wanted.name)
+        server = named.get(self.spec.name)
         over = ""
         if server is None or server.desired is None:
-            over = "it is wanted no more"
-        elif server.desired.asked != self.wanted.asked:
+            over = "an operator removed it"
+        elif server.desired.asked != self.spec.asked:
             over = f"{server.model} has taken its place"
         if server is None or over:
             text = "the server was stopped while it was being watched"
@@ -317,7 +317,7 @@ class _Watching:
         times = int(_number(first.get("times")))
         if status and times >= _REFUSALS:
             word = (named(str(first.get("task", ""))) or COMPLETION).word
-            name = self.wanted.name
+            name = self.spec.name
             raise ServerError(
                 f"the API is up, but gives no {word} ({times} times)",
                 evidence=f"{status}: {error}",
@@ -336,7 +336,7 @@ class _Watching:
         }
         return Served(
             **texts,
-            endpoints=tuple(at.url for at in endpoints.of(self.site.inventory, self.wanted)),
+            endpoints=tuple(at.url for at in endpoints.of(self.site.inventory, self.spec)),
             ranks={},
             capacity=endpoints.holds(held or ({},), "\n".join(self.lines)),
             seconds=self.clock() - self.began,
@@ -345,7 +345,7 @@ class _Watching:
         )
 
     def _ranks(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the ranks of each node as soon as the agent has listed them; else as expected."""
+        """Return the ranks by node as soon as the agent has listed them; else as expected."""
         with contextlib.suppress(ServerError):
             for _ in range(_QUERIES):
                 if self.server.state == "ready" and self.record.ranks:
@@ -356,7 +356,7 @@ class _Watching:
             return {node: tuple(ranks) for node, ranks in self.record.ranks.items()}
         return {
             node: (f"{count} {'rank' if count == 1 else 'ranks'}",)
-            for node, count in self.wanted.places.items()
+            for node, count in self.spec.places.items()
         }
 
     def _wait(self) -> Event:
@@ -381,7 +381,7 @@ class _Watching:
             evidence=list(self.lines)[-8:],
             hint=(
                 "it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`,"
-                f" or end it with `vlaunch stop {self.wanted.name}`"
+                f" or end it with `vlaunch stop {self.spec.name}`"
             ),
         )
 

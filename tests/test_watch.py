@@ -510,7 +510,7 @@ def test_an_engine_that_leaves_no_log() -> None:
 
 @pytest.mark.parametrize(
     ("head", "said"),
-    [({"desired": None}, "it is wanted no more"), ({"name": "other"}, "it is wanted no more")],
+    [({"desired": None}, "an operator removed it"), ({"name": "other"}, "an operator removed it")],
 )
 def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
     """`vlaunch stop` elsewhere ends the watching here, and says so."""

@@ -67,11 +67,11 @@ def chat(
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
         found = choose.kept(session)
-        wanted, node = choose.api(session, found, server)
+        spec, node = choose.api(session, found, server)
         way = named(servers.choose(found.running, server).task)
         request = {
-            "api_host": wanted.api_host,
-            "api": wanted.port,
+            "api_host": spec.api_host,
+            "api": spec.port,
             "max_tokens": max_tokens,
             "timeout": timeout,
         }
@@ -86,14 +86,14 @@ def chat(
                 stdin=f"{text}\n".encode,
                 hold_stdin=True,
             )
-            return _answer(session, wanted, command)
+            return _answer(session, spec, command)
 
         if way is not None and not way.generates:
             prompt = prompt or _PROMPT  # the answer names the model, and how to query it
         if prompt:
             answer([{"role": "user", "content": prompt}])
             return
-        say(f"talking to {wanted.model}; an empty line or Ctrl-D ends it")
+        say(f"talking to {spec.model}; an empty line or Ctrl-D ends it")
         messages: Messages = []
         while words := _ask():
             messages.append({"role": "user", "content": words})
@@ -111,7 +111,7 @@ def _ask() -> str:
     return words.strip()
 
 
-def _answer(session: Session, wanted: Desired, command: Command) -> str:
+def _answer(session: Session, spec: Desired, command: Command) -> str:
     """Stream one answer to standard output and return it."""
     clean = untrusted.plain if sys.stdout.isatty() else str
     pieces: list[str] = []
@@ -121,7 +121,7 @@ def _answer(session: Session, wanted: Desired, command: Command) -> str:
         if isinstance(item, Answer):
             code = item.code
             continue
-        piece = None if item.error else _piece(session.inventory, wanted, item.text)
+        piece = None if item.error else _piece(session.inventory, spec, item.text)
         if piece is None:
             complaints.append(item.text)
             continue
@@ -144,48 +144,48 @@ def _answer(session: Session, wanted: Desired, command: Command) -> str:
     return "".join(pieces)
 
 
-def _piece(inventory: Inventory, wanted: Desired, line: str) -> str | None:
+def _piece(inventory: Inventory, spec: Desired, line: str) -> str | None:
     """Return the piece of the answer that a line brings, None when it brings none; raises
     VlaunchError when it says why there is no answer.
     """
     try:
-        said = untrusted.loads(line)
+        raw = untrusted.loads(line)
     except ValueError:
         return None
-    if not isinstance(said, dict):
+    if not isinstance(raw, dict):
         return None
-    if "error" in said:
-        raise _refusal(inventory, wanted, said)
-    text = said.get("text")
+    if "error" in raw:
+        raise _refusal(inventory, spec, raw)
+    text = raw.get("text")
     return text if isinstance(text, str) else None
 
 
-def _refusal(inventory: Inventory, wanted: Desired, said: Mapping[str, object]) -> VlaunchError:
+def _refusal(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> VlaunchError:
     """Return the error of a server that gives no answer; for a model that does not generate, with
     the line that queries it.
     """
     from launcher.state.endpoints import url
 
-    status, error = said.get("status", 0), str(said["error"])
-    way, model = named(str(said.get("task"))), str(said.get("model") or wanted.model)
+    status, error = raw.get("status", 0), str(raw["error"])
+    way, model = named(str(raw.get("task"))), str(raw.get("model") or spec.model)
     if way is None or way.generates:
         if status:
-            text = f"{wanted.model} refused the request ({status})"
+            text = f"{spec.model} refused the request ({status})"
             return VlaunchError(text, evidence=error)
         return VlaunchError(
-            f"{wanted.model} does not answer yet",
+            f"{spec.model} does not answer yet",
             evidence=error,
             hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
         )
     if way is HEALTH:
         return RequestError(
-            f"{wanted.model} does not chat, and answers nothing else that vlaunch asks",
+            f"{spec.model} does not chat, and answers nothing else that vlaunch asks",
             hint="its documentation says how to ask it; `vlaunch tunnel` brings its API here",
         )
-    at = url(inventory, wanted.host, wanted.port, wanted.api_node)
+    at = url(inventory, spec.host, spec.port, spec.api_node)
     keyed = "VLLM_API_KEY" in inventory.secrets
     hints = [f"ask it so: `{curl.line(at, way, model, key=keyed)}`"]
-    if ipaddress.ip_address(wanted.host).is_loopback:
+    if ipaddress.ip_address(spec.host).is_loopback:
         hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
-    text = f"{wanted.model} does not chat: it gives {way.what}"
+    text = f"{spec.model} does not chat: it gives {way.what}"
     return RequestError(text, hint="\n".join(hints))

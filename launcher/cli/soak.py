@@ -40,7 +40,7 @@ _pause = time.sleep
     type=click.IntRange(1, 100_000),
     default=128,
     show_default=True,
-    help="Tokens of each answer.",
+    help="Tokens per answer.",
 )
 @click.option("--server", metavar="NAME", help="Which server, where several run.")
 @click.argument("duration", callback=options.parse_duration)
@@ -76,35 +76,35 @@ def _soak(
     from launcher.soak.verdict import judge
     from launcher.state import servers
 
-    found = servers.choose(choose.kept(session).running, name)
-    wanted, before = found.desired, found.observed
-    if wanted is None or before is None or before.state != "ready":
+    chosen = servers.choose(choose.kept(session).running, name)
+    spec, before = chosen.desired, chosen.observed
+    if spec is None or before is None or before.state != "ready":
         raise RequestError(
-            f"{found.what} is {found.state}, not ready", hint="look at `vlaunch status`"
+            f"{chosen.what} is {chosen.state}, not ready", hint="look at `vlaunch status`"
         )
-    task = named(found.task)
+    task = named(chosen.task)
     if task is None or not task.generates:
-        raise RequestError(f"{found.what} does not generate tokens: a soak measures these")
-    endpoints, model, route = _endpoints(session, wanted)
-    own = {*found.nodes, *(process.node for process in wanted.processes)}
+        raise RequestError(f"{chosen.what} does not generate tokens: a soak measures these")
+    endpoints, model, route = _endpoints(session, spec)
+    own = {*chosen.nodes, *(process.node for process in spec.processes)}
     nodes = [node.name for node in session.site.nodes if node.name in own]
     missing = session.fleet.connect(nodes)
     queries = retransmits.ask([name for name in nodes if name not in missing])
     load = Load(endpoints, model, task, tokens, [Stream() for _ in range(streams)])
     counted = retransmits.read(session.transport.run(queries))
-    session.wait("soak", f"{streams} streams at {found.what}, {route}", deadline=seconds)
+    session.wait("soak", f"{streams} streams at {chosen.what}, {route}", deadline=seconds)
     with contextlib.suppress(KeyboardInterrupt), load:
         _pause(seconds)
     again = retransmits.compare(counted, retransmits.read(session.transport.run(queries)))
     try:
         now = {server.name: server.observed for server in choose.kept(session).servers}
-        after = now.get(found.name)
+        after = now.get(chosen.name)
     except NodeError:
         after = replace(before, verdict="unknown")
-    return judge(load, asked=seconds, route=route, before=before, after=after, again=again)
+    return judge(load, planned=seconds, route=route, before=before, after=after, again=again)
 
 
-def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], str, str]:
+def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str, str]:
     """Return where to send requests, the model's name there, and the way there in words.
 
     Another machine may have the endpoint's address where this one is: it is believed only when it
@@ -115,24 +115,24 @@ def _endpoints(session: Session, wanted: Desired) -> tuple[Sequence[Endpoint], s
     from launcher.state import endpoints
 
     inventory = session.inventory
-    sources = {name: each for name, each in inventory.secrets.items() if name == "VLLM_API_KEY"}
-    key = "".join(each.reveal() for each in resolve(sources, inventory.path.parent).values())
+    sources = {name: source for name, source in inventory.secrets.items() if name == "VLLM_API_KEY"}
+    key = "".join(secret.reveal() for secret in resolve(sources, inventory.path.parent).values())
     plain = {"Content-Type": "application/json"}
     headers = {**plain, "Authorization": f"Bearer {key}"} if key else plain
     direct, tunnels = [], []
-    there = endpoints.of(inventory, wanted)
-    if failed := session.fleet.connect([each.node for each in there]):
+    there = endpoints.of(inventory, spec)
+    if failed := session.fleet.connect([at.node for at in there]):
         raise next(iter(failed.values()))
-    for each in there:
-        forward = session.fleet.forward(each.node, wanted.api_host, wanted.port)
+    for api in there:
+        forward = session.fleet.forward(api.node, spec.api_host, spec.port)
         tunnels.append(Endpoint(host="127.0.0.1", port=forward.port, headers=headers))
-        at = urlsplit(each.url)
+        at = urlsplit(api.url)
         direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=plain))
     try:
         model = tunnels[0].model()
     except (OSError, ValueError) as error:
-        raise NodeError(wanted.api_node, "its API does not answer", evidence=str(error)) from None
+        raise NodeError(spec.api_node, "its API does not answer", evidence=str(error)) from None
     with contextlib.suppress(OSError, ValueError):
-        if not key and all(each.model() == model for each in direct):
+        if not key and all(endpoint.model() == model for endpoint in direct):
             return direct, model, "directly"
     return tunnels, model, "through SSH"

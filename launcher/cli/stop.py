@@ -98,40 +98,45 @@ def _stop_servers(
     from launcher.state import running
 
     began = time.monotonic()
-    asked = seen.site.head_runs
-    live = [each for each in chosen if each.runs or not asked]
-    over = [each for each in chosen if each not in live]
+    reachable = seen.site.head_runs
+    live = [server for server in chosen if server.runs or not reachable]
+    over = [server for server in chosen if server not in live]
     plans = [
-        plan_forget(seen.site, [each.name for each in over]),
+        plan_forget(seen.site, [server.name for server in over]),
         plan_stop(seen.site, live, grace),
     ]
     if call.dry_run:
         call.print_script(plans)
         return
-    for each in running.batches(seen.said):
-        text = f"batch job `{each.name}` runs and goes on; end it with `vlaunch stop {each.name}`"
+    for job in running.batches(seen.said):
+        text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
         session.note("stop", text)
     for plan in plans:
         session.apply(plan)
-    told = [
-        f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}"
-        for each in over
+    results = [
+        f"forgot {server.what}, which had {'given up' if server.state == 'gave-up' else 'failed'}"
+        for server in over
     ]
-    if live and asked:
-        told.append(f"stopped {' and '.join(f'{each.model} ({each.what})' for each in live)}")
+    if live and reachable:
+        results.append(
+            f"stopped {' and '.join(f'{server.model} ({server.what})' for server in live)}"
+        )
     elif live:
-        names = ", ".join(each.what for each in live)
-        told.append(f"the head's container does not run: {names} will not come back with it")
+        names = ", ".join(server.what for server in live)
+        results.append(f"the head's container does not run: {names} will not come back with it")
         text = (
             "its processes on other nodes go on until the head's container is back; `vlaunch down`"
             " ends everything"
         )
         session.warn("stop", text)
-    data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
+    data = {
+        "stopped": [server.name for server in live],
+        "forgotten": [server.name for server in over],
+    }
     session.done(
-        "; ".join(told) or "no server runs; nothing was stopped",
-        state="ok" if told else "unchanged",
-        seconds=time.monotonic() - began if told else 0.0,
+        "; ".join(results) or "no server runs; nothing was stopped",
+        state="ok" if results else "unchanged",
+        seconds=time.monotonic() - began if results else 0.0,
         data=data,
     )
 
@@ -142,25 +147,25 @@ def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: flo
 
     inventory, began = session.inventory, time.monotonic()
     seen, chosen = _named_jobs(session, names)
-    runs = [each for each in running.batches(seen.said) if each.name in names]
+    runs = [job for job in running.batches(seen.said) if job.name in names]
     plan = plan_stop_batches(seen.site, runs, grace)
     if call.dry_run:
         call.print_script([plan])
         return
-    others = [each for each in chosen if each.name not in {one.name for one in runs}]
-    for each in others:
-        if not each.runs:
-            text = f"{each.name} does not run; it is {each.state}"
+    others = [job for job in chosen if job.name not in {one.name for one in runs}]
+    for job in others:
+        if not job.runs:
+            text = f"{job.name} does not run; it is {job.state}"
             session.note("stop", text, state="unchanged")
     session.apply(plan)
-    if left := [each.name for each in others if each.runs]:
+    if left := [job.name for job in others if job.runs]:
         raise NodeError(
             inventory.head.name,
             f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
             hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
         )
-    data = {"stopped": [each.id for each in runs]}
-    ended = ", ".join(each.name for each in runs)
+    data = {"stopped": [job.id for job in runs]}
+    ended = ", ".join(job.name for job in runs)
     session.done(
         f"stopped {ended}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
         state="ok" if runs else "unchanged",

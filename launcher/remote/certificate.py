@@ -32,13 +32,13 @@ def make(name: str) -> str:
 
 
 def issue(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
-    """Return the certificate of a new authority, and each node's certificate with its private key,
+    """Return the certificate of a new authority, and those of the nodes with their private keys,
     as text (PEM); the authority ends with this function.
     """
     until = now + _AGENTS
     authority = Authority(inventory.cluster, until)
     issued = {node.name: authority.sign(node.name, node.ip, until) for node in inventory.nodes}
-    redaction.learn(*(line for each in issued.values() for line in _lines_of_key(each)))
+    redaction.learn(*(line for pair in issued.values() for line in _lines_of_key(pair)))
     return authority.certificate, issued
 
 

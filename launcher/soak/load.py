@@ -1,4 +1,4 @@
-"""Streams of completions at a server's endpoints, and when each token came."""
+"""Streams of completions at a server's endpoints, and the times of their tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEP = math.log(1.02)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where requests go, and what each carries."""
+    """The target of requests, and their headers."""
 
     host: str
     port: int
@@ -40,14 +40,14 @@ class Endpoint:
         with contextlib.closing(connection):
             try:
                 connection.request("GET", "/v1/models", headers=dict(self.headers))
-                said = json.loads(connection.getresponse().read(1 << 20))
-                return str(said["data"][0]["id"])
+                answer = json.loads(connection.getresponse().read(1 << 20))
+                return str(answer["data"][0]["id"])
             except (HTTPException, KeyError, IndexError, TypeError) as error:
                 raise ValueError(f"no model at {self.host}:{self.port}: {error!r:.200}") from None
 
 
 class Times:
-    """How long something took each time, to within 2 %, in little memory."""
+    """Durations to within 2 %, in little memory."""
 
     def __init__(self) -> None:
         self._counts = Counter[int]()

@@ -32,7 +32,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retransmits:
-    """Segments that were sent again within a time: of each node, with all that it sent, and from
+    """Segments that were sent again within a time: by node, with all that it sent, and from
     one node to another.
     """
 
@@ -47,7 +47,7 @@ def ask(nodes: Sequence[str]) -> list[Command]:
 
 def read(answers: Iterable[Answer]) -> dict[str, Counters]:
     """Read the answers of nodes that have counters."""
-    return {answer.node: found for answer in answers if (found := _read(answer)) is not None}
+    return {answer.node: counters for answer in answers if (counters := _read(answer)) is not None}
 
 
 def _read(answer: Answer) -> Counters | None:

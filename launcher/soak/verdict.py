@@ -18,14 +18,14 @@ _WELL = ("answering", "busy", "resting")
 def judge(
     load: Load,
     *,
-    asked: float,
+    planned: float,
     route: str,
     before: Observed,
     after: Observed | None,
     again: Retransmits,
 ) -> dict[str, Any]:
-    """Return the verdict on a load that has ended, and was to take `asked` seconds, ready for JSON;
-    times are seconds.
+    """Return the verdict on a load that has ended, and was to take `planned` seconds, ready for
+    JSON; times are seconds.
 
     `before` and `after` are the agent's records, None where the server is gone. A request may wait
     for a token until the agent would call the server quiet.
@@ -35,7 +35,7 @@ def judge(
     restarts = now.generation - before.generation
     new = now.fault_count - before.fault_count
     faults = [fault.summary for fault in now.faults[-new:]] if new > 0 else []
-    interrupted = load.seconds < asked - 1
+    interrupted = load.seconds < planned - 1
     allowed, failed = quiet_after(before.longest_step), load.errors.total()
     problems = {
         f"failed requests: {failed}": failed,
@@ -45,13 +45,13 @@ def judge(
         f"faults: {len(faults)}": faults,
         f"the server is {health}": health not in _WELL,
     }
-    failures = [text for text, found in problems.items() if found]
+    failures = [text for text, present in problems.items() if present]
     return {
         "server": before.name,
         "model": load.model,
         "route": route,
         "streams": len(load.streams),
-        "asked": asked,
+        "asked": planned,
         "seconds": load.seconds,
         "requests": load.done,
         "open": load.open,
@@ -95,8 +95,8 @@ def rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "server", f"{health}, restarts: {verdict['restarts']}, faults: {len(faults)}"
     for fault in faults:
         yield "", fault[:_WIDTH]
-    for node, found in verdict["retransmits"].items():
-        again, sent = found["again"], found["sent"]
+    for node, segments in verdict["retransmits"].items():
+        again, sent = segments["again"], segments["sent"]
         share = f" ({again / sent:.3%})" if sent else ""
         yield "retransmits", f"{node}: {again:,} of {sent:,} segments{share}"
     for pair in verdict["pairs"]:
@@ -111,10 +111,10 @@ def _percentiles(times: Times) -> dict[str, float | None]:
     return {"p50": p50, "p99": p99, "longest": times.longest}
 
 
-def _latency(found: Mapping[str, float | None]) -> str:
-    if found["p50"] is None:
+def _latency(percentiles: Mapping[str, float | None]) -> str:
+    if percentiles["p50"] is None:
         return "none"
-    return ", ".join(f"{name} {_time(value or 0.0)}" for name, value in found.items())
+    return ", ".join(f"{name} {_time(value or 0.0)}" for name, value in percentiles.items())
 
 
 def _time(seconds: float) -> str:

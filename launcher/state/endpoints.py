@@ -1,5 +1,5 @@
-"""Where a server answers: one endpoint, or, where somebody outside of vLLM hands out requests, one
-of each node; and how each is.
+"""The endpoints of a server: one, or, behind a load balancer other than vLLM's, one per node; and
+their health.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ def holds(held: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
     """Return how much all APIs hold together, by what each says of itself, else by an engine's log;
     what one of them does not say is not known.
     """
-    each = [vllm.capacity(labels, log) for labels in held]
-    tokens = [one.tokens for one in each if one.tokens is not None]
-    times = [one.concurrency for one in each if one.concurrency is not None]
+    parts = [vllm.capacity(labels, log) for labels in held]
+    tokens = [one.tokens for one in parts if one.tokens is not None]
+    times = [one.concurrency for one in parts if one.concurrency is not None]
     return vllm.Capacity(
-        tokens=sum(tokens) if tokens and len(tokens) == len(each) else None,
-        concurrency=sum(times) if times and len(times) == len(each) else None,
+        tokens=sum(tokens) if tokens and len(tokens) == len(parts) else None,
+        concurrency=sum(times) if times and len(times) == len(parts) else None,
     )
 
 
 def status(inventory: Inventory, server: Server, state: str, detail: str) -> tuple[Endpoint, ...]:
-    """Return how each endpoint of a server is, that is as `state` and `detail` say: while it is
-    ready, the agent judges each.
+    """Return the health of a server's endpoints: that of the server, or, while it is ready, the
+    agent's verdict on the endpoint.
     """
     judged = server.observed.endpoints if server.observed and state in READY else {}
     whole = EndpointHealth(verdict=state, reason=detail)
-    found = of(inventory, server.desired) if server.desired else ()
+    known_endpoints = of(inventory, server.desired) if server.desired else ()
     return tuple(
         replace(
             endpoint,
@@ -76,6 +76,6 @@ def status(inventory: Inventory, server: Server, state: str, detail: str) -> tup
             detail=health.reason,
             seconds=health.seconds or 0.0,
         )
-        for endpoint in found
+        for endpoint in known_endpoints
         for health in [judged.get(endpoint.node, whole)]
     )

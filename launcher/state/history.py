@@ -136,8 +136,8 @@ def _one(said: Any) -> Answered | None:
 
 
 def pick(site: Site, name: str | None) -> str:
-    """Return the name of the server to roll back: the one that is named, else the only one that is
-    wanted or has answered.
+    """Return the name of the server to roll back: the named one, else the only one with a spec,
+    or that has answered.
 
     Raises:
         RequestError: there are several.
@@ -145,22 +145,22 @@ def pick(site: Site, name: str | None) -> str:
     if name is not None:
         return name
     for file in (state.DESIRED, state.HISTORY):
-        found = names_with(site, file)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            text = f"{len(found)} servers are known: {', '.join(f'`{each}`' for each in found)}"
-            raise RequestError(text, hint=f"say which one: `vlaunch rollback {found[0]}`")
+        names = names_with(site, file)
+        if len(names) == 1:
+            return names[0]
+        if names:
+            text = f"{len(names)} servers are known: {', '.join(f'`{known}`' for known in names)}"
+            raise RequestError(text, hint=f"say which one: `vlaunch rollback {names[0]}`")
     return servers.DEFAULT
 
 
 def choose(answered: Sequence[Answered], present: str, image: str) -> Answered:
-    """Return the newest server that has answered and is not the one that is wanted now.
+    """Return the newest server that has answered and is not the present one.
 
     Raises:
         RequestError: there is none, or it answered with another image than the nodes have.
     """
-    before = next((each for each in answered if each.id != present), None)
+    before = next((server for server in answered if server.id != present), None)
     if before is None:
         known = (
             f"only the present one has: {answered[0].what}"

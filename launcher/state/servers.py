@@ -20,7 +20,7 @@ from launcher.tools import payload
 from launcher.transport import Command
 
 DEFAULT = "default"  # the name of a server that was given none
-SILENT = 60.0  # seconds after which a node's agent cannot be said to be there
+SILENT = 60.0  # seconds after which a node's agent counts as lost
 OLD = 15.0  # seconds since the head's agent looked, after which what it saw says nothing
 GOOD = ("answering", "busy")
 READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered
@@ -88,7 +88,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the head's agent says: the servers, and how many seconds ago it heard each node's.
+    """The servers, and the seconds since the last report of the nodes' agents, by node.
 
     `agent` is how many seconds ago it looked: infinite where it does not answer.
     """
@@ -114,12 +114,12 @@ def health(server: Server, agent: float) -> tuple[str, str]:
     """
     if agent > OLD:
         return "unknown", unheard(agent)
-    seen = server.observed
+    record = server.observed
     if server.desired is None:
-        return "stopping", seen.doing if seen else ""
-    if seen is None:
+        return "stopping", record.doing if record else ""
+    if record is None:
         return "waiting", "the head's agent has not taken it up yet"
-    return known(seen.verdict), seen.reason
+    return known(record.verdict), record.reason
 
 
 def known(verdict: str) -> str:
@@ -134,29 +134,29 @@ def unheard(agent: float) -> str:
     return "the head's agent does not answer"
 
 
-def read(said: Mapping[str, Any]) -> Kept:
+def read(answer: Mapping[str, Any]) -> Kept:
     """Read what the head's agent answered.
 
     A server that cannot be read is one of another version: left out.
     """
-    listed, members = said.get("servers"), said.get("members")
+    listed, members = answer.get("servers"), answer.get("members")
     listed = listed if isinstance(listed, list) else []
     members = members if isinstance(members, Mapping) else {}
     return Kept(
         servers=tuple(server for raw in listed if (server := _server(raw)) is not None),
         members={str(node): _age(age) for node, age in members.items()},
-        agent=_age(said.get("agent")),
+        agent=_age(answer.get("agent")),
     )
 
 
-def choose(found: Sequence[Server], name: str | None) -> Server:
+def choose(candidates: Sequence[Server], name: str | None) -> Server:
     """Return the server of that name, or the only one there is.
 
     Raises:
         RequestError: there is none, none of that name, or several and none was named.
     """
-    names = ", ".join(f"`{each.name}`" for each in found)
-    chosen = [each for each in found if name in (None, each.name)]
+    names = ", ".join(f"`{server.name}`" for server in candidates)
+    chosen = [server for server in candidates if name in (None, server.name)]
     if len(chosen) == 1:
         return chosen[0]
     if name is not None:
@@ -165,12 +165,12 @@ def choose(found: Sequence[Server], name: str | None) -> Server:
             evidence=f"these do: {names}" if names else "",
             hint="see `vlaunch status`",
         )
-    if not found:
+    if not candidates:
         raise RequestError(
             "no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`"
         )
     raise RequestError(
-        f"{len(found)} servers run: {names}",
+        f"{len(candidates)} servers run: {names}",
         hint="say which one by its name, as `vlaunch status` shows it",
     )
 
@@ -179,16 +179,16 @@ def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
     """Return the ranks on a node: of servers, with several of them each with its name, then those
     of other actors of Ray's.
     """
-    found = [
+    ranks = [
         (each.name, rank)
         for each in kept.running
         if each.observed is not None
         for rank in each.observed.ranks.get(node, ())
     ]
-    others = Counter(actors) - Counter(rank for _, rank in found)
+    others = Counter(actors) - Counter(rank for _, rank in ranks)
     alone = len(kept.running) == 1
     return (
-        *(rank if alone else f"{name}: {rank}" for name, rank in found),
+        *(rank if alone else f"{name}: {rank}" for name, rank in ranks),
         *others.elements(),
     )
 
@@ -210,18 +210,18 @@ def named(nodes: Sequence[Node], server: Server) -> Server:
     return replace(server, observed=observed.read(json.loads(with_names(nodes, record))))
 
 
-def _server(said: Any) -> Server | None:
+def _server(raw: Any) -> Server | None:
     try:
-        name = said["name"]
+        name = raw["name"]
         if not state.NAME.fullmatch(name):  # hints name servers, and people run hints
             return None
-        wanted = None if said.get("desired") is None else desired.read(said["desired"])
-        seen = None if said.get("observed") is None else observed.read(said["observed"])
+        spec = None if raw.get("desired") is None else desired.read(raw["desired"])
+        record = None if raw.get("observed") is None else observed.read(raw["observed"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    if wanted and seen and (seen.id, seen.asked) != (wanted.id, wanted.asked):
-        seen = None  # of the server before
-    return Server(name=name, desired=wanted, observed=seen, age=_age(said.get("age")))
+    if spec and record and (record.id, record.asked) != (spec.id, spec.asked):
+        record = None  # of the server before
+    return Server(name=name, desired=spec, observed=record, age=_age(raw.get("age")))
 
 
 def _age(said: Any) -> float:

@@ -66,8 +66,8 @@ class ServerStatus:
 
     `observed` is what its keeper said `age` seconds ago, with nodes' names in the place of
     addresses; `seconds` is how long its last own request took, and `came` what came instead of a
-    completion from a model that does not generate. A server without a name stands for what nobody
-    could tell.
+    completion from a model that does not generate. Without a name, it is a server of
+    which nothing is known.
     """
 
     name: str
@@ -152,20 +152,20 @@ def query_batches(site: Site, said: Mapping[str, Any]) -> list[Command]:
 def read(
     snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: Answer | None = None
 ) -> ClusterStatus:
-    """Put the answers together, with one about batch jobs; `missing` has, for each node that could
-    not be reached, why.
+    """Put the answers together, with one about batch jobs; `missing` has the reasons why nodes
+    could not be reached.
     """
     site, inventory, kept = snapshot.site, snapshot.site.inventory, snapshot.kept
     nodes = _nodes(site, snapshot.said, kept, missing)
-    found = _servers(site, snapshot.said, kept)
-    first = next((each.endpoint for each in found if each.endpoint), "")
+    server_rows = _servers(site, snapshot.said, kept)
+    first = next((server.endpoint for server in server_rows if server.endpoint), "")
     entries: tuple[Entry, ...] = ()
     with contextlib.suppress(UnreadableAnswer):
         entries = parse_list(jobs) if jobs else ()
     return ClusterStatus(
         cluster=inventory.cluster,
         nodes=nodes,
-        servers=found,
+        servers=server_rows,
         endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
         network=verdict.told(site, snapshot.network, kept),
         certificates=certificates.warning(
@@ -183,7 +183,7 @@ def _nodes(
     closed, port = head.get("unreachable") or (), site.inventory.ports.node_manager
     # Ray misses a node some seconds after its port is closed.
     table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
-    found = []
+    rows = []
     for node in site.nodes:
         if node.name in missing:
             here = NodeStatus(
@@ -197,8 +197,8 @@ def _nodes(
             row = next((row for row in table if row.ip == node.ip), None)
             held = servers.ranks_on(node.name, kept, ranks.get(node.ip, ()))
             here = _node(site, node, row, kept, held)
-        found.append(here)
-    return tuple(found)
+        rows.append(here)
+    return tuple(rows)
 
 
 def _node(
@@ -233,21 +233,19 @@ def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
     return "connected" if heard <= servers.SILENT else "lost"
 
 
-def _servers(site: Site, said: Mapping[str, Any], kept: Kept) -> tuple[ServerStatus, ...]:
-    """Return each server that is wanted or being ended; where nobody can tell, one without a name
-    that says why.
+def _servers(site: Site, answer: Mapping[str, Any], kept: Kept) -> tuple[ServerStatus, ...]:
+    """Return the servers that have a spec or are stopping; where they are unknown, one without a
+    name that has the reason.
     """
-    if why := _unknown(site, said):
+    if why := _unknown(site, answer):
         return (ServerStatus(name="", state="unknown", detail=why),)
     return tuple(
-        _server(site, each, kept.agent) for each in kept.servers if each.state != "stopped"
+        _server(site, server, kept.agent) for server in kept.servers if server.state != "stopped"
     )
 
 
-def _unknown(site: Site, said: Mapping[str, Any]) -> str:
-    """Return why nobody knows which servers there are; empty when somebody does, or when there can
-    be none.
-    """
+def _unknown(site: Site, answer: Mapping[str, Any]) -> str:
+    """Return why the servers are unknown; empty when they are known, or when there can be none."""
     if site.facts_of(site.head) is None:
         return "the head cannot be reached"
     there = site.container(site.head)
@@ -255,35 +253,35 @@ def _unknown(site: Site, said: Mapping[str, Any]) -> str:
         return ""
     if not there.running:
         return f"the head's container is {there.status}: `vlaunch up` starts it"
-    if "servers" in said:
+    if "servers" in answer:
         return ""
-    return str(said.get("error") or "the head's agent does not answer")[:200]
+    return str(answer.get("error") or "the head's agent does not answer")[:200]
 
 
 def _server(site: Site, server: Server, agent: float) -> ServerStatus:
-    wanted = server.desired
+    spec = server.desired
     server = servers.named(site.nodes, server)
-    seen = server.observed
+    record = server.observed
     state, detail = servers.health(server, agent)
-    found = endpoints.status(site.inventory, server, state, detail)
-    answer = seen.first_answer if seen is not None and state in servers.READY else {}
-    capacity = endpoints.holds(seen.held.values() if seen and answer else ())
+    apis = endpoints.status(site.inventory, server, state, detail)
+    answer = record.first_answer if record is not None and state in servers.READY else {}
+    capacity = endpoints.holds(record.held.values() if record and answer else ())
     return ServerStatus(
         name=server.name,
         state=state,
-        backend=wanted.backend if wanted else "",
+        backend=spec.backend if spec else "",
         model=str(answer.get("model") or server.model),
         nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
-        endpoint=found[0].url if found else "",
-        endpoints=found,
+        endpoint=apis[0].url if apis else "",
+        endpoints=apis,
         detail=detail,
-        warning=seen.warning if seen and state in GOOD else "",
+        warning=record.warning if record and state in GOOD else "",
         fingerprint=str(answer.get("fingerprint", "")),
         came=str(answer.get("came", "")),
-        seconds=max((each.seconds for each in found), default=0.0),
+        seconds=max((api.seconds for api in apis), default=0.0),
         kv_tokens=capacity.tokens,
         concurrency=capacity.concurrency,
-        load=seen.load if seen is not None else None,
-        observed=seen,
-        age=server.age if seen else None,
+        load=record.load if record is not None else None,
+        observed=record,
+        age=server.age if record else None,
     )

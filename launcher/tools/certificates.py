@@ -1,8 +1,7 @@
-"""The certificates that the agents of a cluster know each other by: which are valid, and until
-when.
+"""The certificates by which the agents of a cluster know one another: validity and end.
 
 A node shows its own and that of the authority that signed it, without private keys. All of a
-cluster are renewed together, for nobody keeps the authority's key.
+cluster are renewed together, for the authority's key is not kept.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _RENEWED, _WARNED = timedelta(days=90), timedelta(days=30)  # before the first o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Certificates to write: the authority's, and each node's with its private key (PEM), by the
-    node's name.
+    """Certificates to write: the authority's, and those of the nodes with their private keys (PEM),
+    by the node's name.
 
     `reasons` says what is wrong with the present ones.
     """
@@ -38,32 +37,30 @@ class Renewal:
 
 
 def reasons(inventory: Inventory, facts: Mapping[str, HostFacts], now: datetime) -> dict[str, str]:
-    """Say of each node why the cluster's certificates must be renewed; nothing when they are
-    right.
-    """
-    found: dict[str, str] = {}
+    """Return by node why the certificates must be renewed; nothing when they are valid."""
+    problems: dict[str, str] = {}
     authorities = {}
     for node in inventory.nodes:
-        seen = facts.get(node.name)
-        missing = seen is None or not set(NAMES) <= set(_there(inventory, seen))
-        chain = () if missing or seen is None else _chain(seen.certificates)
+        host = facts.get(node.name)
+        missing = host is None or not set(NAMES) <= set(_there(inventory, host))
+        chain = () if missing or host is None else _chain(host.certificates)
         if not chain:
-            found[node.name] = "its agent has no certificate"
+            problems[node.name] = "its agent has no certificate"
             continue
         authorities[node.name] = chain[0]
         if wrong := _wrong(inventory, node, chain, now):
-            found[node.name] = wrong
+            problems[node.name] = wrong
     first = next(iter(authorities.values()), None)
     for name, authority in authorities.items():
         if authority != first:
-            found.setdefault(name, "its agent's certificate is not signed as the others' are")
-    return found
+            problems.setdefault(name, "its agent's certificate is not signed as the others' are")
+    return problems
 
 
 def ends(texts: Iterable[str]) -> datetime | None:
     """Return when the first of some nodes' certificates ends; None where there is none."""
     certificates = [certificate for text in texts for certificate in _chain(text)]
-    return min((each.not_valid_after_utc for each in certificates), default=None)
+    return min((certificate.not_valid_after_utc for certificate in certificates), default=None)
 
 
 def warning(texts: Iterable[str], now: datetime) -> str:
@@ -85,10 +82,10 @@ def _chain(text: str) -> Sequence[x509.Certificate]:
     renewal has left, and the node's.
     """
     try:
-        found = x509.load_pem_x509_certificates(text.encode(errors="replace"))
+        chain = x509.load_pem_x509_certificates(text.encode(errors="replace"))
     except (ValueError, UnsupportedAlgorithm):
         return ()
-    return found if len(found) > 1 else ()
+    return chain if len(chain) > 1 else ()
 
 
 def _wrong(
@@ -97,7 +94,7 @@ def _wrong(
     authority, *earlier, own = chain
     if earlier:
         return "the renewal of its agent's certificate was interrupted"
-    end = min(each.not_valid_after_utc for each in chain)
+    end = min(certificate.not_valid_after_utc for certificate in chain)
     if end - now < _RENEWED:
         verb = "ended" if end <= now else "ends"
         return f"its agent's certificate {verb} on {end:%Y-%m-%d}"
@@ -115,6 +112,6 @@ def _wrong(
         return "its agent's certificate is not signed by the authority that it has"
     except x509.ExtensionNotFound:
         name, known = "", False
-    if any(name == each.name != node.name for each in inventory.nodes):
+    if any(name == other.name != node.name for other in inventory.nodes):
         return f"it has {name!s}'s certificate; nodes that share a folder need a `state_dir` each"
     return "" if known else "its agent's certificate has another name or address"

@@ -101,7 +101,7 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     lines: dict[str, list[str]] = {}
     for node in nodes:
         remarks = [
-            *(f"differs from the inventory: {each}" for each in node.drift),
+            *(f"differs from the inventory: {difference}" for difference in node.drift),
             *(["its container is privileged: root in it is root on the node"] * node.privileged),
             *(
                 ["its agent is not connected to the head's: `vlaunch logs` says why"]
@@ -129,25 +129,25 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
     style = "yellow" if server.warning else ""
     where = f" on {fold(server.nodes)}" if server.nodes else ""
     placed = f" ({server.backend}{where})" if server.backend else ""
-    told = [f"{server.model}{placed}"] if server.model else []
+    texts = [f"{server.model}{placed}"] if server.model else []
     apart = server.endpoints if len(server.endpoints) > 1 and server.state in READY else ()
     if apart:
-        good = sum(each.state in GOOD for each in apart)
-        told.append(f"{good} of {len(apart)} endpoints answer")
+        good = sum(endpoint.state in GOOD for endpoint in apart)
+        texts.append(f"{good} of {len(apart)} endpoints answer")
     elif server.state in GOOD:
-        told.append(server.endpoint)
+        texts.append(server.endpoint)
     elif server.detail:
-        told.append(server.detail)
-    first = state_line(f"server{name}: ", server.state, *told, style=style)
+        texts.append(server.detail)
+    first = state_line(f"server{name}: ", server.state, *texts, style=style)
     below = [line(each, lead=_MARGIN) for each in (*_answers(server), *_kept(server))]
     evidence = [log(each, "", margin=len(_MARGIN) + 2) for each in _evidence(server)]
     return [first, *map(_endpoint, apart), *below, *evidence]
 
 
-def _endpoint(each: Endpoint) -> Line:
+def _endpoint(endpoint: Endpoint) -> Line:
     """Show one of several endpoints: how it is, where, and what came back or why nothing did."""
-    how = f"in {each.seconds:.1f}s" if each.state == "answering" else each.detail
-    return state_line(f"{_MARGIN}{each.url} on {each.node}: ", each.state, how)
+    how = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
+    return state_line(f"{_MARGIN}{endpoint.url} on {endpoint.node}: ", endpoint.state, how)
 
 
 def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
@@ -167,17 +167,17 @@ def _answers(server: ServerStatus) -> list[str]:
         said.append(f"oldest {server.observed.asking:.0f} s")
     first = f"{'busy: ' if busy else ''}{', '.join(said)}" if said else ""
     also = server.detail if busy and len(server.endpoints) < 2 else ""
-    return [each for each in (first, also, server.warning, *_stands(server)) if each]
+    return [text for text in (first, also, server.warning, *_stands(server)) if text]
 
 
 def _stands(server: ServerStatus) -> list[str]:
     """Say how long a server of which no step ends has stood, beside its longest step, and where."""
-    seen = server.observed
-    if seen is None or server.state not in ("quiet", "suspect"):
+    record = server.observed
+    if record is None or server.state not in ("quiet", "suspect"):
         return []
-    said = f"no step has ended for {seen.still:.0f} s; the longest so far took"
-    where = [f"it hangs: {seen.wedge.where}"] if seen.wedge is not None else []
-    return [f"{said} {seen.longest_step:.1f} s", *where]
+    text = f"no step has ended for {record.still:.0f} s; the longest so far took"
+    where = [f"it hangs: {record.wedge.where}"] if record.wedge is not None else []
+    return [f"{text} {record.longest_step:.1f} s", *where]
 
 
 def _answered(server: ServerStatus) -> list[str]:

@@ -34,7 +34,7 @@ def load(**changes: Any) -> Load:
 def judged(run: Load | None = None, **changes: Any) -> dict[str, Any]:
     """Return the verdict on a load."""
     again = Retransmits(nodes={"gpu01": (12, 40_000)}, pairs={("gpu01", "gpu02"): 11})
-    usual = {"asked": 1800.0, "route": "directly", "before": BEFORE, "after": BEFORE}
+    usual = {"planned": 1800.0, "route": "directly", "before": BEFORE, "after": BEFORE}
     return judge(run or load(), **{**usual, "again": again, **changes})
 
 
