@@ -46,7 +46,7 @@ class Api:
         self.failing = ""  # how canaries fail
         self.counters: Counters | None = None
         self.counted, self.own = 0.0, 0
-        self._eye: Probe | None = None  # on an API whose node's agent cannot be asked
+        self._eye: Probe | None = None  # on an API whose node's agent cannot be queried
 
     def _report(self, *, launched: bool) -> ProbeReport:
         """Return what is known of it: from the agent beside it, or, when its server is ready and
@@ -114,13 +114,14 @@ class Api:
             self.steps.asks({key: now - wait for key, wait in waits.items()})
 
     def waits(self, now: float) -> list[Wait]:
-        """Return for how long no step has ended where a canary waits or fails; of any of several
-        replicas, or the only one, none is named.
+        """Return for how long no step has ended where a canary waits or fails; of canaries that any
+        of several replicas may answer, none is named.
         """
         behind = self.spec.behind(self.process)
+        replicas = {str(replica): replica for replica in behind}
         only = behind.start if len(behind) == 1 else None
         return [
-            Wait(self.node, int(part) if part.isdigit() else only, seconds)
+            Wait(self.node, replicas.get(part, only), seconds)
             for part, seconds in self.steps.still(now).items()
         ]
 
@@ -246,10 +247,8 @@ class Apis:
         return f"{ONLY_HEALTH} ({status.first_answer.get('refused', '')})"
 
     def dead(self, status: Observed) -> list[str]:
-        """Return the nodes whose API says itself that its engine is dead, of a server that was
-        ready.
-        """
-        return [api.node for api in self._apis if api.dead] if status.state == "ready" else []
+        """Return the nodes whose API reports that its engine is dead, of a server that is ready."""
+        return [api.node for api in self._apis if api.dead and status.state == "ready"]
 
     def lost(self) -> int | None:
         """Return how many requests its death costs; None where that is unknown."""

@@ -6,7 +6,7 @@ It decides nothing: `keeper.py` does. One is made for each start of an engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .apis import Apis
@@ -123,13 +123,17 @@ class Monitor:
 
     def signs(self, status: Observed) -> list[Trouble]:
         """Return what says that it is dead."""
-        signs = [
-            *self._lost_processes(status.generation),
-            *(self._lost_nodes(status.ranks) if self.view is not None else ()),
-            *self._lost_ranks(),
-            *self._admitted(status),
-        ]
-        return signs if len(self.spec.apis) == 1 else [self._blamed(sign) for sign in signs]
+        signs = self._lost_processes(status.generation)
+        for node, held in status.ranks.items() if self.view is not None else ():
+            self.launched.setdefault(node, self.lead.boot_of(node))
+            signs += self._away(node, " ".join(held))
+        signs += self._lost_ranks()
+        several = len(self.spec.apis) > 1
+        for node in self.apis.dead(status):
+            of, named = (f" of {node}", node) if several else ("", "")
+            sign = Trouble(1, f"the engine{of} says that it is dead", named)
+            signs.append(_explained(sign, self._report(node)))
+        return [self._blamed(sign) for sign in signs] if several else signs
 
     def _blamed(self, trouble: Trouble) -> Trouble:
         """Let a sign be about the node that it says was lost: replicas that compute together die of
@@ -157,12 +161,6 @@ class Monitor:
             else:
                 signs += self._away(node, "" if alone else rank)
         return signs
-
-    def _lost_nodes(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
-        """Return which nodes that hold ranks of Ray's have gone, or have restarted."""
-        for node in ranks:
-            self.launched.setdefault(node, self.lead.boot_of(node))
-        return [sign for node, held in ranks.items() for sign in self._away(node, " ".join(held))]
 
     def _away(self, node: str, rank: str) -> list[Trouble]:
         """Return that the container of a node has restarted, or that a node cannot be queried: it
@@ -192,14 +190,12 @@ class Monitor:
         for an answer of theirs. Where it has several replicas, it may have ended some on purpose:
         it is dead only when no work is done.
         """
-        lost, now = (
-            [rank for rank in self.ranks if self._lives(rank) is False],
-            self.clock.monotonic(),
-        )
+        lost = [rank for rank in self.ranks if self._lives(rank) is False]
         if not lost or self.apis.rests():
             self._bereft = None
             return []
-        self._bereft = now if self._bereft is None else self._bereft
+        now = self.clock.monotonic()
+        self._bereft = self._bereft or now
         if (self.spec.replicas > 1 and self._works) or now - self._bereft < _LAST_WORDS:
             return []
         sign = Trouble(1, "vLLM goes on, though its ranks have ended")
@@ -208,17 +204,6 @@ class Monitor:
             what = f"vLLM goes on, though its rank {one.name} has ended"
             sign = Trouble(1, what, one.node, one.name, certain=True)
         return [_explained(sign, self._report(self.spec.api_node))]
-
-    def _admitted(self, status: Observed) -> list[Trouble]:
-        """Return that a server which was ready says itself that its engine is dead, of several APIs
-        on which node.
-        """
-        signs = []
-        for node in self.apis.dead(status):
-            of, named = (f" of {node}", node) if len(self.spec.apis) > 1 else ("", "")
-            sign = Trouble(1, f"the engine{of} says that it is dead", named)
-            signs.append(_explained(sign, self._report(node)))
-        return signs
 
 
 def _ended(number: int, node: str, report: ServerReport) -> Trouble:
