@@ -53,60 +53,60 @@ def log(name: str) -> str:
 
 @dataclass
 class World:
-    """A head and a node with an API that say, look by look, what `looks` hold (the last one for
-    ever); sleeping moves time.
+    """A head and a node with an API that return `looks` one after the other, the last one
+    repeatedly; sleeping advances the time.
     """
 
     looks: list[dict[str, Any]]
-    wanted: Desired
+    spec: Desired
     now: float = 0.0
-    seen: int = -1
+    position: int = -1
 
     def look(self) -> dict[str, Any]:
-        return self.looks[min(max(self.seen, 0), len(self.looks) - 1)]
+        return self.looks[min(max(self.position, 0), len(self.looks) - 1)]
 
     def answer(self, command: Command) -> Answer:
         argv, node = command.argv, command.node
         path = query(argv)
         if path == "servers":
-            assert (node, self.wanted.api_node) == ("n1", "n2")
-            self.seen += 1
-            return self._json(node, self.look()["head"], self.servers)
+            assert (node, self.spec.api_node) == ("n1", "n2")
+            self.position += 1
+            return self._answer(node, self.look()["head"], self.servers)
         assert path == "watch"
-        assert (node, "name=default&" in argv[-1]) == (self.wanted.api_node, True)
+        assert (node, "name=default&" in argv[-1]) == (self.spec.api_node, True)
         if node == "n1":
-            self.seen += 1
+            self.position += 1
             api, head = self.look()["api"], self.look()["head"]
             if isinstance(head, Answer):
-                return self._json(node, head, self.servers)
-            return self._json(node, api, lambda said: {**said, **self.servers({**head})})
-        return self._json(node, self.look()["api"], lambda said: said)
+                return self._answer(node, head, self.servers)
+            return self._answer(node, api, lambda answer: {**answer, **self.servers({**head})})
+        return self._answer(node, self.look()["api"], lambda answer: answer)
 
-    def servers(self, said: dict[str, Any]) -> dict[str, Any]:
-        own = {
+    def servers(self, head: dict[str, Any]) -> dict[str, Any]:
+        defaults = {
             "version": 2,
             "name": "default",
-            "id": self.wanted.id,
+            "id": self.spec.id,
             "asked": 7.0,
             "model": "m",
             "state": "starting",
         }
-        seen = said.pop("observed", {})
-        one = {
+        record = head.pop("observed", {})
+        server = {
             "name": "default",
-            "desired": self.wanted.as_json(),
-            "observed": None if seen is None else {**own, **seen},
+            "desired": self.spec.as_json(),
+            "observed": None if record is None else {**defaults, **record},
         }
-        agent = said.pop("looked", 1.0)
-        return {"servers": [{**one, "age": 1.0, **said}], "members": {}, "agent": agent}
+        agent = head.pop("looked", 1.0)
+        return {"servers": [{**server, "age": 1.0, **head}], "members": {}, "agent": agent}
 
-    def _json(
-        self, node: str, said: Any, put: Callable[[dict[str, Any]], dict[str, Any]]
+    def _answer(
+        self, node: str, part: Any, complete: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> Answer:
         return (
-            replace(said, node=node)
-            if isinstance(said, Answer)
-            else Answer(node=node, code=0, out=json.dumps(put({**said})))
+            replace(part, node=node)
+            if isinstance(part, Answer)
+            else Answer(node=node, code=0, out=json.dumps(complete({**part})))
         )
 
     def sleep(self, seconds: float) -> None:
@@ -114,18 +114,22 @@ class World:
 
 
 def look(
-    text: str = "", state: str = "starting", listening: bool = False, **more: Any
+    text: str = "",
+    state: str = "starting",
+    listening: bool = False,
+    anew: bool = False,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Return what is said at one look: `more` is of the keeper's record, but for `anew`."""
-    api = {
-        "log": text,
-        "offset": len(text.encode()),
-        "anew": more.pop("anew", False),
-        "listening": listening,
+    """Return the answers at one look; `fields` are of the supervisor's record."""
+    api = {"log": text, "offset": len(text.encode()), "anew": anew, "listening": listening}
+    record = {
+        "state": state,
+        "generation": 1,
+        "verdict": verdict(state, len(fields.get("faults", ()))),
+        "reason": fields.get("doing", ""),
+        **fields,
     }
-    seen = {"state": state, "generation": 1, "verdict": verdict(state, len(more.get("faults", ())))}
-    seen["reason"] = more.get("doing", "")
-    return {"head": {"observed": {**seen, **more}}, "api": api}
+    return {"head": {"observed": record}, "api": api}
 
 
 def failed(
@@ -144,13 +148,13 @@ READY: dict[str, Any] = {
 }
 
 
-def refused(status: int, error: str, times: int = 3, **more: Any) -> dict[str, Any]:
-    """Return a look at a server that starts, and refuses what its keeper asks it."""
-    first = {"status": status, "error": error, "times": times, **more}
+def refusal(status: int, error: str, times: int = 3, **fields: Any) -> dict[str, Any]:
+    """Return a look at a server that starts, and refuses the supervisor's first request."""
+    first = {"status": status, "error": error, "times": times, **fields}
     return look(listening=True, first_answer=first)
 
 
-def wanted(
+def make_spec(
     dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = (), args: tuple[str, ...] = ()
 ) -> Desired:
     split = choose(narrow(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend)
@@ -176,11 +180,11 @@ def follow(
     **more: Any,
 ) -> tuple[World, list[Event], Served]:
     """Watch a server until it has answered; of an error, `events` are what came before."""
-    world = World(list(looks), wanted(dp, **more))
+    world = World(list(looks), make_spec(dp, **more))
     events: list[Event] = []
     generator = watch(
         Site(INVENTORY),
-        world.wanted,
+        world.spec,
         FakeTransport(world.answer),
         timeout=timeout,
         attached=attached,
@@ -344,28 +348,28 @@ def test_a_server_whose_api_is_not_on_the_head() -> None:
 
 
 def test_listening_is_not_ready() -> None:
-    """The wait ends with the keeper's word alone; until then it is told what the server says."""
-    late = refused(0, "replica 1 gave no answer: timed out", times=9)
+    """Only the supervisor's verdict ends the wait; meanwhile the server's error is shown."""
+    late = refusal(0, "replica 1 gave no answer: timed out", times=9)
     _, events, _ = follow(look(listening=True), late, look(**READY))
 
     assert "starting vLLM (replica 1 gave no answer: timed out)" in waits(events)
 
 
 @pytest.mark.parametrize("state", ["quiet", "suspect", "resting", "unknown"])
-def test_a_server_that_has_answered_and_does_not_now(state: str) -> None:
-    """It is waited for, and told how it is; one that is busy counts."""
-    how = {**READY, "verdict": state, "reason": "no step has ended for 99 s"}
+def test_a_server_that_no_longer_answers(state: str) -> None:
+    """The wait continues, and its verdict is shown; a busy server counts as ready."""
+    fields = {**READY, "verdict": state, "reason": "no step has ended for 99 s"}
     with pytest.raises(DeadlineError, match=f"{state}: no step has ended for 99 s"):
-        follow(look(**how), timeout=20, attached=True)
+        follow(look(**fields), timeout=20, attached=True)
 
     follow(look(**{**READY, "verdict": "busy"}), timeout=20, attached=True)
 
 
-def test_an_agent_that_looks_no_more() -> None:
-    """What it saw says nothing; nobody says that the server is dead."""
-    old = look(**READY)
+def test_a_stale_record_of_the_agent() -> None:
+    """It says nothing about the server, not even that it is dead."""
+    stale = look(**READY)
     with pytest.raises(UnwatchedError, match="the head's agent has not looked for 99 s"):
-        follow({**old, "head": {**old["head"], "looked": 99.0}})
+        follow({**stale, "head": {**stale["head"], "looked": 99.0}})
 
 
 def test_attaching_tells_no_phases_of_the_past() -> None:
@@ -469,7 +473,7 @@ def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
 
 
-def test_a_server_that_listens_is_not_given_up_for_a_line() -> None:
+def test_a_fatal_line_does_not_count_while_the_server_listens() -> None:
     """Its first completions may take long."""
     follow(look(FATAL), *[look(listening=True)] * 30, look(**READY))
 
@@ -482,8 +486,8 @@ def test_a_server_that_goes_on_after_a_fatal_line() -> None:
     follow(look(FATAL), look("Starting to load model x\n"), *silent, look(**READY))
 
 
-def test_a_server_that_listened_and_falls_silent() -> None:
-    """What killed it is still known."""
+def test_a_fatal_line_counts_when_the_server_stops_listening() -> None:
+    """The error names the line."""
     with pytest.raises(ServerError, match="cannot go on: the model and its KV cache do not fit"):
         follow(look(listening=True), look(FATAL), look())
 
@@ -530,15 +534,15 @@ def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
 
 def test_a_server_that_somebody_replaces() -> None:
     """Under its name, or started anew: what runs now is not what is watched."""
-    other = {**wanted().as_json(), "asked": 8.0, "model": "n"}
+    other = {**make_spec().as_json(), "asked": 8.0, "model": "n"}
     with pytest.raises(StoppedError) as stopped:
         follow(look(), {**look(), "head": {"desired": other}})
 
     assert stopped.value.evidence == "n has taken its place"
 
 
-def test_what_several_endpoints_said() -> None:
-    """Each has its address and its time; what they hold is added up."""
+def test_several_endpoints() -> None:
+    """Addresses and times are listed by endpoint; capacities are added up."""
     apart: dict[str, Any] = {"dp": 2, "backend": "mp", "args": ("--data-parallel-hybrid-lb",)}
     first = {**ANSWERED, "seconds": 0.75, "replicas": [0.5, 0.75]}
     both = {"n1": CAPACITY, "n2": CAPACITY}
@@ -554,20 +558,20 @@ def test_what_several_endpoints_said() -> None:
 def test_another_api_key(status: int) -> None:
     """A server that demands a key we do not have will not change its mind."""
     with pytest.raises(ServerError, match="another API key"):
-        follow(refused(status, "Unauthorized", times=1))
+        follow(refusal(status, "Unauthorized", times=1))
 
 
 def test_an_api_that_only_refuses() -> None:
     """Three refusals are enough; the last one is shown."""
-    follow(refused(500, "EngineCore is sad", times=2), look(**READY))
+    follow(refusal(500, "EngineCore is sad", times=2), look(**READY))
     with pytest.raises(ServerError, match="gives no completion") as raised:
-        follow(refused(500, "EngineCore is sad"))
+        follow(refusal(500, "EngineCore is sad"))
 
     assert raised.value.evidence == "500: EngineCore is sad"
 
 
-def test_refusals_of_an_engine_that_died() -> None:
-    """Another one is started."""
+def test_refusals_of_a_dead_engine_do_not_count() -> None:
+    """The supervisor starts another one."""
     died = {"state": "stopping", "faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
     first = {"status": 500, "error": "EngineDeadError", "times": 9}
     follow(look(**died, first_answer=first), look(**READY))
@@ -622,11 +626,11 @@ def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
 
 def test_stopping_to_watch_asks_nothing_more() -> None:
     """Closing the watch sends nothing: the server is not told."""
-    world = World([look()], wanted())
+    world = World([look()], make_spec())
     transport = FakeTransport(world.answer)
     generator = watch(
         Site(INVENTORY),
-        world.wanted,
+        world.spec,
         transport,
         timeout=60,
         clock=lambda: world.now,
@@ -649,18 +653,18 @@ EMBEDDED = {
 
 
 def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
-    """It says what has come; there are no tokens and no fingerprint."""
+    """The embedding is named; there are no tokens and no fingerprint."""
     _, events, served = follow(look(**{**READY, "first_answer": EMBEDDED}))
 
-    assert [each.text for each in events if each.state == "ok"][-1] == (
+    assert [event.text for event in events if event.state == "ok"][-1] == (
         "an embedding of 128 numbers has come back"
     )
     assert (served.task, served.came) == ("embedding", "an embedding of 128 numbers")
     assert summary(served)["answer"] == "an embedding of 128 numbers"
 
 
-def test_where_health_is_all_there_is_it_is_said() -> None:
-    """With what was refused: it may be that nothing of it works."""
+def test_a_server_with_nothing_but_health() -> None:
+    """A warning has the refused request: perhaps none of its endpoints works."""
     alone = {
         "task": "health",
         "came": "an answer of `/health` alone",
@@ -669,13 +673,13 @@ def test_where_health_is_all_there_is_it_is_said() -> None:
     _, events, served = follow(look(**{**READY, "first_answer": {**EMBEDDED, **alone}}))
 
     assert served.task == "health"
-    (warning,) = [each.text for each in events if each.kind == "warning"]
+    (warning,) = [event.text for event in events if event.kind == "warning"]
     assert warning.endswith("`/health` is all that is asked of it (/pooling: 400 no)")
 
 
-def test_an_embedding_that_does_not_come() -> None:
-    """Is called by its name."""
+def test_a_server_that_returns_no_embedding() -> None:
+    """The error names the kind of answer."""
     with pytest.raises(ServerError, match="gives no embedding") as raised:
-        follow(refused(200, "no answer of /v1/embeddings: {}", task="embedding"))
+        follow(refusal(200, "no answer of /v1/embeddings: {}", task="embedding"))
 
     assert raised.value.evidence.startswith("200: no answer of")
