@@ -178,33 +178,24 @@ def _begin(
     # What an earlier run brought is what this one would bring: the same digest says so.
     have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
     ship = transfer.steps(site, request.work, have, request.files)
-    gates = _gates(seen, request, options, have)
+    gates = _gates(seen, request, options, have) if site.facts else ()
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
         command=site.inside(site.head, job_store.ask("remove", request.work), timeout=300),
     )
     stages = (
-        *(
-            [Stage(id="preflight", title="Look at the cluster and the model", gates=gates)]
-            if site.facts
-            else []
-        ),
-        *([Stage(id="clear", title="Begin anew", steps=(clear,))] if anew else []),
+        Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
+        Stage(id="clear", title="Begin anew", steps=(clear,) if anew else ()),
         Stage(
             id="prepare",
             title="Write the job down on the head",
             steps=(_prepare(site, request, retry=retry, restart=options.restart),),
         ),
-        *(
-            [Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))]
-            if ship
-            else []
-        ),
+        Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship)),
         Stage(id="submit", title="Submit the job to Ray", steps=(_submit(site, request, job),)),
     )
-    plan = Plan(
-        verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry)
-    )
+    words = notes(request, seen.entry, anew=anew, retry=retry)
+    plan = Plan(verb="batch", stages=stages, notes=words)
     return Start(plan=plan, job=job, anew=anew)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from launcher import shell
 from launcher.checks.shape import Finding
 from launcher.model import Node
-from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty
+from launcher.plan.shape import Gate, Plan, Stage, Step
 from launcher.site import Site
 from launcher.state import verdict
 from launcher.tools import compile_cache, docker
@@ -54,7 +54,7 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
     )
     return Plan(
         verb="down",
-        stages=not_empty(stages),
+        stages=tuple(stages),
         keep_going=True,
     )
 

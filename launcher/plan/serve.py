@@ -50,10 +50,8 @@ def plan_files(site: Site, *, verb: str = "serve") -> Plan:
         if site.running(node) is not None
         for step in files.steps(site, node, {}, fresh=False)
     )
-    return Plan(
-        verb=verb,
-        stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else (),
-    )
+    stage = Stage(id="files", title="Update helper files", steps=steps)
+    return Plan(verb=verb, stages=(stage,))
 
 
 def plan_serve(
@@ -82,18 +80,14 @@ def plan_serve(
         if attached is not None:
             return attached
     server = wanted.desired(seen, request, asked=asked, policy=policy)
-    stages = [
+    gates = room.gates(seen, request, there) if seen.site.facts else ()
+    stages = (
+        Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
         *prove,
         Stage(id="server", title="Ask for the server", steps=(wanted.write(seen.site, server),)),
-    ]
-    if seen.site.facts:
-        gates = room.gates(seen, request, there)
-        stages.insert(
-            0, Stage(id="preflight", title="Look at the cluster and the model", gates=gates)
-        )
-    return Start(
-        plan=Plan(verb="serve", stages=tuple(stages), notes=_notes(request, there)), desired=server
     )
+    plan = Plan(verb="serve", stages=stages, notes=_notes(request, there))
+    return Start(plan=plan, desired=server)
 
 
 def _attached(

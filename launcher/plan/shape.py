@@ -64,7 +64,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that will be done, in order.
+    """Everything that will be done, in order; stages without steps and gates are left out.
 
     `notes` say in words what differs from what was observed, and what a person should know first.
 
@@ -77,15 +77,14 @@ class Plan:
     notes: tuple[str, ...] = ()
     keep_going: bool = False
 
+    def __post_init__(self) -> None:
+        stages = tuple(stage for stage in self.stages if stage.steps or stage.gates)
+        object.__setattr__(self, "stages", stages)
+
     @property
     def steps(self) -> tuple[Step, ...]:
         """All steps in the order in which they start."""
         return tuple(step for stage in self.stages for step in stage.steps)
-
-
-def not_empty(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """Return the stages in which anything is done or must hold."""
-    return tuple(stage for stage in stages if stage.steps or stage.gates)
 
 
 def in_waves(steps: Sequence[Step]) -> list[list[Step]]:

@@ -59,7 +59,7 @@ def plan_forget(site: Site, names: Sequence[str]) -> Plan:
     """Forget servers that are over, with why; what has answered before is remembered."""
     steps = tuple(_forget(site, name, state.DESIRED, state.OBSERVED) for name in names)
     stage = Stage(id="forget", title="Forget what does not run", steps=steps)
-    return Plan(verb="stop", stages=(stage,) if steps else ())
+    return Plan(verb="stop", stages=(stage,))
 
 
 def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
@@ -85,23 +85,17 @@ def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
         judge=judge,
         deadline=60,
     )
+    ports, timeout = site.inventory.ports, grace + 60
     steps = tuple(
         Step(
-            title=f"stopping batch job {each.name} (Ray job {each.id})",
-            command=site.inside(
-                site.head,
-                payload.stop(site.inventory.ports, each.id, grace),
-                timeout=grace + 60,
-            ),
+            title=f"stopping batch job {job.name} (Ray job {job.id})",
+            command=site.inside(site.head, payload.stop(ports, job.id, grace), timeout=timeout),
         )
-        for each in found
+        for job in found
     )
-    return Plan(
-        verb="stop",
-        stages=(Stage(id="stop", title="Stop batch jobs", steps=steps, gates=(gate,)),)
-        if steps
-        else (),
-    )
+    gates = (gate,) if steps else ()
+    stage = Stage(id="stop", title="Stop batch jobs", steps=steps, gates=gates)
+    return Plan(verb="stop", stages=(stage,))
 
 
 def _forget(site: Site, name: str, *what: str) -> Step:
@@ -153,11 +147,8 @@ def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
 
 
 def _doing(server: Server) -> str:
-    return (
-        f": {server.observed.doing}"
-        if server.observed is not None and server.observed.doing
-        else ""
-    )
+    doing = server.observed.doing if server.observed is not None else ""
+    return f": {doing}" if doing else ""
 
 
 def _probe_port(site: Site, name: str, host: str, port: int) -> Command:

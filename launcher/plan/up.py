@@ -13,7 +13,7 @@ from launcher.checks.gpu_memory import GPU_MEMORY, noticed
 from launcher.checks.shape import Check, Evidence
 from launcher.model import Inventory, Node, Secret, fold
 from launcher.plan import files, gates
-from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty, observed
+from launcher.plan.shape import Gate, Plan, Stage, Step, observed
 from launcher.site import Site
 from launcher.tools import derived, docker
 from launcher.tools.certificates import Renewal
@@ -131,7 +131,7 @@ def plan_up(
     )
     return Plan(
         verb="up",
-        stages=not_empty(stages),
+        stages=tuple(stages),
         notes=(*_differing(site, _merge_reasons(reasons, renewal)), *_ending(replaced)),
     )
 
