@@ -72,7 +72,7 @@ def _soak(
 ) -> dict[str, Any]:
     from launcher.payload.agent.task import named
     from launcher.soak import retransmits
-    from launcher.soak.load import Load, Stream
+    from launcher.soak.load import Load
     from launcher.soak.verdict import judge
     from launcher.state import servers
 
@@ -90,7 +90,7 @@ def _soak(
     nodes = [node.name for node in session.site.nodes if node.name in own]
     missing = session.fleet.connect(nodes)
     queries = retransmits.ask([name for name in nodes if name not in missing])
-    load = Load(endpoints, model, task, tokens, [Stream() for _ in range(streams)])
+    load = Load(endpoints, model, task, tokens, streams)
     counted = retransmits.read(session.transport.run(queries))
     session.wait("soak", f"{streams} streams at {chosen.what}, {route}", deadline=seconds)
     with contextlib.suppress(KeyboardInterrupt), load:
@@ -101,7 +101,7 @@ def _soak(
         after = now.get(chosen.name)
     except NodeError:
         after = replace(before, verdict="unknown")
-    return judge(load, planned=seconds, route=route, before=before, after=after, again=again)
+    return judge(load, planned=seconds, route=route, before=before, after=after, retransmits=again)
 
 
 def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str, str]:

@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import json
 import math
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
@@ -19,7 +20,6 @@ from launcher.payload.agent.task import Task
 _REACHED = 5.0  # seconds within which an endpoint says which models it has
 _PATIENCE = 300.0  # seconds without a byte after which a request has failed
 _AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by another
-_BOTH = 2  # directions of a connection, as `shutdown` has it
 _KINDS = 20  # different errors that are kept
 _STEP = math.log(1.02)
 
@@ -68,18 +68,6 @@ class Times:
         return None
 
 
-@dataclass(slots=True)
-class Stream:
-    """One request after the other.
-
-    `since` is when it last began to wait for a token, None while it waits for none.
-    """
-
-    since: float | None = None
-    tokens: int = 0  # of the present request
-    cut: Callable[[int], object] = lambda _: None  # ends its connection
-
-
 @dataclass
 class Load:
     """Requests at endpoints in turn, and what has come of them; `with` starts and ends it.
@@ -93,7 +81,7 @@ class Load:
     model: str
     task: Task
     max_tokens: int
-    streams: Sequence[Stream]
+    streams: int
     done: int = 0
     open: int = 0
     tokens: int = 0
@@ -108,9 +96,11 @@ class Load:
         """Begin."""
         self._over, self._lock = threading.Event(), threading.Lock()
         self._began = time.monotonic()
+        self._waiting = dict[int, float]()  # by stream, since when it has waited for a token
+        self._sockets = dict[int, socket.socket]()
         self._threads = [
-            threading.Thread(target=self._run, args=(number, stream), daemon=True)
-            for number, stream in enumerate(self.streams)
+            threading.Thread(target=self._run, args=(stream,), daemon=True)
+            for stream in range(self.streams)
         ]
         for thread in self._threads:
             thread.start()
@@ -122,21 +112,22 @@ class Load:
             now = time.monotonic()
             self._over.set()
             self.seconds = now - self._began
-            for stream in self.streams:
-                self.open += stream.since is not None
+            self.open = len(self._waiting)
+            for stream in range(self.streams):
                 self._waited(stream, now)
+            for connected in self._sockets.values():
                 with contextlib.suppress(OSError):
-                    stream.cut(_BOTH)
+                    connected.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(_REACHED)
 
-    def _run(self, number: int, stream: Stream) -> None:
-        for count in itertools.count(number):
+    def _run(self, stream: int) -> None:
+        for count in itertools.count(stream):
             if self._over.is_set():
                 return
             endpoint, what = self.endpoints[count % len(self.endpoints)], ""
             try:
-                self._ask(endpoint, stream, f"{number}.{count}")
+                self._ask(endpoint, stream, f"{stream}.{count}")
             except (OSError, ValueError, TypeError, AttributeError, HTTPException) as error:
                 what = f"{type(error).__name__}: {error!s:.200}"
             with self._lock:
@@ -147,23 +138,23 @@ class Load:
                     self.errors[what if known else "others"] += 1
                     self._waited(stream, time.monotonic())
                 self.done += not what
-                stream.since = None
+                self._waiting.pop(stream, None)
             if what:
                 self._over.wait(_AFTER_A_FAILURE)
 
-    def _ask(self, endpoint: Endpoint, stream: Stream, mark: str) -> None:
+    def _ask(self, endpoint: Endpoint, stream: int, mark: str) -> None:
         """Send one request, whose prompt no other has, and read its answer."""
         body: Any = self.task.body(self.model, f"Request {mark}: tell a story.", self.max_tokens)
         data = json.dumps({**body, "stream": True, "ignore_eos": True})
         connection = HTTPConnection(endpoint.host, endpoint.port, timeout=_REACHED)
         with contextlib.closing(connection):
-            stream.tokens, stream.since = 0, time.monotonic()
+            times, self._waiting[stream] = self.first, time.monotonic()
             connection.connect()
             connection.sock.settimeout(_PATIENCE)
             with self._lock:
                 if self._over.is_set():
                     return
-                stream.cut = connection.sock.shutdown
+                self._sockets[stream] = connection.sock
             connection.request("POST", self.task.path, data, dict(endpoint.headers))
             answer = connection.getresponse()
             if answer.status != 200:
@@ -174,15 +165,13 @@ class Load:
                         return
                     if _has_token(event):
                         now = time.monotonic()
-                        took = self._waited(stream, now)
-                        (self.between if stream.tokens else self.first).add(took)
-                        stream.since = now
-                        stream.tokens += 1
+                        times.add(self._waited(stream, now))
+                        times, self._waiting[stream] = self.between, now
                         self.tokens += 1
 
-    def _waited(self, stream: Stream, now: float) -> float:
+    def _waited(self, stream: int, now: float) -> float:
         """Return how long a stream has waited for a token; the longest such time is kept."""
-        seconds = 0.0 if stream.since is None else now - stream.since
+        seconds = now - self._waiting.get(stream, now)
         if seconds > self.wait:
             self.wait, self.waited_until = seconds, now - self._began
         return seconds

@@ -19,6 +19,8 @@ _SCRIPT = "grep ^Tcp: /proc/net/snmp && { ss -tinH 2>/dev/null || true; }"
 _ADDRESS = re.compile(r"\[?(?:::ffff:)?([0-9a-fA-F.:]+?)(?:%[\w.-]+)?\]?:\d+")
 _AGAIN = re.compile(r"\sretrans:\d+/(\d+)")
 Ends = tuple[str, str]
+# Segments that were sent again: by node, with all that it sent, and from one node to another.
+Retransmits = tuple[Mapping[str, tuple[int, int]], Mapping[Ends, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +30,6 @@ class Counters:
     sent: int
     again: int
     connections: Mapping[Ends, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retransmits:
-    """Segments that were sent again within a time: by node, with all that it sent, and from
-    one node to another.
-    """
-
-    nodes: Mapping[str, tuple[int, int]]
-    pairs: Mapping[Ends, int]
 
 
 def ask(nodes: Sequence[str]) -> list[Command]:
@@ -87,4 +79,4 @@ def compare(before: Mapping[str, Counters], after: Mapping[str, Counters]) -> Re
             targets = owners.get(_ADDRESS.sub(r"\1", ends[1]), set())
             if len(targets) == 1 and targets != {node}:
                 pairs[node, min(targets)] += max(0, again - was.connections.get(ends, 0))
-    return Retransmits(nodes=nodes, pairs=+pairs)
+    return nodes, +pairs

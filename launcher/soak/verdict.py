@@ -22,7 +22,7 @@ def judge(
     route: str,
     before: Observed,
     after: Observed | None,
-    again: Retransmits,
+    retransmits: Retransmits,
 ) -> dict[str, Any]:
     """Return the verdict on a load that has ended, and was to take `planned` seconds, ready for
     JSON; times are seconds.
@@ -50,7 +50,7 @@ def judge(
         "server": before.name,
         "model": load.model,
         "route": route,
-        "streams": len(load.streams),
+        "streams": load.streams,
         "asked": planned,
         "seconds": load.seconds,
         "requests": load.done,
@@ -65,11 +65,11 @@ def judge(
         "faults": faults,
         "health": health,
         "retransmits": {
-            node: {"again": count, "sent": sent} for node, (count, sent) in again.nodes.items()
+            node: {"again": again, "sent": sent} for node, (again, sent) in retransmits[0].items()
         },
         "pairs": [
-            {"from": source, "to": target, "again": count}
-            for (source, target), count in again.pairs.items()
+            {"from": source, "to": target, "again": again}
+            for (source, target), again in retransmits[1].items()
         ],
         "interrupted": interrupted,
         "failures": failures,

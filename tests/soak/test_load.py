@@ -10,7 +10,7 @@ import pytest
 
 from launcher.payload.agent.task import CHAT, COMPLETION, Task
 from launcher.soak import load
-from launcher.soak.load import Load, Stream, Times
+from launcher.soak.load import Load, Times
 from tests.soak.endpoint import MODEL, ROLE, TOKEN, USAGE, Endpoint
 
 
@@ -24,7 +24,7 @@ def make_load(
 ) -> Load:
     """Make a load on endpoints."""
     targets = [target(endpoint.port, **headers) for endpoint in endpoints]
-    return Load(targets, "served-name", task, tokens, [Stream() for _ in range(streams)])
+    return Load(targets, "served-name", task, tokens, streams)
 
 
 def test_tokens_are_counted_and_timed() -> None:
@@ -36,7 +36,7 @@ def test_tokens_are_counted_and_timed() -> None:
         server.wait_until(lambda: run.done >= 4)
 
     assert run.errors == Counter()
-    assert run.tokens == pytest.approx(3 * run.done, abs=3 * len(run.streams))
+    assert run.tokens == pytest.approx(3 * run.done, abs=3 * run.streams)
     assert run.first.percentile(0.5) is not None and run.between.percentile(0.99) is not None
     assert 0 < run.first.longest <= run.wait and run.waited_until <= run.seconds
     assert set(server.keys) == {"Bearer k"}
@@ -119,7 +119,7 @@ def test_a_closed_port_is_an_error() -> None:
     """Requests fail, and so does reading the model's name."""
     with Endpoint() as server:
         closed = target(server.port)
-    with Endpoint() as server, Load([closed], "m", CHAT, 1, [Stream()]) as run:
+    with Endpoint() as server, Load([closed], "m", CHAT, 1, 1) as run:
         server.wait_until(lambda: run.errors.total() >= 1)
 
     assert "refused" in str(run.errors)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.payload.agent.task import COMPLETION
-from launcher.soak.load import Load, Stream
-from launcher.soak.retransmits import Retransmits
+from launcher.soak.load import Load
 from launcher.soak.verdict import judge, rows
 from tests import kept
 
@@ -21,7 +20,7 @@ BEFORE = kept.seen(
 
 def load(**changes: Any) -> Load:
     """Return a good load, with changes."""
-    run = Load([], "m", COMPLETION, 128, [Stream()] * 4, done=90, open=4, tokens=12_000)
+    run = Load([], "m", COMPLETION, 128, 4, done=90, open=4, tokens=12_000)
     run.seconds, run.wait, run.waited_until = 1800.0, 1.5, 754.0
     for seconds in (0.05, 0.06):
         run.first.add(seconds)
@@ -33,9 +32,9 @@ def load(**changes: Any) -> Load:
 
 def judged(run: Load | None = None, **changes: Any) -> dict[str, Any]:
     """Return the verdict on a load."""
-    again = Retransmits(nodes={"gpu01": (12, 40_000)}, pairs={("gpu01", "gpu02"): 11})
+    again = ({"gpu01": (12, 40_000)}, {("gpu01", "gpu02"): 11})
     usual = {"planned": 1800.0, "route": "directly", "before": BEFORE, "after": BEFORE}
-    return judge(run or load(), **{**usual, "again": again, **changes})
+    return judge(run or load(), **{**usual, "retransmits": again, **changes})
 
 
 def test_a_passed_verdict() -> None:
