@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launcher.payload.agent import reports
+from launcher.payload.agent import crew
 from launcher.payload.agent.api import Counters
 from launcher.payload.agent.certificates import Certificates
 from launcher.payload.agent.crew import Lead
-from launcher.payload.agent.members import Follower, Link
+from launcher.payload.agent.members import Answer, Follower
 from launcher.payload.agent.node import RUN, Order, ServerReport
 from launcher.payload.agent.probe import ProbeReport
 from launcher.payload.agent.server import Server
@@ -56,6 +56,8 @@ REPORT = ServerReport(
 class Node:
     """A node that reports two servers and runs none."""
 
+    changing = False
+
     def __init__(self) -> None:
         self.orders: Any = {}
 
@@ -72,7 +74,7 @@ class CountingLead(Lead):
 
     exchanges = 0
 
-    def exchange(self, *args: Any) -> dict[str, Any]:
+    def exchange(self, *args: Any) -> Answer:
         """Count and handle an exchange."""
         self.exchanges += 1
         return super().exchange(*args)
@@ -84,19 +86,18 @@ def run_members(folder: str, port: int, nodes: int) -> None:
     for number in range(nodes):
         certificates = Certificates(server=False, folder=f"{folder}/node{number}")
         certificates.context()  # read the files now: that is no part of connecting
-        link = Link(f"node{number}", "127.0.0.1", port, certificates, lambda: None)
-        followers.append(Follower(Node(), link))  # type: ignore[arg-type]
+        node: Any = Node()
+        address = "127.0.0.1", port
+        followers.append(Follower(f"node{number}", node, *address, certificates, lambda: None))
     print("ready", flush=True)
     sys.stdin.readline()
     for follower in followers:
-        follower.link.start()
+        follower.start()
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     while not stop.wait(0.02):
         for follower in followers:
-            new = follower.link.orders is not follower.orders
-            if new or time.monotonic() >= follower._again:
-                follower.turn()
+            follower.turn()
 
 
 def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
@@ -110,7 +111,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
             authority.deliver(folder / member, member)
         lead, lock = CountingLead("head", Node()), threading.RLock()  # type: ignore[arg-type]
         certificates = Certificates(server=True, folder=str(folder / "head"))
-        server = Server(reports.site(lead, lock, certificates, "127.0.0.1", 0))
+        server = Server(crew.site(lead, lock, certificates, "127.0.0.1", 0))
         server.start()
         wait(lambda: bool(server.bound))
         options = ["--members", name, str(*server.bound.values()), str(nodes)]

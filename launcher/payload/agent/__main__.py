@@ -18,12 +18,12 @@ import sys
 import threading
 import time
 
-from . import children, metrics, process, reports, routes, server, state
+from . import children, crew, metrics, process, routes, server, state
 from .certificates import Certificates
 from .crew import Lead
 from .keeper import Keeper
 from .log import say, trace
-from .members import Follower, Link
+from .members import Follower
 from .node import Node
 
 # seconds between two turns: mostly, and while something is being started or ended
@@ -119,12 +119,15 @@ class Agent:
         self.ray = RayDaemon(args.command)
         self.lead = Lead(args.node, self.node) if args.lead else None
         where, certificates = (args.head, args.port), Certificates(server=args.lead)
-        link = Link(args.node, *where, certificates, self.woken.set)
-        self.follower = None if args.lead else Follower(self.node, link)
+        self.follower = (
+            None
+            if args.lead
+            else Follower(args.node, self.node, *where, certificates, self.woken.set)
+        )
         self.lock = threading.RLock()  # of all this, for whatever else the server's thread asks
         sites = [routes.launcher(state.SOCKET, self)]
         if self.lead is not None:
-            sites.append(reports.site(self.lead, self.lock, certificates, *where))
+            sites.append(crew.site(self.lead, self.lock, certificates, *where))
             sites.append(routes.metrics(args.head, args.metrics, metrics.text))
         self.server = server.Server(*sites)
         self.keepers: dict[str, Keeper] = {}
@@ -137,7 +140,7 @@ class Agent:
         """Go on until somebody says that it is enough; return the exit code."""
         self.server.start()
         if self.follower is not None:
-            self.follower.link.start()
+            self.follower.start()
         while self.code is None and not self.told:
             with self.lock:
                 self.turn()
@@ -147,8 +150,9 @@ class Agent:
 
     @property
     def busy(self) -> bool:
-        """True while something is being started or ended, which nobody should have to wait for."""
-        return self.node.changing or any(each.changing for each in self.keepers.values())
+        """True while something is being started or stopped, or other orders are likely."""
+        changing = (self.node, *self.keepers.values(), *filter(None, (self.follower,)))
+        return any(part.changing for part in changing)
 
     def turn(self) -> None:
         """Look at everything once."""
@@ -158,7 +162,7 @@ class Agent:
         self.code = self.ray.code if self.code is None else self.code
         if self.follower is not None:
             self.follower.turn()
-            self.ray.follow(self.follower.ray)
+            self.ray.follow(self.follower.answer.ray)
         if self.lead is not None:
             self._keep(self.lead)
 

@@ -1,13 +1,12 @@
 """The node's certificate and its cluster's CA, for the connections between agents: mutual TLS 1.3.
 
-`vlaunch up` signs the certificates and writes the files. Standard library only.
+`vlaunch up` signs the certificates and writes the files.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,6 @@ from .log import say
 FOLDER = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 CA = "AGENT_CA"  # the CA's certificate
 CERTIFICATE = "AGENT_CERTIFICATE"  # the node's own, and its private key
-_EVERY = 60.0  # seconds in which one trouble with a connection is printed once
-_MOST = 20  # of different troubles in that time
 
 
 class Certificates:
@@ -93,18 +90,3 @@ def cause(error: BaseException) -> str:
         return "no answer in time"
     text = error.strerror if isinstance(error, OSError) else str(error)
     return text or type(error).__name__
-
-
-class Troubles:
-    """Troubles with connections, each printed once a minute: strangers can cause any number."""
-
-    def __init__(self) -> None:
-        self._printed: dict[str, float] = {}
-
-    def say(self, text: str) -> None:
-        """Print it, unless that was done a moment ago."""
-        now = time.monotonic()
-        self._printed = {each: at for each, at in self._printed.items() if now - at < _EVERY}
-        if text not in self._printed and len(self._printed) < _MOST:
-            self._printed[text] = now
-            say(text)

@@ -1,50 +1,55 @@
-"""The agents of a cluster, as the head's sees them: who is there, what each reports, and what each
-is ordered.
+"""The agents of a cluster, as the head's sees them: which are connected, what each reports, and
+what each is ordered.
 
-A member posts a report each second, and receives all its orders in the answer, so that a message
-that is lost is only late. A connection that breaks ends nothing: engines go on, and what they are
-is compared when it is back. Standard library only; `members.py` has the connections.
+A member posts a report each second over mutual TLS, as the node that its certificate names (CN),
+and the answer has all its orders, so that a message that is lost is only late. A connection that
+breaks ends nothing: engines go on, and their states are compared when it is back. `members.py` is
+the other side.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
-from .log import say
+from aiohttp import web
+
+from . import records
+from .certificates import Certificates, name_in
+from .log import LimitedLog, say
+from .members import Answer
 from .node import NOTHING, Node, Order, Report, ServerReport
+from .server import Site
 
 _FRESH = 5.0  # seconds for which a report holds
-SILENCE = 60.0  # seconds without one until a connection counts as broken
+SILENCE = 60.0  # seconds without a report until a connection counts as broken
 _RETURN = 10.0  # seconds for an agent whose connection was closed to come back
 _BOOT = 40  # letters of a boot
 _BOOTS = 1000  # starts of a node's agent that are remembered
+_RETRY = 0.02  # seconds between two attempts to get the agent's lock
+_HANGS = 5.0  # seconds for which its main loop may hold it; members wait longer for an answer
 
 
 class Refused(Exception):
     """A report that changes nothing; the text says why."""
 
 
-class Connection(Protocol):
-    """The connection over which a report came."""
-
-    def is_closing(self) -> bool:
-        """Return whether it has ended."""
-
-
 @dataclass
 class Member:
-    """A node's agent that is connected, and what it reported last.
+    """A node's agent that is connected, and its last report, which came at `heard`.
 
     `boot` is another one after each start of its container. `done` is the number of the orders that
     it had carried out by then.
     """
 
     boot: str
-    connection: Connection
+    connection: asyncio.BaseTransport
     heard: float
     servers: Mapping[str, ServerReport] = field(default_factory=dict)
     done: int = 0
@@ -61,51 +66,39 @@ class Lead:
         self.orders: dict[str, dict[str, Order]] = {}
         self.changed = False  # a member came or went
         self.ray = ""  # another word each time that Ray's head is started
-        self.ordered: Callable[[str], object] = lambda _: None  # told of a node with new orders
-        self._sent: dict[str, Any] = {}
-        self._number: dict[str, int] = {}  # of the orders of each node
-        # of each node the starts of its agent, newest last, and the number of the last report
+        self._answers: dict[str, Answer] = {}  # to each node
+        # of each node the boots of its agent, newest last, and the number of the last report
         self._boots: dict[str, dict[str, int]] = {}
-        self._own: Mapping[str, ServerReport] = {}
-
-    # --- what the keeper asks
+        self._own = Member(self.boot, asyncio.BaseTransport(), heard=math.inf)
 
     def here(self, node: str) -> bool:
         """True when a node's agent is connected."""
-        return node == self.name or node in self.members
+        return self._find(node) is not None
 
     def fresh(self, node: str) -> bool:
-        """True when a node has been heard a moment ago: what it reported before that may not hold
-        any more.
-        """
-        member = self.members.get(node)
-        return node == self.name or (
-            member is not None and time.monotonic() - member.heard < _FRESH
-        )
+        """True when a node reported a moment ago: an older report may not hold any more."""
+        member = self._find(node)
+        return member is not None and time.monotonic() - member.heard < _FRESH
 
     def settled(self, node: str) -> bool:
-        """True when a node's report is of after it had carried out what it was ordered last."""
-        return node == self.name or (
-            node in self.members and self.members[node].done == self.number(node)
-        )
+        """True when a node had carried out its last orders before its last report."""
+        member = self._find(node)
+        return member is not None and member.done == self.number(node)
 
     def report(self, node: str, server: str) -> ServerReport:
         """Return a node's report of a server; NOTHING where it has none, or is not here."""
-        member = self.members.get(node)
-        servers = self._own if node == self.name else member.servers if member else {}
-        return servers.get(server, NOTHING)
+        member = self._find(node)
+        return member.servers.get(server, NOTHING) if member else NOTHING
 
     def boot_of(self, node: str) -> str:
-        """Return a word that changes when a node's container starts anew; empty while it is not
+        """Return a word that changes when a node's container is restarted; empty while it is not
         here.
         """
-        return (
-            self.boot
-            if node == self.name
-            else self.members[node].boot
-            if node in self.members
-            else ""
-        )
+        member = self._find(node)
+        return member.boot if member else ""
+
+    def _find(self, node: str) -> Member | None:
+        return self._own if node == self.name else self.members.get(node)
 
     def gone(self, node: str) -> str:
         """Say why a node that was here is gone, once it has had time to come back; empty while it
@@ -115,43 +108,42 @@ class Lead:
         return why if why and not self.here(node) and time.monotonic() >= since else ""
 
     def heard(self) -> dict[str, float]:
-        """Return how many seconds ago each node's agent was heard."""
+        """Return the seconds since the last report of each node's agent."""
         now = time.monotonic()
         return {
             self.name: 0.0,
-            **{name: round(now - each.heard, 1) for name, each in self.members.items()},
+            **{name: round(now - member.heard, 1) for name, member in self.members.items()},
         }
 
-    # --- members
+    def number(self, node: str) -> int:
+        """Return the number of a node's orders, which grows when they change."""
+        return self._answers[node].number if node in self._answers else 0
 
     def turn(self) -> None:
-        """Order, and part with those who have gone or are silent."""
+        """Order, and part with members that have gone or are silent."""
         self.node.orders = self.orders.get(self.name, {})
         self.node.turn()
-        self._own = self.node.report()
+        self._own.servers = self.node.report()
         now = time.monotonic()
         for name, member in list(self.members.items()):
-            self._order(name)
+            if self.orders.get(name, {}) != self._answers[name].orders:
+                self._order(name)
             if now - member.heard > SILENCE:
                 self._lose(name, f"it has been silent for {SILENCE:g} s")
             elif member.connection.is_closing():
                 self._lose(name, "its connection was closed")
 
-    def number(self, node: str) -> int:
-        """Return the number of a node's orders, which grows when they change."""
-        return self._number.get(node, 0)
-
-    def exchange(self, name: str, report: Report, connection: Connection) -> dict[str, Any]:
+    def exchange(self, name: str, report: Report, connection: asyncio.BaseTransport) -> Answer:
         """Take a report of the node that the connection's certificate names; return its orders.
 
-        A report that names no start of this agent is answered with that alone. Raises Refused.
+        A report that names no boot of this agent is answered with that alone. Raises Refused.
         """
         if name == self.name:
             raise Refused(f"{name} is this node itself")
         if report.node != name:
             raise Refused(f"the certificate of {name} came with a report of {report.node}")
         if report.head_boot == "":
-            return {"head_boot": self.boot}
+            return Answer(head_boot=self.boot)
         if report.head_boot != self.boot:
             raise Refused(f"{name} reports to another start of the head's agent")
         if not 0 < len(report.boot) <= _BOOT:
@@ -162,12 +154,7 @@ class Lead:
         member = self._member(name, report.boot, connection)
         member.connection, member.heard = connection, time.monotonic()
         member.servers, member.done = report.servers, report.done
-        return {
-            "head_boot": self.boot,
-            "number": self.number(name),
-            "orders": self._sent[name],
-            "ray": self.ray,
-        }
+        return replace(self._answers[name], ray=self.ray)
 
     def _count(self, name: str, boot: str, number: int) -> None:
         """Note a report's number; raises Refused for one that came before, or too late."""
@@ -180,8 +167,10 @@ class Lead:
         if len(boots) > _BOOTS:
             del boots[next(iter(boots))]
 
-    def _member(self, name: str, boot: str, connection: Connection) -> Member:
-        """Return a node's agent as it is known; one that is new here is ordered anew."""
+    def _member(self, name: str, boot: str, connection: asyncio.BaseTransport) -> Member:
+        """Return a node's agent; the orders of a new one get another number, so that it counts as
+        settled only when it has carried them out.
+        """
         member = self.members.get(name)
         if member is not None and member.boot != boot:
             self._lose(name, "it was started anew")
@@ -190,23 +179,79 @@ class Lead:
             member = self.members[name] = Member(boot, connection, time.monotonic())
             self.changed = True
             self.lost.pop(name, None)
-            self._sent.pop(name, None)
             self._order(name)
             say(f"the agent of {name[:100]} is here")
         return member
 
     def _order(self, name: str) -> None:
-        """Give a node's orders the next number when they have changed."""
-        orders = {server: vars(order) for server, order in self.orders.get(name, {}).items()}
-        if orders != self._sent.get(name):
-            self._sent[name], self._number[name] = orders, self.number(name) + 1
-            self.ordered(name)
+        """Give a node's orders the next number."""
+        orders, number = self.orders.get(name, {}), self.number(name) + 1
+        self._answers[name] = Answer(head_boot=self.boot, number=number, orders=orders)
 
     def _lose(self, name: str, why: str) -> None:
         member = self.members.pop(name)
         now = time.monotonic()
-        # Silence has lasted long enough already; whose end was closed may just have been cut off
-        # for a moment.
+        # Silence has lasted long enough already; an agent whose connection was closed may just have
+        # been cut off for a moment.
         self.lost[name] = (now if now - member.heard > SILENCE else now + _RETURN, why)
         self.changed = True
         say(f"the agent of {name[:100]} is gone: {why}")
+
+
+def site(
+    lead: Lead, lock: threading.RLock, certificates: Certificates, host: str, port: int
+) -> Site:
+    """Return the site to which members post; `lock` is held while the agent changes."""
+    log = LimitedLog()
+
+    async def take(request: web.Request) -> web.Response:
+        """Take a report, and answer with the node's orders."""
+        body, transport = await request.read(), request.transport
+        try:
+            if transport is None or (
+                transport.get_extra_info("sslcontext") is not certificates.context()
+            ):  # accepted with files that have been replaced since
+                raise Refused("its connection is older than this node's certificates")
+            name = name_in(transport.get_extra_info("peercert"))
+            report = _read(name, body)
+            async with _hold(lock):
+                answer = lead.exchange(name, report, transport)
+        except Refused as why:
+            log.say(f"refused a report from {request.remote}: {str(why)[:300]}")
+            refusal = web.Response(text=str(why), status=403)
+            refusal.force_close()
+            return refusal
+        return web.Response(body=records.as_bytes(answer), content_type="application/json")
+
+    return Site(
+        name="the agents of other nodes",
+        routes=[web.post("/report", take)],
+        host=host,
+        port=port,
+        certificates=certificates,
+        log=log,
+    )
+
+
+def _read(name: str, body: bytes) -> Report:
+    """Read a node's report; raises Refused, naming the field that is wrong."""
+    try:
+        return records.read(Report, body, "report")
+    except ValueError as error:
+        raise Refused(f"{name} sent an invalid report: {error}") from None
+
+
+@asynccontextmanager
+async def _hold(lock: threading.RLock) -> AsyncIterator[None]:
+    """Hold the agent's lock, and let other answers go on until it is free; raises Refused where the
+    agent's main loop does not release it.
+    """
+    deadline = time.monotonic() + _HANGS
+    while not lock.acquire(blocking=False):
+        if time.monotonic() > deadline:
+            raise Refused("the main loop of the head's agent hangs")
+        await asyncio.sleep(_RETRY)
+    try:
+        yield
+    finally:
+        lock.release()

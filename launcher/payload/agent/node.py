@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from . import gpu, leftovers, process, records, state
+from . import gpu, leftovers, process, state
 from .blame import Sample
 from .inspection import Inspection, Target
 from .probe import Probe, ProbeReport
@@ -93,17 +93,6 @@ class Report:
     head_boot: str
     done: int
     servers: Mapping[str, ServerReport]
-
-
-def read(data: object) -> dict[str, Order]:
-    """Read orders by the server's name; raises ValueError where one is invalid."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"this is no order: {data!r:.80}")
-    return {
-        name: records.read(Order, order, "order", complete=True)
-        for name, order in data.items()
-        if state.NAME.fullmatch(name)
-    }
 
 
 class Server:

@@ -1,7 +1,7 @@
 """The agent's HTTP server: a thread with its own event loop, beside the agent's main loop.
 
-A `Site` is one set of routes at one address. An address that is not there yet, or taken, is tried
-again: nothing else waits for it.
+A `Site` is one set of routes at one address. An address that does not exist yet, or is taken, is
+tried again; no other site waits for it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
-from .certificates import Certificates, Troubles, cause
-from .log import say, trace
+from .certificates import Certificates, cause
+from .log import LimitedLog, say, trace
 
 _BACKLOG = 128
-_MOST_QUERIES = 32  # that wait for others' answers at once
-_AGAIN = 3.0  # seconds between two attempts to listen on an address
+_MOST_QUERIES = 32  # that wait for other programs' answers at once
+_RETRY = 3.0  # seconds between two attempts to listen on an address
 _LARGEST = 4 << 20  # bytes of a request
-_HANDSHAKE = 10.0  # seconds for a TLS handshake
-_PENDING = 256  # of them at once
+_HANDSHAKE = 5.0  # seconds for a TLS handshake
+_PENDING = 256  # TLS handshakes at once
 _IDLE = 75.0  # seconds until a connection without a request is closed
 
 
@@ -36,7 +37,7 @@ class Site:
     """Routes and their address: a Unix socket (`path`), or a host and a port.
 
     With `certificates` over mutual TLS. At most `most` connections are open at once (0: any
-    number), each for at most `seconds`.
+    number), each for at most `seconds` (0: any time).
     """
 
     name: str
@@ -45,12 +46,12 @@ class Site:
     host: str = ""
     port: int = 0
     certificates: Certificates | None = None
-    troubles: Troubles = field(default_factory=Troubles)
+    log: LimitedLog = field(default_factory=LimitedLog)
     most: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Name it and its address, for the log."""
+        """Return its name and address, for the log."""
         return f"{self.name} on {self.path or f'{self.host} port {self.port}'}"
 
 
@@ -61,8 +62,7 @@ class Server:
         self.sites = sites
         self.bound: dict[str, int] = {}  # sites that listen, and their ports
         self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._under_tls = set[asyncio.Transport]()  # TCP connections with TLS over them
+        self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="http")
 
     def start(self) -> None:
@@ -70,223 +70,154 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, and end what is open."""
-        self._loop.call_soon_threadsafe(self._over.set)
+        """Close all sockets and end the thread."""
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
     def _run(self) -> None:
-        logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # `_guard` tells of our own errors
+        logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # `_guard` prints our own errors
         self._loop.set_default_executor(ThreadPoolExecutor(_MOST_QUERIES))
         self._loop.run_until_complete(self._serve())
-        self._loop.run_until_complete(self._end())
         self._loop.close()
 
     async def _serve(self) -> None:
-        await asyncio.gather(*(self._open(site) for site in self.sites))
-
-    async def _end(self) -> None:
-        """End what is still open; nobody waits for the other side."""
+        for site in self.sites:
+            self._loop.create_task(_Listener(site).run(self.bound))
+        await self._closing.wait()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for transport in self._under_tls:
-            transport.abort()
-        await asyncio.sleep(0)  # they close their sockets meanwhile
+        await asyncio.sleep(0)  # aborted connections close their sockets meanwhile
 
-    async def _open(self, site: Site) -> None:
+
+class _Listener:
+    """A site and its connections."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._connections = set[asyncio.Task[None]]()
+        self._handshakes = dict[socket.socket, asyncio.Task[None]]()  # oldest first
         app = web.Application(middlewares=[_guard], client_max_size=_LARGEST)
         app.add_routes(site.routes)
-        runner = web.AppRunner(
+        self._runner = web.AppRunner(
             app,
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
             keepalive_timeout=_IDLE,
         )
-        await runner.setup()
-        listening = await self._listen(site, runner)
-        await self._over.wait()
-        if listening is not None:
-            listening.close()
-        await runner.cleanup()
 
-    async def _listen(self, site: Site, runner: web.AppRunner) -> asyncio.Server | None:
-        """Listen as soon as the address is free; None when the server is closed before."""
-        trouble = ""
-        while not self._over.is_set():
-            try:
-                listening = await self._bind(site, runner)
-            except (OSError, OverflowError) as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    say(f"cannot serve {site}: {trouble}")
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), _AGAIN)
-                continue
-            self.bound[site.name] = 0 if site.path else listening.sockets[0].getsockname()[1]
-            return listening
-        return None
-
-    async def _bind(self, site: Site, runner: web.AppRunner) -> asyncio.Server:
-        factory = _limited(site, runner.server)
-        if site.path:
-            return await self._loop.create_unix_server(
-                factory, sock=_private(site.path), backlog=_BACKLOG
-            )
-        if site.certificates is not None:
-            factory = _tls(site, site.certificates, factory, self._under_tls)
-        return await self._loop.create_server(
-            factory, site.host, site.port, backlog=_BACKLOG, reuse_address=True
-        )
-
-
-class _Busy(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
-        transport.close()
-
-
-class _Tls(asyncio.Protocol):
-    """A connection with TLS; what fails in it is printed, which asyncio's own listener does not do.
-
-    From the end of the handshake on, all is passed to the protocol that is made then.
-    """
-
-    def __init__(
-        self,
-        site: Site,
-        certificates: Certificates,
-        make: Callable[[], asyncio.Protocol],
-        pending: dict[asyncio.Transport, None],
-        below: set[asyncio.Transport],
-    ) -> None:
-        self._site, self._certificates, self._make = site, certificates, make
-        self._pending, self._below = pending, below
-        self._host = ""
-        self._inner: asyncio.Protocol | None = None
-        self._early = b""  # what came with the end of the handshake
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; where too many have not come to an end, the oldest is closed."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a socket's
-        transport.pause_reading()
-        self._host = str(transport.get_extra_info("peername", ("?",))[0])
-        self._transport = transport
-        self._below.add(transport)
-        self._pending[transport] = None
-        if len(self._pending) > _PENDING:
-            oldest = next(iter(self._pending))
-            del self._pending[oldest]
-            oldest.abort()
-        self._task = asyncio.get_running_loop().create_task(self._open())
-
-    async def _open(self) -> None:
-        context, secured = self._certificates.context(), None
+    async def run(self, bound: dict[str, int]) -> None:
+        """Serve until this task is cancelled; note the port in `bound`."""
+        await self._runner.setup()
         try:
-            if context is not None:
-                secured = await asyncio.get_running_loop().start_tls(
-                    self._transport,
-                    self,
-                    context,
-                    server_side=True,
-                    ssl_handshake_timeout=_HANDSHAKE,
-                )
-        except OSError as error:
-            self._failed(error)
+            with await self._listen() as listener:
+                bound[self._site.name] = 0 if self._site.path else listener.getsockname()[1]
+                await self._accept(listener)
         finally:
-            self._pending.pop(self._transport, None)
-        if secured is None:
-            self._below.discard(self._transport)
-            self._transport.abort()
-            return
-        self._inner = self._make()
-        self._inner.connection_made(secured)
-        if self._early:
-            self._inner.data_received(self._early)
+            await self._runner.cleanup()
 
-    def _failed(self, error: BaseException) -> None:
-        if not isinstance(error, ConnectionResetError):  # the client just went away
-            self._site.troubles.say(f"refused a connection from {self._host}: {cause(error)}")
+    async def _listen(self) -> socket.socket:
+        """Listen as soon as the address is free."""
+        last = ""
+        while True:
+            try:
+                return _bind(self._site)
+            except (OSError, OverflowError) as error:
+                if str(error) != last:
+                    last = str(error)
+                    say(f"cannot serve {self._site}: {last}")
+            await asyncio.sleep(_RETRY)
 
-    def data_received(self, data: bytes) -> None:
-        """Pass it on."""
-        if self._inner is None:
-            self._early += data
+    async def _accept(self, listener: socket.socket) -> None:
+        """Serve connections within the site's limits; of too many TLS handshakes at once, the
+        oldest ends.
+        """
+        loop, certificates = asyncio.get_running_loop(), self._site.certificates
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError:  # such as too many open files
+                await asyncio.sleep(0.1)
+                continue
+            context = certificates.context() if certificates else None
+            full = 0 < self._site.most <= len(self._connections)
+            if full or (certificates and not context):
+                sock.close()
+                continue
+            task = loop.create_task(self._connect(sock, context, address))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            self._handshakes[sock] = task
+            if len(self._handshakes) > _PENDING:
+                self._handshakes.pop(next(iter(self._handshakes))).cancel()
+            await asyncio.sleep(0)  # let the task begin
+
+    async def _connect(self, sock: socket.socket, tls: ssl.SSLContext | None, address: Any) -> None:
+        """Serve a connection until it ends; print why TLS ended it."""
+        loop, transport = asyncio.get_running_loop(), None
+        lost = loop.create_future()
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: _Protocol(self._runner.server, lost),  # type: ignore[arg-type,return-value]
+                sock,
+                ssl=tls,
+                ssl_handshake_timeout=_HANDSHAKE if tls else None,
+            )
+            self._handshakes.pop(sock, None)
+            await asyncio.wait([lost], timeout=self._site.seconds or None)
+            if lost.done():
+                lost.result()
+        except ConnectionResetError:  # by the client
+            pass
+        except OSError as error:
+            self._site.log.say(f"refused a connection from {address[0]}: {cause(error)}")
+        finally:
+            self._handshakes.pop(sock, None)
+            if transport is not None:
+                transport.abort()
+
+
+class _Protocol:
+    """aiohttp's protocol of a connection; `lost` gets the TLS error that ends it."""
+
+    def __init__(self, server: Callable[[], Any], lost: asyncio.Future[None]) -> None:
+        self._protocol, self._lost = server(), lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol, name)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Pass it on, but not its cause, which a handler need not know."""
+        if isinstance(error, ssl.SSLError):
+            self._lost.set_exception(error)
         else:
-            self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """Pass it on."""
-        return self._inner.eof_received() if self._inner is not None else None
-
-    def pause_writing(self) -> None:
-        """Pass it on."""
-        if self._inner is not None:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass it on."""
-        if self._inner is not None:
-            self._inner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on; bytes that the other side did not send end a connection."""
-        if isinstance(exc, ssl.SSLError):
-            self._failed(exc)
-        self._below.discard(self._transport)
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
+            self._lost.set_result(None)
+        self._protocol.connection_lost(None)
 
 
-def _tls(
-    site: Site,
-    certificates: Certificates,
-    make: Callable[[], asyncio.Protocol],
-    below: set[asyncio.Transport],
-) -> Callable[[], asyncio.Protocol]:
-    """Return what makes a connection's protocol, behind TLS."""
-    pending: dict[asyncio.Transport, None] = {}
-    return lambda: _Tls(site, certificates, make, pending, below)
+def _bind(site: Site) -> socket.socket:
+    """Return the socket on which a site listens; raises OSError or OverflowError.
 
-
-def _limited(site: Site, server: web.Server | None) -> Callable[[], asyncio.Protocol]:
-    """Return what makes a connection's protocol, within the site's limits."""
-    assert server is not None  # noqa: S101 - `setup` made it
-    accepted = set[asyncio.Protocol]()  # and not counted by aiohttp yet
-
-    def end(protocol: asyncio.Protocol) -> None:
-        transport: asyncio.Transport | None = protocol.transport  # type: ignore[attr-defined]
-        if transport is not None:
-            transport.abort()
-
-    def make() -> asyncio.Protocol:
-        if site.most and len(accepted.union(server.connections)) >= site.most:
-            return _Busy()
-        protocol, loop = server(), asyncio.get_running_loop()
-        accepted.add(protocol)
-        loop.call_later(0, accepted.discard, protocol)
-        if site.seconds:
-            loop.call_later(site.seconds, end, protocol)
-        return protocol
-
-    return make
-
-
-def _private(path: str) -> socket.socket:
-    """Return a Unix socket that only this user can connect to; one that a dead agent left goes."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(path)
-        os.chmod(path, 0o600)  # before anything listens
-    except BaseException:
-        made.close()
-        raise
-    return made
+    Only this user can connect to a Unix socket; one that a dead agent left is replaced.
+    """
+    if not site.path:
+        family = socket.AF_INET6 if ":" in site.host else socket.AF_INET
+        listener = socket.create_server((site.host, site.port), family=family, backlog=_BACKLOG)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(site.path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(site.path)
+            os.chmod(site.path, 0o600)  # before it listens
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    listener.setblocking(False)
+    return listener
 
 
 @web.middleware

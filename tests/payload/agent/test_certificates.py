@@ -9,10 +9,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from launcher.payload.agent import certificates
-from launcher.payload.agent.certificates import Certificates, Troubles, cause, name_in
+from launcher.payload.agent.certificates import Certificates, cause, name_in
 from tests.payload.agent.authority import Authority
-from tests.payload.agent.stage import Clock
 
 
 @pytest.mark.parametrize("server", [True, False])
@@ -109,19 +107,3 @@ def test_the_node_that_a_certificate_names(certificate: object, found: str) -> N
 def test_causes_in_words(error: Exception, why: str) -> None:
     """They stand in the log behind what failed."""
     assert cause(error) == why
-
-
-def test_strangers_cannot_fill_the_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same is printed once a minute, and not too much of it."""
-    clock = Clock()
-    monkeypatch.setattr(certificates, "time", clock)
-    troubles = Troubles()
-    for at in range(50):
-        for _ in range(3):
-            troubles.say(f"trouble {at}")
-    assert len(capsys.readouterr().out.splitlines()) == 20
-    clock.now += 61.0
-    troubles.say("trouble 0")
-    assert capsys.readouterr().out == "vlaunch agent: trouble 0\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +11,7 @@ from hypothesis import given
 
 from launcher.payload.agent import crew, records
 from launcher.payload.agent.crew import Lead, Refused
+from launcher.payload.agent.members import Answer
 from launcher.payload.agent.node import NOTHING, RUN, Order, Report, ServerReport
 from tests.hostile import mutate
 from tests.payload.agent.stage import Clock
@@ -34,10 +35,11 @@ class Node:
         return {"chat": ServerReport(prepared=7)}
 
 
-class Connection:
+class Connection(asyncio.BaseTransport):
     """A connection that a test closes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.closed = False
 
     def is_closing(self) -> bool:
@@ -52,7 +54,7 @@ class Head:
         self.lead = Lead("gpu1", Node())  # type: ignore[arg-type]
         self.connections: dict[str, Connection] = {}
 
-    def post(self, name: str = "gpu2", number: int = 1, **more: Any) -> dict[str, Any]:
+    def post(self, name: str = "gpu2", number: int = 1, **more: Any) -> Answer:
         """Report over a node's connection."""
         report = {
             "node": name,
@@ -83,26 +85,20 @@ def head(clock: Clock) -> Head:
 
 def test_a_report_is_answered_with_orders(head: Head) -> None:
     """All of them, each time; what a node has carried out is settled."""
-    lead, told = head.lead, list[str]()
-    lead.ordered = told.append
+    lead = head.lead
     first = head.post()
-    assert (first["orders"], lead.here("gpu2"), lead.boot_of("gpu2")) == ({}, True, "b1")
-    assert (lead.settled("gpu2"), told) == (False, ["gpu2"])
+    assert (first.orders, lead.here("gpu2"), lead.boot_of("gpu2")) == ({}, True, "b1")
+    assert not lead.settled("gpu2")
 
     lead.orders, lead.ray = {"gpu2": {"chat": ORDER}}, "b1.1"
     lead.turn()
-    assert (told, lead.number("gpu2")) == (["gpu2"] * 2, first["number"] + 1)
-    for number, done in ((2, first["number"]), (3, first["number"] + 1)):
-        answer = head.post(number=number, done=done)
-        assert answer == {
-            "head_boot": lead.boot,
-            "number": first["number"] + 1,
-            "orders": {"chat": dataclasses.asdict(ORDER)},
-            "ray": "b1.1",
-        }
-        assert lead.settled("gpu2") is (done == answer["number"])
+    orders = {"chat": ORDER}
+    expected = Answer(head_boot=lead.boot, number=first.number + 1, orders=orders, ray="b1.1")
+    for number, done in ((2, first.number), (3, first.number + 1)):
+        assert head.post(number=number, done=done) == expected
+        assert lead.settled("gpu2") is (done == expected.number)
     lead.turn()
-    assert len(told) == 2
+    assert lead.number("gpu2") == expected.number
 
 
 def test_the_last_report_of_a_node_counts(head: Head) -> None:
@@ -120,7 +116,7 @@ def test_the_last_report_of_a_node_counts(head: Head) -> None:
 def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
     """A report from before a restart of the head's agent, and one over again, change nothing."""
     head.lead.orders = {"gpu2": {"chat": ORDER}}
-    assert head.post(head_boot="") == {"head_boot": head.lead.boot}
+    assert head.post(head_boot="") == Answer(head_boot=head.lead.boot)
     assert not head.lead.here("gpu2")
 
 
@@ -205,7 +201,7 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
     had, and carries its orders out anew.
     """
     head.lead.changed = False
-    number = head.post()["number"]
+    number = head.post().number
     assert head.lead.changed
     head.connections.pop("gpu2").closed = True
     head.lead.turn()

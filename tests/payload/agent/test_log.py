@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.payload.agent import log
+from tests.payload.agent.stage import Clock
 
 
 def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +23,14 @@ def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> No
     assert to.getvalue() == b"vlaunch agent: the agent of Knoten-???[2J is here\n"
 
 
+def test_an_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may print while the process ends."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", output)
+    output.close()
+    log.say("the agent of gpu2 is here")
+
+
 def test_an_exception_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Each with where it was raised, in letters that the output can show."""
     try:
@@ -33,3 +42,19 @@ def test_an_exception_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]
     assert lines[0] == "vlaunch agent: chat: Traceback (most recent call last):"
     assert lines[-1] == "vlaunch agent: chat: LookupError: no?thing"
     assert len(lines) > 3
+
+
+def test_other_hosts_cannot_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same is printed once a minute, and not too much of it."""
+    clock = Clock()
+    monkeypatch.setattr(log, "time", clock)
+    limited = log.LimitedLog()
+    for at in range(50):
+        for _ in range(3):
+            limited.say(f"trouble {at}")
+    assert len(capsys.readouterr().out.splitlines()) == 20
+    clock.now += 61.0
+    limited.say("trouble 0")
+    assert capsys.readouterr().out == "vlaunch agent: trouble 0\n"

@@ -31,59 +31,7 @@ from launcher.payload.agent.process import RUNNING
 from tests.hostile import mutate
 from tests.payload.agent.waits import lives, until
 
-ORDERS = {
-    "chat": Order(
-        generation=3,
-        phase=RUN,
-        argv=("vllm", "serve"),
-        env={"A": "b"},
-        api=("127.0.0.1", 8000),
-        share=0.9,
-        count=1,
-        gpus=(1,),
-    ),
-    "embed": Order(generation=1, phase=KEEP, pids=(7, 8)),
-}
 SLEEP = (sys.executable, "-S", "-c", "import time; print('it runs', flush=True); time.sleep(60)")
-quick = mutate.examples(60)
-
-
-def plain(orders: dict[str, Order]) -> Any:
-    """Return orders as they travel."""
-    return json.loads(json.dumps({name: dataclasses.asdict(each) for name, each in orders.items()}))
-
-
-def test_orders_survive_the_way() -> None:
-    """What is said is what is heard."""
-    assert node.read(plain(ORDERS)) == ORDERS
-
-
-@pytest.mark.parametrize("said", [None, 7, [], "x", {"chat": None}, {"chat": {}}, {"chat": []}])
-def test_what_is_no_order(said: object) -> None:
-    """Is refused whole."""
-    with pytest.raises(ValueError, match="this is no order"):
-        node.read(said)
-
-
-def test_a_name_that_could_be_a_path_is_none() -> None:
-    """A server has a folder of its name on each node."""
-    said = plain(ORDERS)
-
-    assert node.read({"../../etc": said["chat"], "chat": said["chat"]}) == {"chat": ORDERS["chat"]}
-
-
-@quick
-@given(chance=mutate.chances)
-def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
-    """It is refused, or every part of it is what it should be."""
-    try:
-        found = node.read(mutate.value(plain(ORDERS), chance))
-    except ValueError:
-        return
-
-    for each in found.values():
-        assert {type(word) for word in (each.phase, *each.argv, *each.env.values())} <= {str}
-        assert {type(number) for number in (each.generation, *each.behind, *each.pids)} <= {int}
 
 
 @pytest.fixture

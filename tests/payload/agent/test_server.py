@@ -21,7 +21,7 @@ Serve = Callable[..., Server]
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server of some sites, which ends with the test."""
-    monkeypatch.setattr(server, "_AGAIN", 0.05)
+    monkeypatch.setattr(server, "_RETRY", 0.05)
     made: list[Server] = []
 
     def start(*sites: Site, wait: bool = True) -> Server:
