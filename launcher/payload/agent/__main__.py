@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-from . import children, crew, metrics, process, routes, server, state
+from . import children, crew, metrics, process, queries, server, state
 from .certificates import Certificates
 from .crew import Lead
 from .keeper import Keeper
@@ -117,18 +117,18 @@ class Agent:
         self.woken = threading.Event()  # there are other orders
         self.node = Node(state.FOLDER, private_shm=args.private_shm, lost=self._lost)
         self.ray = RayDaemon(args.command)
-        self.lead = Lead(args.node, self.node) if args.lead else None
-        where, certificates = (args.head, args.port), Certificates(server=args.lead)
-        self.follower = (
-            None
-            if args.lead
-            else Follower(args.node, self.node, *where, certificates, self.woken.set)
-        )
-        self.lock = threading.RLock()  # of all this, for whatever else the server's thread asks
-        sites = [routes.launcher(state.SOCKET, self)]
-        if self.lead is not None:
-            sites.append(crew.site(self.lead, self.lock, certificates, *where))
-            sites.append(routes.metrics(args.head, args.metrics, metrics.text))
+        self.lead: Lead | None = None
+        self.follower: Follower | None = None
+        self.lock = threading.RLock()  # of all this, for the server's thread
+        address, certificates = (args.head, args.port), Certificates(server=args.lead)
+        sites = [queries.site(state.SOCKET, self)]
+        if args.lead:
+            self.lead = Lead(args.node, self.node)
+            sites.append(crew.site(self.lead, self.lock, certificates, *address))
+            sites.append(queries.metrics_site(args.head, args.metrics, metrics.text))
+        else:
+            wake = self.woken.set
+            self.follower = Follower(args.node, self.node, *address, certificates, wake)
         self.server = server.Server(*sites)
         self.keepers: dict[str, Keeper] = {}
         self.told: list[int] = []
@@ -151,8 +151,8 @@ class Agent:
     @property
     def busy(self) -> bool:
         """True while something is being started or stopped, or other orders are likely."""
-        changing = (self.node, *self.keepers.values(), *filter(None, (self.follower,)))
-        return any(part.changing for part in changing)
+        part = self.follower or self.node
+        return part.changing or any(keeper.changing for keeper in self.keepers.values())
 
     def turn(self) -> None:
         """Look at everything once."""

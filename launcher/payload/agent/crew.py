@@ -14,8 +14,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from aiohttp import web
@@ -36,7 +35,7 @@ _RETRY = 0.02  # seconds between two attempts to get the agent's lock
 _HANGS = 5.0  # seconds for which its main loop may hold it; members wait longer for an answer
 
 
-class Refused(Exception):
+class Refused(ValueError):
     """A report that changes nothing; the text says why."""
 
 
@@ -213,10 +212,13 @@ def site(
             ):  # accepted with files that have been replaced since
                 raise Refused("its connection is older than this node's certificates")
             name = name_in(transport.get_extra_info("peercert"))
-            report = _read(name, body)
-            async with _hold(lock):
+            report = records.read(Report, body, "report")
+            await _acquire(lock)
+            try:
                 answer = lead.exchange(name, report, transport)
-        except Refused as why:
+            finally:
+                lock.release()
+        except ValueError as why:
             log.say(f"refused a report from {request.remote}: {str(why)[:300]}")
             refusal = web.Response(text=str(why), status=403)
             refusal.force_close()
@@ -233,25 +235,12 @@ def site(
     )
 
 
-def _read(name: str, body: bytes) -> Report:
-    """Read a node's report; raises Refused, naming the field that is wrong."""
-    try:
-        return records.read(Report, body, "report")
-    except ValueError as error:
-        raise Refused(f"{name} sent an invalid report: {error}") from None
-
-
-@asynccontextmanager
-async def _hold(lock: threading.RLock) -> AsyncIterator[None]:
-    """Hold the agent's lock, and let other answers go on until it is free; raises Refused where the
-    agent's main loop does not release it.
+async def _acquire(lock: threading.RLock) -> None:
+    """Acquire the agent's lock, and let other answers go on until it is free; raises Refused where
+    the agent's main loop does not release it.
     """
     deadline = time.monotonic() + _HANGS
     while not lock.acquire(blocking=False):
         if time.monotonic() > deadline:
             raise Refused("the main loop of the head's agent hangs")
         await asyncio.sleep(_RETRY)
-    try:
-        yield
-    finally:
-        lock.release()

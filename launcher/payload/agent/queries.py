@@ -1,32 +1,39 @@
-"""What the launcher may ask an agent: Ray's tables, what vLLM on this node counts, the servers and
-their logs. `routes.py` serves it.
+"""The agent's answers to the launcher, each a function of a query's parameters: Ray's tables, batch
+jobs, vLLM's counters on this node, the servers and their logs. Its metrics are a page beside them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import re
-import socket
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from . import process, state
-from .api import Refused, Where, api, ray
-from .submissions import shown
+from aiohttp import web
+
+from . import api, process, state, submissions
+from .api import Refused, Where, ray
+from .probe import SILENT
+from .server import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from .__main__ import Agent
 
-    from .crew import Lead
-    from .keeper import Keeper
+Query = Mapping[str, str]
+Answer = dict[str, Any]
 
-_AGAIN = 0.25  # seconds between two looks whether an API listens
-_CHUNK = 1 << 20  # bytes of a log that are told at once
+KIND = "text/plain; version=0.0.4; charset=utf-8"
+_FRESH = 1.0  # seconds for which a text of metrics is served
+_RETRY = 0.25  # seconds between two attempts to reach an API
+_CHUNK = 1 << 20  # bytes of a log in one answer
 _TURN = 10.0  # seconds that the agent's main loop may hold its lock
-# What is told of `/metrics` (0.32, v1/metrics/loggers.py): whoever asks does so every two seconds.
+_NODES = "/api/v0/nodes?detail=1&limit=10000"
+# The counters of vLLM's `/metrics` (0.32, v1/metrics/loggers.py) that the launcher reads every two
+# seconds.
 _COUNTED = re.compile(
     r"^(?:vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc"
     r"|(?:generation|prompt)_tokens_total"
@@ -37,160 +44,168 @@ _COUNTED = re.compile(
 )
 
 
-class Agent(Protocol):
-    """The part of the agent that is asked about servers; `turned` is when its main loop turned last
-    (seconds of a monotonic clock).
+def metrics_site(host: str, port: int, make: Callable[[float], str]) -> Site:
+    """Return the site of the metrics, which need no key, as vLLM's and Ray's: few readers at once,
+    each within seconds, and the text is made once a second.
+    """
+    text, made, making = "", -math.inf, asyncio.Lock()
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal text, made
+        async with making:
+            if time.monotonic() - made >= _FRESH:
+                text = await asyncio.to_thread(make, time.time())
+                made = time.monotonic()
+        response = web.Response(body=text.encode(errors="replace"), headers={"Content-Type": KIND})
+        response.force_close()
+        return response
+
+    routes = [web.get("/metrics", answer)]
+    return Site(name="metrics", routes=routes, host=host, port=port, most=8, seconds=5.0)
+
+
+def site(path: str, agent: Agent) -> Site:
+    """Return the launcher's site, on a Unix socket in the container: a JSON object for each query,
+    with `error` where there is no answer.
     """
 
-    lock: threading.RLock
-    lead: Lead | None
-    keepers: dict[str, Keeper]
-    turned: float
+    async def answer(request: web.Request) -> web.Response:
+        query = {**request.query, "body": await request.text()}
+        find = _QUERIES[request.method, request.path]
+        try:
+            return web.json_response(await asyncio.to_thread(find, agent, query))
+        except SILENT as error:
+            return web.json_response({"error": _reason(error)}, status=502)
+
+    routes = [web.route(method, path, answer) for method, path in _QUERIES]
+    return Site(name="the launcher's queries", routes=routes, path=path)
 
 
-def servers(agent: Agent) -> dict[str, Any]:
-    """The servers as they are wanted and as their keepers see them now, and how many seconds ago
-    each node's agent was heard; nothing where this agent keeps none.
+def servers(agent: Agent, _: Query) -> Answer:
+    """Return spec and status of all servers, and the seconds since each node's agent reported;
+    nothing where this agent is not the head's.
 
-    `agent` is how many seconds ago the main loop turned: what the keepers know is as old.
+    `agent` is how many seconds ago the main loop turned: the statuses are as old. Raises
+    TimeoutError where the main loop does not release the agent's lock.
     """
     if agent.lead is None:
         return {}
-    with _locked(agent):
+    if not agent.lock.acquire(timeout=_TURN):
+        age = time.monotonic() - agent.turned
+        raise TimeoutError(f"the agent's main loop hangs since {age:.0f} s")
+    try:
         age = round(max(0.0, time.monotonic() - agent.turned), 1)
         return {
             "servers": [_server(agent, name, age) for name in state.names()],
             "members": {node: round(ago + age, 1) for node, ago in agent.lead.heard().items()},
             "agent": age,
         }
-
-
-@contextmanager
-def _locked(agent: Agent) -> Iterator[None]:
-    """Hold the agent's lock; raises TimeoutError where its main loop does not let go of it."""
-    if not agent.lock.acquire(timeout=_TURN):
-        raise TimeoutError(
-            f"the agent's main loop hangs since {time.monotonic() - agent.turned:.0f} s"
-        )
-    try:
-        yield
     finally:
         agent.lock.release()
 
 
-def _server(agent: Agent, name: str, age: float) -> dict[str, Any]:
-    """One server: as it was written down that it is wanted, and as its keeper sees it."""
+def _server(agent: Agent, name: str, age: float) -> Answer:
     keeper = agent.keepers.get(name)
     if keeper is not None and keeper.seen is not None:
-        seen: Any = {**keeper.seen.as_json(), "written": time.time() - age}
-    else:  # of an agent before, which its keeper has not read yet
-        seen = state.read(state.path(name, state.OBSERVED))
-    return {
-        "name": name,
-        "desired": state.read(state.path(name, state.DESIRED)),
-        "observed": seen,
-        "age": age,
-    }
+        status: Any = {**keeper.seen.as_json(), "written": time.time() - age}
+    else:  # of an earlier agent; its keeper has not read it yet
+        status = state.read(state.path(name, state.OBSERVED))
+    spec = state.read(state.path(name, state.DESIRED))
+    return {"name": name, "desired": spec, "observed": status, "age": age}
 
 
-def nodes(dashboard: int, peers: Sequence[str]) -> dict[str, Any]:
-    """Ray's node table, `ray status`, and whether the head can open each peer's raylet port (a
-    one-way firewall shows here).
+def nodes(_: Agent, query: Query) -> Answer:
+    """Return Ray's node table, the text of `ray status` (empty where this Ray's dashboard has
+    none), and the peers whose raylet the head cannot reach, as behind a one-way firewall.
     """
-    where = Where(dashboard=dashboard)
-    return {
-        "nodes": ray(where, "/api/v0/nodes?detail=1&limit=10000"),
-        "status": _status(where),
-        "unreachable": [each for each in peers if not reachable(each)],
-    }
-
-
-def _status(where: Where) -> str:
-    """The text of `ray status`, which the dashboard formats too: no `import ray`; empty when this
-    Ray does not.
-    """
+    where = _dashboard(query)
+    table = ray(where, _NODES)
     try:
-        said: Any = ray(where, "/api/cluster_status?format=1")
-        text: str = said["data"]["clusterStatus"]
-        return text
+        answer: Any = ray(where, "/api/cluster_status?format=1")
+        status = answer["data"]["clusterStatus"]
     except (Refused, KeyError, TypeError, ValueError):
-        return ""
+        status = ""
+    unreachable = [peer for peer in _listed(query, "peers") if not _reachable(peer)]
+    return {"nodes": table, "status": status, "unreachable": unreachable}
 
 
-def reachable(address: str) -> bool:
-    """True when `host:port` accepts a connection."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=3):
-            return True
-    except OSError:
-        return False
-
-
-def jobs(dashboard: int | None, peers: Sequence[str]) -> dict[str, Any]:
-    """Submitted jobs and Ray's tables (not without a dashboard), and which peers' raylets do not
-    listen: Ray's node table has a dead node alive for some seconds more.
+def jobs(agent: Agent, query: Query) -> Answer:
+    """Return submitted jobs and Ray's tables (not without a dashboard), which peers' raylets do not
+    listen (Ray's node table lists a dead node as alive for some seconds more), and the servers,
+    also where Ray does not answer.
     """
-    alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
+    alive = "detail=1&limit=10000&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     tables = {
-        "nodes": "/api/v0/nodes?detail=1&limit=10000",
-        "actors": f"/api/v0/actors?detail=1&limit=10000&{alive}",
-        "groups": "/api/v0/placement_groups?detail=1&limit=10000",
+        "jobs": "/api/jobs/",
+        "nodes": _NODES,
+        "actors": f"/api/v0/actors?{alive}",
+        "groups": f"/api/v0/placement_groups?{alive}",
     }
-    with ThreadPoolExecutor(32) as pool:  # a busy dashboard is slow to begin with each
-        knocks = {each: pool.submit(reachable, each) for each in peers}
-        asked = dict[str, Future[Any]]()
-        if dashboard is not None:
-            where = Where(dashboard=dashboard)
-            asked["jobs"] = pool.submit(_submitted, where)
-            asked |= {name: pool.submit(ray, where, path) for name, path in tables.items()}
-        return {
-            **{name: answer.result() for name, answer in asked.items()},
-            "unreachable": [each for each, knock in knocks.items() if not knock.result()],
-        }
+    with ThreadPoolExecutor(32) as pool:  # each answer of a busy dashboard is slow
+        peers = {peer: pool.submit(_reachable, peer) for peer in _listed(query, "peers")}
+        requests = dict[str, Future[Any]]()
+        if "dashboard" in query:
+            where = _dashboard(query)
+            requests = {name: pool.submit(ray, where, path) for name, path in tables.items()}
+        try:
+            answer = {name: request.result() for name, request in requests.items()}
+            if "jobs" in answer:  # Ray also lists its own drivers
+                submitted = (job for job in answer["jobs"] if job.get("submission_id"))
+                answer["jobs"] = [submissions.shown(job) for job in submitted]
+            answer["unreachable"] = [peer for peer, probe in peers.items() if not probe.result()]
+        except SILENT as error:
+            answer = {"error": _reason(error)}
+    return answer | servers(agent, query)
 
 
-def _submitted(where: Where) -> list[dict[str, object]]:
-    """The jobs that somebody submitted; Ray also lists what is connected to it otherwise."""
-    found: Any = ray(where, "/api/jobs/")
-    return [shown(job) for job in found if job.get("submission_id")]
+def submit(_: Agent, query: Query) -> Answer:
+    """Submit the batch job that the body describes."""
+    job, where = json.loads(query["body"]), _dashboard(query)
+    answer: Answer = submissions.submit(where, job["submission_id"], job["argv"], job["metadata"])
+    return answer
 
 
-def counts(apis: Sequence[str], timeout: float) -> dict[str, Any]:
-    """What each API (`host:port`) on this node counts, all asked at once."""
+def stop(_: Agent, query: Query) -> Answer:
+    """Stop a batch job."""
+    return submissions.stop(_dashboard(query), query["job"], float(query["grace"]))
 
-    def count(at: str) -> dict[str, object]:
-        status, text = api(_where(at), "/metrics", timeout=timeout)
-        found = _COUNTED.findall(text) if status == 200 else []
-        return {"status": status, "text": "\n".join(found), "error": "" if found else text[:300]}
 
+def counts(agent: Agent, query: Query) -> Answer:
+    """Return the counters of some APIs (`host:port`) on this node, and the servers."""
+    timeout = float(query["timeout"])
+
+    def count(address: str) -> Answer:
+        host, port = _split(address)
+        status, text = api.api(Where(api_host=host, api=port), "/metrics", timeout=timeout)
+        lines = _COUNTED.findall(text) if status == 200 else []
+        return {"status": status, "text": "\n".join(lines), "error": "" if lines else text[:300]}
+
+    apis = _listed(query, "apis")
     with ThreadPoolExecutor(16) as pool:
-        return {"apis": dict(zip(apis, pool.map(count, apis), strict=True))}
+        counters = dict(zip(apis, pool.map(count, apis), strict=True))
+    return {"apis": counters} | servers(agent, query)
 
 
-def _where(at: str) -> Where:
-    host, _, port = at.rpartition(":")
-    return Where(api_host=host.strip("[]"), api=int(port))
+def watch(agent: Agent, query: Query) -> Answer:
+    """Return what a server's log on this node gained since `offset` bytes, of its present engine
+    only, whether its API at `host:port` listens, and the servers.
 
-
-def watch(name: str, offset: int, at: str, patience: float) -> dict[str, Any]:
-    """What a server's log on this node gained since `offset` bytes, of its present engine only, and
-    whether its API at `host:port` listens.
-
-    While an engine starts, `patience` seconds are waited until its API listens, or its log tells of
-    an end: whoever asks again and again takes the cores that small nodes need to load.
+    While an engine starts, `patience` seconds pass until its API listens, or its log has an end:
+    frequent queries would take the cores that small nodes need to load.
     """
+    name, deadline = query["name"], time.monotonic() + float(query.get("patience", 0))
     if not state.NAME.fullmatch(name):
         raise ValueError(f"no server can be named {name!r:.80}")
-    deadline, path = time.monotonic() + patience, state.path(name, state.LOG)
-    text, offset, anew = _log(path, offset)
-    while not (listening := reachable(at)) and time.monotonic() < deadline:
-        time.sleep(_AGAIN)
+    path = state.path(name, state.LOG)
+    text, offset, anew = _log(path, int(query["offset"]))
+    while not (listening := _reachable(query["api"])) and time.monotonic() < deadline:
+        time.sleep(_RETRY)
         more, offset, newer = _log(path, offset)
         text, anew = more if newer else text + more, anew or newer
         if newer or process.ENDS in more:
             break
-    return {"log": text, "offset": offset, "anew": anew, "listening": listening}
+    answer = {"log": text, "offset": offset, "anew": anew, "listening": listening}
+    return answer | servers(agent, query)
 
 
 def _log(path: str, offset: int) -> tuple[str, int, bool]:
@@ -215,6 +230,31 @@ def _log(path: str, offset: int) -> tuple[str, int, bool]:
     return (rest.partition("\n")[2] if begins else text), offset, bool(begins)
 
 
-def listed(query: Mapping[str, str], name: str) -> list[str]:
-    """Return the words of a query's value, which are separated by commas."""
-    return [each for each in query.get(name, "").split(",") if each]
+_QUERIES: dict[tuple[str, str], Callable[[Agent, Query], Answer]] = {
+    **{("GET", f"/{query.__name__}"): query for query in (nodes, jobs, servers, watch, counts)},
+    **{("POST", f"/{query.__name__}"): query for query in (submit, stop)},
+}
+
+
+def _dashboard(query: Query) -> Where:
+    return Where(dashboard=int(query["dashboard"]))
+
+
+def _listed(query: Query, name: str) -> list[str]:
+    """Return the parts of a parameter, which are separated by commas."""
+    return [part for part in query.get(name, "").split(",") if part]
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _reachable(address: str) -> bool:
+    return api.reachable(*_split(address))
+
+
+def _reason(error: Exception) -> str:
+    reason = error.said[:500] if isinstance(error, Refused) else str(error)
+    return reason or type(error).__name__

@@ -81,9 +81,9 @@ class Server:
         self._loop.close()
 
     async def _serve(self) -> None:
-        for site in self.sites:
-            self._loop.create_task(_Listener(site).run(self.bound))
+        listeners = asyncio.gather(*(_Listener(site).run(self.bound) for site in self.sites))
         await self._closing.wait()
+        listeners.cancel()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -158,12 +158,11 @@ class _Listener:
         """Serve a connection until it ends; print why TLS ended it."""
         loop, transport = asyncio.get_running_loop(), None
         lost = loop.create_future()
+        protocol: Any = _Protocol(self._runner.server, lost)
         try:
+            timeout = _HANDSHAKE if tls else None
             transport, _ = await loop.connect_accepted_socket(
-                lambda: _Protocol(self._runner.server, lost),  # type: ignore[arg-type,return-value]
-                sock,
-                ssl=tls,
-                ssl_handshake_timeout=_HANDSHAKE if tls else None,
+                lambda: protocol, sock, ssl=tls, ssl_handshake_timeout=timeout
             )
             self._handshakes.pop(sock, None)
             await asyncio.wait([lost], timeout=self._site.seconds or None)
@@ -182,7 +181,7 @@ class _Listener:
 class _Protocol:
     """aiohttp's protocol of a connection; `lost` gets the TLS error that ends it."""
 
-    def __init__(self, server: Callable[[], Any], lost: asyncio.Future[None]) -> None:
+    def __init__(self, server: Any, lost: asyncio.Future[None]) -> None:
         self._protocol, self._lost = server(), lost
 
     def __getattr__(self, name: str) -> Any:

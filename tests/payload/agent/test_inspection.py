@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.agent import blame, inspection, node, process, records
+from launcher.payload.agent import blame, inspection, process, records
 from launcher.payload.agent.inspection import Inspection, Target, look
 from launcher.payload.agent.node import RUN, Order, Server
 from tests.payload.agent.waits import until

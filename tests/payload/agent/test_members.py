@@ -255,8 +255,8 @@ def test_a_main_loop_that_hangs_holds_up_reports_alone(
 ) -> None:
     """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
     monkeypatch.setattr(crew, "_HANGS", 1.0)
-    read, arrived = crew._read, threading.Event()
-    monkeypatch.setattr(crew, "_read", lambda *args: arrived.set() or read(*args))
+    read, arrived = records.read, threading.Event()
+    monkeypatch.setattr(records, "read", lambda *args: arrived.set() or read(*args))
     client, other = world.client(), world.client("gpu3").connection
     answers: list[tuple[int, Any]] = []
     with world.lock:
@@ -670,7 +670,10 @@ def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) 
     [
         (answer("h0", 9, OTHER), "it answered as another start of itself"),
         (answer("h1", 4, OTHER), "it sent orders 4 after orders 5"),
-        ({**answer("h1", 6), "orders": {"chat": {}}}, "this is no answer: 'orders.chat.generation'"),
+        (
+            {**answer("h1", 6), "orders": {"chat": {}}},
+            "this is no answer: 'orders.chat.generation'",
+        ),
         ({"head_boot": "h1", "orders": {}, "ray": ""}, "this is no answer: a field is missing"),
         (b"[]", "this is no answer: "),
         (b"[" * 60_000, "this is no answer: "),

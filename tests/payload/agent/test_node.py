@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
 
 from launcher.payload.agent import gpu, leftovers, node
 from launcher.payload.agent.node import (
@@ -28,7 +26,6 @@ from launcher.payload.agent.node import (
     ServerReport,
 )
 from launcher.payload.agent.process import RUNNING
-from tests.hostile import mutate
 from tests.payload.agent.waits import lives, until
 
 SLEEP = (sys.executable, "-S", "-c", "import time; print('it runs', flush=True); time.sleep(60)")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.agent import process, queries, routes
+from launcher.payload.agent import process, queries
 from launcher.payload.agent.observed import Observed
 from launcher.payload.agent.server import Server as Http
 from tests.payload.agent import wanted
@@ -58,7 +58,7 @@ def agent() -> Any:
 def ask(folders: Path, agent: Any) -> Iterator[Ask]:
     """Ask the agent for a path, or POST a body; return the status and the JSON."""
     path = str(folders / "a.sock")
-    http = Http(routes.launcher(path, agent))
+    http = Http(queries.site(path, agent))
     http.start()
     until(lambda: http.bound, "it listens")
 
@@ -253,7 +253,9 @@ def test_counts_of_several_apis(server: Server, ask: Ask) -> None:
 
 def watch(server: Server, offset: int = 0, name: str = "chat", patience: float = 0.0) -> Any:
     """Watch a server without HTTP."""
-    return queries.watch(name, offset, f"127.0.0.1:{server.port}", patience)
+    query = {"name": name, "offset": f"{offset}", "api": f"127.0.0.1:{server.port}"}
+    agent: Any = SimpleNamespace(lead=None)
+    return queries.watch(agent, {**query, "patience": f"{patience}"})
 
 
 def test_watch_gives_whole_lines_from_an_offset(folders: Path, server: Server) -> None:
@@ -308,7 +310,7 @@ def test_watch_waits_while_an_engine_starts(
 
     monkeypatch.setattr(queries.time, "sleep", sleep)
     listens = watch(server, patience=30)
-    monkeypatch.setattr(queries, "reachable", lambda _: False)
+    monkeypatch.setattr(queries, "_reachable", lambda _: False)
     ended = watch(server, patience=30)
 
     assert (listens["log"], len(waits)) == ("first\n", 1)

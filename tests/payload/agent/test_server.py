@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from launcher.payload.agent import routes, server
+from launcher.payload.agent import queries, server
 from launcher.payload.agent.server import Server, Site
 from tests.payload.agent.waits import until
 
@@ -38,7 +38,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n") -> Site:
     """Return a site of metrics on loopback."""
-    return routes.metrics("127.0.0.1", 0, make)
+    return queries.metrics_site("127.0.0.1", 0, make)
 
 
 def ask(of: Server, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
@@ -81,7 +81,7 @@ def local(path: Path) -> Site:
 def test_metrics_are_served(serve: Serve) -> None:
     """As Prometheus wants them."""
     serving = serve(page())
-    assert ask(serving) == (200, routes.KIND, "vlaunch_made 1\n")
+    assert ask(serving) == (200, queries.KIND, "vlaunch_made 1\n")
     assert ask(serving, "/metrics?x=1")[0] == 200
 
 
@@ -98,11 +98,11 @@ def test_the_text_is_made_once_a_second(serve: Serve, monkeypatch: pytest.Monkey
     """However many ask."""
     made: list[float] = []
     serving = serve(page(lambda now: made.append(now) or "x 1\n"))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(routes, "_HOLDS", 3600.0)
+    monkeypatch.setattr(queries, "_FRESH", 3600.0)
     for _ in range(5):
         assert ask(serving)[2] == "x 1\n"
     assert len(made) == 1
-    monkeypatch.setattr(routes, "_HOLDS", 0.0)
+    monkeypatch.setattr(queries, "_FRESH", 0.0)
     ask(serving)
     assert len(made) == 2
 
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken(serve: Serve, capsys: pytest.CaptureFixture[str]) 
     """It is told once, tried again, and disturbs no other site."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        late = serve(routes.metrics("127.0.0.1", port, lambda _: "x 1\n"), page(), wait=False)
+        late = serve(queries.metrics_site("127.0.0.1", port, lambda _: "x 1\n"), page(), wait=False)
         tried = iter(lambda: "metrics" in late.bound, None)
         until(lambda: next(tried), "the second site listens")
         until(lambda: "cannot serve metrics" in _seen(capsys), "it is told")
@@ -167,7 +167,7 @@ def _seen(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_an_address_that_comes_later(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """As after a reboot, when Docker is earlier than the network."""
-    serve(routes.metrics("192.0.2.1", 0, lambda _: ""), wait=False)
+    serve(queries.metrics_site("192.0.2.1", 0, lambda _: ""), wait=False)
     until(lambda: "metrics on 192.0.2.1 port 0" in _seen(capsys), "it is told")
 
 
