@@ -753,4 +753,4 @@ def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
 
     for order in answer.orders.values():
         assert {type(word) for word in (order.phase, *order.argv, *order.env.values())} <= {str}
-        assert {type(number) for number in (order.generation, order.replicas, *order.pids)} <= {int}
+        assert {type(number) for number in (order.generation, *order.behind, *order.pids)} <= {int}
