@@ -81,13 +81,14 @@ class Server:
         self._loop.close()
 
     async def _serve(self) -> None:
-        listeners = asyncio.gather(*(_Listener(site).run(self.bound) for site in self.sites))
+        listeners = [
+            self._loop.create_task(_Listener(site).run(self.bound)) for site in self.sites
+        ]
         await self._closing.wait()
-        listeners.cancel()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*listeners, *tasks, return_exceptions=True)
         await asyncio.sleep(0)  # aborted connections close their sockets meanwhile
 
 
