@@ -81,9 +81,7 @@ class Server:
         self._loop.close()
 
     async def _serve(self) -> None:
-        listeners = [
-            self._loop.create_task(_Listener(site).run(self.bound)) for site in self.sites
-        ]
+        listeners = [self._loop.create_task(_Listener(site).run(self.bound)) for site in self.sites]
         await self._closing.wait()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
