@@ -31,11 +31,7 @@ class Needs:
         self._again = 0.0
 
     def lacking(
-        self,
-        spec: Desired,
-        status: Observed,
-        view: RayView | None,
-        reserved: Reservation | None,
+        self, spec: Desired, status: Observed, view: RayView | None, reserved: Reservation | None
     ) -> str:
         """Say what the next start waits for; empty when nothing is missing."""
         missing = [node for node in spec.nodes if not self.lead.here(node)]

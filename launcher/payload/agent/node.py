@@ -229,13 +229,7 @@ class Server:
 class Node:
     """All servers' parts on this node."""
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        private_shm: bool,
-        lost: Callable[[str], None],
-    ) -> None:
+    def __init__(self, folder: str, *, private_shm: bool, lost: Callable[[str], None]) -> None:
         self.folder, self.private_shm, self._lost = folder, private_shm, lost
         self.orders: Mapping[str, Order] = {}
         self.servers: dict[str, Server] = {}

@@ -81,12 +81,14 @@ class Probe:
             max_tokens=_FIRST,
         )
         self.every, self.replicas = every, replicas
+        self._parts: dict[str, int | None] = {"": None, **{str(one): one for one in replicas}}
         self._task: Task | None = None  # as which the model has answered first
         self._body: object = None
-        self._canaries: dict[int | None, float] = {}  # by their replicas, when they were sent
-        # replica ("" for the whole) → how many answers, and when the last one came
+        # by replica ("" for the whole): when the canary was sent that is on its way
+        self._canaries: dict[str, float] = {}
+        # how many answers, and when the last one came
         self._answers: dict[str, tuple[int, float]] = {}
-        # the same keys → since when canaries fail, and status and text of the last
+        # since when canaries fail, and status and text of the last
         self._failing: dict[str, tuple[float, int, str]] = {}
         self._first: FirstAnswer | Refusal | None = None
         self._seconds, self._turn, self._health, self._rests = 0.0, 0, 0, ""
@@ -111,10 +113,7 @@ class Probe:
             answers={
                 key: (count, round(now - at, 2)) for key, (count, at) in list(self._answers.items())
             },
-            asking={
-                _key(replica): round(now - began, 2)
-                for replica, began in list(self._canaries.items())
-            },
+            asking={part: round(now - at, 2) for part, at in list(self._canaries.items())},
             failing={
                 key: (round(now - since, 2), status, text[:300])
                 for key, (since, status, text) in list(self._failing.items())
@@ -127,15 +126,11 @@ class Probe:
             counters=None if counters is None else replace(counters, progress=()),
             counted=round(now - self._counted, 2),
             progress={
-                _key(replica): _digest(counters.of(replica))
-                for replica in self._parts
+                part: _digest(counters.of(replica))
+                for part, replica in self._parts.items()
                 if counters is not None
             },
         )
-
-    @property
-    def _parts(self) -> list[int | None]:
-        return [None, *self.replicas]
 
     def _run(self) -> None:
         pause = 0.0
@@ -167,18 +162,18 @@ class Probe:
         self._body = task.body(first.model, self.where.prompt, 1)
         self._first, self._seconds = first, first.seconds
         self._count()
-        for replica in self._parts:
-            self._note(replica)
+        for part in self._parts:
+            self._note(part)
         self._task = task
 
     def _look(self, task: Task) -> None:
         """Send new canaries, and count."""
         several = len(self.replicas) > 1 and task.steered
-        replica = self.replicas[self._turn % len(self.replicas)] if several else None
+        part = str(self.replicas[self._turn % len(self.replicas)]) if several else ""
         self._turn += 1
-        if replica not in self._canaries and not self._over.is_set():
-            began = self._canaries[replica] = time.monotonic()
-            canary = threading.Thread(target=self._send, args=(task, replica, began), daemon=True)
+        if part not in self._canaries and not self._over.is_set():
+            began = self._canaries[part] = time.monotonic()
+            canary = threading.Thread(target=self._send, args=(task, part, began), daemon=True)
             canary.start()
             canary.join(min(1.0, self.every / 2))  # mostly it is back at once
         self._count()
@@ -189,8 +184,9 @@ class Probe:
         else:
             self._health, self._rests = 200, ""
 
-    def _send(self, task: Task, replica: int | None, began: float) -> None:
+    def _send(self, task: Task, part: str, began: float) -> None:
         """Send a canary, and note how it ended."""
+        replica = self._parts[part]
         # vLLM numbers those behind this API alone (`data_parallel_rank`,
         # v1/engine/input_processor.py)
         place = None if replica is None else replica - self.where.first
@@ -198,23 +194,22 @@ class Probe:
             status, text = api.api(self.where, task.path, self._body, _PATIENCE, place)
         except SILENT as error:
             status, text = 0, f"{type(error).__name__}: {error}"
-        key = _key(replica)
         # Also a refusal is an answer: the API key may have changed.
         if 0 < status < 500 or status == 501:
             self._seconds = time.monotonic() - began
             # Where vLLM chose the replica, it is unknown whose answer it is; and what is unknown is
             # not still.
-            for answered in self._parts if replica is None else (None, replica):
+            for answered in self._parts if part == "" else ("", part):
                 self._note(answered)
-            self._failing.pop(key, None)
+            self._failing.pop(part, None)
         else:
-            since = self._failing.get(key, (began, 0, ""))[0]
-            self._failing[key] = since, status, text or "no answer"
-        self._canaries.pop(replica, None)
+            since = self._failing.get(part, (began, 0, ""))[0]
+            self._failing[part] = since, status, text or "no answer"
+        self._canaries.pop(part, None)
 
-    def _note(self, replica: int | None) -> None:
-        count, _ = self._answers.get(_key(replica), (0, 0.0))
-        self._answers[_key(replica)] = count + 1, time.monotonic()
+    def _note(self, part: str) -> None:
+        count, _ = self._answers.get(part, (0, 0.0))
+        self._answers[part] = count + 1, time.monotonic()
 
     def _count(self) -> None:
         counters = api.counters(self.where)
@@ -236,10 +231,6 @@ def resting(where: Where, health: int, health_text: str) -> str:
         if isinstance(reply, dict) and reply.get(key) is True:
             return words
     return ""
-
-
-def _key(replica: int | None) -> str:
-    return "" if replica is None else str(replica)
 
 
 def _digest(lines: tuple[str, ...]) -> str:
