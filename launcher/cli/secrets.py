@@ -30,7 +30,6 @@ from launcher.ui.terminal import show
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
     from launcher.site import Site
-    from launcher.state.servers import Server
     from launcher.tools.secret_files import SecretFile
 
 
@@ -204,7 +203,12 @@ def _rotate(
     if not yes:
         _confirm(session)
     bring_up(session, given, dry_run=False, join_timeout=join_timeout, renew=renew)
-    for text in _after(kept, [each.name for each in batches]):
+    for server in kept:
+        supervised = server.desired is not None and server.desired.policy.restarts != 0
+        then = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
+        session.note("secrets", f"{server.what} {then}")
+    for job in batches:
+        text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
         session.note("secrets", text)
 
 
@@ -223,22 +227,6 @@ def _confirm(session: Session) -> None:
         )
     with session.to.paused():
         click.confirm("Go on?", abort=True, err=True)
-
-
-def _after(servers: Sequence[Server], batches: Sequence[str]) -> list[str]:
-    """Say how what ended comes back."""
-    return [
-        *(f"{each.what} {_again(each)}" for each in servers),
-        *(
-            f"batch job {name} goes on where it was when you run its `vlaunch batch` again"
-            for name in batches
-        ),
-    ]
-
-
-def _again(server: Server) -> str:
-    kept = server.desired is not None and server.desired.policy.restarts != 0
-    return "comes back by itself" if kept else "is not kept: run `vlaunch serve` again"
 
 
 def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str]]:

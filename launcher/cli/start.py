@@ -323,7 +323,10 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
         session.warn("serve", text)
         return 130, []
     network = network_gate.confirm(session, seen, request, start, allow=asked.skip_network_check)
-    ask = _ask_line(session.inventory, served)
+    task, ask = named(served.task), ""
+    if task is not None and not task.generates:
+        keyed = "VLLM_API_KEY" in session.inventory.secrets
+        ask = f"`{curl.line(served.endpoints[0], task, served.model, key=keyed)}`"
     talk = "ask it with the line below" if ask else "talk to it with `vlaunch chat`"
     first, *more = served.endpoints
     also = f" and {len(more)} more" if more else ""
@@ -334,17 +337,6 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
         data["fetch_seconds"] = round(fetched, 1)
     session.done(text, stage="serve", seconds=served.seconds + fetched, data=data)
     return 0, _rows(served, network, ask, plan, fetched)
-
-
-def _ask_line(inventory: Inventory, served: Served) -> str:
-    """Return the line that asks a model with which one cannot chat; empty for one with which one
-    can.
-    """
-    way = named(served.task)
-    if way is None or way.generates:
-        return ""
-    keyed = "VLLM_API_KEY" in inventory.secrets
-    return f"`{curl.line(served.endpoints[0], way, served.model, key=keyed)}`"
 
 
 def _rows(

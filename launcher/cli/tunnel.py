@@ -60,4 +60,4 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
     if server is None and not found.running:
         return inventory.head, api_host(inventory.serve.bind), inventory.ports.api
     wanted, node = choose.api(session, found, server)
-    return node, api_host(wanted.host), wanted.port
+    return node, wanted.api_host, wanted.port

@@ -155,8 +155,7 @@ def _apis(site: Site, server: Server) -> Iterator[tuple[str, str]]:
     wanted = server.desired
     if wanted is None or server.state not in ("starting", "ready"):
         return
-    host = payload.api_host(wanted.host)
-    shown = f"[{host}]" if ":" in host else host
+    shown = f"[{wanted.api_host}]" if ":" in wanted.api_host else wanted.api_host
     for each in endpoints.of(site.inventory, wanted):
         yield each.node, f"{shown}:{wanted.port}"
 
