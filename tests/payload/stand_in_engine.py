@@ -83,8 +83,8 @@ def serve() -> None:
             while there("slow") or there("asleep") or (there("bound") and alone()):
                 time.sleep(0.02)
             done[0] += 1
-            said = {"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}
-            return self._say(200, json.dumps(said))
+            completion = {"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}
+            return self._say(200, json.dumps(completion))
 
         def _say(self, status: int, text: str) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Renewals of the agents' certificates that are cut short at any step: the agents go on."""
+"""Renewals of the agents' certificates that are interrupted at any step: agents stay connected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = len(NODES) * 3
 
 @pytest.fixture
 def inventory(load: Callable[..., Inventory], tmp_path: Path) -> Inventory:
-    """Two nodes, whose files are in folders here."""
+    """Two nodes whose state directories are local folders."""
     nodes = ", ".join(
         f"{{host: {name}, ip: 10.0.0.{number}, gpus: 8, state_dir: {tmp_path}/{name}}}"
         for number, name in enumerate(NODES, 1)
@@ -37,35 +37,35 @@ def inventory(load: Callable[..., Inventory], tmp_path: Path) -> Inventory:
 
 
 def observe(inventory: Inventory) -> Site:
-    """Return the nodes as `up` sees them while their containers run."""
+    """Return the facts that `up` observes while the containers run."""
     facts = {}
     for node in inventory.nodes:
         base = Path(node.state_dir or "") / inventory.cluster
-        names = [each.name for each in (base / "secrets").glob("AGENT_*")]
+        names = [file.name for file in (base / "secrets").glob("AGENT_*")]
         argv = ("sh", "-c", shell.program("certificates"), "certificates", str(base))
-        shown = subprocess.run(argv, capture_output=True, check=True, text=True).stdout
-        own = container(name=f"vlaunch-{inventory.cluster}-{node.name}", node=node.name)
+        public = subprocess.run(argv, capture_output=True, check=True, text=True).stdout
+        running = container(name=f"vlaunch-{inventory.cluster}-{node.name}", node=node.name)
         facts[node.name] = HostFacts(
-            home="/home/ops", secret_names=tuple(names), certificates=shown, containers=(own,)
+            home="/home/ops", secret_names=tuple(names), certificates=public, containers=(running,)
         )
     return Site(inventory, facts)
 
 
-def steps(inventory: Inventory) -> list[Step]:
-    """Return what `up` would do about certificates now."""
+def plan_steps(inventory: Inventory) -> list[Step]:
+    """Return the steps by which `up` would renew certificates now."""
     site = observe(inventory)
     stages = certificate_stages(site, renewal(inventory, site.facts))
     return [step for stage in stages for step in stage.steps]
 
 
-def send(sent: list[Step]) -> None:
-    for step in sent:
-        given = step.command.stdin() if step.command.stdin else b""
-        subprocess.run(step.command.argv, input=given, check=True, timeout=10)
+def run_steps(steps: list[Step]) -> None:
+    for step in steps:
+        stdin = step.command.stdin() if step.command.stdin else b""
+        subprocess.run(step.command.argv, input=stdin, check=True, timeout=10)
 
 
-def accept(inventory: Inventory) -> bool:
-    """True when any agent connects to any other, both knowing whom they talk to."""
+def can_connect(inventory: Inventory) -> bool:
+    """Return whether all agents can connect to all others, with verified names."""
     contexts = {
         node.name: [
             Certificates(
@@ -80,56 +80,56 @@ def accept(inventory: Inventory) -> bool:
         assert server is not None
         assert client is not None
         to_head, to_worker = ssl.MemoryBIO(), ssl.MemoryBIO()
-        ends = [
+        sides = [
             client.wrap_bio(to_worker, to_head, server_hostname=head.ip),
             server.wrap_bio(to_head, to_worker, server_side=True),
         ]
-        for end in [*ends, *ends]:
+        for side in [*sides, *sides]:
             try:
-                end.do_handshake()
+                side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
             except ssl.SSLError:
                 return False
-        assert [name_in(end.getpeercert()) for end in ends] == [head.name, worker.name]
+        assert [name_in(side.getpeercert()) for side in sides] == [head.name, worker.name]
     return True
 
 
-def renewed(inventory: Inventory) -> bool:
-    """True when nothing is left to do, and each node trusts one authority."""
+def is_renewed(inventory: Inventory) -> bool:
+    """Return whether the renewal is complete, so that nodes trust one authority only."""
     facts = observe(inventory).facts
-    counts = {each.certificates.count("BEGIN") for each in facts.values()}
+    counts = {host.certificates.count("BEGIN") for host in facts.values()}
     reasons = certificates.reasons(inventory, facts, datetime.now(timezone.utc))
     return not reasons and counts == {2}
 
 
 @pytest.mark.parametrize("count", range(1, STEPS + 1))
-def test_a_renewal_that_is_cut_short_keeps_the_agents_together(
+def test_an_interrupted_renewal_keeps_agents_connected(
     inventory: Inventory, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any number of its steps, twice; the next `up` finishes it, and trusts no other."""
-    send(steps(inventory))
-    assert (renewed(inventory), accept(inventory)) == (True, True)
-    before = {each.certificates for each in observe(inventory).facts.values()}
+    """It stops twice after `count` steps; another `up` completes it and trusts no old authority."""
+    run_steps(plan_steps(inventory))
+    assert (is_renewed(inventory), can_connect(inventory)) == (True, True)
+    before = {host.certificates for host in observe(inventory).facts.values()}
     with monkeypatch.context() as patch:
         patch.setattr("launcher.tools.certificates._RENEWED", certificates._RENEWED * 99)
         for _ in range(2):
-            begun = steps(inventory)
-            assert len(begun) == STEPS
-            send(begun[:count])
-            assert accept(inventory)
+            steps = plan_steps(inventory)
+            assert len(steps) == STEPS
+            run_steps(steps[:count])
+            assert can_connect(inventory)
 
-    send(steps(inventory))
-    assert (renewed(inventory), accept(inventory)) == (True, True)
-    after = {each.certificates for each in observe(inventory).facts.values()}
+    run_steps(plan_steps(inventory))
+    assert (is_renewed(inventory), can_connect(inventory)) == (True, True)
+    after = {host.certificates for host in observe(inventory).facts.values()}
     assert not before & after
 
 
-def test_the_old_order_would_have_separated_them(inventory: Inventory) -> None:
-    """The test above can fail: an authority that replaces the old one first is not enough."""
-    send(steps(inventory))
+def test_replacing_the_authority_first_separates_agents(inventory: Inventory) -> None:
+    """This proves that the test above can fail."""
+    run_steps(plan_steps(inventory))
     site = observe(inventory)
     _, _, last = certificate_stages(site, renewal(inventory, site.facts, force=True))
-    send(list(last.steps)[:1])
+    run_steps(list(last.steps)[:1])
 
-    assert not accept(inventory)
+    assert not can_connect(inventory)
