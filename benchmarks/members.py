@@ -47,7 +47,7 @@ REPORT = ServerReport(
     ranks=tuple(range(1000, 1008)),
     probe=ProbeReport(
         answers={"": (10, 0.1)},
-        counters=Counters((), running=3, waiting=0, tokens=12345.0, good=10.0, failed=0.0),
+        counters=Counters((), running=3, waiting=0, tokens=12345.0, failed=0.0),
         progress={"": "0123456789ab"},
     ),
 )

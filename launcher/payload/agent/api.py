@@ -130,17 +130,14 @@ class Counters:
     """vLLM's counters.
 
     `progress` is equal exactly when nothing has moved; aborted requests, as of canaries, are no
-    progress.
-
-    `tokens` were generated, `good` requests succeeded, and `failed` were answered with 5xx, all
-    since it started. `held` is what its KV cache holds, as `capacity` reads it.
+    progress. `tokens` were generated, and `failed` requests were answered with 5xx, since the
+    engine started. `held` is what its KV cache holds, as `capacity` reads it.
     """
 
     progress: tuple[str, ...]
     running: int
     waiting: int
     tokens: float
-    good: float
     failed: float
     held: Mapping[str, str] = field(default_factory=dict)
 
@@ -182,11 +179,6 @@ def read_counters(text: str) -> Counters | None:
             running=int(total("vllm:num_requests_running")),
             waiting=int(total("vllm:num_requests_waiting")),
             tokens=total("vllm:generation_tokens_total"),
-            good=sum(
-                number
-                for labels, number in samples(text, "vllm:request_success_total")
-                if labels.get("finished_reason") != "abort"
-            ),
             failed=sum(
                 number
                 for labels, number in samples(text, "http_requests_total")

@@ -329,7 +329,6 @@ class Stage:
                 "running": engine.open,
                 "waiting": 1 if self.asking else 0,
                 "tokens": float(self.answered),
-                "good": 0.0,
                 "failed": engine.failed,
                 "held": engine.held,
             }
