@@ -120,6 +120,7 @@ def measure(args: argparse.Namespace, own: str) -> dict[str, object]:
     program = (sys.executable, "-B", sys.argv[0])
     probe = network.Probe(network.parsed(argv), program, argv, certificate="")
     report = probe.run()
+    exit_on_signals()
     if probe.signal:
         sys.exit(128 + probe.signal)
     return report
@@ -146,13 +147,11 @@ def say(word: str, lines: Iterable[str]) -> None:
         print(f"{word} {line}", flush=True)
 
 
-def wait() -> None:
-    """Wait until the pod is deleted."""
+def exit_on_signals() -> None:
+    """Exit when the pod is deleted, except while the probe handles signals itself."""
     # The kernel ignores a signal to a container's first process that has no handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    while True:
-        signal.pause()
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
@@ -181,11 +180,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         sys.exit(network.main())
     args = parsed(sys.argv[1:])
+    exit_on_signals()
     say("look", [f"network check of pod {args.rank} of {args.size}"])
     if wrong := check(args):
         say("FAIL", wrong)
         say("FAIL", [f"`{args.command[0]}` is not started; this log stays until the pod restarts"])
-        wait()
+        while True:
+            signal.pause()
     say("PASS", [f"every link between the {args.size} pods reaches `{args.require}`"])
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(args.command[0], args.command)  # noqa: S606 - the command of this very container
