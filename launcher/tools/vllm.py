@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from launcher.model import Argv, options
 from launcher.payload.agent import cause
@@ -19,8 +19,7 @@ from launcher.tools import untrusted
 Balancing = Literal["internal", "hybrid", "external"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(NamedTuple):
     """A part of the start, recognised by the line that begins it. `title` is in the present
     tense.
     """
@@ -42,55 +41,33 @@ EXPERT_PARALLEL = "--enable-expert-parallel"
 # In the order in which they come. Lines of several ranks interleave, so a phase only ever moves
 # forward.
 PHASES = (
-    Phase(id="start", title="starting vLLM", pattern=r"(?!)"),
+    Phase("start", "starting vLLM", r"(?!)"),
     Phase(
-        id="config",
-        title="reading the model's configuration",
-        pattern=r"non-default args:|Resolved architecture:",
+        "config", "reading the model's configuration", r"non-default args:|Resolved architecture:"
     ),
-    Phase(id="engine", title="starting the engine", pattern=r"Initializing a V1 LLM engine"),
+    Phase("engine", "starting the engine", r"Initializing a V1 LLM engine"),
     Phase(
-        id="placement",
-        title="placing ranks on GPUs",
-        pattern=(
-            r"(?:Creating a new|Waiting for creating a) placement group|Creating placement groups"
-            r" for data parallel"
-        ),
+        "placement",
+        "placing ranks on GPUs",
+        r"(?:Creating a new|Waiting for creating a) placement group|Creating placement groups for"
+        r" data parallel",
     ),
     Phase(
-        id="workers",
-        title="connecting the ranks",
-        pattern=r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl",
+        "workers",
+        "connecting the ranks",
+        r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl",
     ),
+    Phase("load", "loading weights", r"Starting to load model|Loading \S+ checkpoint shards"),
     Phase(
-        id="load",
-        title="loading weights",
-        pattern=r"Starting to load model|Loading \S+ checkpoint shards",
+        "warm-up",
+        "compiling and warming up",
+        r"Warming up model for the compilation|Dynamo bytecode transform|[Cc]ompiling a graph for"
+        r"|torch\.compile takes",
     ),
-    Phase(
-        id="warm-up",
-        title="compiling and warming up",
-        pattern=(
-            r"Warming up model for the compilation|Dynamo bytecode transform|[Cc]ompiling a graph"
-            r" for|torch\.compile takes"
-        ),
-    ),
-    Phase(
-        id="kv-cache",
-        title="allocating the KV cache",
-        pattern=r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+",
-    ),
-    Phase(
-        id="graphs",
-        title="capturing graphs",
-        pattern=r"Capturing CUDA graphs?|Capturing cudagraphs",
-    ),
-    Phase(
-        id="api",
-        title="starting the API",
-        pattern=r"Starting vLLM (?:API )?server|Available routes are",
-    ),
-    Phase(id="answer", title="getting the first answer", pattern=r"Application startup complete"),
+    Phase("kv-cache", "allocating the KV cache", r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+"),
+    Phase("graphs", "capturing graphs", r"Capturing CUDA graphs?|Capturing cudagraphs"),
+    Phase("api", "starting the API", r"Starting vLLM (?:API )?server|Available routes are"),
+    Phase("answer", "getting the first answer", r"Application startup complete"),
 )
 
 _MEMORY_SHARE = 0.92  # `gpu_memory_utilization` in vllm/config/cache.py
@@ -348,18 +325,13 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
     """Read the labels of `vllm:cache_config_info`; where an older vLLM lacks them, its blocks or
     its log line.
     """
-    tokens, concurrency = (
-        _number(labels.get("kv_cache_size_tokens")),
-        _number(labels.get("kv_cache_max_concurrency")),
-    )
+    tokens = _number(labels.get("kv_cache_size_tokens"))
+    concurrency = _number(labels.get("kv_cache_max_concurrency"))
     if tokens is None:
         blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
         line = _KV_LINE.search(log)
-        tokens = (
-            _number(line[1].replace(",", ""))
-            if line
-            else (blocks * size if blocks and size else None)
-        )
+        counted = blocks * size if blocks and size else None
+        tokens = _number(line[1].replace(",", "")) if line else counted
     if concurrency is None and (line := _CONCURRENCY.search(log)):
         concurrency = _number(line[1])
     return Capacity(tokens=None if tokens is None else int(tokens), concurrency=concurrency)
