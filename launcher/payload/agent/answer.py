@@ -17,7 +17,7 @@ from .task import Task
 
 
 @dataclass(frozen=True)
-class Asked:
+class Attempt:
     """A request of one task, with status and text of its answer.
 
     `refused` has the answers to other tasks, where none of them fits.
@@ -79,12 +79,12 @@ def complete(where: Where) -> FirstAnswer | Refusal:
     model = str(json.loads(text)["data"][0]["id"])
     before = finished(where) if where.engines > 1 else {}
     started = time.monotonic()
-    asked = ask(where, model)
-    task, seconds = asked.task.name, round(time.monotonic() - started, 3)
-    fields, error = _parse(asked)
+    attempt = ask(where, model)
+    task, seconds = attempt.task.name, round(time.monotonic() - started, 3)
+    fields, error = _parse(attempt)
     if error:
-        return Refusal(status=asked.status, error=error[:500], task=task)
-    answers = replicas(where, asked.task, model, before) if where.engines > 1 else []
+        return Refusal(status=attempt.status, error=error[:500], task=task)
+    answers = replicas(where, attempt.task, model, before) if where.engines > 1 else []
     if any(answer.error for answer in answers):
         errors = (
             f"replica {number} gave no answer: {answer.error}"
@@ -97,57 +97,57 @@ def complete(where: Where) -> FirstAnswer | Refusal:
     return FirstAnswer(model=model, task=task, seconds=seconds, replicas=every, **fields)
 
 
-def _parse(asked: Asked) -> tuple[dict[str, str], str]:
+def _parse(attempt: Attempt) -> tuple[dict[str, str], str]:
     """Return what an answer brought, and why it is none; empty when it is one."""
-    if asked.status != 200:
-        return {}, asked.text or "no answer"
-    if not asked.task.generates:
-        came = asked.task.came(asked.text)
-        error = "" if came else f"no answer of {asked.task.path}: {asked.text[:200]}"
-        return {"came": came, "refused": asked.refused[:500]}, error
-    answer = json.loads(asked.text)
+    if attempt.status != 200:
+        return {}, attempt.text or "no answer"
+    if not attempt.task.generates:
+        came = attempt.task.came(attempt.text)
+        error = "" if came else f"no answer of {attempt.task.path}: {attempt.text[:200]}"
+        return {"came": came, "refused": attempt.refused[:500]}, error
+    answer = json.loads(attempt.text)
     tokens = (answer.get("usage") or {}).get("completion_tokens", 0)
     fingerprint = str(answer.get("system_fingerprint") or "")
     fields = {"text": str(content(answer["choices"][0], "message")), "fingerprint": fingerprint}
     return fields, "" if tokens else "a completion without a token"
 
 
-def ask(where: Where, model: str) -> Asked:
+def ask(where: Where, model: str) -> Attempt:
     """Ask a model for a chat, a plain completion, or as one that does not generate: the first task
     that fits decides, whatever its answer.
     """
     for way in (task.CHAT, task.COMPLETION):
-        asked = _ask(where, way, model)
-        if not asked.unfit:
-            return asked
+        attempt = _ask(where, way, model)
+        if not attempt.unfit:
+            return attempt
     return other(where, model)
 
 
-def other(where: Where, model: str) -> Asked:
+def other(where: Where, model: str) -> Attempt:
     """Ask a model that does not generate: the first task with an answer is its own.
 
     Where none has: the error of one that is broken, else the answer of `/health`. Silence proves
     nothing about a model that transcribes, whatever its answer.
     """
-    refusals = list[Asked]()
+    refusals = list[Attempt]()
     for way in task.OTHERS:
-        asked = _ask(where, way, model)
-        if asked.status in (0, 200, 401, 403):
-            return asked
-        if not asked.unfit:
-            refusals.append(asked)
+        attempt = _ask(where, way, model)
+        if attempt.status in (0, 200, 401, 403):
+            return attempt
+        if not attempt.unfit:
+            refusals.append(attempt)
     for refusal in refusals:
         if refusal.status >= 500 and refusal.task is not task.TRANSCRIPTION:
             return refusal
     health = _ask(where, task.HEALTH, model)
     texts = [f"{one.task.path}: {one.status} {one.text[:200]}" for one in refusals]
     refused = "; ".join(texts) or "it has no route that we know"
-    return Asked(task.HEALTH, health.status, health.text, refused)
+    return Attempt(task.HEALTH, health.status, health.text, refused)
 
 
-def _ask(where: Where, way: Task, model: str) -> Asked:
+def _ask(where: Where, way: Task, model: str) -> Attempt:
     body = way.body(model, where.prompt, where.max_tokens)
-    return Asked(way, *api.api(where, way.path, body, where.timeout))
+    return Attempt(way, *api.api(where, way.path, body, where.timeout))
 
 
 def content(choice: Mapping[str, Any], of_chat: str) -> Any:

@@ -26,9 +26,9 @@ SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 class Refused(OSError):
     """An answer that is an error: its HTTP status and its text."""
 
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(f"HTTP {code}: {said}")
-        self.code, self.said = code, said
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"HTTP {code}: {text}")
+        self.code, self.text = code, text
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def api(
         with request(host, port, path, secret, body, timeout, engine) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except Refused as error:
-        return error.code, error.said
+        return error.code, error.text
     except OSError as error:
         return 0, str(error)
 

@@ -74,7 +74,7 @@ def _stream(where: Where, path: str, body: object) -> dict[str, Any] | None:
                 text = answer.content(choice, "delta")
                 _print({"text": text, "system_fingerprint": fingerprint})
     except Refused as error:
-        return {"status": error.code, "error": error.said[:500]}
+        return {"status": error.code, "error": error.text[:500]}
     except OSError as error:
         return {"status": 0, "error": str(error)}
     return None

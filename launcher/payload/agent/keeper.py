@@ -51,12 +51,12 @@ class Keeper:
 
     def __init__(self, name: str, folder: str, lead: Lead, clock: Clock = time) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
-        self.asked: Desired | None = None  # the spec on disk
+        self.spec: Desired | None = None  # the spec on disk
         self.server: Supervision | None = None
         self._file: object = ()
 
     @property
-    def seen(self) -> Observed | None:
+    def status(self) -> Observed | None:
         """The status of the server; None when none is supervised."""
         return self.server.status if self.server is not None else None
 
@@ -68,7 +68,7 @@ class Keeper:
         server = self.server
         return (
             server is not None
-            and (server.spec != self.asked or server.status.state in ("waiting", "stopping"))
+            and (server.spec != self.spec or server.status.state in ("waiting", "stopping"))
             and self.clock.time() - server.status.since < _SOON
         )
 
@@ -76,12 +76,12 @@ class Keeper:
         """Run one round of the state machine."""
         first, server = self._file == (), self.server
         self._read()
-        if server is not None and server.spec == self.asked:
+        if server is not None and server.spec == self.spec:
             server.turn()
-        elif server is None or server.stop(replaced=self.asked is not None):
+        elif server is None or server.stop(replaced=self.spec is not None):
             self.server = None
-            if self.asked is not None:
-                self.server = Supervision(self.name, self.asked, self.folder, self.lead, self.clock)
+            if self.spec is not None:
+                self.server = Supervision(self.name, self.spec, self.folder, self.lead, self.clock)
             elif first:
                 self._close()
 
@@ -101,7 +101,7 @@ class Keeper:
             return
         self._file = mark
         try:
-            self.asked = state.wanted(self.name, self.folder) if mark else None
+            self.spec = state.wanted(self.name, self.folder) if mark else None
         except ValueError as error:
             say(f"{self.name}: {path} cannot be read, and changes nothing: {error}")
 
@@ -355,7 +355,7 @@ class Supervision:
             self._set("pausing", "waiting before the next start")
 
     def _explained(self) -> bool:
-        """True when Ray has told which rank died first, where it was asked, or takes too long."""
+        """True when Ray has told which rank died first, where it was queried, or takes too long."""
         explain = self._explain
         if explain is None:
             return True

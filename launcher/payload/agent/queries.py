@@ -106,8 +106,8 @@ def servers(agent: Agent, _: Query) -> Answer:
 
 def _server(agent: Agent, name: str, age: float) -> Answer:
     keeper = agent.keepers.get(name)
-    if keeper is not None and keeper.seen is not None:
-        status: Any = {**keeper.seen.as_json(), "written": time.time() - age}
+    if keeper is not None and keeper.status is not None:
+        status: Any = {**keeper.status.as_json(), "written": time.time() - age}
     else:  # of an earlier agent; its keeper has not read it yet
         status = state.read(state.path(name, state.OBSERVED))
     spec = state.read(state.path(name, state.DESIRED))
@@ -256,5 +256,5 @@ def _reachable(address: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    reason = error.said[:500] if isinstance(error, Refused) else str(error)
+    reason = error.text[:500] if isinstance(error, Refused) else str(error)
     return reason or type(error).__name__

@@ -28,9 +28,9 @@ def submit(where: Where, name: str, argv: Sequence[str], metadata: object) -> An
     try:
         return ray(where, "/api/jobs/", body)
     except Refused as error:
-        if "already exists" in error.said:
+        if "already exists" in error.text:
             return {"submission_id": name, "existing": True}
-        raise OSError(f"{error.code}: {error.said[-500:]}") from error
+        raise OSError(f"{error.code}: {error.text[-500:]}") from error
 
 
 def stop(where: Where, name: str, grace: float) -> dict[str, Any]:

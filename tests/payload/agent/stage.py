@@ -255,7 +255,7 @@ class Stage:
             if self.lead.fresh(node)
         }
         self.keeper.turn()
-        seen = self.keeper.seen
+        seen = self.keeper.status
         if seen is not None and (not self.told or self.told[-1] != (seen.state, seen.doing)):
             self.told.append((seen.state, seen.doing))
 

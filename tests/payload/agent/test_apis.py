@@ -96,8 +96,8 @@ def test_what_they_count_is_added_up(ready: Make) -> None:
     assert (stage.seen.load.running, stage.seen.load.waiting) == (6, 0)
     stage.engine.answers = False
     stage.run(20)
-    assert stage.keeper.seen is not None
-    assert 19 <= stage.keeper.seen.asking <= 21
+    assert stage.keeper.status is not None
+    assert 19 <= stage.keeper.status.asking <= 21
     stage.kill("gpu2")
 
     assert stage.until("pausing").faults[0].lost == 6

@@ -96,7 +96,7 @@ def test_what_is_ordered(make: Make) -> None:
     """
     stage = make()
     phases = []
-    while stage.keeper.seen is None or stage.keeper.seen.state != "ready":
+    while stage.keeper.status is None or stage.keeper.status.state != "ready":
         stage.step()
         if stage.phases and (not phases or phases[-1] != stage.phases):
             phases.append(stage.phases)
@@ -465,7 +465,7 @@ def test_a_wish_of_another_version_is_not_acted_on(
     state.write(str(stage.folder / "chat" / "desired.json"), {"version": 1})
     stage.run(5)
 
-    assert (stage.keeper.seen, stage.orders) == (None, {})
+    assert (stage.keeper.status, stage.orders) == (None, {})
     assert "version 1 of a server is not known here" in capsys.readouterr().out
 
 
@@ -703,9 +703,9 @@ def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(state, "write", full)
     stage.kill("gpu2")
     stage.run(30)
-    assert stage.keeper.seen is not None
+    assert stage.keeper.status is not None
 
-    assert (stage.keeper.seen.state, stage.keeper.seen.generation, stage.seen.generation) == (
+    assert (stage.keeper.status.state, stage.keeper.status.generation, stage.seen.generation) == (
         "ready",
         2,
         1,

@@ -227,7 +227,7 @@ def test_a_busy_server_says_so(ready: Make) -> None:
     stage = ready()
     stage.engine.open, stage.engine.answers = 8, False
     stage.run(20)
-    seen = stage.keeper.seen
+    seen = stage.keeper.status
     assert seen is not None
     assert seen.load is not None
 

@@ -94,7 +94,7 @@ def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
     folder(folders, "chat", desired=want, observed=old.as_json())
     folder(folders, "embed", observed=old.as_json())
     live = Observed(name="chat", id="abcd1234", asked=1.0, state="ready", written=1.0)
-    agent.keepers["chat"] = SimpleNamespace(seen=live)
+    agent.keepers["chat"] = SimpleNamespace(status=live)
     agent.turned -= 3
     status, said = ask("/servers")
     chat, embed = said["servers"]
