@@ -76,10 +76,10 @@ def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]
     if wanted is None:
         raise RequestError(f"{server.what} is being stopped", hint="look at `vlaunch status`")
     judged = server.observed.endpoints if server.observed else {}
-    answer = [node for node, each in judged.items() if each.verdict in servers.GOOD]
+    answer = [node for node, health in judged.items() if health.verdict in servers.GOOD]
     nodes = chosen(session.inventory, [each.node for each in wanted.apis])
     failed: list[NodeError] = []
-    for node in sorted(nodes, key=lambda each: each.name not in answer):
+    for node in sorted(nodes, key=lambda node: node.name not in answer):
         error = session.fleet.connect([node.name]).get(node.name)
         if error is None:
             return wanted, node

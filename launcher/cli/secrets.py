@@ -49,11 +49,11 @@ def secrets() -> None:
     short_help="each secret: its source, its users, its files",
 )
 def list_(call: Call) -> int:
-    """Show each secret with its source, who uses it, its file on every node with its age, and when
+    """Show all secrets: their sources, users, files on the nodes and the ages of these, and when
     certificates end.
 
-    The exit code is 1 when a node cannot be asked, when a file is readable by others, when one
-    lies there that is nobody's, or when certificates end within 30 days.
+    The exit code is 1 when a node cannot be reached, when a file is readable by others or belongs
+    to no secret, or when certificates end within 30 days.
     """
     from launcher.tools import certificates
     from launcher.ui.secrets import render
@@ -122,7 +122,7 @@ def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -
 
 
 def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
-    """Return a new token when one is asked for, which is without names where Ray uses it; raises
+    """Return a new token when it is named, or, without names, where Ray uses it; raises
     RequestError when a name is none.
     """
     known = [row["name"] for row in _rows(inventory)]
@@ -136,8 +136,8 @@ def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
             else "the inventory names none under `secrets:`",
         )
     used = inventory.ray.token_auth and not inventory.ray.off
-    asked = ray.TOKEN in names if names else used
-    if ray.TOKEN in inventory.secrets or not asked:
+    rotates = ray.TOKEN in names if names else used
+    if ray.TOKEN in inventory.secrets or not rotates:
         return {}
     token = Secret(random.token_hex(32))
     redaction.learn(token)
@@ -155,7 +155,7 @@ def _renew(session: Session) -> None:
     site = Site(inventory, observe(inventory, session.transport, [inventory.image]))
     _refuse_without_containers(site)
     renewal = prepare.renewal(inventory, site.facts, force=True)
-    assert renewal is not None  # noqa: S101 - `anew`
+    assert renewal is not None  # noqa: S101 - `force`
     session.apply(plan_certificates(site, renewal))
     text = "the agents have new certificates; no container was restarted"
     session.done(text, stage="secrets", data={"changed": len(inventory.nodes)})
@@ -165,7 +165,7 @@ def _refuse_without_containers(site: Site) -> None:
     if not any(site.container(node) for node in site.nodes):
         raise RequestError(
             f"cluster {site.inventory.cluster} has no container that could get new secrets",
-            hint="`vlaunch up` fetches every secret anew",
+            hint="`vlaunch up` fetches every secret",
         )
 
 
@@ -213,7 +213,7 @@ def _rotate(
 
 
 def _restarts(plans: Sequence[Plan]) -> bool:
-    """True when a container starts anew."""
+    """True when a container is recreated."""
     stages = (stage for plan in plans for stage in plan.stages)
     return any(stage.steps for stage in stages if stage.id in ("head", "workers"))
 
@@ -230,7 +230,7 @@ def _confirm(session: Session) -> None:
 
 
 def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Return what is known of each secret without asking anybody; `shown` are the certificates of
+    """Return what is known of each secret without a query; `shown` are the certificates of
     the nodes.
     """
     from launcher.tools import certificates
@@ -268,7 +268,7 @@ def _source(source: SecretSource) -> str:
 
 def _use(name: str) -> str:
     known = {
-        "AGENT_CA": "the agents, to know each other's certificates",
+        "AGENT_CA": "the agents, to verify certificates",
         "AGENT_CERTIFICATE": "the node's agent: mutual TLS with the others",
         "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
         "VLLM_API_KEY": "the endpoint asks for it",

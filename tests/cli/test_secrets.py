@@ -281,7 +281,7 @@ def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
     ran = cluster.run("secrets", "rotate", "--yes")
 
     assert (ran.code, cluster.world.changes) == (2, [])
-    assert "`vlaunch up` fetches every secret anew" in ran.err
+    assert "`vlaunch up` fetches every secret" in ran.err
 
 
 def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(
