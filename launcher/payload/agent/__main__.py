@@ -24,7 +24,7 @@ from .crew import Lead
 from .keeper import Keeper
 from .log import say, trace
 from .members import Follower
-from .node import Node
+from .node import Node, Order
 
 # seconds between two turns: mostly, and while something is being started or ended
 _TURN, _QUICK = 0.5, 0.1
@@ -175,11 +175,11 @@ class Agent:
                 keeper.turn()
             except Exception:
                 trace(keeper.name)
-        orders: dict[str, dict[str, object]] = {}
+        orders: dict[str, dict[str, Order]] = {}
         for name, keeper in self.keepers.items():
             for node, order in keeper.orders().items():
                 orders.setdefault(node, {})[name] = order
-        lead.orders = orders  # type: ignore[assignment]
+        lead.orders = orders
         lead.ray = f"{lead.boot}.{self.ray.starts}" if self.ray.starts else ""
         lead.turn()
         now = time.monotonic()

@@ -10,9 +10,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from .api import SECRETS
 from .log import say
 
-FOLDER = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 CA = "AGENT_CA"  # the CA's certificate
 CERTIFICATE = "AGENT_CERTIFICATE"  # the node's own, and its private key
 
@@ -20,7 +20,7 @@ CERTIFICATE = "AGENT_CERTIFICATE"  # the node's own, and its private key
 class Certificates:
     """The TLS contexts of one side, made again whenever the files change."""
 
-    def __init__(self, *, server: bool, folder: str = FOLDER) -> None:
+    def __init__(self, *, server: bool, folder: str = SECRETS) -> None:
         self._server = server
         self._ca, self._certificate = os.path.join(folder, CA), os.path.join(folder, CERTIFICATE)
         self._context: ssl.SSLContext | None = None
@@ -51,7 +51,7 @@ class Certificates:
         if self._server:
             made.num_tickets = 0  # a resumed session would not be verified again
         made.load_verify_locations(self._ca)
-        # an encrypted key would be asked for on the terminal
+        # else OpenSSL prompts for the password of an encrypted key
         made.load_cert_chain(self._certificate, password=_no_password)
         return made
 
@@ -59,10 +59,10 @@ class Certificates:
 def _version(path: str) -> object:
     """Return a value that changes with a file; None while it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ctime_ns, found.st_ino, found.st_size  # ctime also follows a file's mode
+    return status.st_ctime_ns, status.st_ino, status.st_size  # ctime also follows a file's mode
 
 
 def _no_password() -> str:

@@ -172,7 +172,7 @@ class Lead:
         """
         member = self.members.get(name)
         if member is not None and member.boot != boot:
-            self._lose(name, "it was started anew")
+            self._lose(name, "it was restarted")
             member = None
         if member is None:
             member = self.members[name] = Member(boot, connection, time.monotonic())

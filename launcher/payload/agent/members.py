@@ -124,7 +124,7 @@ class Follower:
         """Post a report and take the answer; raises many things."""
         new = self._connection is None
         if new:
-            self._connection = self._connect()
+            self._connect()
             # The first answer has only the boot of the head's agent, so that it takes no report,
             # and this agent no orders, of another boot.
             self._head_boot = self._post({}, 0).head_boot
@@ -164,22 +164,17 @@ class Follower:
             raise Lost(f"it refuses: {data[:300].decode(errors='replace')}")
         return records.read(Answer, data, "answer", complete=True)
 
-    def _connect(self) -> http.client.HTTPSConnection:
+    def _connect(self) -> None:
         """Connect; the head's certificate must have its address. Raises OSError or Lost."""
         context = self._certificates.context()
         if context is None:
             raise Lost("this node has no certificate yet")
-        connection = http.client.HTTPSConnection(
+        self._connection = http.client.HTTPSConnection(
             self.host, self.port, timeout=_CONNECT, context=context
         )
-        try:
-            connection.connect()
-        except BaseException:
-            connection.close()
-            raise
-        connection.auto_open = 0  # another connection begins with the head's boot
-        connection.sock.settimeout(_ANSWER)
-        return connection
+        self._connection.connect()
+        self._connection.auto_open = 0  # another connection begins with the head's boot
+        self._connection.sock.settimeout(_ANSWER)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
