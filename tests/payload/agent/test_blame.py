@@ -1,7 +1,7 @@
-"""Which rank a stuck engine waits for, judged from samples that were taken of real ones.
+"""The rank to blame for a stuck engine, from samples of real ranks.
 
-The files in `fixtures/stacks` are of two nodes of the lab, 10 s apart: vLLM 0.32 with `mp` and TP
-2, and with Ray and PP 2; idle, under load, and with a rank that spins in C, in Python, or sleeps.
+The files in `fixtures/stacks` have two samples, 10 s apart, of two lab nodes: vLLM 0.32 with `mp`
+and TP 2, and with Ray and PP 2; idle, loaded, and with a rank that spins in C or Python, or sleeps.
 """
 
 from __future__ import annotations
@@ -18,40 +18,44 @@ from launcher.payload.agent.blame import Finding, Inspections, Sample
 
 STACKS = Path(__file__).parents[2] / "fixtures" / "stacks"
 NODES: dict[str, dict[int, str]] = {"node1": {}, "node2": {}}
-Recorded = dict[str, list[dict[str, Any]]]
+Samples = dict[str, list[dict[str, Any]]]
 
 
-def recorded(name: str) -> Recorded:
-    """Return the samples of each node."""
-    found: Recorded = json.loads((STACKS / f"{name}.json").read_text())
-    return found
+def read_samples(name: str) -> Samples:
+    """Return the samples of a fixture, by node."""
+    samples: Samples = json.loads((STACKS / f"{name}.json").read_text())
+    return samples
 
 
-def named(samples: Recorded) -> dict[str, dict[int, str]]:
-    """Return the ranks that Ray runs, as the head knows them; none of `mp`."""
+def ray_ranks(samples: Samples) -> dict[str, dict[int, str]]:
+    """Return the names of Ray's ranks by node and process; none for `mp`."""
     return {
         node: {
-            each["pid"]: f"PP{n}"
-            for each in (taken[0]["ranks"] if taken else ())
-            if "ray::" in each["title"]
+            rank["pid"]: f"PP{number}"
+            for rank in (pair[0]["ranks"] if pair else ())
+            if "ray::" in rank["title"]
         }
-        for n, (node, taken) in enumerate(samples.items())
+        for number, (node, pair) in enumerate(samples.items())
     }
 
 
-def judge(samples: Recorded, replica: int | None = None) -> Finding:
-    """Compare what the nodes reported."""
+def judge(samples: Samples, replica: int | None = None) -> Finding:
+    """Compare the samples of all nodes."""
     inspections = Inspections()
-    for node, taken in samples.items():
+    for node, pair in samples.items():
         inspections.take(node, None)
-        for each in taken:
-            inspections.take(node, records.read(Sample, each, "inspection"))
-    return inspections.finding(named(samples), replica=replica)
+        for sample in pair:
+            inspections.take(node, records.read(Sample, sample, "inspection"))
+    return inspections.finding(ray_ranks(samples), replica=replica)
 
 
-def rank_of(samples: Recorded, node: str) -> list[dict[str, Any]]:
-    """Return the rank of a node, in both samples."""
-    return [each for taken in samples[node] for each in taken["ranks"] if not each["engine"]]
+def rank_of(samples: Samples, node: str) -> list[dict[str, Any]]:
+    """Return a node's rank in both samples."""
+    return [rank for sample in samples[node] for rank in sample["ranks"] if not rank["engine"]]
+
+
+def has_observation(finding: Finding, text: str) -> bool:
+    return any(text in observation for observation in finding.observations)
 
 
 WEDGED = sorted(path.stem for path in STACKS.glob("*-rank*.json"))
@@ -59,26 +63,26 @@ WEDGED = sorted(path.stem for path in STACKS.glob("*-rank*.json"))
 
 @pytest.mark.parametrize("name", WEDGED)
 def test_wedged_rank(name: str) -> None:
-    """It is named with its node, and what its stack shows."""
-    found = judge(recorded(name))
+    """It is named with its node and frame."""
+    finding = judge(read_samples(name))
     number = int(name.split("-rank")[1][0])
 
-    assert found.progress is False, found
-    assert (found.rank[2:], found.node) == (str(number), f"node{number + 1}")
-    assert "sitecustomize.py" in found.frame
-    assert any("sitecustomize.py" in stack for stack in found.stacks)
+    assert finding.progress is False, finding
+    assert (finding.rank[2:], finding.node) == (str(number), f"node{number + 1}")
+    assert "sitecustomize.py" in finding.frame
+    assert any("sitecustomize.py" in stack for stack in finding.stacks)
 
 
-def test_rank_that_compiles() -> None:
-    """A rank that waits for its compilers makes progress."""
-    samples = recorded("mp-tp2-rank1-sleep")
+def test_compilers_are_progress() -> None:
+    """A rank may wait for its child processes."""
+    samples = read_samples("mp-tp2-rank1-sleep")
     (_, rank) = rank_of(samples, "node2")[-2:]
     rank["helpers"] = 500
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert found.progress is True
-    assert any("its child processes use" in each for each in found.observations)
+    assert finding.progress is True
+    assert has_observation(finding, "its child processes use")
 
 
 @pytest.mark.parametrize(
@@ -86,48 +90,46 @@ def test_rank_that_compiles() -> None:
     [("mp-tp2", "TP0 on node1, TP1 on node2"), ("ray-pp2", "PP0 on node1, PP1 on node2")],
 )
 def test_idle_server(name: str, ranks: str) -> None:
-    """Nothing moves in a server without requests either: all ranks wait for work, none is
-    blamed.
-    """
-    found = judge(recorded(f"{name}-idle"))
+    """All its ranks wait for work, and none is blamed."""
+    finding = judge(read_samples(f"{name}-idle"))
 
-    assert (found.progress, found.rank, found.node) == (False, "", "")
-    assert f"{ranks}: waiting for work" in found.observations
+    assert (finding.progress, finding.rank, finding.node) == (False, "", "")
+    assert f"{ranks}: waiting for work" in finding.observations
 
 
 @pytest.mark.parametrize("name", ["mp-tp2-load", "ray-pp2-load"])
 def test_loaded_server(name: str) -> None:
-    """A server that works makes progress."""
-    found = judge(recorded(name))
+    """Its ranks make progress."""
+    finding = judge(read_samples(name))
 
-    assert (found.progress, found.rank) == (True, "")
+    assert (finding.progress, finding.rank) == (True, "")
 
 
 def test_bytes_are_progress() -> None:
-    """A transfer over a slow link changes no stack."""
-    samples = recorded("mp-tp2-rank1-c")
+    """The stacks do not change during a transfer over a slow link."""
+    samples = read_samples("mp-tp2-rank1-c")
     first, second = samples["node2"]
     seconds = second["at"] - first["at"]
     second["bytes"]["eth0"][0] = first["bytes"]["eth0"][0] + int(1_000_000 * seconds)
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert (found.progress, found.rank) == (True, "")
-    assert "node2: 1.0 MB/s" in found.observations
+    assert (finding.progress, finding.rank) == (True, "")
+    assert "node2: 1.0 MB/s" in finding.observations
     assert judge(samples, replica=0).progress is False
 
 
 def test_context_switches_are_progress() -> None:
-    """A rank that reads or writes in one place all the time is not wedged."""
-    samples = recorded("mp-tp2-rank1-sleep")
+    """The stack does not change while a rank reads or writes a large file."""
+    samples = read_samples("mp-tp2-rank1-sleep")
     rank_of(samples, "node2")[1]["voluntary"] += 2000
 
     assert judge(samples).progress is True
 
 
-def test_lines_of_a_loop() -> None:
-    """A loop in Python is at another line each time."""
-    samples = recorded("mp-tp2-rank1-python")
+def test_lines_of_a_loop_are_no_progress() -> None:
+    """A loop in Python is at different lines in the samples."""
+    samples = read_samples("mp-tp2-rank1-python")
     frames = rank_of(samples, "node2")[1]["frames"]
     frames[0] = frames[0].replace(":8)", ":9)")
 
@@ -135,9 +137,9 @@ def test_lines_of_a_loop() -> None:
 
 
 @pytest.mark.parametrize("change", ["stack", "process", "sample", "node"])
-def test_unknown_is_not_stuck(change: str) -> None:
-    """A rank that could not be read, or a node that could not be asked, may well make progress."""
-    samples = recorded("mp-tp2-rank1-c")
+def test_missing_data_are_not_a_hang(change: str) -> None:
+    """An unreadable rank or a node that does not answer may make progress."""
+    samples = read_samples("mp-tp2-rank1-c")
     if change == "stack":
         rank_of(samples, "node1")[1].update(frames=[], why="unreadable")
     elif change == "process":
@@ -147,106 +149,98 @@ def test_unknown_is_not_stuck(change: str) -> None:
     else:
         samples["node1"].clear()
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert (found.progress, found.rank) == (None, "")
+    assert (finding.progress, finding.rank) == (None, "")
     assert any(
-        each.startswith(("node1: ", "TP0 on node1: no stack")) for each in found.observations
+        observation.startswith(("node1: ", "TP0 on node1: no stack"))
+        for observation in finding.observations
     )
 
 
 def test_two_suspects() -> None:
-    """No rank is named when two wait for nothing."""
-    samples = recorded("mp-tp2-rank1-c")
-    for mine, other in zip(rank_of(samples, "node1"), rank_of(samples, "node2"), strict=True):
-        mine["frames"] = other["frames"]
+    """No rank is named if two do not wait for others."""
+    samples = read_samples("mp-tp2-rank1-c")
+    for first, second in zip(rank_of(samples, "node1"), rank_of(samples, "node2"), strict=True):
+        first["frames"] = second["frames"]
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert (found.progress, found.rank) == (False, "")
-    assert any(
-        "TP1 on node2 (94% of a core): running _spin_c" in each for each in found.observations
-    )
-    assert any("TP0 on node1: sleeping in _spin_c" in each for each in found.observations)
+    assert (finding.progress, finding.rank) == (False, "")
+    assert has_observation(finding, "TP1 on node2 (94% of a core): running _spin_c")
+    assert has_observation(finding, "TP0 on node1: sleeping in _spin_c")
 
 
 def test_ranks_that_all_compute() -> None:
-    """A long prompt in one step keeps all ranks in one operator; a hang leaves some waiting."""
-    samples = recorded("mp-tp2-rank1-c")
+    """A long prompt in one step keeps all ranks in one operator; during a hang, some ranks wait."""
+    samples = read_samples("mp-tp2-rank1-c")
     for waiting, spinning in zip(rank_of(samples, "node1"), rank_of(samples, "node2"), strict=True):
         waiting["ticks"], spinning["frames"] = spinning["ticks"], waiting["frames"]
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert (found.progress, found.rank) == (None, "")
-    assert found.observations[0] == "all ranks compute, as in one long step"
+    assert (finding.progress, finding.rank) == (None, "")
+    assert finding.observations[0] == "all ranks compute, as in one long step"
 
 
-def test_engine_alone() -> None:
-    """The process that schedules is named when all ranks wait for it."""
-    samples = recorded("mp-tp2-idle")
-    for taken in samples["node1"]:
-        for each in taken["ranks"]:
-            if each["engine"]:
-                each["frames"] = ["compile (xgrammar/compiler.py:7)", *each["frames"][-3:]]
+def test_engine_process_is_blamed() -> None:
+    """The engine's process is named when all ranks wait for it."""
+    samples = read_samples("mp-tp2-idle")
+    for sample in samples["node1"]:
+        for rank in sample["ranks"]:
+            if rank["engine"]:
+                rank["frames"] = ["compile (xgrammar/compiler.py:7)", *rank["frames"][-3:]]
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert (found.rank, found.node) == (blame.ENGINE, "node1")
+    assert (finding.rank, finding.node) == (blame.ENGINE, "node1")
 
 
 def test_sleep_in_the_kernel() -> None:
-    """It is told where a rank sleeps: a driver's function, a file system's, or a timer's."""
-    samples = recorded("mp-tp2-rank1-sleep")
-    assert any(each.endswith(" (hrtimer_nanosleep)") for each in judge(samples).observations)
+    """Its function is shown, such as a driver's, a file system's or a timer's."""
+    samples = read_samples("mp-tp2-rank1-sleep")
+    assert has_observation(judge(samples), " (hrtimer_nanosleep)")
 
     rank_of(samples, "node2")[1].update(state="D", wchan="nfs_wait_bit_killable")
-    assert any(
-        each.endswith(" (uninterruptible, nfs_wait_bit_killable)")
-        for each in judge(samples).observations
-    )
+    assert has_observation(judge(samples), " (uninterruptible, nfs_wait_bit_killable)")
 
 
 @pytest.mark.parametrize("engine", [False, True])
 def test_stopped_process(engine: bool) -> None:
-    """A process that SIGSTOP has frozen is the culprit wherever it is, also while it waits."""
-    samples = recorded("mp-tp2-idle")
-    for taken in samples["node1"]:
-        for each in taken["ranks"]:
-            if each["engine"] is engine:
-                each.update(state="T", wchan="do_signal_stop", voluntary=7, ticks=7)
+    """A process stopped by SIGSTOP is blamed, whatever its stack."""
+    samples = read_samples("mp-tp2-idle")
+    for sample in samples["node1"]:
+        for rank in sample["ranks"]:
+            if rank["engine"] is engine:
+                rank.update(state="T", wchan="do_signal_stop", voluntary=7, ticks=7)
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert (found.rank, found.node) == (blame.ENGINE if engine else "TP0", "node1")
-    assert any(
-        each.endswith(" (stopped by a signal, do_signal_stop)") for each in found.observations
-    )
+    assert (finding.rank, finding.node) == (blame.ENGINE if engine else "TP0", "node1")
+    assert has_observation(finding, " (stopped by a signal, do_signal_stop)")
 
 
 def test_gpu_of_the_culprit() -> None:
-    """It is told where the node knows it."""
-    samples = recorded("mp-tp2-rank1-c")
-    for each in rank_of(samples, "node2"):
-        each["gpus"] = [{"index": 3, "utilization": 100.0, "power_w": 95.0}]
+    """It is shown if the node reports it."""
+    samples = read_samples("mp-tp2-rank1-c")
+    for rank in rank_of(samples, "node2"):
+        rank["gpus"] = [{"index": 3, "utilization": 100.0, "power_w": 95.0}]
 
-    found = judge(samples)
+    finding = judge(samples)
 
-    assert found.gpu == "3"
-    assert any(
-        "TP1 on node2 (94% of a core, GPU 3 at 100 %, 95 W)" in each for each in found.observations
-    )
+    assert finding.gpu == "3"
+    assert has_observation(finding, "TP1 on node2 (94% of a core, GPU 3 at 100 %, 95 W)")
 
 
 def test_replicas() -> None:
-    """A replica that is stuck is found beside one that works."""
-    samples = recorded("mp-tp2-rank1-c")
-    for each in (*rank_of(samples, "node1"), *rank_of(samples, "node2")):
-        each["rank"] = f"DP0 {each['rank']}"
-    beside = copy.deepcopy(rank_of(recorded("mp-tp2-load"), "node2"))
-    for taken, each in zip(samples["node2"], beside, strict=True):
-        taken["ranks"].append({**each, "pid": 9, "rank": "DP1 TP0"})
-        taken["ranks"].append({**each, "pid": 10, "rank": "the engine DP1", "engine": True})
+    """A stuck replica is judged separately from one that works."""
+    samples = read_samples("mp-tp2-rank1-c")
+    for rank in (*rank_of(samples, "node1"), *rank_of(samples, "node2")):
+        rank["rank"] = f"DP0 {rank['rank']}"
+    working = copy.deepcopy(rank_of(read_samples("mp-tp2-load"), "node2"))
+    for sample, rank in zip(samples["node2"], working, strict=True):
+        sample["ranks"].append({**rank, "pid": 9, "rank": "DP1 TP0"})
+        sample["ranks"].append({**rank, "pid": 10, "rank": "the engine DP1", "engine": True})
 
     assert judge(samples).progress is True
     assert judge(samples, replica=0).rank == "DP0 TP1"
@@ -274,5 +268,5 @@ def test_replicas() -> None:
     ],
 )
 def test_kinds(frames: list[str], kind: str) -> None:
-    """What a stack says that a rank does."""
+    """The kind of wait or work follows from a stack."""
     assert blame.kind(frames) == getattr(blame, kind)

@@ -1,4 +1,4 @@
-"""An engine of which no step ends: quiet, suspect, ended; and the rank that is to blame."""
+"""An engine without progress: its verdicts, its restart, and the rank to blame."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ STEPS = ("execute_model (vllm/v1/worker/gpu_worker.py:3)", LOOP)
 WHERE = f"rank PP1 on gpu2 in {STEPS[0]}"
 
 
-def hangs(stage: Stage, rank: str = "PP1", node: str = "gpu2") -> Stage:
-    """Let a rank end its step no more, while the other ranks wait for work."""
-    for other, each in stage.lead.nodes.items():
-        each.stacks = {rank: STEPS} if other == node else {"PP0": WAITS}
+def hang(stage: Stage, rank: str = "PP1", node: str = "gpu2") -> Stage:
+    """Make a rank hang in its step, while the other ranks wait for work."""
+    for name, host in stage.lead.nodes.items():
+        host.stacks = {rank: STEPS} if name == node else {"PP0": WAITS}
     stage.engine.answers = False
     return stage
 
 
 def verdicts(stage: Stage, seconds: float, step: float = 0.5) -> list[str]:
-    """Let time pass; return each verdict in its turn."""
-    found: list[str] = []
+    """Advance the time; return the sequence of different verdicts."""
+    sequence: list[str] = []
     for _ in range(round(seconds / step)):
         stage.step(step)
-        if not found or found[-1] != stage.seen.verdict:
-            found.append(stage.seen.verdict)
-    return found
+        if not sequence or sequence[-1] != stage.seen.verdict:
+            sequence.append(stage.seen.verdict)
+    return sequence
 
 
 # ---- thresholds ----------------------------------------------------------------------------------
 
 
 def test_a_rank_that_hangs_is_named(ready: Make) -> None:
-    """First a warning; red when two samples of all ranks show that nothing moves."""
-    stage = hangs(ready())
+    """The server is quiet at first, and suspect once two samples of all ranks are equal."""
+    stage = hang(ready())
     assert verdicts(stage, 59) == ["answering", "busy", "quiet"]
     assert (stage.seen.state, stage.seen.faults) == ("ready", [])
     stage.run(3)
@@ -57,23 +57,23 @@ def test_a_rank_that_hangs_is_named(ready: Make) -> None:
     assert len(seen.wedge.stacks) == 2
 
 
-def test_ranks_are_inspected_only_while_it_is_quiet(ready: Make) -> None:
-    """It costs CPU; a server that works is left alone."""
-    stage = hangs(ready())
+def test_only_ranks_of_a_quiet_server_are_inspected(ready: Make) -> None:
+    """Inspections cost CPU."""
+    stage = hang(ready())
     stage.run(28)
-    assert not any(each.inspect for each in stage.orders.values())
+    assert not any(order.inspect for order in stage.orders.values())
     stage.run(5)
-    assert all(each.inspect for each in stage.orders.values())
+    assert all(order.inspect for order in stage.orders.values())
     stage.engine.answers = True
     stage.run(2)
 
-    assert not any(each.inspect for each in stage.orders.values())
+    assert not any(order.inspect for order in stage.orders.values())
 
 
 @pytest.mark.parametrize("after", [40, 100])
-def test_the_first_progress_clears_it(ready: Make, after: int) -> None:
-    """A step that was long, after all: next time it has five times as long."""
-    stage = hangs(ready())
+def test_progress_clears_the_verdict(ready: Make, after: int) -> None:
+    """The step was long; the thresholds for the next one follow from its duration."""
+    stage = hang(ready())
     stage.run(after)
     assert stage.seen.verdict == ("quiet" if after == 40 else "suspect")
     stage.engine.answers = True
@@ -87,7 +87,7 @@ def test_the_first_progress_clears_it(ready: Make, after: int) -> None:
 
 
 def test_a_healthy_server_with_long_steps(ready: Make) -> None:
-    """Each step of 25 s ends: neither a warning, nor an inspection."""
+    """Steps of 25 s cause neither a warning nor an inspection."""
     stage = ready()
     stage.engine.answers = False
     for _ in range(20):
@@ -101,45 +101,45 @@ def test_a_healthy_server_with_long_steps(ready: Make) -> None:
 
 
 def test_a_prompt_that_prefills_slowly(ready: Make) -> None:
-    """Its ranks move meanwhile: no more than a warning."""
-    stage = hangs(ready())
-    for at in range(45):
-        stage.lead.nodes["gpu2"].stacks = {"PP1": (f"layer{at} (vllm/model.py:1)", *STEPS)}
+    """Its ranks make progress, so the server is quiet but not suspect."""
+    stage = hang(ready())
+    for layer in range(45):
+        stage.lead.nodes["gpu2"].stacks = {"PP1": (f"layer{layer} (vllm/model.py:1)", *STEPS)}
         stage.run(2)
         assert stage.seen.verdict in ("answering", "busy", "quiet")
 
     assert (stage.seen.verdict, stage.seen.wedge, stage.seen.faults) == ("quiet", None, [])
 
 
-@pytest.mark.parametrize("rests", ["it sleeps", "it is paused", "it is being rescaled"])
-def test_a_server_that_rests_does_not_hang(ready: Make, rests: str) -> None:
-    """Nothing of it moves, on purpose."""
-    stage = hangs(ready())
-    stage.engine.rests = rests
+@pytest.mark.parametrize("reason", ["it sleeps", "it is paused", "it is being rescaled"])
+def test_a_server_that_rests_does_not_hang(ready: Make, reason: str) -> None:
+    """It makes no progress on purpose."""
+    stage = hang(ready())
+    stage.engine.rests = reason
 
     assert verdicts(stage, 400) == ["resting"]
     assert (stage.seen.still, stage.seen.longest_step, stage.seen.faults) == (0.0, 0.0, [])
 
 
 def test_before_the_first_answer_nothing_hangs(make: Make) -> None:
-    """It may load and compile for an hour."""
-    stage = hangs(make())
+    """Loading and compiling may take an hour."""
+    stage = hang(make())
 
     assert set(verdicts(stage, 3600, 10)) == {"waiting", "starting"}
     assert (stage.seen.still, stage.seen.longest_step) == (0.0, 0.0)
 
 
 def test_an_idle_server_does_not_hang(ready: Make) -> None:
-    """Its counters stand still between two canaries, which come back at once."""
+    """Its counters do not change between two canaries, which are answered at once."""
     stage = ready(wanted.mp("gpu1", policy=dataclasses.replace(wanted.POLICY, canary=300.0)))
 
     assert verdicts(stage, 1000, 10) == ["answering"]
     assert stage.seen.longest_step == 0.0
 
 
-def test_an_agent_that_cannot_be_asked_makes_no_suspect(ready: Make) -> None:
-    """What its rank does is unknown; once it was sampled twice again, it is known."""
-    stage = hangs(ready())
+def test_a_server_with_an_unreachable_agent_is_not_suspect(ready: Make) -> None:
+    """The state of that node's rank is unknown until it has been sampled twice again."""
+    stage = hang(ready())
     stage.lead.stale.add("gpu2")
     assert verdicts(stage, 200)[-1] == "quiet"
     assert stage.seen.reason.endswith("gpu2: not inspected twice")
@@ -151,8 +151,8 @@ def test_an_agent_that_cannot_be_asked_makes_no_suspect(ready: Make) -> None:
     assert (stage.seen.wedge, stage.seen.state) == (None, "ready")
 
 
-def test_an_agent_that_was_frozen_has_seen_no_long_step(ready: Make) -> None:
-    """The head's own: what happened meanwhile it cannot say."""
+def test_the_freeze_of_an_agent_is_not_a_long_step(ready: Make) -> None:
+    """The head's agent does not know when the step ended."""
     stage = ready()
     stage.engine.answers = False
     stage.run(5)
@@ -163,15 +163,15 @@ def test_an_agent_that_was_frozen_has_seen_no_long_step(ready: Make) -> None:
     assert stage.seen.longest_step < 10
 
 
-def replicas(*more: str) -> Any:
-    """Two replicas, one on each node."""
+def replicas() -> Any:
+    """Return the spec of a server with a replica on each of two nodes."""
     first = wanted.process("gpu1", replicas=(0, 1))
     second = wanted.process("gpu2", *wanted.HEADLESS, replicas=(1, 1))
-    return wanted.mp("gpu1", "gpu2", *more, processes=(first, second), replicas=2)
+    return wanted.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
 
 
-def test_one_replica_of_several(ready: Make) -> None:
-    """It is judged by its own ranks, while the other one works."""
+def test_one_replica_of_two_hangs(ready: Make) -> None:
+    """It is judged by its own ranks, while the other replica works."""
     stage = ready(replicas())
     stage.lead.nodes["gpu2"].stacks = {"DP1": STEPS}
     stage.engine.mute = ("1",)
@@ -185,7 +185,7 @@ def test_one_replica_of_several(ready: Make) -> None:
 
 
 def test_replicas_that_wait_for_one_rank(ready: Make) -> None:
-    """Those of a mixture of experts compute together: all ranks are compared."""
+    """Replicas of a mixture of experts compute together, so all ranks are compared."""
     stage = ready(replicas())
     stage.lead.nodes["gpu1"].stacks = {"DP0": WAITS}
     stage.lead.nodes["gpu2"].stacks = {"DP1": STEPS}
@@ -198,7 +198,7 @@ def test_replicas_that_wait_for_one_rank(ready: Make) -> None:
 
 
 def test_ranks_of_ray(ready: Make, view: type[View]) -> None:
-    """By the processes that Ray names."""
+    """Ray's actors name their processes."""
     stage = ready(RAY)
     stage.run(5)
     stage.lead.nodes["gpu1"].stacks = {"": WAITS}
@@ -211,8 +211,8 @@ def test_ranks_of_ray(ready: Make, view: type[View]) -> None:
 
 
 def test_the_longest_step_is_remembered(ready: Make) -> None:
-    """Over a restart of the head's agent, and when the same server is asked for again."""
-    stage = hangs(ready(AWAY))
+    """It survives a restart of the head's agent, and a stop and start of the same server."""
+    stage = hang(ready(AWAY))
     stage.run(40)
     stage.engine.answers = True
     stage.run(3)
@@ -231,14 +231,12 @@ def test_the_longest_step_is_remembered(ready: Make) -> None:
     assert stage.seen.longest_step == 0.0
 
 
-# ---- its end -------------------------------------------------------------------------------------
+# ---- restart -------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
-    """At the deadline, with the rank, its frame, and the stacks of all ranks; then it comes
-    back.
-    """
-    stage = hangs(ready())
+def test_an_engine_that_hangs_is_restarted(ready: Make) -> None:
+    """The fault has the rank, its frame, and the stacks of all ranks."""
+    stage = hang(ready())
     stage.run(355)
     assert (stage.seen.state, stage.seen.verdict) == ("ready", "suspect")
     seen = stage.until("stopping", within=10)
@@ -249,7 +247,7 @@ def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
     stage.until("pausing")
     stage.lead.nodes["gpu2"].waits = "memory"
     stage.until("waiting")
-    assert not any(each.inspect for each in stage.orders.values())
+    assert not any(order.inspect for order in stage.orders.values())
     stage.lead.nodes["gpu2"].waits = ""
     assert fault.lost is None
     assert STEPS[0] in fault.evidence
@@ -258,8 +256,8 @@ def test_an_engine_that_hangs_is_ended(ready: Make) -> None:
     assert stage.until("ready").verdict == "answering"
 
 
-def test_one_that_only_may_hang_is_not(ready: Make) -> None:
-    """Its ranks could not be compared."""
+def test_an_engine_that_may_hang_is_not_restarted(ready: Make) -> None:
+    """Its ranks cannot be compared."""
     stage = ready()
     stage.engine.answers = False
     stage.run(1000, step=2)
@@ -269,9 +267,9 @@ def test_one_that_only_may_hang_is_not(ready: Make) -> None:
 
 @pytest.mark.parametrize("how", ["ended with exit code 1", "was killed by SIGABRT"])
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
-def test_a_death_of_a_hang_is_of_the_rank_that_hung(ready: Make, node: str, how: str) -> None:
-    """vLLM's own deadline ends its processes in any order; the last samples may lack a rank."""
-    stage = hangs(ready())
+def test_an_exit_during_a_hang_is_blamed_on_the_rank(ready: Make, node: str, how: str) -> None:
+    """vLLM's deadline stops its processes in any order; the last samples may lack a rank."""
+    stage = hang(ready())
     stage.run(100)
     stage.lead.nodes["gpu1"].stacks = {}
     stage.step()
@@ -285,8 +283,8 @@ def test_a_death_of_a_hang_is_of_the_rank_that_hung(ready: Make, node: str, how:
     assert fault.evidence.endswith("lines")
 
 
-def test_a_death_of_a_hang_without_evidence_is_of_no_rank(ready: Make) -> None:
-    """Whichever process ends first."""
+def test_an_exit_during_a_hang_without_samples_has_no_rank(ready: Make) -> None:
+    """The process that exits first is not to blame."""
     stage = ready()
     stage.engine.answers = False
     stage.run(100)
@@ -297,8 +295,8 @@ def test_a_death_of_a_hang_without_evidence_is_of_no_rank(ready: Make) -> None:
     assert (fault.node, fault.rank) == ("", "")
 
 
-def test_ray_is_not_asked_whose_death_came_first(ready: Make, view: type[View]) -> None:
-    """The ranks of an engine that hung are ended by it."""
+def test_rays_first_dead_rank_is_not_to_blame_for_a_hang(ready: Make, view: type[View]) -> None:
+    """A hanging engine kills its own ranks."""
     stage = ready(RAY)
     view.blamed = Culprit("gpu1", "PP0", "Worker died")
     stage.engine.answers = False
@@ -313,9 +311,9 @@ def test_ray_is_not_asked_whose_death_came_first(ready: Make, view: type[View]) 
     ("how", "cause"),
     [(KILLED, ""), ("ended with exit code 1", "torch.OutOfMemoryError: CUDA out of memory")],
 )
-def test_what_was_killed_is_a_cause_of_its_own(ready: Make, how: str, cause: str) -> None:
-    """By hand, or for lack of memory: that is known, whatever hung before."""
-    stage = hangs(ready())
+def test_a_kill_during_a_hang_is_the_cause(ready: Make, how: str, cause: str) -> None:
+    """Its reason is known: a signal, or a lack of memory."""
+    stage = hang(ready())
     stage.run(100)
     stage.kill("gpu1", how, cause)
     (fault,) = stage.until("stopping", within=5).faults
@@ -323,9 +321,9 @@ def test_what_was_killed_is_a_cause_of_its_own(ready: Make, how: str, cause: str
     assert (fault.what, fault.node) == (f"vLLM's process on gpu1 {how}", "gpu1")
 
 
-def test_a_node_that_is_gone_is_a_cause_of_its_own(ready: Make) -> None:
-    """Its ranks are gone with it."""
-    stage = hangs(ready())
+def test_a_restarted_container_during_a_hang_is_the_cause(ready: Make) -> None:
+    """Its ranks are lost with it."""
+    stage = hang(ready())
     stage.run(100)
     stage.lead.nodes["gpu2"] = Node(boot="b2")
     (fault,) = stage.until("stopping", within=5).faults
@@ -333,9 +331,9 @@ def test_a_node_that_is_gone_is_a_cause_of_its_own(ready: Make) -> None:
     assert fault.what == "the container of gpu2 was restarted"
 
 
-def test_a_death_long_after_a_hang_is_judged_by_itself(ready: Make) -> None:
-    """It has worked since."""
-    stage = hangs(ready())
+def test_an_exit_after_a_hang_is_a_separate_fault(ready: Make) -> None:
+    """The engine has made progress since the hang."""
+    stage = hang(ready())
     stage.run(100)
     stage.engine.answers = True
     stage.run(15)
@@ -361,6 +359,6 @@ def test_a_death_long_after_a_hang_is_judged_by_itself(ready: Make) -> None:
         ),
     ],
 )
-def test_where_it_hangs_in_words(wedge: Wedge, where: str, how: str) -> None:
-    """What is known, and no more; a fault has its rank and node beside it."""
+def test_descriptions_of_a_hang(wedge: Wedge, where: str, how: str) -> None:
+    """`how` leaves out the rank and node, which a fault has in other fields."""
     assert (wedge.where, wedge.how) == (where, how)
