@@ -5,6 +5,7 @@ It looks at nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -235,26 +236,19 @@ def _state_lines(state: State) -> list[str]:
             f" {state.exit_code}"
         )
     elif state.status in ("exited", "dead") and state.role != "probe":
-        killed = (
-            " (it was killed: by hand, or for lack of memory)"
-            if state.exit_code == 137 and not state.oom
-            else ""
-        )
-        lines.append(f"container {state.name} ended with exit code {state.exit_code}{killed}")
+        killed = state.exit_code == 137 and not state.oom
+        how = " (it was killed: by hand, or for lack of memory)" if killed else ""
+        lines.append(f"container {state.name} ended with exit code {state.exit_code}{how}")
     return lines
 
 
 def _records(node: Told) -> dict[str, Observed]:
     """Return what the keeper wrote down of each server, where that can be read."""
-    found = {}
-    for name, said in node.kept.items():
-        try:
-            record = observed.read(said.get("observed"))
-        except ValueError:
-            continue
-        if record is not None:
-            found[name] = record
-    return found
+    records = {}
+    for name, files in node.kept.items():
+        with contextlib.suppress(ValueError):
+            records[name] = observed.read(files.get("observed"))
+    return records
 
 
 def _record_logs(node: Told) -> list[Log]:
@@ -324,52 +318,30 @@ def _log(name: str, lines: Sequence[str], at: float) -> Log:
 
 
 def _ready(told: Mapping[str, Told], now: float) -> dict[str, float | None]:
-    """Return when each server was last ready, by what its log is called; None for one that never
-    was.
-
-    What a server told before has been overcome. What is no server's own is overcome when all that
-    are wanted have been ready since: that stands under the empty name.
-    """
-    records = {name: each for node in told.values() for name, each in _records(node).items()}
-    found = _last_ready(told, records, now)
-    stopped = {server_log(name) for name, each in records.items() if each.state == "stopped"}
-    return {**found, "": _all_ready([at for what, at in found.items() if what not in stopped])}
-
-
-def _last_ready(
-    told: Mapping[str, Told], records: Mapping[str, Observed], now: float
-) -> dict[str, float | None]:
     """Return when each server was last ready, by its record or its engine's log, whichever is
-    later.
+    later, under its log's name; None for one that never was.
+
+    Earlier lines of a server have been overcome. A line that is no server's own is overcome when
+    all that are not stopped have been ready since: that time has the empty name.
     """
-    found = {
-        server_log(name): each.ready_at if each.state == "ready" else None
-        for name, each in records.items()
+    records = {name: record for node in told.values() for name, record in _records(node).items()}
+    ready = {
+        server_log(name): record.ready_at if record.state == "ready" else None
+        for name, record in records.items()
     }
-    logs = [log for node in told.values() for log in node.logs if log.part.startswith("engine-")]
-    for log in logs:
-        found[log.what] = _latest((found.get(log.what), _said_ready(log, now)))
-    return found
-
-
-def _said_ready(log: Log, now: float) -> float | None:
-    """Return when an engine said last that it is ready, if it did and the line tells its time."""
-    for number in reversed(range(len(log.lines))):
-        if _READY.search(log.lines[number]):
-            return log_times.times(log, now)[number]
-    return None
+    for log in (log for node in told.values() for log in node.logs):
+        if log.part.startswith("engine-"):
+            numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
+            at = log_times.times(log, now)[numbers[-1]] if numbers else None
+            ready[log.what] = _latest((ready.get(log.what), at))
+    stopped = {server_log(name) for name, record in records.items() if record.state == "stopped"}
+    times = [at for what, at in ready.items() if what not in stopped]
+    known = [at for at in times if at is not None]
+    return {**ready, "": min(known) if known and len(known) == len(times) else None}
 
 
 def _latest(times: Iterable[float | None]) -> float | None:
     return max((at for at in times if at is not None), default=None)
-
-
-def _all_ready(times: Sequence[float | None]) -> float | None:
-    """Return the time since when every server has become ready, which is the earliest of theirs;
-    None where one never was.
-    """
-    known = [at for at in times if at is not None]
-    return min(known) if known and len(known) == len(times) else None
 
 
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
