@@ -1,4 +1,4 @@
-"""What a node's agent sees of its ranks: processes are real, py-spy and `nvidia-smi` are not."""
+"""Samples of a node's ranks, of real processes, with simulated py-spy and `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Spy = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask no NCCL, and no GPU."""
+    """Replace NCCL's port and `nvidia-smi` by missing ones."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(inspection, "_RAS", unused.getsockname())
@@ -44,16 +44,16 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own session."""
-    started = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    yield started
-    started.kill()
-    started.wait()
+    """A process in its own session."""
+    sleep = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield sleep
+    sleep.kill()
+    sleep.wait()
 
 
 @pytest.fixture
 def titles(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """What processes call themselves."""
+    """The titles of processes."""
     names: dict[int, str] = {}
     monkeypatch.setattr(process, "title", lambda pid: names.get(pid, "sleep 60"))
     return names
@@ -61,7 +61,7 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
 
 @pytest.fixture
 def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
-    """Let py-spy print these threads; with `unreadable`, fail so many times first."""
+    """A function that installs a py-spy that prints threads, after `unreadable` failures."""
 
     def install(*threads: dict[str, Any], unreadable: int = 0) -> None:
         program, answer = tmp_path / "py-spy", tmp_path / "answer.json"
@@ -85,12 +85,12 @@ def thread(pid: int, *frames: dict[str, Any]) -> dict[str, Any]:
 def target(
     pid: int | None = None, *pids: int, count: int = 1, argv: tuple[str, ...] = ()
 ) -> Target:
-    """Return what is to be inspected."""
+    """Return a target of an inspection."""
     return Target(pid, pids, count, None, argv)
 
 
 def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
-    """Its name comes from its title, its counters are those of the thread that works."""
+    """Its name comes from its title, its counters from the thread that works."""
     pid = sleeper.pid
     titles[pid] = WORKER
     main = {"name": "main", "short_filename": "vllm/main.py", "line": 1}
@@ -110,7 +110,7 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
 
 
 def test_helpers(tmp_path: Path) -> None:
-    """The children of a rank count, also when they have ended, but no other rank among them."""
+    """A rank's child processes count, also after they have exited, but other ranks do not."""
     script = tmp_path / "rank.sh"
     work = "sum(range(20_000_000))"
     script.write_text(f"python3 -c '{work}'; python3 -c '{work}; input()'; true\n")
@@ -130,7 +130,7 @@ def test_helpers(tmp_path: Path) -> None:
 def test_line(
     sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy, tmp_path: Path
 ) -> None:
-    """What the innermost frame is about to do in C is told by its source."""
+    """The source line of the innermost frame identifies a call into C."""
     program = tmp_path / "gpu_worker.py"
     program.write_text("for handle in work:\n    handle.wait()\n")
     titles[sleeper.pid] = WORKER
@@ -143,7 +143,7 @@ def test_line(
 
 
 def test_recorded_dump(titles: dict[int, str], spy: Spy) -> None:
-    """py-spy 0.4.3 printed this of a rank that spins."""
+    """The fixture is the output of py-spy 0.4.3 for a rank that spins."""
     recorded = Path(__file__).parents[2] / "fixtures" / "stacks" / "py-spy.json"
     spy(*json.loads(recorded.read_text()))
     titles[os.getpid()] = "VLLM::Worker_TP1"
@@ -156,7 +156,7 @@ def test_recorded_dump(titles: dict[int, str], spy: Spy) -> None:
 
 
 def test_ranks_of_ray(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
-    """The head knows them by their processes; they may have any title, or have ended."""
+    """They are identified by the process numbers from the head, whatever their titles."""
     titles[sleeper.pid] = "ray::RayWorkerProc"
     spy(thread(sleeper.pid, STEP, LOOP))
 
@@ -177,19 +177,19 @@ def test_engine(
     count: int,
     rank: str,
 ) -> None:
-    """An engine without workers computes itself; beside ranks it only schedules."""
+    """An engine without workers is a rank; with workers it only schedules."""
     titles[sleeper.pid] = ENGINE
     spy(thread(sleeper.pid, STEP, LOOP))
 
-    found = {each["pid"]: each for each in look(target(sleeper.pid, *pids, count=count))["ranks"]}
+    ranks = look(target(sleeper.pid, *pids, count=count))["ranks"]
 
-    assert found[sleeper.pid]["rank"] == rank
+    assert {sample["pid"]: sample for sample in ranks}[sleeper.pid]["rank"] == rank
 
 
 def test_unreadable_dump(
     sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
 ) -> None:
-    """It is taken again, but not for ever."""
+    """It is repeated a limited number of times."""
     titles[sleeper.pid] = WORKER
     spy(thread(sleeper.pid, STEP, LOOP), unreadable=2)
     assert look(target(sleeper.pid))["ranks"][0]["frames"]
@@ -201,7 +201,7 @@ def test_unreadable_dump(
 def test_no_py_spy(
     sleeper: subprocess.Popen[bytes], titles: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but the stacks is there, and the reason is told."""
+    """The sample has a reason instead of the stack."""
     titles[sleeper.pid] = WORKER
     monkeypatch.setattr(inspection, "PY_SPY", "/nowhere/py-spy")
     monkeypatch.setenv("PATH", "/nowhere")
@@ -218,7 +218,7 @@ def test_gpus(
     spy: Spy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The n-th worker has the n-th GPU that the server may use."""
+    """The n-th worker has the n-th GPU of the server."""
     titles[sleeper.pid] = WORKER
     spy(thread(sleeper.pid, STEP, LOOP))
     rows = "0, GPU-aa, 3, 60.50\n2, GPU-bb, 100, 95.12\n3, GPU-cc, 0, [N/A]\n"
@@ -229,7 +229,7 @@ def test_gpus(
     assert rank["gpus"] == [{"index": 2, "utilization": 100.0, "power_w": 95.12}]
 
 
-# As in NCCL's user guide (Troubleshooting, RAS).
+# From NCCL's user guide (Troubleshooting, RAS).
 RAS = """\
 NCCL version 2.28.9 compiled with CUDA 12.9
 CUDA runtime version 12090, driver version 12090
@@ -278,14 +278,14 @@ Warnings
     ],
 )
 def test_nccl(monkeypatch: pytest.MonkeyPatch, hello: str, notes: list[str]) -> None:
-    """NCCL says itself which communicators differ, where its library answers."""
-    asked: list[str] = []
+    """NCCL's RAS reports the communicators that differ, if the library answers."""
+    requests: list[str] = []
 
     def answer() -> None:
         peer, _ = server.accept()
         with peer, peer.makefile("rw", newline="\n") as stream:
             for reply in (hello, "OK\n", RAS):
-                asked.append(stream.readline())
+                requests.append(stream.readline())
                 stream.write(reply)
                 stream.flush()
                 if "PROTOCOL 2" not in hello:
@@ -293,17 +293,17 @@ def test_nccl(monkeypatch: pytest.MonkeyPatch, hello: str, notes: list[str]) -> 
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(inspection, "_RAS", server.getsockname())
-        thread_ = threading.Thread(target=answer)
-        thread_.start()
-        found = look(target())["notes"]
-        thread_.join()
+        answering = threading.Thread(target=answer)
+        answering.start()
+        result = look(target())["notes"]
+        answering.join()
 
-    assert found == notes
-    assert asked[0] == "CLIENT PROTOCOL 2\n"
+    assert result == notes
+    assert requests[0] == "CLIENT PROTOCOL 2\n"
 
 
 def test_watchdog(tmp_path: Path) -> None:
-    """Where vLLM's own watchdog has a folder, its dumps are named."""
+    """The dumps of vLLM's own watchdog are named if it has a folder for them."""
     (tmp_path / "stall-1.txt").touch()
     settings = json.dumps({"dump_dir": str(tmp_path)})
 
@@ -313,50 +313,50 @@ def test_watchdog(tmp_path: Path) -> None:
     assert look(target(argv=("vllm", "--watchdog-config")))["notes"] == []
 
 
-def test_samples_come_and_go(
+def test_sampling_starts_and_stops(
     sleeper: subprocess.Popen[bytes],
     titles: dict[int, str],
     spy: Spy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are taken for as long as there is a target."""
+    """Samples are taken as long as there is a target."""
     titles[sleeper.pid] = WORKER
     spy(thread(sleeper.pid, STEP, LOOP))
     monkeypatch.setattr(inspection, "EVERY", 0.01)
     monkeypatch.setattr(inspection, "_SHARE", 1.0)
-    inspected = Inspection()
-    assert inspected.sample is None
+    sampler = Inspection()
+    assert sampler.sample is None
 
-    inspected.turn(target(sleeper.pid))
-    until(lambda: inspected.sample and inspected.sample.number > 1, "two samples")
-    inspected.turn(None)
+    sampler.turn(target(sleeper.pid))
+    until(lambda: sampler.sample and sampler.sample.number > 1, "two samples")
+    sampler.turn(None)
 
-    assert inspected.sample is None
+    assert sampler.sample is None
 
 
-def test_a_new_target_before_the_old_sample_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread goes on, and still pauses between two samples."""
-    taking, go = threading.Event(), threading.Event()
+def test_a_new_target_during_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread continues, with its pause between two samples."""
+    started, finish = threading.Event(), threading.Event()
 
     def sample(_: Target) -> dict[str, Any]:
-        taking.set()
-        go.wait(20)
+        started.set()
+        finish.wait(20)
         return {}
 
     monkeypatch.setattr(inspection, "look", sample)
-    inspected = Inspection()
-    inspected.turn(target(1))
-    assert taking.wait(20)
-    inspected.turn(None)
-    inspected.turn(target(2))
+    sampler = Inspection()
+    sampler.turn(target(1))
+    assert started.wait(20)
+    sampler.turn(None)
+    sampler.turn(target(2))
 
-    assert not inspected._wake.is_set()
-    inspected.turn(None)
-    go.set()
+    assert not sampler._wake.is_set()
+    sampler.turn(None)
+    finish.set()
 
 
 def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node inspects while it is ordered to, and its report has the sample."""
+    """A node samples ranks while its order says so; its report has the sample."""
     sample = {"number": 1, "at": time.monotonic(), "ranks": []}
     monkeypatch.setattr(inspection, "look", lambda _: sample)
     order = Order(generation=1, phase=RUN, inspect=True)
@@ -371,12 +371,12 @@ def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_session() -> None:
     """An engine's processes are those of its session."""
-    started = subprocess.Popen(
+    engine = subprocess.Popen(
         [sys.executable, "-S", "-c", "import os, time; os.fork(); time.sleep(60)"],
         start_new_session=True,
     )
     try:
-        until(lambda: len(process.in_session(started.pid)) == 2, "both processes")
+        until(lambda: len(process.in_session(engine.pid)) == 2, "both processes")
     finally:
-        os.killpg(started.pid, 9)
-        started.wait()
+        os.killpg(engine.pid, 9)
+        engine.wait()
