@@ -1,6 +1,4 @@
-"""What an agent answers the launcher, over its Unix socket, against stand-ins for Ray's dashboard
-and vLLM's API.
-"""
+"""Queries to an agent over its Unix socket, with simulated APIs of Ray's dashboard and vLLM."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class OverUnix(http.client.HTTPConnection):
 
 @pytest.fixture
 def agent() -> Any:
-    """The part of the head's agent that is asked: it has just turned, and hears another node's."""
+    """The state of the head's agent that queries read, with another node's agent connected."""
     return SimpleNamespace(
         lock=threading.RLock(),
         lead=SimpleNamespace(heard=lambda: {"gpu1": 0.0, "gpu2": 5.0}),
@@ -56,7 +54,7 @@ def agent() -> Any:
 
 @pytest.fixture
 def ask(folders: Path, agent: Any) -> Iterator[Ask]:
-    """Ask the agent for a path, or POST a body; return the status and the JSON."""
+    """A function that queries the agent and returns the status and the document."""
     path = str(folders / "a.sock")
     http = Http(queries.site(path, agent))
     http.start()
@@ -65,11 +63,11 @@ def ask(folders: Path, agent: Any) -> Iterator[Ask]:
     def get(path_and_query: str, body: str | None = None) -> tuple[int, Any]:
         connection = OverUnix(path)
         connection.request("GET" if body is None else "POST", path_and_query, body)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        said = json.loads(text) if text.startswith("{") else text
+        response = connection.getresponse()
+        text = response.read().decode()
+        document = json.loads(text) if text.startswith("{") else text
         connection.close()
-        return answer.status, said
+        return response.status, document
 
     yield get
     http.close()
@@ -78,8 +76,8 @@ def ask(folders: Path, agent: Any) -> Iterator[Ask]:
 def folder(folders: Path, name: str, **files: object) -> Path:
     """Write a server's files."""
     (folders / "state" / name).mkdir()
-    for file, said in files.items():
-        text = said if isinstance(said, str) else json.dumps(said)
+    for file, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
         (folders / "state" / name / f"{file}.json").write_text(text)
     return folders / "state" / name
 
@@ -88,70 +86,68 @@ def folder(folders: Path, name: str, **files: object) -> Path:
 
 
 def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
-    """What is wanted stands in files; how a server is, its keeper says, as of the last turn."""
-    want = wanted.mp("gpu1").as_json()
+    """Specs come from files, and records from the supervisors, as of the last turn."""
+    spec = wanted.mp("gpu1").as_json()
     old = Observed(name="chat", id="abcd1234", asked=1.0, state="starting", written=1.0)
-    folder(folders, "chat", desired=want, observed=old.as_json())
+    folder(folders, "chat", desired=spec, observed=old.as_json())
     folder(folders, "embed", observed=old.as_json())
     live = Observed(name="chat", id="abcd1234", asked=1.0, state="ready", written=1.0)
     agent.keepers["chat"] = SimpleNamespace(status=live)
     agent.turned -= 3
-    status, said = ask("/servers")
-    chat, embed = said["servers"]
+    status, document = ask("/servers")
+    chat, embed = document["servers"]
 
-    assert (status, chat["name"], chat["desired"]["id"]) == (200, "chat", want["id"])
+    assert (status, chat["name"], chat["desired"]["id"]) == (200, "chat", spec["id"])
     assert (chat["observed"]["state"], embed["observed"]["state"]) == ("ready", "starting")
     assert chat["observed"]["written"] == pytest.approx(time.time() - 3, abs=1)
     assert embed["desired"] is None
-    assert 3 <= chat["age"] == said["agent"] < 30
-    assert 3 <= said["members"]["gpu1"] == pytest.approx(said["members"]["gpu2"] - 5)
+    assert 3 <= chat["age"] == document["agent"] < 30
+    assert 3 <= document["members"]["gpu1"] == pytest.approx(document["members"]["gpu2"] - 5)
 
 
 def test_no_server_yet(ask: Ask) -> None:
-    """Nothing is known of any."""
+    """The list is empty."""
     assert ask("/servers")[1]["servers"] == []
 
 
-def test_an_agent_that_keeps_no_servers(agent: Any, ask: Ask) -> None:
-    """Only the head's does."""
+def test_agents_of_other_nodes_have_no_servers(agent: Any, ask: Ask) -> None:
+    """Only the head's agent supervises servers."""
     agent.lead = None
 
     assert ask("/servers") == (200, {})
 
 
-@pytest.mark.parametrize("said", ["", "{", "[]", "7", "{}", '{"written": null}', '"x"'])
-def test_files_that_are_spoiled_spoil_no_answer(folders: Path, ask: Ask, said: str) -> None:
-    """The other server's are told all the same."""
-    folder(folders, "bad", observed=said, desired=said)
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"written": null}', '"x"'])
+def test_damaged_files_do_not_affect_other_servers(folders: Path, ask: Ask, content: str) -> None:
+    """Their servers are listed without a record."""
+    folder(folders, "bad", observed=content, desired=content)
     folder(folders, "chat", observed=Observed(name="chat", id="x", asked=1.0).as_json())
-    status, found = ask("/servers")
+    status, document = ask("/servers")
 
-    assert (status, found["servers"][1]["observed"]["id"]) == (200, "x")
+    assert (status, document["servers"][1]["observed"]["id"]) == (200, "x")
 
 
 def test_a_main_loop_that_hangs(agent: Any, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows how its servers are, and it is said so."""
+    """The query fails, because the records may be stale."""
     monkeypatch.setattr(queries, "_TURN", 0.1)
     with agent.lock:
-        status, said = ask("/servers")
+        status, document = ask("/servers")
 
     assert status == 502
-    assert said["error"].startswith("the agent's main loop hangs since ")
+    assert document["error"].startswith("the agent's main loop hangs since ")
 
 
 # ---- Ray -----------------------------------------------------------------------------------------
 
 
 def tables(server: Server) -> None:
-    """Let Ray have its tables."""
-    for what in ("nodes", "actors", "placement_groups"):
-        server.answers[f"/api/v0/{what}"] = rows({"what": what})
+    """Add Ray's tables to the dashboard."""
+    for table in ("nodes", "actors", "placement_groups"):
+        server.answers[f"/api/v0/{table}"] = rows({"what": table})
 
 
 def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
-    """Jobs without a submission id are Ray's own drivers and left out; the rest of what is known
-    comes along.
-    """
+    """Jobs without a submission id are Ray's own drivers and left out; servers are included."""
     server.answers["/api/jobs/"] = [
         {
             "submission_id": "batch-1",
@@ -163,35 +159,35 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
     ]
     tables(server)
     folder(folders, "chat")
-    at = f"127.0.0.1:{server.port}"
-    status, said = ask(f"/jobs?dashboard={server.port}&peers=127.0.0.1:1,{at}")
+    address = f"127.0.0.1:{server.port}"
+    status, document = ask(f"/jobs?dashboard={server.port}&peers=127.0.0.1:1,{address}")
 
-    assert (status, said["unreachable"]) == (200, ["127.0.0.1:1"])
-    assert [job["submission_id"] for job in said["jobs"]] == ["batch-1"]
-    assert "driver_info" not in said["jobs"][0]
-    assert said["groups"] == rows({"what": "placement_groups"})
-    assert [each["name"] for each in said["servers"]] == ["chat"]
-    assert {"members", "agent"} <= set(said)
+    assert (status, document["unreachable"]) == (200, ["127.0.0.1:1"])
+    assert [job["submission_id"] for job in document["jobs"]] == ["batch-1"]
+    assert "driver_info" not in document["jobs"][0]
+    assert document["groups"] == rows({"what": "placement_groups"})
+    assert [entry["name"] for entry in document["servers"]] == ["chat"]
+    assert {"members", "agent"} <= set(document)
 
 
 def test_jobs_without_ray(server: Server, ask: Ask) -> None:
-    """Nobody is asked who is not there."""
-    status, said = ask("/jobs?peers=127.0.0.1:1")
+    """The dashboard gets no request."""
+    status, document = ask("/jobs?peers=127.0.0.1:1")
 
-    assert (status, said["unreachable"], said["servers"]) == (200, ["127.0.0.1:1"], [])
-    assert not {"jobs", "nodes", "actors", "groups"} & set(said)
+    assert (status, document["unreachable"], document["servers"]) == (200, ["127.0.0.1:1"], [])
+    assert not {"jobs", "nodes", "actors", "groups"} & set(document)
     assert server.asked == []
 
 
 def test_nodes(server: Server, ask: Ask) -> None:
-    """With the text of `ray status`; addresses that the head cannot open are named."""
+    """The answer has the text of `ray status`, and the addresses that the head cannot reach."""
     server.answers["/api/v0/nodes"] = {"data": 1}
     server.answers["/api/cluster_status"] = {
         "data": {"clusterStatus": "======== Autoscaler status"}
     }
-    _, said = ask(f"/nodes?dashboard={server.port}&peers=127.0.0.1:{server.port},127.0.0.1:1")
+    _, document = ask(f"/nodes?dashboard={server.port}&peers=127.0.0.1:{server.port},127.0.0.1:1")
 
-    assert said == {
+    assert document == {
         "nodes": {"data": 1},
         "status": "======== Autoscaler status",
         "unreachable": ["127.0.0.1:1"],
@@ -199,37 +195,37 @@ def test_nodes(server: Server, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("answer", [(404, "no such page"), {"data": {}}, []])
-def test_a_ray_whose_dashboard_gives_no_status(answer: Any, server: Server, ask: Ask) -> None:
-    """The node table is what counts; the text is empty."""
+def test_a_dashboard_without_a_status(answer: Any, server: Server, ask: Ask) -> None:
+    """The text is empty; the table of nodes is sufficient."""
     server.answers["/api/v0/nodes"] = {"data": 1}
     server.answers["/api/cluster_status"] = answer
-    status, said = ask(f"/nodes?dashboard={server.port}")
+    status, document = ask(f"/nodes?dashboard={server.port}")
 
-    assert (status, said["status"]) == (200, "")
+    assert (status, document["status"]) == (200, "")
 
 
-def test_a_dashboard_that_is_not_up_is_an_error(server: Server, ask: Ask) -> None:
-    """The servers are known all the same."""
+def test_a_dashboard_that_is_not_ready_is_an_error(server: Server, ask: Ask) -> None:
+    """The servers are included nevertheless."""
     server.answers["/api/jobs/"] = (503, "starting")
 
-    status, said = ask(f"/jobs?dashboard={server.port}")
+    status, document = ask(f"/jobs?dashboard={server.port}")
 
-    assert (status, said["error"], said["servers"]) == (200, "starting", [])
+    assert (status, document["error"], document["servers"]) == (200, "starting", [])
 
 
 @pytest.mark.parametrize("path", ["/nodes?dashboard=x", "/watch", "/counts?apis=x&timeout=1"])
-def test_a_query_that_makes_no_sense_is_an_error(path: str, ask: Ask) -> None:
-    """Of another version of the launcher, say."""
-    status, said = ask(path)
+def test_an_invalid_query_is_an_error(path: str, ask: Ask) -> None:
+    """The launcher may be of another version."""
+    status, document = ask(path)
 
-    assert (status, list(said)) == (502, ["error"])
+    assert (status, list(document)) == (502, ["error"])
 
 
 # ---- vLLM ----------------------------------------------------------------------------------------
 
 
 def test_counts_of_several_apis(server: Server, ask: Ask) -> None:
-    """Lines that are shown, and no others; of who does not answer, why; and what `servers` says."""
+    """Only the metrics that are shown are included; an API that does not answer has an error."""
     server.answers["/metrics"] = (
         '# HELP x\npython_info 1.0\nvllm:num_requests_running{engine="0"} 8.0\n'
         "vllm:num_requests_running_created 1.0\n"
@@ -237,15 +233,15 @@ def test_counts_of_several_apis(server: Server, ask: Ask) -> None:
         "vllm:time_to_first_token_seconds_sum 2.0\n"
     )
     good, closed = f"127.0.0.1:{server.port}", "[::1]:1"
-    status, said = ask(f"/counts?timeout=5&apis={good},%5B::1%5D:1")
+    status, document = ask(f"/counts?timeout=5&apis={good},%5B::1%5D:1")
 
-    assert (status, said["servers"]) == (200, [])
-    assert said["apis"][good]["text"].splitlines() == [
+    assert (status, document["servers"]) == (200, [])
+    assert document["apis"][good]["text"].splitlines() == [
         'vllm:num_requests_running{engine="0"} 8.0',
         'vllm:time_to_first_token_seconds_bucket{le="0.1"} 2.0',
     ]
-    assert (said["apis"][closed]["status"], said["apis"][closed]["text"]) == (0, "")
-    assert said["apis"][closed]["error"]
+    assert (document["apis"][closed]["status"], document["apis"][closed]["text"]) == (0, "")
+    assert document["apis"][closed]["error"]
 
 
 # ---- logs ----------------------------------------------------------------------------------------
@@ -259,9 +255,7 @@ def watch(server: Server, offset: int = 0, name: str = "chat", patience: float =
 
 
 def test_watch_gives_whole_lines_from_an_offset(folders: Path, server: Server) -> None:
-    """Half a line waits for its other half; what was read is not read again; progress bars count as
-    lines.
-    """
+    """Incomplete lines are left for the next query; progress bars count as lines."""
     log = folder(folders, "chat") / "engine.log"
     log.write_bytes("eins\nzwölf\nhal".encode())
     first = watch(server)
@@ -273,40 +267,41 @@ def test_watch_gives_whole_lines_from_an_offset(folders: Path, server: Server) -
 
 
 def test_watch_over_http(folders: Path, server: Server, ask: Ask) -> None:
-    """On the head, with its servers."""
+    """The head's answer includes its servers."""
     (folder(folders, "chat") / "engine.log").write_text("eins\n")
-    _, said = ask(f"/watch?name=chat&offset=0&patience=1.5&api=127.0.0.1:{server.port}")
+    _, document = ask(f"/watch?name=chat&offset=0&patience=1.5&api=127.0.0.1:{server.port}")
 
-    assert (said["log"], [each["name"] for each in said["servers"]]) == ("eins\n", ["chat"])
+    assert (document["log"], [entry["name"] for entry in document["servers"]]) == (
+        "eins\n",
+        ["chat"],
+    )
 
 
-def test_watch_gives_the_present_engine_only(folders: Path, server: Server) -> None:
-    """What is above was another's; whoever watches forgets what it read before."""
+def test_watch_returns_the_log_of_the_current_engine(folders: Path, server: Server) -> None:
+    """Output of earlier engines is skipped, and `anew` tells the reader to discard its own."""
     log = folder(folders, "chat") / "engine.log"
     begins = f"{process.BEGINS} (generation 2)\n"
     log.write_text(f"old\n{begins}new\n")
-    said = watch(server)
+    first = watch(server)
     log.write_text(f"old\n{begins}new\nmore\n")
-    then = watch(server, said["offset"])
+    second = watch(server, first["offset"])
 
-    assert (said["log"], said["anew"]) == ("new\n", True)
-    assert (then["log"], then["anew"]) == ("more\n", False)
+    assert (first["log"], first["anew"]) == ("new\n", True)
+    assert (second["log"], second["anew"]) == ("more\n", False)
 
 
 def test_watch_waits_while_an_engine_starts(
     folders: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not once its API listens, nor when its log tells of an end; what was printed meanwhile is
-    told.
-    """
+    """It returns at once when the API listens or the engine has exited, with the new output."""
     log = folder(folders, "chat") / "engine.log"
     log.write_text("first\n")
-    printed = iter([f"second\n{process.ENDS}ended with exit code 1\n"])
+    output = iter([f"second\n{process.ENDS}ended with exit code 1\n"])
     waits = list[float]()
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
-        log.write_text(log.read_text() + next(printed))
+        log.write_text(log.read_text() + next(output))
 
     monkeypatch.setattr(queries.time, "sleep", sleep)
     listens = watch(server, patience=30)
@@ -319,8 +314,8 @@ def test_watch_waits_while_an_engine_starts(
     assert ended["offset"] == len(log.read_bytes())
 
 
-def test_watch_begins_again_where_the_log_was_put_aside(folders: Path, server: Server) -> None:
-    """It is shorter than what was read of the one before."""
+def test_watch_restarts_after_the_log_was_rotated(folders: Path, server: Server) -> None:
+    """The new log is shorter than the offset."""
     (folder(folders, "chat") / "engine.log").write_text("new\n")
 
     assert watch(server, 99)["log"] == "new\n"
@@ -328,7 +323,7 @@ def test_watch_begins_again_where_the_log_was_put_aside(folders: Path, server: S
 
 
 def test_watch_reads_no_other_file(server: Server) -> None:
-    """A name is a server's."""
+    """A server's name cannot contain a path."""
     with pytest.raises(ValueError, match="no server can be named"):
         watch(server, name="../../etc")
 
@@ -337,9 +332,7 @@ def test_watch_reads_no_other_file(server: Server) -> None:
 
 
 def test_submit(server: Server, ask: Ask) -> None:
-    """The command is quoted, named in its environment, and sent with Ray's token; no value of a
-    secret is in it.
-    """
+    """The command is quoted, has the job's id in its environment, and is sent with Ray's token."""
     server.answers["/api/jobs/"] = {"submission_id": "batch-1"}
     request = {
         "argv": ["python3", "a b", "$(x)"],
@@ -356,7 +349,7 @@ def test_submit(server: Server, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objection", "answer"),
+    ("refusal", "answer"),
     [
         (
             (500, "Job with submission_id batch-1 already exists."),
@@ -368,16 +361,16 @@ def test_submit(server: Server, ask: Ask) -> None:
         ),
     ],
 )
-def test_what_ray_says_against_a_job(server: Server, ask: Ask, objection: Any, answer: Any) -> None:
-    """Two people at the same time submit one job; anything else is an error, with its words."""
-    server.answers["/api/jobs/"] = objection
+def test_ray_refuses_a_job(server: Server, ask: Ask, refusal: Any, answer: Any) -> None:
+    """A job that two operators submit exists already; other refusals are errors."""
+    server.answers["/api/jobs/"] = refusal
     request = json.dumps({"argv": ["x"], "submission_id": "batch-1", "metadata": {}})
 
     assert ask(f"/submit?dashboard={server.port}", request) == answer
 
 
-def test_stop_a_job_that_is_over(server: Server, ask: Ask) -> None:
-    """Stopping what has ended is no error."""
+def test_stop_a_finished_job(server: Server, ask: Ask) -> None:
+    """It is not an error."""
     server.answers["/api/jobs/batch-over"] = {"status": "SUCCEEDED"}
     status, answer = ask(f"/stop?dashboard={server.port}&job=batch-over&grace=0", "")
 
@@ -386,14 +379,14 @@ def test_stop_a_job_that_is_over(server: Server, ask: Ask) -> None:
 
 @pytest.mark.parametrize("path", ["/submit?dashboard=1", "/stop?dashboard=1&job=a&grace=0"])
 def test_a_get_changes_nothing(path: str, ask: Ask) -> None:
-    """Not even by mistake."""
+    """Changes require POST."""
     assert ask(path)[0] == 405
 
 
 @pytest.mark.processes
-def test_stop_kills_what_does_not_listen(server: Server, ask: Ask) -> None:
-    """A process of the job that ignores the polite signal is killed; others are left alone."""
-    # tests that run at the same time see each other's processes
+def test_stop_kills_processes_that_ignore_sigterm(server: Server, ask: Ask) -> None:
+    """Processes of other jobs are left alone."""
+    # Tests that run at the same time see each other's processes.
     job = f"batch-{os.getpid()}"
     state = {"submission_id": job, "status": "RUNNING"}
     server.answers[f"/api/jobs/{job}"] = lambda _: state
@@ -408,19 +401,19 @@ def test_stop_kills_what_does_not_listen(server: Server, ask: Ask) -> None:
         "-c",
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
     ]
-    mine = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": job})
+    own = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": job})
     other = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": f"{job}0"})
     try:
-        # The stand-in must be reaped meanwhile, or it would stay a zombie of this test.
-        reaper = threading.Thread(target=mine.wait)
+        # Reap the process, or it would stay a zombie of this test.
+        reaper = threading.Thread(target=own.wait)
         reaper.start()
         status, answer = ask(f"/stop?dashboard={server.port}&job={job}&grace=0.2", "")
         reaper.join(10)
 
         assert (status, answer["killed"], answer["job"]["status"]) == (200, 1, "STOPPED")
-        assert mine.returncode == -9
+        assert own.returncode == -9
         assert other.poll() is None
     finally:
-        mine.kill()
+        own.kill()
         other.kill()
         other.wait()
