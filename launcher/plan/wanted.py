@@ -89,10 +89,8 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
         own = env(inventory.head, _ray_places(request, nodes))
         argv = request.command(patience)
         return (Process(node=inventory.head.name, argv=argv, env=own, replicas=(0, split.dp)),)
-    held, meeting = (
-        [count for _, count in split.replicas],
-        _meeting_port(seen, request, nodes[0]),
-    )
+    held = [count for _, count in split.replicas]
+    meeting = _meeting_port(seen, request, nodes[0])
     found = []
     for rank, node in enumerate(nodes):
         first = sum(held[:rank])

@@ -16,6 +16,8 @@ from launcher.tools import untrusted
 DRIVER = "job driver"  # what the log of a batch job's driver is called
 _ROLES = ("head", "worker", "probe")
 _FILES = ("desired", "observed", "history")
+_NAMES = {"models": "models", "kernel": "kernel", "nccl": "NCCL", "driver": DRIVER}
+_NAMES |= {"worker": "Ray worker", "ray": "Ray"}
 # characters of a line that are looked at: patterns take longer than linear time on lines without an
 # end
 _LINE = 1000
@@ -165,19 +167,9 @@ def _what(name: str, states: tuple[State, ...], servers: Sequence[str]) -> str:
         role = states[place].role if 0 <= place < len(states) else ""
         return "probe container" if role == "probe" else "container"
     if kind == "engine":
-        return (
-            server_log(servers[place])
-            if 0 <= place < len(servers) and state.NAME.fullmatch(servers[place])
-            else ""
-        )
-    return {
-        "models": "models",
-        "kernel": "kernel",
-        "nccl": "NCCL",
-        "driver": DRIVER,
-        "worker": "Ray worker",
-        "ray": "Ray",
-    }.get(kind, "")
+        name = servers[place] if 0 <= place < len(servers) else ""
+        return server_log(name) if state.NAME.fullmatch(name) else ""
+    return _NAMES.get(kind, "")
 
 
 def server_log(name: str) -> str:
@@ -241,11 +233,8 @@ def _json(parts: _Parts, name: str) -> Any:
 
 def _zone(text: str) -> float:
     match = re.fullmatch(r"([+-])(\d\d)(\d\d)", text.strip())
-    return (
-        (1 if match[1] == "+" else -1) * (int(match[2]) * 3600.0 + int(match[3]) * 60)
-        if match
-        else 0.0
-    )
+    seconds = int(match[2]) * 3600.0 + int(match[3]) * 60 if match else 0.0
+    return -seconds if match and match[1] == "-" else seconds
 
 
 def _words(text: str) -> str:
