@@ -81,7 +81,7 @@ def chat(
             text = json.dumps({**request, "messages": messages})
             command = Command(
                 node=node.name,
-                argv=docker.exec_(node.docker, container, *payload.chat(), stdin=True),
+                argv=docker.exec_(node.docker, container, *payload.CHAT, stdin=True),
                 timeout=timeout + 30,
                 stdin=f"{text}\n".encode,
                 hold_stdin=True,

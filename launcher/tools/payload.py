@@ -1,5 +1,5 @@
-"""What we ask the agents (over HTTP, with the image's curl) and say to the small programs that
-containers mount under /opt/vlaunch, and how those are read that are sent as text.
+"""Commands for the agents (HTTP, with the image's curl) and for the small programs that containers
+mount under /opt/vlaunch, and the text of programs that are sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from launcher.payload.agent.metrics import PORT as METRICS
 from launcher.payload.agent.state import SOCKET
 
 _FOLDER = Path(__file__).parents[1] / "payload"
-_CHAT = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_agent.chat")
+# Streams the answer to the request on the first line of standard input, which must stay open
+# meanwhile.
+CHAT = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_agent.chat")
 # seconds for an answer of the agent: of its own, and of what it asks Ray and vLLM for
 _SHORT, _LONG = 15.0, 50.0
 
@@ -39,11 +41,8 @@ def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
 
 def port_open(ip: str, port: int) -> Argv:
     """End with 0 exactly when a TCP port accepts a connection; cheaper than any client of Ray's."""
-    return (
-        "python3",
-        "-c",
-        f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()",
-    )
+    program = f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()"
+    return ("python3", "-c", program)
 
 
 def jobs(ports: Ports, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv:
@@ -76,20 +75,14 @@ def watch(ports: Ports, api_host: str, name: str, offset: int, patience: float) 
     """Ask what a server's log on this node gained since `offset` bytes, if need be after so many
     seconds; on the head also what `servers` says.
     """
+    api = f"[{api_host}]:{ports.api}" if ":" in api_host else f"{api_host}:{ports.api}"
     since = {"name": name, "offset": offset, "patience": f"{patience:g}"}
-    return _ask("watch", _LONG, api=_api(ports, api_host), **since)
+    return _ask("watch", _LONG, api=api, **since)
 
 
 def metrics(apis: Sequence[str], timeout: float) -> Argv:
     """Ask what each API (`host:port`) on a node counts, and on the head for what `servers` says."""
     return _ask("counts", timeout + _SHORT, apis=",".join(apis), timeout=f"{timeout:g}")
-
-
-def chat() -> Argv:
-    """Stream the answer to the request on the first line of standard input (`chat.py`), which must
-    stay open meanwhile.
-    """
-    return _CHAT
 
 
 def agent(
@@ -121,7 +114,3 @@ def api_host(bind: str) -> str:
     """
     # compared, not bound
     return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104
-
-
-def _api(ports: Ports, api_host: str) -> str:
-    return f"[{api_host}]:{ports.api}" if ":" in api_host else f"{api_host}:{ports.api}"
