@@ -1,5 +1,5 @@
 """A patch for vLLM that makes a rank hang on demand; installed on lab hosts as `sitecustomize.py`
-on the PYTHONPATH of their containers.
+on the PYTHONPATH of their containers. It also lets servers on CPUs sleep.
 
 The file `trigger` beside it contains "RANK MODE [SECONDS]". In its next step, that rank spins in C
 without the GIL (as in cudaStreamSynchronize), spins in Python, or sleeps: for SECONDS, or forever.
@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 _TRIGGER = Path("/data/huggingface/wedge/trigger")
-_MODULE = "vllm.v1.worker.gpu_worker"
 _ENDLESS_ROUNDS = 2_000_000_000  # of one hash: most of an hour
 _SHORT_ROUNDS = 400_000
 
@@ -55,7 +54,7 @@ def _hang_if_triggered(rank: int) -> None:
     _MODES[mode](float(seconds[0]) if seconds else None)
 
 
-def _patch(module: Any) -> None:
+def _watch_steps(module: Any) -> None:
     real = module.Worker.execute_model
 
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,23 +64,34 @@ def _patch(module: Any) -> None:
     module.Worker.execute_model = execute_model
 
 
+def _allow_sleep(module: Any) -> None:
+    """Let a server on CPUs sleep: vLLM stops its scheduler as on GPUs, and frees no memory."""
+    module.Platform.is_sleep_mode_available = lambda _: True
+
+
+_PATCHES = {
+    "vllm.v1.worker.gpu_worker": _watch_steps,
+    "vllm.platforms.interface": _allow_sleep,
+}
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """An import hook that patches the module of vLLM's worker after it has been loaded."""
+    """An import hook that patches modules of vLLM after they have been loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the worker's module with the other finders, and patch its loader."""
-        if fullname != _MODULE:
+        """Find a module of `_PATCHES` with the other finders, and patch its loader."""
+        patch = _PATCHES.pop(fullname, None)
+        if patch is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                _patch(module)
+                patch(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from .observed import OVER, EndpointHealth
 
 _QUIET, _SUSPECT = (30.0, 3), (60.0, 5)  # seconds at least, and times the longest step so far
+_LATEST = 240.0  # seconds until an inspection at the latest: vLLM ends its engine at 300
 # of several endpoints, the verdict on the server, the worst first
 _WORST = ("unknown", "resting", "busy", "answering")
 
@@ -82,7 +83,7 @@ class Steps:
 
 def quiet_after(longest: float) -> float:
     """Return the seconds without an ended step after which a server is quiet."""
-    return max(_QUIET[0], _QUIET[1] * longest)
+    return min(max(_QUIET[0], _QUIET[1] * longest), _LATEST)
 
 
 def quiet(still: float, longest: float) -> bool:

@@ -64,7 +64,8 @@ def test_what_is_not_known_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("longest", "quiet", "suspect"), [(0.0, 30, 60), (10.0, 30, 60), (20.0, 60, 100)]
+    ("longest", "quiet", "suspect"),
+    [(0.0, 30, 60), (10.0, 30, 60), (20.0, 60, 100), (100.0, 240, 500)],
 )
 def test_thresholds_follow_the_longest_step(longest: float, quiet: int, suspect: int) -> None:
     """Three and five times as long as a step has taken before, and never less than the least."""
