@@ -6,10 +6,11 @@ It looks at nothing else.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
@@ -119,23 +120,24 @@ def diagnose(
         since: how many seconds back lines count; a line without a time always does.
         refused: the last request that was refused, as the operator's machine keeps it.
     """
-    oldest = None if since is None else now - since
-    seen: dict[str, list[Trace]] = {}
-    for name, node in told.items():
-        for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
-            _search(log, name, seen, rdma=rdma, now=now, oldest=oldest)
-    if RANK_HANGS in seen:
-        for name, node in told.items():
-            _search(_known_hangs(node, now), name, seen, rdma=rdma, now=now, oldest=oldest)
-    if refused is not None:
-        _search(refused, "operator", seen, rdma=rdma, now=now, oldest=oldest)
+    oldest = -math.inf if since is None else now - since
+    traces: dict[str, list[Trace]] = {}
+    for name, log in _logs(told, refused, traces, now):
+        known = list(_known_lines(log, rdma=rdma))
+        times = log_times.times(log, now) if known else []
+        for symptom, number in known:
+            at = times[number]
+            if at is None or at >= oldest:
+                line = log.lines[number].strip()[:_WIDTH]
+                trace = Trace(node=name, what=log.what, line=line, at=at)
+                traces.setdefault(symptom.id, []).append(trace)
     for name, reason in missing.items():
         line = f"node cannot be reached: {reason}"[:_WIDTH]
-        seen.setdefault(_UNREACHABLE, []).append(Trace(node=name, what="login", line=line, at=now))
+        trace = Trace(node=name, what="login", line=line, at=now)
+        traces.setdefault(_UNREACHABLE, []).append(trace)
     ready = _ready(told, now)
-    found = [_found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen]
     return Diagnosis(
-        findings=tuple(_ranked(found, ready)),
+        findings=tuple(_ranked(traces, ready)),
         nodes=tuple(told),
         logs=sum(len(node.logs) for node in told.values()),
         lines=sum(node.lines for node in told.values()),
@@ -146,25 +148,20 @@ def diagnose(
     )
 
 
-def _search(
-    log: Log,
-    node: str,
-    seen: dict[str, list[Trace]],
-    *,
-    rdma: bool,
-    now: float,
-    oldest: float | None,
-) -> None:
-    """Note every line of a log that is in the table, unless it is older than `oldest`."""
-    known = list(_known_lines(log, rdma=rdma))
-    times = log_times.times(log, now) if known else []
-    for symptom, number in known:
-        at = times[number]
-        if oldest is None or at is None or at >= oldest:
-            line = log.lines[number].strip()[:_WIDTH]
-            seen.setdefault(symptom.id, []).append(
-                Trace(node=node, what=log.what, line=line, at=at)
-            )
+def _logs(
+    told: Mapping[str, Told], refused: Log | None, traces: Mapping[str, object], now: float
+) -> Iterator[tuple[str, Log]]:
+    """Yield the logs with their nodes; where the `traces` of those so far show that a rank hangs,
+    also the versions that are known to hang.
+    """
+    for name, node in told.items():
+        for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
+            yield name, log
+    if RANK_HANGS in traces:
+        for name, node in told.items():
+            yield name, _known_hangs(node, now)
+    if refused is not None:
+        yield "operator", refused
 
 
 def _known_lines(log: Log, *, rdma: bool) -> Iterator[tuple[Symptom, int]]:
@@ -212,18 +209,14 @@ def _lines(symptom: Symptom, text: str, starts: Sequence[int]) -> Iterator[int]:
         place = starts[number + 1]
 
 
-def _state_logs(node: Told) -> list[Log]:
-    """Say in lines what Docker knows of containers, so that the same table judges them."""
-    refused = node.gaps.get("containers")
-    logs = [Log(part="ids", what="Docker", lines=(refused,))] if refused else []
+def _state_logs(node: Told) -> Iterator[Log]:
+    """Yield in lines what Docker knows of containers, so that the same table judges them."""
+    if refused := node.gaps.get("containers"):
+        yield Log(part="ids", what="Docker", lines=(refused,))
     for state in node.states:
-        lines = _state_lines(state)
-        stamp = (
-            state.finished if state.status in ("exited", "dead", "restarting") else state.started
-        )
-        stamps = dict.fromkeys(range(len(lines)), stamp)
-        logs.append(Log(part="state", what="Docker", lines=tuple(lines), stamps=stamps))
-    return logs
+        ended = state.status in ("exited", "dead", "restarting")
+        stamp = state.finished if ended else state.started
+        yield _log("state", "Docker", _state_lines(state), stamp)
 
 
 def _state_lines(state: State) -> list[str]:
@@ -251,29 +244,24 @@ def _records(node: Told) -> dict[str, Observed]:
     return records
 
 
-def _record_logs(node: Told) -> list[Log]:
-    """Say in lines what the keeper wrote down of servers: their faults, with the lines it kept of
-    each, and that it gave up.
+def _record_logs(node: Told) -> Iterator[Log]:
+    """Yield in lines what the keeper wrote down of servers: their faults, with the lines it kept of
+    each, which rank hangs, else what all ranks do, and that it gave up.
     """
-    logs = []
     for name, record in _records(node).items():
-        logs += [_log(name, _fault_lines(name, fault), fault.at) for fault in record.faults]
-        logs += [_log(name, lines, record.written) for lines in _hang_lines(name, record)]
+        lines = [(_fault_lines(name, fault), fault.at) for fault in record.faults]
+        wedge, reason = record.wedge, record.reason
+        if record.verdict == "suspect":
+            if wedge is not None and not wedge.rank:
+                reason = "; ".join((reason, *wedge.observations))
+            lines.append(([f"keeper: server {name} hangs: {_words(reason)}"], record.written))
+        elif record.verdict == "quiet":
+            lines.append(([f"keeper: server {name} is quiet: {_words(reason)}"], record.written))
         if record.state == "gave-up":
             why = _words(record.doing) or "no restarts are left"
-            logs.append(_log(name, [f"keeper: gave up server {name}: {why}"], record.since))
-    return logs
-
-
-def _hang_lines(server: str, record: Observed) -> Iterator[list[str]]:
-    """Yield the lines on a server without a step: the rank that hangs, else what all ranks do."""
-    wedge, reason = record.wedge, record.reason
-    if record.verdict == "suspect":
-        if wedge is not None and not wedge.rank:
-            reason = "; ".join((reason, *wedge.observations))
-        yield [f"keeper: server {server} hangs: {_words(reason)}"]
-    elif record.verdict == "quiet":
-        yield [f"keeper: server {server} is quiet: {_words(reason)}"]
+            lines.append(([f"keeper: gave up server {name}: {why}"], record.since))
+        for texts, at in lines:
+            yield _log("record", server_log(name), texts, log_times.write(at))
 
 
 def _known_hangs(node: Told, now: float) -> Log:
@@ -283,13 +271,8 @@ def _known_hangs(node: Told, now: float) -> Log:
     drivers = [match[1] for line in lines if (match := _NVIDIA_DRIVER.search(line))]
     gpus = [line for line in lines if line.startswith("Model:")]
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
-    hangs = tuple(known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib))
-    return Log(
-        part="versions",
-        what="versions",
-        lines=hangs,
-        stamps=dict.fromkeys(range(len(hangs)), log_times.write(now)),
-    )
+    hangs = known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib)
+    return _log("versions", "versions", tuple(hangs), log_times.write(now))
 
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:
@@ -312,9 +295,10 @@ def _fault_lines(server: str, fault: Fault) -> list[str]:
     return [line, *known, *kept]
 
 
-def _log(name: str, lines: Sequence[str], at: float) -> Log:
-    stamps = dict.fromkeys(range(len(lines)), log_times.write(at))
-    return Log(part="record", what=server_log(name), lines=tuple(lines), stamps=stamps)
+def _log(part: str, what: str, lines: Sequence[str], stamp: str) -> Log:
+    """Return a log whose lines were all written at one time."""
+    stamps = dict.fromkeys(range(len(lines)), stamp)
+    return Log(part=part, what=what, lines=tuple(lines), stamps=stamps)
 
 
 def _ready(told: Mapping[str, Told], now: float) -> dict[str, float | None]:
@@ -344,68 +328,69 @@ def _latest(times: Iterable[float | None]) -> float | None:
     return max((at for at in times if at is not None), default=None)
 
 
-def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
-    """Make one finding of all lines of an entry; whether it is over is told apart later, when all
-    are known.
-    """
-    logs = {trace.what for trace in traces}
-    of_job = DRIVER in logs and not any(what.startswith(server_log("")) for what in logs)
-    return Diagnosed(
-        id=symptom.id,
-        kind="after" if symptom.after else "now" if symptom.fatal else "perhaps",
-        cause=symptom.cause,
-        fix=symptom.batch or symptom.fix if of_job else symptom.fix,
-        source=symptom.source,
-        nodes=tuple(dict.fromkeys(trace.node for trace in traces)),
-        count=len(traces),
-        evidence=tuple(traces),
-    )
-
-
-def _ranked(findings: Sequence[Diagnosed], ready: Mapping[str, float | None]) -> list[Diagnosed]:
+def _ranked(
+    traces: Mapping[str, Sequence[Trace]], ready: Mapping[str, float | None]
+) -> list[Diagnosed]:
     """Put the most likely first: what stands in the way before what may and what follows, the
     earlier before the later, more nodes before fewer; the table's order decides the rest. What is
     over comes last.
     """
-    failed = [found for found in findings if found.kind != "perhaps" and found.id != _UNREACHABLE]
-    last = _latest(each.at for found in failed for each in found.evidence)
-    start = (last or 0.0) - _INCIDENT
-    return sorted((_dated(found, start, ready) for found in findings), key=_rank)
+    present_symptoms = [symptom for symptom in symptoms.TABLE if symptom.id in traces]
+    failed = [
+        trace.at
+        for symptom in present_symptoms
+        if _kind(symptom) != "perhaps" and symptom.id != _UNREACHABLE
+        for trace in traces[symptom.id]
+    ]
+    start = (_latest(failed) or 0.0) - _INCIDENT
+    findings = (_finding(symptom, traces[symptom.id], start, ready) for symptom in present_symptoms)
+    return sorted(findings, key=_rank)
 
 
-def _dated(found: Diagnosed, start: float, ready: Mapping[str, float | None]) -> Diagnosed:
-    """Keep the lines of a finding that count now and choose those to show; where none counts, it is
-    over.
+def _kind(symptom: Symptom) -> Kind:
+    return "after" if symptom.after else "now" if symptom.fatal else "perhaps"
+
+
+def _finding(
+    symptom: Symptom, traces: Sequence[Trace], start: float, ready: Mapping[str, float | None]
+) -> Diagnosed:
+    """Make one finding of all lines of an entry that count now, and choose those to show; where
+    none counts, it is over.
     """
-    of_now = [each for each in found.evidence if not _over(found, each, start, ready)]
-    lines = sorted(of_now or found.evidence, key=lambda each: (each.at is None, each.at or 0.0))
-    there = {each.node for each in lines}
-    return replace(
-        found,
-        kind=found.kind if of_now else "over",
-        nodes=tuple(node for node in found.nodes if node in there),
+
+    def over(trace: Trace) -> bool:
+        if trace.at is None or symptom.id == _UNREACHABLE:
+            return False
+        since = ready.get(trace.what, ready[""])
+        return trace.at < start or (since is not None and trace.at <= since)
+
+    logs = {trace.what for trace in traces}
+    of_job = DRIVER in logs and not any(what.startswith(server_log("")) for what in logs)
+    present = [trace for trace in traces if not over(trace)]
+    lines = present or traces
+    ordered = sorted(lines, key=lambda trace: (trace.at is None, trace.at or 0.0))
+    return Diagnosed(
+        id=symptom.id,
+        kind=_kind(symptom) if present else "over",
+        cause=symptom.cause,
+        fix=symptom.batch or symptom.fix if of_job else symptom.fix,
+        source=symptom.source,
+        nodes=tuple(dict.fromkeys(trace.node for trace in lines)),
         count=len(lines),
-        evidence=tuple(_shown(lines, latest=found.id in _STATES)),
+        evidence=tuple(_shown(ordered, latest=symptom.id in _STATES)),
     )
 
 
-def _rank(found: Diagnosed) -> tuple[int, int, float, int]:
-    order = _FIRST.index(found.id) if found.id in _FIRST else len(_FIRST)
+def _rank(finding: Diagnosed) -> tuple[int, int, float, int]:
+    order = _FIRST.index(finding.id) if finding.id in _FIRST else len(_FIRST)
     # The first line shown is the earliest, but for what is in `_FIRST`, which ranks by that alone.
-    first = found.evidence[0].at
+    first = finding.evidence[0].at
     return (
-        KINDS.index(found.kind),
+        KINDS.index(finding.kind),
         order,
         float("inf") if first is None else first,
-        -len(found.nodes),
+        -len(finding.nodes),
     )
-
-
-def _over(found: Diagnosed, trace: Trace, start: float, ready: Mapping[str, float | None]) -> bool:
-    if trace.at is None or found.id == _UNREACHABLE:
-        return False
-    since = ready.get(trace.what, ready[""])
-    return trace.at < start or (since is not None and trace.at <= since)
 
 
 def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
@@ -413,10 +398,10 @@ def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
     a state, the last.
     """
     ordered = list(reversed(lines)) if latest else list(lines)
-    firsts = {each.node: each for each in reversed(ordered)}
-    chosen = [each for each in ordered if firsts[each.node] is each]
-    words = {each.line for each in chosen}
-    chosen += [each for each in ordered if each.line not in words]
+    firsts = list({trace.node: trace for trace in reversed(ordered)}.values())
+    texts = {trace.line for trace in firsts}
+    chosen = [trace for trace in ordered if trace in firsts]
+    chosen += [trace for trace in ordered if trace.line not in texts]
     return list(dict.fromkeys(chosen))[:_SHOWN]
 
 

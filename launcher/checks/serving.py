@@ -17,7 +17,7 @@ from launcher.tools.model import ModelSeen
 LIST_GROUPS = "vlaunch exec --head -- ray list placement-groups"
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
 _SPARE = 64 * 2**20  # bytes that stay free beside a batch job's files
-_HEARD = 60.0  # seconds for which the word of an agent counts
+SILENT = 60.0  # seconds without a report after which a node's agent counts as lost
 _LONG = 10 * 365 * 86400.0  # seconds; more is no age
 
 
@@ -280,7 +280,7 @@ def _container(site: Site, node: Node) -> Finding | None:
 
 
 def _agent(node: Node, heard: float | None) -> Finding:
-    if heard is not None and heard < _HEARD:
+    if heard is not None and heard < SILENT:
         return passed(node)
     when = (
         f"was last heard {heard:.0f}s ago"

@@ -43,7 +43,7 @@ def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
     from launcher.checks.ray import try_payload
     from launcher.site import Site
-    from launcher.state import status
+    from launcher.state import batches, running, status
     from launcher.state.observe import commands, read
     from launcher.state.snapshot import ClusterSnapshot
     from launcher.state.verdict import parse_record
@@ -55,9 +55,8 @@ def look(session: Session) -> ClusterStatus:
     if questions := status.query_head(snapshot.site):
         head, record = session.transport.run(questions)
         snapshot = replace(snapshot, said=try_payload(head), network=parse_record(record))
-    jobs = next(
-        iter(session.transport.run(status.query_batches(snapshot.site, snapshot.said))), None
-    )
+    queries = [batches.query_list(snapshot.site)] if running.batches(snapshot.said) else []
+    jobs = next(iter(session.transport.run(queries)), None)
     missing = {name: error.reason for name, error in (session.missing | silent).items()}
     return status.read(snapshot, missing, jobs)
 

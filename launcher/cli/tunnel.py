@@ -11,7 +11,6 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Node
-from launcher.tools.payload import api_host
 from launcher.ui.terminal import say
 
 
@@ -58,6 +57,8 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
             raise
         found = Kept()
     if server is None and not found.running:
-        return inventory.head, api_host(inventory.serve.bind), inventory.ports.api
+        bind = inventory.serve.bind
+        host = "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared
+        return inventory.head, host, inventory.ports.api
     wanted, node = choose.api(session, found, server)
     return node, wanted.api_host, wanted.port

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.checks import container
+from launcher.checks import container, serving
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding, failed, passed, waiting
 from launcher.errors import UnreadableAnswer
@@ -122,7 +122,7 @@ def agents(site: Site, *, deadline: float) -> Gate:
 
 
 def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> Finding:
-    if members.get(node.name, servers.SILENT) < servers.SILENT:
+    if members.get(node.name, serving.SILENT) < serving.SILENT:
         return passed(node, "its agent is connected to the head")
     fix = (
         f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then look at `vlaunch logs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.checks import serving
-from launcher.checks.ray import read_payload, try_payload
+from launcher.checks.ray import read_payload
 from launcher.checks.shape import Finding, waiting
 from launcher.errors import UnreadableAnswer
 from launcher.payload.agent import state
@@ -24,14 +24,14 @@ from launcher.transport import Answers, Command
 _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
 
 
-def plan_remove(site: Site, found: Sequence[BatchStatus]) -> Plan:
+def plan_remove(site: Site, jobs: Sequence[BatchStatus]) -> Plan:
     """Remove the folders of jobs that are over, with the output that lies in them."""
     steps = tuple(
         Step(
-            title=f"removing {each.name}",
-            command=site.inside(site.head, job_store.ask("remove", each.work), timeout=300),
+            title=f"removing {job.name}",
+            command=site.inside(site.head, job_store.ask("remove", job.work), timeout=300),
         )
-        for each in found
+        for job in jobs
     )
     return Plan(
         verb="jobs",
@@ -62,21 +62,18 @@ def plan_forget(site: Site, names: Sequence[str]) -> Plan:
     return Plan(verb="stop", stages=(stage,))
 
 
-def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
+def plan_stop_batches(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
     """Stop batch jobs; `grace` is in seconds, then they are killed."""
+    names = {job.name for job in jobs}
 
     def judge(answers: Answers) -> Sequence[Finding]:
         try:
             about_ray, about_jobs = answers[site.head.name]
-            said, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
+            report, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
         except UnreadableAnswer as error:
             return [waiting("", error.message, fix="look at `vlaunch jobs`")]
-        alive = [
-            entry.name
-            for entry in entries
-            if entry.alive and entry.name in {each.name for each in found}
-        ]
-        return serving.jobs_stopped([each.id for each in found], said, alive)
+        alive = [entry.name for entry in entries if entry.alive and entry.name in names]
+        return serving.jobs_stopped([job.id for job in jobs], report, alive)
 
     gate = Gate(
         id="batch-gone",
@@ -91,7 +88,7 @@ def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
             title=f"stopping batch job {job.name} (Ray job {job.id})",
             command=site.inside(site.head, payload.stop(ports, job.id, grace), timeout=timeout),
         )
-        for job in found
+        for job in jobs
     )
     gates = (gate,) if steps else ()
     stage = Stage(id="stop", title="Stop batch jobs", steps=steps, gates=gates)
@@ -107,55 +104,51 @@ def _forget(site: Site, name: str, *what: str) -> Step:
     return Step(title=title, command=Command(node=site.head.name, argv=argv, timeout=30))
 
 
-def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
-    """The keeper says that they are over, their ports are closed, and Ray has their GPUs back."""
-    head, names = site.head, {each.name for each in found}
-    wanted = [each.desired for each in found if each.desired is not None]
-    in_ray = any(each.ray is not None for each in wanted)
-    probes = [
-        (f"port {each.port} on {api.node}", _probe_port(site, api.node, each.host, each.port))
-        for each in wanted
-        for api in each.apis
+def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
+    """The keeper reports that they are over, their ports are closed, and Ray has their GPUs back.
+
+    Ports are probed from the head's container, so that no other node must be reachable.
+    """
+    head, names = site.head, {server.name for server in stopping}
+    specs = [server.desired for server in stopping if server.desired is not None]
+    in_ray = any(spec.ray is not None for spec in specs)
+    addresses = {node.name: node.ip for node in site.nodes if node is not head}
+    ports = [
+        (spec.port, api.node, addresses.get(api.node, spec.api_host))
+        for spec in specs
+        for api in spec.apis
     ]
-    tables = [running.ask_jobs(site)] if in_ray else []
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        said, *rest = answers[head.name]
-        about_ray = map(try_payload, rest[len(probes) :])
-        open_ports = [port for (port, _), answer in zip(probes, rest, strict=False) if answer.ok]
+        answer, *probes = answers[head.name]
         try:
-            kept = servers.read(read_payload(said))
+            report = read_payload(answer)
         except UnreadableAnswer as error:
             return [waiting(head, error.message, fix="look at `vlaunch status`")]
-        alive = [
-            f"{each.what} is {each.state}{_doing(each)}"
-            for each in kept.running
-            if each.name in names
+        running_servers = servers.read(report).running
+        alive = []
+        for server in running_servers:
+            if server.name in names:
+                doing = server.observed.doing if server.observed is not None else ""
+                alive.append(f"{server.what} is {server.state}{doing and f': {doing}'}")
+        open_ports = [
+            f"port {port} on {node}"
+            for (port, node, _), probe in zip(ports, probes, strict=True)
+            if probe.ok
         ]
-        others = sum(each.gpus for each in kept.running if each.name not in names)
-        return serving.servers_stopped(alive, open_ports, next(about_ray, None), others)
+        others = sum(server.gpus for server in running_servers if server.name not in names)
+        return serving.servers_stopped(alive, open_ports, report if in_ray else None, others)
 
-    grace = max([grace, *(each.policy.grace for each in wanted)])
+    grace = max([grace, *(spec.policy.grace for spec in specs)])
+    probes = (payload.port_open(address, port) for port, _, address in ports)
     return Gate(
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",
-        ask=(servers.ask(site), *(probe for _, probe in probes), *tables),
+        ask=(
+            running.ask_jobs(site) if in_ray else servers.ask(site),
+            *(site.inside(head, probe, timeout=20) for probe in probes),
+        ),
         judge=judge,
         deadline=grace + _MARGIN,
         every=0.3,
     )
-
-
-def _doing(server: Server) -> str:
-    doing = server.observed.doing if server.observed is not None else ""
-    return f": {doing}" if doing else ""
-
-
-def _probe_port(site: Site, name: str, host: str, port: int) -> Command:
-    """Ask from the head's container whether a server's port is open: no other node need be
-    reached.
-    """
-    head = site.head
-    node = next((each for each in site.nodes if each.name == name), head)
-    address = payload.api_host(host) if node is head else node.ip
-    return site.inside(head, payload.port_open(address, port), timeout=20)

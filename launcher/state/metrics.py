@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from launcher.checks.serving import SILENT
 from launcher.payload.agent.observed import Observed
 from launcher.site import Site
 from launcher.state import endpoints
-from launcher.state.servers import OLD, SILENT, Kept, Server, health
+from launcher.state.servers import OLD, Kept, Server, health
 from launcher.tools import payload, prometheus
 from launcher.tools.prometheus import Buckets
 from launcher.transport import Command

@@ -20,7 +20,6 @@ from launcher.tools import payload
 from launcher.transport import Command
 
 DEFAULT = "default"  # the name of a server that was given none
-SILENT = 60.0  # seconds after which a node's agent counts as lost
 OLD = 15.0  # seconds since the head's agent looked, after which what it saw says nothing
 GOOD = ("answering", "busy")
 READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from launcher import containers
+from launcher.checks import serving
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Node
 from launcher.payload.agent.observed import Load, Observed
 from launcher.site import Site
 from launcher.state import batches, endpoints, running, servers, verdict
-from launcher.state.batches import BatchStatus, query_list
+from launcher.state.batches import BatchStatus
 from launcher.state.drift import drift
 from launcher.state.endpoints import Endpoint
 from launcher.state.servers import BAD, GOOD, Kept, Server
@@ -144,11 +145,6 @@ def query_head(site: Site) -> list[Command]:
     return [running.ask_jobs(site, peers), verdict.query_record(site)]
 
 
-def query_batches(site: Site, said: Mapping[str, Any]) -> list[Command]:
-    """Return what to ask about batch jobs: nothing when none runs."""
-    return [query_list(site)] if running.batches(said) else []
-
-
 def read(
     snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: Answer | None = None
 ) -> ClusterStatus:
@@ -183,40 +179,35 @@ def _nodes(
     closed, port = head.get("unreachable") or (), site.inventory.ports.node_manager
     # Ray misses a node some seconds after its port is closed.
     table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
-    rows = []
-    for node in site.nodes:
-        if node.name in missing:
-            here = NodeStatus(
-                node=node.name,
-                role=containers.role(node),
-                ip=node.ip,
-                container="unknown",
-                trouble=missing[node.name],
-            )
-        else:
-            row = next((row for row in table if row.ip == node.ip), None)
-            held = servers.ranks_on(node.name, kept, ranks.get(node.ip, ()))
-            here = _node(site, node, row, kept, held)
-        rows.append(here)
-    return tuple(rows)
+    rows = {row.ip: row for row in reversed(table)}
+    return tuple(
+        _node(site, node, missing.get(node.name), rows.get(node.ip), kept, ranks.get(node.ip, ()))
+        for node in site.nodes
+    )
 
 
 def _node(
-    site: Site, node: Node, row: ray.RayNode | None, kept: Kept, ranks: tuple[str, ...]
+    site: Site,
+    node: Node,
+    missing: str | None,
+    row: ray.RayNode | None,
+    kept: Kept,
+    actors: Sequence[str],
 ) -> NodeStatus:
+    status = NodeStatus(node=node.name, role=containers.role(node), ip=node.ip, container="unknown")
+    if missing is not None:
+        return replace(status, trouble=missing)
     own, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
     in_ray = "absent" if row is None else "alive" if row.alive else "dead"
     known = f"{row.gpus:g}" if row else "-"
-    return NodeStatus(
-        node=node.name,
-        role=containers.role(node),
-        ip=node.ip,
+    return replace(
+        status,
         container=own.status if own else "absent",
         image=own.image if own else "",
         ray="-" if off else in_ray,
         agent=_agent(node, own, kept),
         gpus=str(node.gpus) if off else f"{known}/{node.gpus}",
-        ranks=ranks,
+        ranks=servers.ranks_on(node.name, kept, actors),
         drift=drift(site, node),
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
         privileged=own is not None and own.privileged,
@@ -227,10 +218,10 @@ def _node(
 
 def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
     """Return whether the head's agent hears a node's; empty where nobody says it."""
-    if own is None or not own.running or kept.agent > servers.SILENT:
+    if own is None or not own.running or kept.agent > serving.SILENT:
         return ""
     heard = kept.agent if node.head else kept.members.get(node.name, math.inf)
-    return "connected" if heard <= servers.SILENT else "lost"
+    return "connected" if heard <= serving.SILENT else "lost"
 
 
 def _servers(site: Site, answer: Mapping[str, Any], kept: Kept) -> tuple[ServerStatus, ...]:

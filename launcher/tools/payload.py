@@ -106,11 +106,3 @@ def agent(
     own = (*(("--lead",) if lead else ()), *told, *(("--private-shm",) if private_shm else ()))
     where = options(node=node, head=head, port=port)
     return ("agent", *where, *own, *(("--", *command) if command else ()))
-
-
-def api_host(bind: str) -> str:
-    """Return the address under which vLLM answers on its own node, for what it was told to bind
-    to.
-    """
-    # compared, not bound
-    return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104

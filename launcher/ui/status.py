@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -139,9 +139,8 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
     elif server.detail:
         texts.append(server.detail)
     first = state_line(f"server{name}: ", server.state, *texts, style=style)
-    below = [line(each, lead=_MARGIN) for each in (*_answers(server), *_kept(server))]
-    evidence = [log(each, "", margin=len(_MARGIN) + 2) for each in _evidence(server)]
-    return [first, *map(_endpoint, apart), *below, *evidence]
+    health = (line(text, lead=_MARGIN) for text in _health(server))
+    return [first, *map(_endpoint, apart), *health, *_supervision(server)]
 
 
 def _endpoint(endpoint: Endpoint) -> Line:
@@ -159,78 +158,67 @@ def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
     return Line(line, len(plain(name)))
 
 
-def _answers(server: ServerStatus) -> list[str]:
-    """Say what came back, or what is under way instead."""
-    busy = server.state == "busy"
-    said = [*_answered(server), *_load(server)]
-    if busy and server.observed is not None and server.observed.asking:
-        said.append(f"oldest {server.observed.asking:.0f} s")
-    first = f"{'busy: ' if busy else ''}{', '.join(said)}" if said else ""
-    also = server.detail if busy and len(server.endpoints) < 2 else ""
-    return [text for text in (first, also, server.warning, *_stands(server)) if text]
-
-
-def _stands(server: ServerStatus) -> list[str]:
-    """Say how long a server of which no step ends has stood, beside its longest step, and where."""
-    record = server.observed
-    if record is None or server.state not in ("quiet", "suspect"):
-        return []
-    text = f"no step has ended for {record.still:.0f} s; the longest so far took"
-    where = [f"it hangs: {record.wedge.where}"] if record.wedge is not None else []
-    return [f"{text} {record.longest_step:.1f} s", *where]
-
-
-def _answered(server: ServerStatus) -> list[str]:
-    if server.state != "answering":
-        return []
-    said = [f"{server.came or server.fingerprint}, answered in {server.seconds:.1f}s"]
-    if server.kv_tokens is not None:
-        said.append(f"{server.kv_tokens:,} tokens of KV cache")
-    if server.concurrency is not None:
-        said.append(f"{server.concurrency:g}× concurrency at full length")
-    return said
-
-
-def _load(server: ServerStatus) -> list[str]:
-    load = server.load
-    if load is None or not (load.running or load.waiting):
-        return []
-    said = [f"{load.running} running, {load.waiting} waiting"]
-    if load.tokens_per_s:
-        said.append(f"{load.tokens_per_s:.0f} tokens/s")
-    return said
-
-
-def _kept(server: ServerStatus) -> list[str]:
-    """Say what its keeper knows: when it looked, how often it has started it again, and what the
-    last fault was.
+def _health(server: ServerStatus) -> Iterator[str]:
+    """Yield what came back, or what is under way instead; of a server of which no step ends, how
+    long it has stood, beside its longest step, and where.
     """
-    seen = server.observed
-    if seen is None or server.age is None:
-        return []
-    said = f"kept: looked at {server.age:.0f} s ago, {count(len(seen.restarts), 'restart')}"
-    if seen.restarts_left is not None:
-        said += f", {seen.restarts_left} left"
-    if seen.faults:
-        fault = seen.faults[-1]
-        said += f", last fault of {seen.fault_count} at {_when(fault.at)}: {_told(fault)}"
-    if seen.next_start is not None and seen.state == "pausing":
-        said += f"; next start in {max(0.0, seen.next_start - seen.written - server.age):.0f} s"
-    return [said]
+    record, busy = server.observed, server.state == "busy"
+    facts = list(_answered(server))
+    if busy and record is not None and record.asking:
+        facts.append(f"oldest {record.asking:.0f} s")
+    if facts:
+        yield f"{'busy: ' if busy else ''}{', '.join(facts)}"
+    if busy and len(server.endpoints) < 2 and server.detail:
+        yield server.detail
+    if server.warning:
+        yield server.warning
+    if record is not None and server.state in ("quiet", "suspect"):
+        text = f"no step has ended for {record.still:.0f} s; the longest so far took"
+        yield f"{text} {record.longest_step:.1f} s"
+        if record.wedge is not None:
+            yield f"it hangs: {record.wedge.where}"
 
 
-def _evidence(server: ServerStatus) -> list[str]:
-    """Return the first lines of what showed the last fault."""
-    seen = server.observed
-    if seen is None or server.age is None or not seen.faults:
-        return []
-    return [each[:_LINE] for each in seen.faults[-1].evidence.splitlines() if each.strip()][:2]
+def _answered(server: ServerStatus) -> Iterator[str]:
+    if server.state == "answering":
+        yield f"{server.came or server.fingerprint}, answered in {server.seconds:.1f}s"
+        if server.kv_tokens is not None:
+            yield f"{server.kv_tokens:,} tokens of KV cache"
+        if server.concurrency is not None:
+            yield f"{server.concurrency:g}× concurrency at full length"
+    load = server.load
+    if load is not None and (load.running or load.waiting):
+        yield f"{load.running} running, {load.waiting} waiting"
+        if load.tokens_per_s:
+            yield f"{load.tokens_per_s:.0f} tokens/s"
 
 
-def _told(fault: Fault) -> str:
+def _supervision(server: ServerStatus) -> Iterator[Line]:
+    """Yield what its keeper knows: when it looked, how often it has started it again, and what the
+    last fault was, with the first lines of its evidence.
+    """
+    record = server.observed
+    if record is None or server.age is None:
+        return
+    fault = record.last_fault
+    text = f"kept: looked at {server.age:.0f} s ago, {count(len(record.restarts), 'restart')}"
+    if record.restarts_left is not None:
+        text += f", {record.restarts_left} left"
+    if fault is not None:
+        when = _when(fault.at)
+        text += f", last fault of {record.fault_count} at {when}: {_describe(fault)}"
+    if record.next_start is not None and record.state == "pausing":
+        wait = max(0.0, record.next_start - record.written - server.age)
+        text += f"; next start in {wait:.0f} s"
+    yield line(text, lead=_MARGIN)
+    evidence = [text for text in (fault.evidence if fault else "").splitlines() if text.strip()]
+    yield from (log(text[:_LINE], "", margin=len(_MARGIN) + 2) for text in evidence[:2])
+
+
+def _describe(fault: Fault) -> str:
     """Say what went wrong, where and why, and what came of it."""
     rank = f"rank {fault.rank}" if fault.rank else ""
-    where = " on ".join(each for each in (rank, fault.node) if each)
+    where = " on ".join(filter(None, (rank, fault.node)))
     cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
     after = (
         "not ready since"

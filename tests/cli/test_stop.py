@@ -72,7 +72,8 @@ def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
         "state": "stopping",
         "doing": "its ranks have had 10 s to end",
     }
-    served.world.said["servers"] = {"servers": [left], "members": {}, "agent": 1.0}
+    report = {"servers": [left], "members": {}, "agent": 1.0}
+    served.world.said |= {"servers": report, "jobs": {"jobs": [], **report}}
     ran = served.run("stop", "chat")
 
     assert ran.code == 1

@@ -34,20 +34,14 @@ def judged(
     *ports: int,
     ray: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """Judge what the head says: servers, whether each port is open (0 as `docker exec` ends), and
-    Ray.
+    """Judge the head's answers: its servers with Ray's tables, and whether each port is open (0
+    as `docker exec` ends).
     """
-    said = [
-        Answer(
-            node="n1",
-            code=1 if kept_now is None else 0,
-            out=json.dumps(kept_now or {"error": "timed out"}),
-        )
-    ]
-    said += [Answer(node="n1", code=code) for code in ports]
-    said += [] if ray is None else [Answer(node="n1", code=0, out=json.dumps(ray))]
-    (found,) = gate.judge({"n1": said})
-    return found
+    report = {"error": "timed out"} if kept_now is None else {**kept_now, **(ray or {})}
+    answers = [Answer(node="n1", code=1 if kept_now is None else 0, out=json.dumps(report))]
+    answers += [Answer(node="n1", code=code) for code in ports]
+    (finding,) = gate.judge({"n1": answers})
+    return finding
 
 
 def test_a_server_is_wanted_no_more() -> None:
