@@ -24,7 +24,6 @@ from launcher.errors import (
 )
 from launcher.events import Event, State
 from launcher.model import Answer
-from launcher.payload.agent.cause import Raised
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
 from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
@@ -187,12 +186,9 @@ class _Watching:
         False without an answer, which may last for a while: a connection may break.
         """
         site, spec, now = self.site, self.spec, self.clock()
-        node, ports = (
-            site.inventory.node(spec.api_node),
-            replace(site.inventory.ports, api=spec.port),
-        )
+        node = site.inventory.node(spec.api_node)
         patience = _PATIENCE if self.offset else 0.0  # the first query is answered at once
-        log = payload.watch(ports, spec.api_host, spec.name, self.offset, patience)
+        log = payload.watch(spec.api_host, spec.port, spec.name, self.offset, patience)
         commands = [*([] if node.head else [servers.ask(site)]), site.inside(node, log)]
         answers = by_node(self.transport, commands)
         try:
@@ -408,7 +404,7 @@ def _failure(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError
     telling = None if known is None or (known.id in _VAGUE and exception) else known
     first = telling.cause if telling else exception or how
     first = first if len(first) <= _LINE else f"{first[:_LINE]}…"
-    where = _where(node, raised)
+    where = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
     shown = f"{where}: {exception}" if first != exception else f"raised on {where}"
     texts = [shown if exception and where else exception]
     if telling and (not exception or exception[:_LINE] not in telling.line):
@@ -424,13 +420,6 @@ def _failure(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError
         evidence=[text for text in dict.fromkeys(texts) if text and text != first],
         hint="\n".join(hints),
     )
-
-
-def _where(node: str, raised: Raised | None) -> str:
-    """Return the node and the process that raised an exception, as far as the log names them."""
-    if raised is None:
-        return node
-    return ", ".join(part for part in (raised.address or node, raised.process) if part)
 
 
 def _number(raw: Any) -> float:

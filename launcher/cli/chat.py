@@ -69,12 +69,8 @@ def chat(
         found = choose.kept(session)
         spec, node = choose.api(session, found, server)
         way = named(servers.choose(found.running, server).task)
-        request = {
-            "api_host": spec.api_host,
-            "api": spec.port,
-            "max_tokens": max_tokens,
-            "timeout": timeout,
-        }
+        limits = {"max_tokens": max_tokens, "timeout": timeout}
+        request = {"api_host": spec.api_host, "api": spec.port, **limits}
         container = session.site.container_name(node)
 
         def answer(messages: Messages) -> str:
@@ -151,7 +147,7 @@ def _piece(inventory: Inventory, spec: Desired, line: str) -> str | None:
     try:
         raw = untrusted.loads(line)
     except ValueError:
-        return None
+        raw = None
     if not isinstance(raw, dict):
         return None
     if "error" in raw:

@@ -87,11 +87,23 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     from launcher.cli import refusal
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
-    there = session.reached_of(nodes)
     session.wait("doctor", "reading the logs of all nodes")
-    told, silent = _parse(
-        session.transport.run(_query(inventory.cluster, there, mark, since)), mark
-    )
+    queries = [
+        Command(
+            node=node.name,
+            argv=diagnosis.ask(
+                node.docker,
+                mark=mark,
+                cluster=inventory.cluster,
+                state_dir=node.state_dir or "",
+                hf_home=node.hf_home,
+                since=since,
+            ),
+            timeout=_TIMEOUT,
+        )
+        for node in session.reached_of(nodes)
+    ]
+    told, silent = _parse(session.transport.run(queries), mark)
     unreached = {name: error.brief for name, error in session.missing.items()}
     missing = unreached | silent
     return diagnose(
@@ -102,29 +114,6 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
         now=time.time(),
         since=since,
     )
-
-
-def _query(
-    cluster: str, nodes: Sequence[Node], mark: str, since: float | None = None
-) -> list[Command]:
-    """Return the question to each node; `mark` must be new, and `since` is how many seconds back
-    its containers' logs go.
-    """
-    return [
-        Command(
-            node=node.name,
-            argv=diagnosis.ask(
-                node.docker,
-                mark=mark,
-                cluster=cluster,
-                state_dir=node.state_dir or "",
-                hf_home=node.hf_home,
-                since=since,
-            ),
-            timeout=_TIMEOUT,
-        )
-        for node in nodes
-    ]
 
 
 def _parse(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[str, str]]:

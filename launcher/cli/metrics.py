@@ -52,22 +52,18 @@ def metrics(call: Call, server: str | None, every: float, watch: bool | None) ->
             next(looks)
             look = next(looks)
             if look.trouble:
-                raise _silent(session, look)
+                raise NodeError(
+                    session.inventory.head.name,
+                    "does not say what its servers do",
+                    evidence=look.trouble,
+                    hint="run `vlaunch up`, which brings what it is asked with up to date",
+                )
             _print(look, call.as_json)
         elif call.as_json:
             for each in looks:
                 _print(each, call.as_json)
         else:
             _live(looks, every)
-
-
-def _silent(session: Session, look: Look) -> NodeError:
-    return NodeError(
-        session.inventory.head.name,
-        "does not say what its servers do",
-        evidence=look.trouble,
-        hint="run `vlaunch up`, which brings what it is asked with up to date",
-    )
 
 
 def _print(look: Look, as_json: bool) -> None:

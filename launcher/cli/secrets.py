@@ -62,24 +62,23 @@ def list_(call: Call) -> int:
     with call.session(partial=True) as session:
         files, shown = _files(session)
     rows = _rows(wanted, shown)
-    known = [row["name"] for row in rows]
+    names = [row["name"] for row in rows]
     remarks = [
         f"{name}: {error.message.removeprefix(f'{name}: ')}"
         for name, error in session.missing.items()
     ]
-    remarks += [line for node, found in files.items() for line in _remarks(node, found, known)]
+    remarks += [line for node, listed in files.items() for line in _remarks(node, listed, names)]
     if ending := certificates.warning(shown, datetime.now(timezone.utc)):
         remarks.append(ending)
     if call.as_json:
-        nodes = {node: [asdict(each) for each in found] for node, found in files.items()}
-        said = {
+        data = {
             "cluster": wanted.cluster,
             "secrets_in": wanted.secrets_in,
             "secrets": rows,
-            "nodes": nodes,
+            "nodes": {node: [asdict(file) for file in listed] for node, listed in files.items()},
             "remarks": remarks,
         }
-        click.echo(json_line.dumps(said))
+        click.echo(json_line.dumps(data))
     else:
         show(render(rows, files, remarks, fold([node.name for node in wanted.nodes])))
     return 1 if remarks else 0
@@ -181,12 +180,12 @@ def _rotate(
     than the one that runs.
     """
     from launcher.cli.server import look
-    from launcher.state import running, servers
+    from launcher.state import running
 
     inventory = session.inventory
-    seen = look(session)
-    _refuse_without_containers(seen.site)
-    kept, batches = servers.read(seen.said).running, running.batches(seen.said)
+    snapshot = look(session)
+    _refuse_without_containers(snapshot.site)
+    kept, batches = snapshot.kept.running, running.batches(snapshot.said)
     plans = bring_up(session, given, dry_run=True, join_timeout=join_timeout, renew=renew)
     if not any(plan.steps for plan in plans):
         text = "every source gives the value that the cluster has already; nothing was changed"
@@ -195,7 +194,7 @@ def _rotate(
     if not _restarts(plans):
         bring_up(session, given, dry_run=False, join_timeout=join_timeout, renew=renew)
         return
-    ends = [*(each.what for each in kept), *(f"batch job {each.name}" for each in batches)]
+    ends = [*(server.what for server in kept), *(f"batch job {job.name}" for job in batches)]
     text = f"all containers of {inventory.cluster} start anew" + (
         f"; this ends {', '.join(ends)}" if ends else ""
     )
@@ -219,7 +218,6 @@ def _restarts(plans: Sequence[Plan]) -> bool:
 
 
 def _confirm(session: Session) -> None:
-
     if not sys.stdin.isatty():
         raise RequestError(
             "nobody can be asked whether the containers may start anew",
@@ -240,9 +238,8 @@ def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str
         for name, each in sorted(inventory.secrets.items())
     ]
     if ray.TOKEN not in inventory.secrets:
-        rows.append(
-            {"name": ray.TOKEN, "source": "made by `vlaunch up`", "used_by": _use(ray.TOKEN)}
-        )
+        made = "made by `vlaunch up`"
+        rows.append({"name": ray.TOKEN, "source": made, "used_by": _use(ray.TOKEN)})
     end = certificates.ends(shown)
     return rows + [
         {
@@ -267,14 +264,14 @@ def _source(source: SecretSource) -> str:
 
 
 def _use(name: str) -> str:
-    known = {
+    users = {
         "AGENT_CA": "the agents, to verify certificates",
         "AGENT_CERTIFICATE": "the node's agent: mutual TLS with the others",
         "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
         "VLLM_API_KEY": "the endpoint asks for it",
         "HF_TOKEN": "downloads from Hugging Face",
     }
-    return known.get(name, "environment of the containers")
+    return users.get(name, "environment of the containers")
 
 
 def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[str]]:
@@ -282,7 +279,7 @@ def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[st
     NodeError.
     """
     inventory = session.inventory
-    asked = [
+    queries = [
         Command(
             node=node.name,
             timeout=120,
@@ -290,18 +287,18 @@ def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[st
         )
         for node in session.reached
     ]
-    found: dict[str, tuple[SecretFile, ...]] = {}
+    listed: dict[str, tuple[SecretFile, ...]] = {}
     shown = []
-    for answer in session.transport.run(asked):
+    for answer in session.transport.run(queries):
         try:
-            found[answer.node] = secret_files.parse(answer.out)
+            listed[answer.node] = secret_files.parse(answer.out)
             shown.append(secret_files.certificates(answer.out))
         except UnreadableAnswer as error:
             raise NodeError(
                 answer.node, error.message, evidence=untrusted.shown(answer.err.strip(), last=True)
             ) from None
-    files = {node.name: found[node.name] for node in inventory.nodes if node.name in found}
-    return files, shown
+    names = [node.name for node in inventory.nodes if node.name in listed]
+    return {name: listed[name] for name in names}, shown
 
 
 def _remarks(node: str, files: Sequence[SecretFile], known: Sequence[str]) -> list[str]:

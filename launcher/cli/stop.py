@@ -46,69 +46,58 @@ def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> No
         call.session(nodes=[call.inventory.head]) as session,
         call.locked(session) as ours,
     ):
-        seen, _ = server.look_updated(ours, verb="stop", dry_run=call.dry_run, head_only=True)
-        standing = _standing(ours, seen)
-        chosen = _choose(standing, names, everyone=everyone)
+        snapshot, _ = server.look_updated(ours, verb="stop", dry_run=call.dry_run, head_only=True)
+        standing = _standing(ours, snapshot)
+        chosen = [server for server in standing if not names or server.name in names]
+        if len(chosen) > 1 and not names and not everyone:
+            listed = ", ".join(f"`{one.name}` ({one.model}, {one.state})" for one in chosen)
+            which = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
+            raise RequestError(
+                f"{len(chosen)} servers are there: {listed}", hint=f"say which: {which}"
+            )
         if chosen or not names:
-            _stop_servers(call, ours, seen, chosen, grace)
-        known = {each.name for each in standing}
+            _stop_servers(call, ours, snapshot, chosen, grace)
+        known = {server.name for server in standing}
         if batches := [name for name in names if name not in known]:
             _stop_batches(call, ours, batches, grace)
 
 
-def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
-    """Return the servers that are wanted, or not yet gone; where the head's container does not run,
-    its files say which.
+def _standing(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
+    """Return the servers that have a spec or are not yet gone; where the head's container does not
+    run, its files say which.
     """
-    from launcher.cli import server
+    from launcher.cli.server import require_servers
     from launcher.state import history
     from launcher.state.servers import Server
 
-    if not seen.site.head_runs:
-        return [Server(name=name) for name in history.names_with(seen.site, state.DESIRED)]
-    server.require_servers(session, seen)
-    return [each for each in seen.kept.servers if each.state != "stopped"]
-
-
-def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool) -> list[Server]:
-    """Return the servers to stop; raises RequestError when it is not clear which."""
-
-    if names:
-        return [each for each in standing if each.name in names]
-    if len(standing) > 1 and not everyone:
-        listed = ", ".join(f"`{each.name}` ({each.model}, {each.state})" for each in standing)
-        raise RequestError(
-            f"{len(standing)} servers are there: {listed}",
-            hint=f"say which: `vlaunch stop {standing[0].name}`; all of them: `vlaunch stop --all`",
-        )
-    return list(standing)
+    if not snapshot.site.head_runs:
+        return [Server(name=name) for name in history.names_with(snapshot.site, state.DESIRED)]
+    require_servers(session, snapshot)
+    return [server for server in snapshot.kept.servers if server.state != "stopped"]
 
 
 def _stop_servers(
     call: Call,
     session: Session,
-    seen: ClusterSnapshot,
+    snapshot: ClusterSnapshot,
     chosen: Sequence[Server],
     grace: float,
 ) -> None:
-    """Stop those that run and forget those that are over; without the head's container, nobody
-    knows which do.
+    """Stop those that run and forget those that are over, which are not known without the head's
+    container.
     """
     from launcher.plan.stop import plan_forget, plan_stop
     from launcher.state import running
 
-    began = time.monotonic()
-    reachable = seen.site.head_runs
+    began, site = time.monotonic(), snapshot.site
+    reachable = site.head_runs
     live = [server for server in chosen if server.runs or not reachable]
     over = [server for server in chosen if server not in live]
-    plans = [
-        plan_forget(seen.site, [server.name for server in over]),
-        plan_stop(seen.site, live, grace),
-    ]
+    plans = [plan_forget(site, [server.name for server in over]), plan_stop(site, live, grace)]
     if call.dry_run:
         call.print_script(plans)
         return
-    for job in running.batches(seen.said):
+    for job in running.batches(snapshot.said):
         text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
         session.note("stop", text)
     for plan in plans:
@@ -146,9 +135,9 @@ def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: flo
     from launcher.state import running
 
     inventory, began = session.inventory, time.monotonic()
-    seen, chosen = _named_jobs(session, names)
-    runs = [job for job in running.batches(seen.said) if job.name in names]
-    plan = plan_stop_batches(seen.site, runs, grace)
+    snapshot, chosen = _named_jobs(session, names)
+    runs = [job for job in running.batches(snapshot.said) if job.name in names]
+    plan = plan_stop_batches(snapshot.site, runs, grace)
     if call.dry_run:
         call.print_script([plan])
         return
@@ -184,16 +173,16 @@ def _named_jobs(
 
     if session.inventory.ray.off:  # which has no batch jobs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
-    seen, found = jobs.look(session)
-    if "jobs" not in seen.said:
-        raise server.silent(session, seen)
-    known = {each.name for each in found}
-    if strangers := [name for name in names if name not in known]:
-        names = [*(each.name for each in seen.kept.running), *sorted(known)]
-        listed = ", ".join(f"`{each}`" for each in names)
+    snapshot, listed = jobs.look(session)
+    if "jobs" not in snapshot.said:
+        raise server.silent(session, snapshot)
+    known = {job.name for job in listed}
+    if unknown := [name for name in names if name not in known]:
+        present = [*(server.name for server in snapshot.kept.running), *sorted(known)]
+        text = ", ".join(f"`{name}`" for name in present)
         raise RequestError(
-            f"neither a server nor a batch job is called `{strangers[0]}`",
-            evidence=f"there are {listed}" if listed else "",
+            f"neither a server nor a batch job is called `{unknown[0]}`",
+            evidence=f"there are {text}" if text else "",
             hint="see which there are: `vlaunch status`, `vlaunch jobs`",
         )
-    return seen, [each for each in found if each.name in names]
+    return snapshot, [job for job in listed if job.name in names]

@@ -20,6 +20,7 @@ from launcher.batch.inputs import Shipped
 from launcher.batch.shape import Job
 from launcher.checks import serving
 from launcher.errors import RequestError
+from launcher.model import Argv
 from launcher.plan import room, transfer
 from launcher.plan.shape import Gate, Plan, Stage, Step, observed
 from launcher.site import Site
@@ -77,9 +78,7 @@ class Start:
     """What will be done.
 
     `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to
-    do.
-
-    `anew` means that what an earlier run of this name left is removed.
+    do; `anew`: what an earlier run of this name left is removed.
     """
 
     plan: Plan
@@ -101,39 +100,26 @@ def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start
         RequestError: this is not the job that was begun under its name, it runs and is not to, or
             it can never fit.
     """
-    entry = seen.entry
+    entry, name = seen.entry, request.job.name
     fits.check(request.job, seen.cluster.site.inventory)
-    runs = _running(seen, request.job.name)
+    runs = next((job for job in running.batches(seen.cluster.said) if job.name == name), None)
     live = runs is not None or entry.alive
-    changed = _is_another(request, entry)
-    _refuse_conflict(request, entry, options, live=live, changed=changed)
-    if live:
-        return _attach(seen, request, options, runs)
-    anew = (options.restart or changed) and not entry.absent
-    retry = not anew and _retries(entry, options)
-    if entry.progress.state == "done" and not anew and not retry:
-        notes = ("there are no error rows to try again",) if options.retry_errors else ()
-        return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
-    return _begin(seen, request, options, anew=anew, retry=retry)
-
-
-def _running(seen: BatchSnapshot, name: str) -> running.Batch | None:
-    return next((each for each in running.batches(seen.cluster.said) if each.name == name), None)
-
-
-def _is_another(request: Request, entry: job_store.Entry) -> bool:
-    return bool(entry.digest) and entry.digest != request.digest
-
-
-def _refuse_conflict(
-    request: Request, entry: job_store.Entry, options: Options, *, live: bool, changed: bool
-) -> None:
-    """Raise RequestError when what is there under this name is not to be touched."""
-    name = request.job.name
+    changed = entry.digest not in ("", request.digest)
     if live and options.restart:
         raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
     if changed and not options.restart and (live or entry.written):
         raise _changed(request, entry, live=live)
+    if live:
+        return _attach(seen, request, options, runs)
+    anew = (options.restart or changed) and not entry.absent
+    done = entry.progress.state == "done"
+    # Only a job that is done has counted all of its error rows.
+    has_errors = not entry.absent and (entry.progress.errors > 0 or not done)
+    retry = options.retry_errors and not anew and has_errors
+    if done and not anew and not retry:
+        notes = ("there are no error rows to try again",) if options.retry_errors else ()
+        return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
+    return _begin(seen, request, options, anew=anew, retry=retry)
 
 
 def _attach(
@@ -159,15 +145,6 @@ def _attach(
         f"the driver of an earlier run of `{name}` is still ending",
         hint="run the same command again",
     )
-
-
-def _retries(entry: job_store.Entry, options: Options) -> bool:
-    """True when error rows are to be tried again. That there are none is known only of a job that
-    is done: who ended early has not counted what was there.
-    """
-    if not options.retry_errors or entry.absent:
-        return False
-    return entry.progress.errors > 0 or entry.progress.state != "done"
 
 
 def _begin(
@@ -323,29 +300,26 @@ def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Ste
     # itself: only when it is told to.
     text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Step(
-        title="writing job.json",
-        command=site.inside(
-            site.head,
-            job_store.ask("put", request.work, "job.json", offset=0, last=digest),
-            stdin=text.encode,
-            shown_stdin=f"printf %s {shlex.quote(text)}",
-        ),
-    )
+    argv = job_store.ask("put", request.work, "job.json", offset=0, last=digest)
+    return Step(title="writing job.json", command=_send(site, argv, text, 60))
 
 
 def _submit(site: Site, request: Request, job: str) -> Step:
     metadata = {job_store.NAME: request.job.name, job_store.GPUS: f"{request.job.gpus[0]:g}"}
-    asked = json.dumps(
+    text = json.dumps(
         {"argv": (*PACKAGE, request.work), "submission_id": job, "metadata": metadata}
     )
     return Step(
         title=f"submitting {request.job.name} as Ray job {job}",
-        command=site.inside(
-            site.head,
-            payload.submit(site.inventory.ports),
-            timeout=90,
-            stdin=asked.encode,
-            shown_stdin=f"printf %s {shlex.quote(asked)}",
-        ),
+        command=_send(site, payload.submit(site.inventory.ports), text, 90),
+    )
+
+
+def _send(site: Site, argv: Argv, text: str, timeout: float) -> Command:
+    return site.inside(
+        site.head,
+        argv,
+        timeout=timeout,
+        stdin=text.encode,
+        shown_stdin=f"printf %s {shlex.quote(text)}",
     )

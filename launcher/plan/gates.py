@@ -108,7 +108,7 @@ def agents(site: Site, *, deadline: float) -> Gate:
             kept = servers.read(ray_checks.read_payload(answers[node.name][-1]))
         except UnreadableAnswer as error:
             return [waiting(node, f"does not say which agents it hears: {error.message}")]
-        return [_agent(each, node, kept.members, port) for each in site.nodes]
+        return [_agent(member, node, kept.members, port) for member in site.nodes]
 
     return Gate(
         id="agents",

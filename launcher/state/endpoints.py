@@ -36,16 +36,13 @@ def url(inventory: Inventory, bind: str, port: int, node: str = "") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def of(inventory: Inventory, wanted: Desired) -> tuple[Endpoint, ...]:
+def of(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
     """Return where a server answers; without nodes that are none of the inventory's any more."""
     known = {node.name for node in inventory.nodes}
     return tuple(
-        Endpoint(
-            node=each.node,
-            url=url(inventory, wanted.host, wanted.port, each.node),
-        )
-        for each in wanted.apis
-        if each.node in known
+        Endpoint(node=api.node, url=url(inventory, spec.host, spec.port, api.node))
+        for api in spec.apis
+        if api.node in known
     )
 
 
@@ -66,9 +63,10 @@ def status(inventory: Inventory, server: Server, state: str, detail: str) -> tup
     """Return the health of a server's endpoints: that of the server, or, while it is ready, the
     agent's verdict on the endpoint.
     """
+    if server.desired is None:
+        return ()
     judged = server.observed.endpoints if server.observed and state in READY else {}
     whole = EndpointHealth(verdict=state, reason=detail)
-    known_endpoints = of(inventory, server.desired) if server.desired else ()
     return tuple(
         replace(
             endpoint,
@@ -76,6 +74,6 @@ def status(inventory: Inventory, server: Server, state: str, detail: str) -> tup
             detail=health.reason,
             seconds=health.seconds or 0.0,
         )
-        for endpoint in known_endpoints
+        for endpoint in of(inventory, server.desired)
         for health in [judged.get(endpoint.node, whole)]
     )

@@ -131,9 +131,9 @@ class Look:
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON: times are seconds, shares between 0 and 1."""
-        servers = [asdict(each) for each in self.servers]
-        for each in servers:
-            del each["history"]
+        servers = [asdict(server) for server in self.servers]
+        for server in servers:
+            del server["history"]
         return {"cluster": self.cluster, "servers": servers, "trouble": self.trouble}
 
 
@@ -142,8 +142,8 @@ def ask(site: Site, servers: Sequence[Server]) -> list[Command]:
     question a node.
     """
     apis: dict[str, list[str]] = {site.head.name: []}
-    for each in servers:
-        for node, api in _apis(site, each):
+    for server in servers:
+        for node, api in _apis(site, server):
             apis.setdefault(node, []).append(api)
     return [
         site.inside(site.inventory.node(node), payload.metrics(asked, _PATIENCE), timeout=30)
@@ -153,12 +153,10 @@ def ask(site: Site, servers: Sequence[Server]) -> list[Command]:
 
 def _apis(site: Site, server: Server) -> Iterator[tuple[str, str]]:
     """Yield the node of each API of a server, and where it answers there."""
-    wanted = server.desired
-    if wanted is None or server.state not in ("starting", "ready"):
-        return
-    shown = f"[{wanted.api_host}]" if ":" in wanted.api_host else wanted.api_host
-    for each in endpoints.of(site.inventory, wanted):
-        yield each.node, f"{shown}:{wanted.port}"
+    spec = server.desired
+    if spec is not None and server.state in ("starting", "ready"):
+        for endpoint in endpoints.of(site.inventory, spec):
+            yield endpoint.node, payload.address(spec.api_host, spec.port)
 
 
 class Counting:
@@ -169,25 +167,25 @@ class Counting:
         self._tracks: dict[tuple[str, str, int], _Track] = {}
 
     def read(
-        self, kept: Kept, said: Mapping[str, Mapping[str, Any]], only: str | None, now: float
+        self, kept: Kept, reports: Mapping[str, Mapping[str, Any]], only: str | None, now: float
     ) -> Look:
         """Put one look together.
 
         Args:
             kept: the servers, as the head says.
-            said: what each node answered; one that could not be asked is not there.
+            reports: the answer of each node that could be queried.
             only: a server's name; None: all.
             now: seconds of a monotonic clock.
         """
         chosen = [server for server in kept.running if only in (None, server.name)]
-        servers = tuple(self._server(server, kept, said, now) for server in chosen)
+        servers = tuple(self._server(server, kept, reports, now) for server in chosen)
         return Look(cluster=self._site.inventory.cluster, servers=servers)
 
     def _server(
-        self, server: Server, kept: Kept, said: Mapping[str, Mapping[str, Any]], now: float
+        self, server: Server, kept: Kept, reports: Mapping[str, Mapping[str, Any]], now: float
     ) -> ServerMetrics:
         record = server.observed or Observed(name=server.name, id=server.id, asked=0.0)
-        counts, trouble = _counted(self._site, server, said, now)
+        counts, trouble = _read_counters(self._site, server, reports, now)
         track = self._tracks.setdefault((server.name, server.id, record.generation), _Track())
         figures = track.add(counts)
         state, detail = health(server, kept.agent)
@@ -223,38 +221,30 @@ def _ranks(record: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
             yield RankLife(node=node, rank=rank, alive=alive)
 
 
-def _counted(
-    site: Site, server: Server, said: Mapping[str, Mapping[str, Any]], now: float
+def _read_counters(
+    site: Site, server: Server, reports: Mapping[str, Mapping[str, Any]], now: float
 ) -> tuple[Counts | None, str]:
-    """Return what all APIs of a server count, or why that is not known: of several, some are not
-    all.
-    """
+    """Return the counters of all APIs of a server together, or why some are not known."""
     texts, missing = [], []
     for node, api in _apis(site, server):
-        about = said.get(node, {})
-        apis = about.get("apis")
-        one = apis.get(api) if isinstance(apis, Mapping) else None
-        text = one.get("text") if isinstance(one, Mapping) else None
-        if isinstance(text, str) and text:
+        report = reports.get(node, {})
+        counters = report.get("apis", {}).get(api, {})
+        why = str(report.get("error") or "it is asked at the next look")
+        if text := counters.get("text"):
             texts.append(text)
-        else:
-            missing.append(f"{node}: {_why(about, one).removeprefix(f'{node}: ')}")
-    if missing:
-        return None, "; ".join(missing)
-    if not texts:
-        return None, "no engine runs"
+            continue
+        if counters:
+            reason = counters.get("error") or counters["status"]
+            why = f"its API does not say what it counts: {reason}"
+            if counters["status"] == 200:
+                why = "vLLM counts nothing (`--disable-log-stats`)"
+        missing.append(f"{node}: {why.removeprefix(f'{node}: ')}")
+    if missing or not texts:
+        return None, "; ".join(missing) or "no engine runs"
     try:
         return counts(texts, now), ""
     except (ValueError, OverflowError) as error:
         return None, f"what it counts cannot be read: {error}"
-
-
-def _why(about: Mapping[str, Any], one: object) -> str:
-    if isinstance(one, Mapping):
-        if one.get("status") == 200:
-            return "vLLM counts nothing (`--disable-log-stats`)"
-        return f"its API does not say what it counts: {one.get('error') or one.get('status')}"
-    return str(about.get("error") or "it is asked at the next look")
 
 
 def counts(texts: Sequence[str], at: float) -> Counts:

@@ -179,10 +179,10 @@ def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
     of other actors of Ray's.
     """
     ranks = [
-        (each.name, rank)
-        for each in kept.running
-        if each.observed is not None
-        for rank in each.observed.ranks.get(node, ())
+        (server.name, rank)
+        for server in kept.running
+        if server.observed is not None
+        for rank in server.observed.ranks.get(node, ())
     ]
     others = Counter(actors) - Counter(rank for _, rank in ranks)
     alone = len(kept.running) == 1

@@ -1,5 +1,5 @@
-"""What is there, compared with what was asked for: one question a node, one more to the head's
-agent, whose verdict on servers is shown as it is.
+"""The state of a cluster, compared with its inventory: one query of each node, one more of the
+head's agent, whose verdict on servers is shown as it is.
 """
 
 from __future__ import annotations
@@ -117,25 +117,21 @@ class ClusterStatus:
             and not n.trouble
             for n in self.nodes
         )
-        return all(good) and not any(each.state in BAD for each in self.servers)
+        return all(good) and not any(server.state in BAD for server in self.servers)
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON.
 
         `server` is the first of `servers`, for those who knew only one.
         """
-        said = asdict(self)
-        first = said["servers"][0] if self.servers else {"state": "none"}
-        return {
-            **said,
-            "server": first,
-            "batches": [each.as_json() for each in self.batches],
-            "whole": self.whole,
-        }
+        data = asdict(self)
+        first = data["servers"][0] if self.servers else {"state": "none"}
+        batch_jobs = [job.as_json() for job in self.batches]
+        return {**data, "server": first, "batches": batch_jobs, "whole": self.whole}
 
 
 def query_head(site: Site) -> list[Command]:
-    """Return what to ask the head about Ray, jobs, servers and the network: nothing when its
+    """Return the queries of the head about Ray, jobs, servers and the network; none when its
     container does not run.
     """
     if not site.head_runs:
@@ -163,7 +159,7 @@ def read(
         nodes=nodes,
         servers=server_rows,
         endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
-        network=verdict.told(site, snapshot.network, kept),
+        network=verdict.describe(site, snapshot.network, kept),
         certificates=certificates.warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
         ),
@@ -217,11 +213,11 @@ def _node(
 
 
 def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
-    """Return whether the head's agent hears a node's; empty where nobody says it."""
+    """Return whether a node's agent is connected to the head's; empty where that is unknown."""
     if own is None or not own.running or kept.agent > serving.SILENT:
         return ""
-    heard = kept.agent if node.head else kept.members.get(node.name, math.inf)
-    return "connected" if heard <= serving.SILENT else "lost"
+    age = kept.agent if node.head else kept.members.get(node.name, math.inf)
+    return "connected" if age <= serving.SILENT else "lost"
 
 
 def _servers(site: Site, answer: Mapping[str, Any], kept: Kept) -> tuple[ServerStatus, ...]:

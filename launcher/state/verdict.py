@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from launcher.checks.network.shape import Verdict, rate
 from launcher.errors import UnreadableAnswer
-from launcher.model import LEVELS, Answer, Level, Node, Secret, fold
+from launcher.model import LEVELS, Answer, Level, Secret, fold
 from launcher.payload.agent import state as agent
 from launcher.payload.batch.columns import finite
 from launcher.placement import narrow
@@ -29,9 +29,6 @@ FILE = agent.NETWORK
 _Positive = Annotated[float, decode.within(1e-9, 1e12)]
 
 
-_NONE = Secret("")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """The options of a check: the required level (`None`: the inventory's), ranks a node (`None`:
@@ -44,7 +41,7 @@ class Ask:
     """
 
     nonce: str
-    certificate: Secret = _NONE
+    certificate: Secret = field(default=Secret(""))
     nodes: tuple[str, ...] = ()
     require: Level | Literal["auto"] | None = None
     ranks_per_node: int | None = None
@@ -131,9 +128,8 @@ def as_record(site: Site, proof: Proof, *, taken: str) -> Record:
     verdict = proof.verdict
     if verdict is None:
         return Record()
-    ask = proof.ask or Ask(nonce="")
+    ask, collective = proof.ask or Ask(nonce=""), verdict.collective
     here = only(site, ask.nodes)
-    collective = verdict.collective
     return Record(
         incarnation=incarnation(here),
         nodes=tuple(node.name for node in here.nodes),
@@ -180,9 +176,7 @@ def about(site: Site, kept: Record) -> frozenset[str]:
     """
     known = [node.name for node in site.nodes]
     names = kept.nodes or known
-    if not set(names) <= set(known):
-        return frozenset()
-    here = incarnation(only(site, names))
+    here = incarnation(only(site, names)) if set(names) <= set(known) else ""
     return frozenset(names if here and here == kept.incarnation else ())
 
 
@@ -202,7 +196,8 @@ def proven(
         kept.passed
         and (not collective or kept.collective)
         and _covers_level(kept, require or site.inventory.require)
-        and _covers_ranks(kept, among)
+        # with fewer ranks, some GPUs and their network cards were never tried
+        and (kept.ranks_per_node or math.inf) >= min(node.gpus for node in among)
         and {node.name for node in among} <= about(site, kept)
     )
 
@@ -218,41 +213,27 @@ def _covers_level(kept: Record, wanted: Level | Literal["auto"]) -> bool:
     return LEVELS.index(kept.required) >= LEVELS.index(wanted)
 
 
-def _covers_ranks(kept: Record, among: Sequence[Node]) -> bool:
-    """True when there was a rank for each GPU: with fewer, some GPUs and their network cards were
-    never tried.
-    """
-    ranks = kept.ranks_per_node
-    return ranks == 0 or ranks >= min(node.gpus for node in among)
-
-
 def summary(verdict: Verdict) -> str:
     """Return what was proven in one line."""
     rates = [cell.bandwidth for cell in verdict.cells if cell.bandwidth is not None]
     times = [cell.latency for cell in verdict.cells if cell.latency is not None]
-    said = [_pairs(verdict)]
-    if rates:
-        said.append(_span(rate(min(rates)), rate(max(rates))))
-    if times:
-        said.append(_span(f"{min(times) * 1e6:.0f}", f"{max(times) * 1e6:.0f}") + " µs")
-    return ", ".join(said)
-
-
-def _pairs(verdict: Verdict) -> str:
     count = len(verdict.cells) // 2
     kinds = sorted({cell.transport for cell in verdict.cells if cell.transport}) or ["nothing"]
-    return f"{count} {'pair' if count == 1 else 'pairs'} over {', '.join(kinds)}"
+    parts = [f"{count} {'pair' if count == 1 else 'pairs'} over {', '.join(kinds)}"]
+    if rates:
+        parts.append(_span(rate(min(rates)), rate(max(rates))))
+    if times:
+        parts.append(_span(f"{min(times) * 1e6:.0f}", f"{max(times) * 1e6:.0f}") + " µs")
+    return ", ".join(parts)
 
 
 def _span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def told(site: Site, kept: Record, found: Kept) -> str:
-    """Say what is proven of the network between these very containers, and what servers' own logs
-    say of it.
-
-    Empty where there is no network, or nobody to ask.
+def describe(site: Site, kept: Record, servers: Kept) -> str:
+    """Describe the verdict on the network between these very containers, and the links in servers'
+    own logs; empty where there is no network, or a container does not run.
     """
     own = [site.running(node) for node in site.nodes]
     if len(own) == 1 or None in own:
@@ -262,28 +243,25 @@ def told(site: Site, kept: Record, found: Kept) -> str:
         return "not proven for these containers: `vlaunch check-nccl`"
     among = [node.name for node in site.nodes if node.name in measured]
     part = "" if len(among) == len(own) else f" between {fold(among)}"
-    said = f"{'proven' if kept.passed else 'failed'} {kept.taken}{part}: {kept.summary}"
-    return "; ".join((said, *([] if site.inventory.accelerator == "cpu" else _links(kept, found))))
-
-
-def _links(kept: Record, found: Kept) -> list[str]:
-    """Say what the own logs of servers on several nodes tell of their links."""
+    text = f"{'proven' if kept.passed else 'failed'} {kept.taken}{part}: {kept.summary}"
+    if site.inventory.accelerator == "cpu":
+        return text
     apart = [
-        each for each in found.running if each.desired is not None and len(each.desired.places) > 1
+        server
+        for server in servers.running
+        if server.desired is not None and len(server.desired.places) > 1
     ]
-    said = [
-        f"{each.what}: {links.said}"
-        for each in apart
-        if (links := kept.servers.get(each.name)) is not None and links.id == each.id
+    links = [
+        f"{server.what}: {link.said}"
+        for server in apart
+        if (link := kept.servers.get(server.name)) is not None and link.id == server.id
     ]
-    if apart and not said:
-        return ["no server's own logs were looked at, its `vlaunch serve` does"]
-    return said
+    if apart and not links:
+        links = ["no server's own logs were looked at, its `vlaunch serve` does"]
+    return "; ".join((text, *links))
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict ready for JSON: bandwidth in bytes per second, latency in seconds."""
-    said: dict[str, Any] = finite(
-        {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}
-    )
-    return said
+    data = {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}
+    return dict(finite(data))

@@ -99,7 +99,11 @@ def read(text: str, mark: str) -> Told:
         states=states,
         logs=tuple(_logs(parts, states, servers)),
         kept={
-            name: _files(parts, number)
+            name: {
+                file: content
+                for file in _FILES
+                if (content := _json(parts, f"{file}-{number}")) is not None
+            }
             for number, name in enumerate(servers, 1)
             if state.NAME.fullmatch(name)
         },
@@ -133,12 +137,6 @@ def _logs(parts: _Parts, states: tuple[State, ...], servers: Sequence[str]) -> I
             log = log_of(name, what, out, zone)
             if log.lines:
                 yield log
-
-
-def _files(parts: _Parts, number: int) -> dict[str, Any]:
-    """Return the keeper's files of one server, those that could be read."""
-    read = {each: _json(parts, f"{each}-{number}") for each in _FILES}
-    return {each: value for each, value in read.items() if value is not None}
 
 
 def _parts(text: str, mark: str) -> dict[str, list[_Answer]]:
@@ -180,7 +178,9 @@ def server_log(name: str) -> str:
 def log_of(name: str, what: str, text: str, zone: float = 0.0) -> Log:
     """Return a log from its text: whole lines, cut where they are too long to be searched."""
     lines, stamps = list[str](), dict[int, str]()
-    for line in _lines(text):
+    for line in untrusted.plain(text.replace("\r", "\n")).split("\n"):
+        if not line.strip():
+            continue
         if name.startswith("log-") and (match := _STAMP.match(line)):
             stamps[len(lines)] = match[1] + match[2]
             line = line[match.end() :]  # noqa: PLW2901 - the line without its stamp
@@ -192,11 +192,6 @@ def log_of(name: str, what: str, text: str, zone: float = 0.0) -> Log:
         stamps=stamps,
         zone=0.0 if name.startswith("log-") else zone,
     )
-
-
-def _lines(text: str) -> tuple[str, ...]:
-    clean = untrusted.plain(text.replace("\r", "\n"))
-    return tuple(line for line in clean.split("\n") if line.strip())
 
 
 def _states(text: str) -> list[State]:

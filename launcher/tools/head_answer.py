@@ -34,6 +34,13 @@ class _ListedJob(_Job):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Counters:
+    status: Whole
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Said:
     error: str = ""
     status: Whole | str | None = None
@@ -46,6 +53,7 @@ class _Said:
     left: tuple[Whole, ...] = ()
     job: _Job = _Job()
     jobs: tuple[_ListedJob, ...] = ()
+    apis: Mapping[str, _Counters] = field(default_factory=dict)
 
 
 def check(said: Mapping[str, Any], whose: str) -> None:

@@ -71,13 +71,17 @@ def stop(ports: Ports, job: str, grace: float) -> Argv:
     return _ask("stop", grace + _LONG, "--request", "POST", **query)
 
 
-def watch(ports: Ports, api_host: str, name: str, offset: int, patience: float) -> Argv:
+def watch(host: str, port: int, name: str, offset: int, patience: float) -> Argv:
     """Ask what a server's log on this node gained since `offset` bytes, if need be after so many
     seconds; on the head also what `servers` says.
     """
-    api = f"[{api_host}]:{ports.api}" if ":" in api_host else f"{api_host}:{ports.api}"
     since = {"name": name, "offset": offset, "patience": f"{patience:g}"}
-    return _ask("watch", _LONG, api=api, **since)
+    return _ask("watch", _LONG, api=address(host, port), **since)
+
+
+def address(host: str, port: int) -> str:
+    """Return an API's address as queries name it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def metrics(apis: Sequence[str], timeout: float) -> Argv:

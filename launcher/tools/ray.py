@@ -114,13 +114,13 @@ def parse_status(text: str) -> RayStatus:
     usage = sections.get("Total Usage", sections.get("Usage", []))
     gpu = next((m for line in usage if (m := re.match(rf"{_AMOUNT}/{_AMOUNT} GPU\b", line))), None)
     lines = [*sections["Active"], *sections.get("Idle", [])]
-    counts = [re.match(r"([0-9]{1,9}) \S+", line) for line in lines]
-    if None in counts:
+    counts = [match[1] for line in lines if (match := re.match(r"([0-9]{1,9}) \S+", line))]
+    if len(counts) < len(lines):
         raise UnreadableAnswer(
             "`ray status` names a node in a form that cannot be read", evidence=lines
         )
     return RayStatus(
-        active=sum(int(match[1]) for match in counts if match),
+        active=sum(map(int, counts)),
         gpus_used=float(gpu[1]) if gpu else None,
         gpus_total=float(gpu[2]) if gpu else None,
     )
