@@ -169,7 +169,10 @@ class _Watching:
                     self.fatal_since = None  # a new engine is about to start
                 else:
                     yield from self._symptoms()
-                self._raise_if_over()
+                settling = self.clock() - self.fatal_since if self.fatal_since is not None else 0.0
+                over = self.server.state in OVER
+                if over or settling >= _SETTLE:
+                    raise _failure(self.server, self.lines, hung=not over)
                 if self.state in servers.GOOD and "model" in self.first:
                     yield self._wait()
                     served = self._served()
@@ -291,11 +294,6 @@ class _Watching:
         state: State = "failed" if fatal and not self.listening else "warn"
         text = f"{known.cause}: {known.line}"
         return [Event(kind="warning", stage=_STAGE, text=text, state=state)]
-
-    def _raise_if_over(self) -> None:
-        hung = self.fatal_since is not None and self.clock() - self.fatal_since >= _SETTLE
-        if hung or self.server.state in OVER:
-            raise _failure(self.server, self.lines, hung=self.server.state not in OVER)
 
     def _raise_if_refused(self) -> None:
         """Give up when the server refuses the first requests of the agent."""

@@ -88,30 +88,31 @@ def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
 
 def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
-    found: list[tuple[object, object]] = []
+    reserved: list[tuple[object, object]] = []
     for group in rows(said.get("groups")):
-        bundles = group.get("bundles")
         if group.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE"):
-            found += [
+            reserved += [
                 (bundle.get("node_id"), bundle.get("unit_resources"))
-                for bundle in (bundles if isinstance(bundles, list) else ())
-                if isinstance(bundle, dict)
+                for bundle in _rows(group.get("bundles"))
             ]
-    found += [
+    reserved += [
         (actor.get("node_id"), actor.get("required_resources"))
         for actor in rows(said.get("actors"))
         if actor.get("state") == "ALIVE" and not actor.get("placement_group_id")
     ]
-    return [(str(node or ""), _gpus(resources)) for node, resources in found]
+    return [(str(node or ""), _gpus(resources)) for node, resources in reserved]
 
 
 def rows(answer: Any) -> list[dict[str, Any]]:
     """Return the rows of one of the lists that the head asked Ray for; none where it is not one."""
     try:
-        found = answer["data"]["result"]["result"]
+        return _rows(answer["data"]["result"]["result"])
     except (KeyError, TypeError, IndexError):
         return []
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def _rows(raw: object) -> list[dict[str, Any]]:
+    return [row for row in raw if isinstance(row, dict)] if isinstance(raw, list) else []
 
 
 def _gpus(resources: object) -> float:
@@ -147,11 +148,11 @@ def claimed(job: Mapping[str, Any]) -> float:
 def job_holders(said: Mapping[str, Any]) -> list[Holder]:
     """Return the batch jobs that run and need accelerators."""
     return [
-        Holder(what=f"batch job `{name}`", gpus=claimed(job), end=f"vlaunch stop {name}")
+        Holder(what=f"batch job `{name}`", gpus=gpus, end=f"vlaunch stop {name}")
         for job in said.get("jobs", ())
         if job["status"] not in OVER
         and (name := job_store.named(job.get("metadata") or {}))
-        and claimed(job)
+        and (gpus := claimed(job))
     ]
 
 
@@ -301,41 +302,24 @@ def model(
     download it. `seen` may have other nodes, too.
     """
     digests = {seen[node.name].digest for node in nodes if node.name in seen} - {""}
-    whole = [each for each, found in seen.items() if found.where == "there"]
-    return [
-        _model_on(
-            node,
-            name,
-            seen.get(node.name),
-            offline=offline.get(node.name, False),
-            alike=len(digests) <= 1,
-            whole=whole,
-        )
-        for node in nodes
-    ]
+    whole = [node for node, copy in seen.items() if copy.where == "there"]
 
-
-def _model_on(
-    node: Node,
-    name: str,
-    found: ModelSeen | None,
-    *,
-    offline: bool,
-    alike: bool,
-    whole: Sequence[str],
-) -> Finding:
-    if found is None or found.where == "unknown":
-        return skipped(node, "could not be asked whether it has the model")
-    if found.absent:
-        return _absent(node, name, found, offline=offline, whole=whole)
-    if not alike:
+    def judge(node: Node) -> Finding:
+        copy = seen.get(node.name)
+        if copy is None or copy.where == "unknown":
+            return skipped(node, "could not be asked whether it has the model")
+        if copy.absent:
+            return _absent(node, name, copy, offline=offline.get(node.name, False), whole=whole)
+        if len(digests) <= 1:
+            return passed(node, "has the model")
         return failed(
             node,
             f"{name} is not the same model on all nodes",
-            evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
+            evidence=f"its config.json has sha256 {copy.digest[:16] or '(none)'}…",
             fix=f"bring one of them everywhere: `vlaunch model copy {name} --from {whole[0]}`",
         )
-    return passed(node, "has the model")
+
+    return [judge(node) for node in nodes]
 
 
 def _absent(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +29,6 @@ from launcher.ui import json_line
 from launcher.ui.terminal import show
 
 if TYPE_CHECKING:
-    from launcher.plan.shape import Plan
     from launcher.site import Site
     from launcher.tools.secret_files import SecretFile
 
@@ -186,13 +186,15 @@ def _rotate(
     snapshot = look(session)
     _refuse_without_containers(snapshot.site)
     kept, batches = snapshot.kept.running, running.batches(snapshot.said)
-    plans = bring_up(session, given, dry_run=True, join_timeout=join_timeout, renew=renew)
+    apply = partial(bring_up, session, given, join_timeout=join_timeout, renew=renew)
+    plans = apply(dry_run=True)
     if not any(plan.steps for plan in plans):
         text = "every source gives the value that the cluster has already; nothing was changed"
         session.done(text, stage="secrets", data={"changed": 0})
         return
-    if not _restarts(plans):
-        bring_up(session, given, dry_run=False, join_timeout=join_timeout, renew=renew)
+    stages = (stage for plan in plans for stage in plan.stages)
+    if not any(stage.steps for stage in stages if stage.id in ("head", "workers")):
+        apply(dry_run=False)  # no container is recreated
         return
     ends = [*(server.what for server in kept), *(f"batch job {job.name}" for job in batches)]
     text = f"all containers of {inventory.cluster} start anew" + (
@@ -201,7 +203,7 @@ def _rotate(
     session.warn("secrets", text, data={"ends": ends})
     if not yes:
         _confirm(session)
-    bring_up(session, given, dry_run=False, join_timeout=join_timeout, renew=renew)
+    apply(dry_run=False)
     for server in kept:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
         then = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
@@ -209,12 +211,6 @@ def _rotate(
     for job in batches:
         text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
         session.note("secrets", text)
-
-
-def _restarts(plans: Sequence[Plan]) -> bool:
-    """True when a container is recreated."""
-    stages = (stage for plan in plans for stage in plan.stages)
-    return any(stage.steps for stage in stages if stage.id in ("head", "workers"))
 
 
 def _confirm(session: Session) -> None:

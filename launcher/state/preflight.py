@@ -127,8 +127,14 @@ def _with_python(site: Site, node: Node, argv: Argv) -> Argv:
         return argv
     if (own := site.running(node)) is not None:
         return docker.exec_(node.docker, own.name, *argv, stdin=True)
-    image, cluster = site.inventory.image, site.inventory.cluster
-    return pairs.in_image(node.docker, image, argv, cluster=cluster, node=node.name)
+    return docker.throw_away(
+        node.docker,
+        site.inventory.image,
+        *argv,
+        cluster=site.inventory.cluster,
+        node=node.name,
+        options=("--interactive", "--network", "host"),
+    )
 
 
 def _mute(site: Site, node: Node) -> str:

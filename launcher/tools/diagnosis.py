@@ -11,17 +11,9 @@ from __future__ import annotations
 from launcher import shell
 from launcher.model import Argv
 
-# What can be asked for, in the order in which it is answered.
-STATE, RECORD, MODELS, KERNEL, INSPECT, LOGS, INSIDE = (
-    "state",
-    "record",
-    "models",
-    "kernel",
-    "inspect",
-    "logs",
-    "inside",
-)
-ENGINES = "engines"
+# the parts of an answer
+STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"
+INSPECT, ENGINES, LOGS, INSIDE = "inspect", "engines", "logs", "inside"
 DIAGNOSIS = (STATE, RECORD, MODELS, KERNEL, ENGINES, LOGS, INSIDE)
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 from launcher.tools import decode, payload, untrusted
-from launcher.tools.docker import throw_away
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
 
@@ -61,7 +60,7 @@ class PortProbe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
+class _Report:
     mtu: int | None
     peers: Mapping[str, PortProbe]
 
@@ -109,35 +108,21 @@ def probe(
     return ("python3", "-c", payload.source("pairs"), json.dumps(asked, separators=(",", ":")))
 
 
-def in_image(docker: Argv, image: str, argv: Argv, *, cluster: str, node: str) -> Argv:
-    """Return how to run a probe in a throw-away container on the host's network, for a node without
-    Python.
-    """
-    return throw_away(
-        docker,
-        image,
-        *argv,
-        cluster=cluster,
-        node=node,
-        options=("--interactive", "--network", "host"),
-    )
-
-
 def parse(answer: Answer) -> tuple[PortProbe, ...]:
     """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where
     it could not begin.
     """
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        said = untrusted.loads(line)
+        raw = untrusted.loads(line)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        raw = None
+    if not isinstance(raw, dict):
         raise UnreadableAnswer("the pair probe gave no answer", evidence=answer.tail)
-    if isinstance(error := said.get("error"), str):
+    if isinstance(error := raw.get("error"), str):
         raise UnreadableAnswer(f"the pair probe could not begin: {error}", evidence=answer.tail)
-    found = decode.fit(_Said, said, "what the pair probe saw")
+    report = decode.fit(_Report, raw, "what the pair probe saw")
     return tuple(
-        replace(seen, source=answer.node, target=target, wanted=found.mtu)
-        for target, seen in found.peers.items()
+        replace(probe, source=answer.node, target=target, wanted=report.mtu)
+        for target, probe in report.peers.items()
     )

@@ -27,7 +27,6 @@ class RayNode:
     id: str
     ip: str
     alive: bool
-    head: bool
     gpus: float
     message: str = ""
 
@@ -90,7 +89,6 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
                 id=_text(row["node_id"]),
                 ip=_text(row["node_ip"]),
                 alive=row["state"] == "ALIVE",
-                head=bool(row.get("is_head_node")),
                 gpus=float((row.get("resources_total") or {}).get("GPU", 0)),
                 message=_text(row.get("state_message") or ""),
             )

@@ -140,7 +140,14 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     [
         ("3.11", True, ("python3", "-c")),
         ("", True, ("docker", "exec", "--interactive", "vlaunch-c-gpu01", "python3")),
-        ("", False, ("sh", "-c", ANY, "once", "vlaunch-c-gpu01-probe")),
+        (
+            "",
+            False,
+            (
+                *("sh", "-c", ANY, "once", "vlaunch-c-gpu01-probe"),
+                *("--pull", "never", "--interactive", "--network", "host"),
+            ),
+        ),
     ],
 )
 def test_a_node_without_python_uses_the_images(

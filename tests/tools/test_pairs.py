@@ -66,22 +66,6 @@ def test_the_program_is_one_for_old_pythons() -> None:
     assert "asyncio" not in imported
 
 
-def test_a_node_without_python_runs_it_in_a_container() -> None:
-    """In the host's network, with its input open."""
-    argv = pairs.in_image(("sudo", "docker"), "vllm:1", probe(), cluster="c", node="n1")
-
-    assert argv[3:10] == (
-        "once",
-        "vlaunch-c-n1-probe",
-        "--pull",
-        "never",
-        "--interactive",
-        "--network",
-        "host",
-    )
-    assert argv[argv.index("--entrypoint") :][:4] == ("--entrypoint", "python3", "vllm:1", "-c")
-
-
 def test_an_answer_is_read() -> None:
     """One probe a peer, with the source filled in."""
     said = {"node": "a", "mtu": 1500, "peers": {"b": SEEN}}

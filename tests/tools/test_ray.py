@@ -190,7 +190,7 @@ def test_no_text_breaks_the_reading_of_ray_status(text: str) -> None:
 def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
     """Earlier runs leave dead actors of the same kind behind."""
     nodes = tuple(
-        ray.RayNode(id=row["node_id"], ip=row["node_ip"], alive=True, head=False, gpus=1)
+        ray.RayNode(id=row["node_id"], ip=row["node_ip"], alive=True, gpus=1)
         for row in recorded("ray_list_nodes_one_dead.json")
     )
 
@@ -204,7 +204,7 @@ def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
     """A dimension of size one is left out of the actor's name; an actor of another program is no
     rank.
     """
-    nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, head=True, gpus=2),)
+    nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, gpus=2),)
     rows = [
         {"name": "vllm_Worker_17_TP1_PP0", "state": "ALIVE", "node_id": "n"},
         {"name": "vllm_Worker_17_TP0_PP0", "state": "ALIVE", "node_id": "n"},
@@ -227,6 +227,6 @@ def test_ranks_of_replicas() -> None:
         "vllm_Worker_17_dp10_TP1_PP2",
     )
     rows = [{"name": name, "state": "ALIVE", "node_id": "a"} for name in names]
-    nodes = (ray.RayNode(id="a", ip="10.0.0.1", alive=True, head=True, gpus=1.0, message=""),)
+    nodes = (ray.RayNode(id="a", ip="10.0.0.1", alive=True, gpus=1.0, message=""),)
 
     assert ray.parse_ranks(listed(rows), nodes) == {"10.0.0.1": ("DP0", "DP1 TP0", "DP10 TP1 PP2")}
