@@ -10,7 +10,7 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,44 +256,42 @@ class _Watching:
         )
         self.lines.extend(self.new)
 
-    def _phases(self, *, quiet: bool) -> list[Event]:
-        events, now = [], self.clock()
+    def _phases(self, *, quiet: bool) -> Iterator[Event]:
+        now = self.clock()
         for phase in vllm.phase_after(self.phase, self.new):
             if not quiet:
-                events.append(self._step(vllm.title(self.phase)))
+                yield self._step(vllm.title(self.phase))
             self.phase, self.phase_began = phase, now
             self.fatal_since = None  # What goes on was not fatal.
-        return events
 
     def _step(self, text: str) -> Event:
         seconds = self.clock() - self.phase_began
         return Event(kind="step", stage=_STAGE, text=text, state="ok", seconds=seconds)
 
-    def _answered(self, served: Served) -> list[Event]:
-        """Tell what has come back, and what that does not prove."""
-        came = self._step(f"{served.came or COMPLETION.what} has come back")
-        if not served.refused:
-            return [came]
-        text = f"{ONLY_HEALTH} ({served.refused})"
-        return [came, Event(kind="warning", stage=_STAGE, text=text, state="warn")]
+    def _answered(self, served: Served) -> Iterator[Event]:
+        """Yield what has come back, and what that does not prove."""
+        yield self._step(f"{served.came or COMPLETION.what} has come back")
+        if served.refused:
+            text = f"{ONLY_HEALTH} ({served.refused})"
+            yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
 
-    def _symptoms(self) -> list[Event]:
-        """Tell a known cause as soon as its line is in the log; the error with all that is known
+    def _symptoms(self) -> Iterator[Event]:
+        """Yield a known cause as soon as its line is in the log; the error with all that is known
         follows when the log is complete.
         """
         if _TERMINATED in "\n".join(self.lines):
-            return []  # A process that ends after SIGTERM is no symptom.
+            return  # A process that ends after SIGTERM is no symptom.
         known = symptoms.first("\n".join(self.new))
         fatal = known is not None and known.fatal
         if fatal or (self.fatal_since is not None and (self.new or self.listening)):
             # It lives: what looks fatal in a log may have been tried again, or done without.
             self.fatal_since = self.clock()
         if known is None or known.id in _VAGUE or known.cause in self.warned:
-            return []  # The error itself, when the log is complete, says more.
+            return  # The error itself, when the log is complete, says more.
         self.warned.add(known.cause)
         state: State = "failed" if fatal and not self.listening else "warn"
         text = f"{known.cause}: {known.line}"
-        return [Event(kind="warning", stage=_STAGE, text=text, state=state)]
+        yield Event(kind="warning", stage=_STAGE, text=text, state=state)
 
     def _raise_if_refused(self) -> None:
         """Give up when the server refuses the first requests of the agent."""

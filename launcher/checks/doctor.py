@@ -382,15 +382,11 @@ def _finding(
 
 
 def _rank(finding: Diagnosed) -> tuple[int, int, float, int]:
-    order = _FIRST.index(finding.id) if finding.id in _FIRST else len(_FIRST)
+    order = (*_FIRST, finding.id).index(finding.id)
     # The first line shown is the earliest, but for what is in `_FIRST`, which ranks by that alone.
-    first = finding.evidence[0].at
-    return (
-        KINDS.index(finding.kind),
-        order,
-        float("inf") if first is None else first,
-        -len(finding.nodes),
-    )
+    at = finding.evidence[0].at
+    earliest = math.inf if at is None else at
+    return KINDS.index(finding.kind), order, earliest, -len(finding.nodes)
 
 
 def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:

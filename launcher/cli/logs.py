@@ -20,7 +20,7 @@ from launcher.cli.choose import chosen
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import DeadlineError, RequestError, VlaunchError
-from launcher.model import Answer, Inventory, Node, fold
+from launcher.model import Answer, Node, fold
 from launcher.payload.agent import state
 from launcher.remote.output import Lines
 from launcher.tools import docker, untrusted
@@ -149,9 +149,25 @@ def _container(
 def _servers(
     session: Session, nodes: Sequence[Node], server: str | None, follow: bool, tail: int
 ) -> Iterator[Line]:
-    """Yield the lines of all servers' engines; a node that has no container says nothing."""
+    """Yield the lines of all servers' engines; none of a node that has no container."""
+    from launcher.site import Site
+
+    words = (server or "", str(tail), "-F" if follow else "-q")
+    program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
+    # A program in a container must end itself: with us (its input closes), at the latest after a
+    # minute.
+    bounded = docker.bounded(program, 0 if follow else _LIMIT)
+    site, timeout = Site(session.inventory), math.inf if follow else _LIMIT + 10
+    commands = [
+        Command(
+            node=node.name,
+            argv=docker.exec_(node.docker, site.container_name(node), *bounded, stdin=True),
+            timeout=timeout,
+            hold_stdin=True,
+        )
+        for node in nodes
+    ]
     counts: Counter[str] = Counter()
-    commands = [_asked(session.inventory, node, server, follow, tail) for node in nodes]
     for item in session.fleet.stream(commands):
         if isinstance(item, Answer) or item.error:
             continue
@@ -162,19 +178,3 @@ def _servers(
         counts[where] += 1
         if follow or counts[where] <= tail:
             yield where, text
-
-
-def _asked(
-    inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int
-) -> Command:
-    from launcher.site import Site
-
-    words = (server or "", str(tail), "-F" if follow else "-q")
-    program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
-    # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at
-    # the latest after a minute.
-    bounded = docker.bounded(program, 0 if follow else _LIMIT)
-    argv = docker.exec_(node.docker, Site(inventory).container_name(node), *bounded, stdin=True)
-    return Command(
-        node=node.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True
-    )

@@ -229,22 +229,14 @@ def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str
     """
     from launcher.tools import certificates
 
-    rows = [
-        {"name": name, "source": _source(each), "used_by": _use(name)}
-        for name, each in sorted(inventory.secrets.items())
-    ]
-    if ray.TOKEN not in inventory.secrets:
-        made = "made by `vlaunch up`"
-        rows.append({"name": ray.TOKEN, "source": made, "used_by": _use(ray.TOKEN)})
+    sources = {name: _source(source) for name, source in sorted(inventory.secrets.items())}
+    sources.setdefault(ray.TOKEN, "made by `vlaunch up`")
     end = certificates.ends(shown)
-    return rows + [
-        {
-            "name": name,
-            "source": "issued by `vlaunch up`",
-            "used_by": _use(name),
-            "ends": f"{end:%Y-%m-%d}" if end else "",
-        }
-        for name in certificates.NAMES
+    issued, date = "issued by `vlaunch up`", f"{end:%Y-%m-%d}" if end else ""
+    names = certificates.NAMES
+    return [
+        *({"name": name, "source": sources[name], "used_by": _use(name)} for name in sources),
+        *({"name": name, "source": issued, "used_by": _use(name), "ends": date} for name in names),
     ]
 
 

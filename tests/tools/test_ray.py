@@ -93,8 +93,8 @@ def test_the_node_table_is_read_as_recorded() -> None:
     """Address, state and what each node brought."""
     head, worker = ray.parse_nodes(recorded("head-nodes.json")["nodes"])
 
-    assert (head.ip, head.alive, head.head, head.gpus) == ("10.77.0.11", True, True, 1.0)
-    assert (worker.ip, worker.alive, worker.head, worker.gpus) == ("10.77.0.12", True, False, 1.0)
+    assert (head.ip, head.alive, head.gpus) == ("10.77.0.11", True, 1.0)
+    assert (worker.ip, worker.alive, worker.gpus) == ("10.77.0.12", True, 1.0)
     assert {node.ip for node in ray.parse_nodes(recorded("api_v0_nodes.json"))} == {"192.0.2.2"}
 
 
