@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from launcher import values
 from launcher.values import FromMapping
@@ -227,6 +227,32 @@ class ServeDefaults:
     """Restarts within an hour, until it is given up; by default as many as it takes."""
     timeout: Annotated[float, values.Bounds(ge=1, le=86400)] = 1800.0
     """Seconds to wait for the first answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """A server as a command describes it, and as the head records it for a later rollback.
+
+    Placement chooses what `tp`, `pp` and `dp` leave open. `nodes` and `gpus` (of each node) limit
+    where it may run; `env` has variables of its processes alone.
+    """
+
+    name: str = "default"
+    model: str
+    backend: Backend
+    host: str
+    port: int
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    args: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    gpus: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def spec_fields(self) -> dict[str, Any]:
+        """Return these fields, and none of a subclass."""
+        return {name: getattr(self, name) for name in ServerSpec.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,6 @@ def kubernetes(
         port=inventory.ports.api,
         args=arguments(inventory, args),
         policy=kept,
-        replace_other=False,
         **said,
     )
     target = Target(

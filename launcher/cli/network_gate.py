@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.apply import apply
@@ -94,13 +93,6 @@ def _exchange(placed: Placement, args: Sequence[str]) -> tuple[str, ...]:
             " with collectives over all ranks"
         ),
     )
-
-
-def noted(start: Start, known: tuple[str, ...]) -> Start:
-    """Add what is known of the network to what is said before a start."""
-    if start.attached or not known:
-        return start
-    return replace(start, plan=replace(start.plan, notes=(*start.plan.notes, *known)))
 
 
 def confirm(

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher import errors
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.cli.start import Asked, begin, finish, flags, policy
 from launcher.errors import (
+    ConnectError,
     DeadlineError,
     GateError,
+    HookError,
+    LockError,
     NodeError,
     RequestError,
     ServerError,
     StoppedError,
+    UnreadableAnswer,
     UnwatchedError,
     VlaunchError,
 )
@@ -53,18 +56,20 @@ def rollback(
     that have answered. What runs now under that name is stopped; with one server, none need be
     named. The hooks are those of `serve`.
     """
-
+    limit = call.inventory.serve.timeout if timeout is None else timeout
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as ours:
-            _, asked, begun = _begin(
-                call,
-                ours,
-                name,
-                told=session.told,
-                timeout=call.inventory.serve.timeout if timeout is None else timeout,
+            asked = Asked(
+                **_choose(ours, name).spec_fields(),
+                replace_other=True,
                 skip_network_check=skip_network_check,
+                pair_timeout=call.pair_timeout,
+                fetch=call.fetch,
                 no_wait=no_wait,
+                policy=policy(call.inventory, limit),
             )
+            session.told.update(asked.about(call.inventory))
+            begun = begin(call, ours, asked)
         code, rows = finish(session, asked, begun)
     if not call.as_json:
         for row in rows:
@@ -76,7 +81,7 @@ def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]
     """Start a server as `start` does; when it does not answer, return to the one that answered
     before.
 
-    What somebody else has stopped or started meanwhile stays as they want it.
+    What another operator stopped or started meanwhile stays.
 
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
@@ -85,17 +90,13 @@ def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]
         with call.locked(session) as ours:
             begun = begin(call, ours, asked)
         return finish(session, asked, begun)
-    except (errors.RequestError, errors.LockError, errors.HookError):
+    except (RequestError, LockError, HookError):
         raise  # nothing was touched
-    except (
-        errors.StoppedError,
-        errors.UnwatchedError,
-        errors.ConnectError,
-        errors.UnreadableAnswer,
-    ):
-        raise  # somebody wants it so, or nobody knows that it does not answer
-    except errors.VlaunchError as error:
+    except (StoppedError, UnwatchedError, ConnectError, UnreadableAnswer):
+        raise  # an operator stopped it, or its state is not known
+    except VlaunchError as error:
         failed = error
+    session.warn("serve", f"{asked.model} does not answer: {failed.message}")
     patient = replace(call, lock_wait=max(call.lock_wait, 60))
     raise _back(patient, session, asked, begun, failed) from failed
 
@@ -103,62 +104,51 @@ def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]
 def _back(
     call: Call, session: Session, asked: Asked, begun: Begun | None, failed: VlaunchError
 ) -> VlaunchError:
-    """Return to the server before, if nobody else wants anything else by now; returns the error
-    that tells how it went.
+    """Return to the server before, unless another operator changed what runs; returns the error
+    that reports both.
     """
-
-    text = f"{asked.model} does not answer: {failed.message}"
-    session.warn("serve", text)
-    digest = asked.request(session.inventory, None).digest
+    digest, evidence = asked.request(session.inventory, None).digest, [failed.evidence]
     before: Answered | None = None
     try:
         with call.locked(session) as ours:
             if other := _another(ours, asked.name, digest, begun, failed):
+                then = f"nothing was rolled back, for {other}"
+                hint = "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
                 return GateError(
-                    f"{failed.message}; nothing was rolled back, for {other}",
-                    evidence=failed.evidence,
-                    hint=_hint(
-                        failed, "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
-                    ),
+                    f"{failed.message}; {then}", evidence=evidence, hint=_hint(failed, hint)
                 )
-            before, again, started = _begin(
-                call,
-                ours,
-                asked.name,
-                told={},
-                without=digest,
-                timeout=asked.policy.start_timeout,
-                skip_network_check=asked.skip_network_check,
+            before = _choose(ours, asked.name, digest)
+            again = replace(
+                asked,
+                **before.spec_fields(),
+                replace_other=True,
+                unsupervised=False,
+                planned=False,
+                told=(),
+                policy=policy(session.inventory, asked.policy.start_timeout),
             )
+            started = begin(call, ours, again)
         code, _ = finish(session, again, started)
     except VlaunchError as error:
+        evidence.append(error.evidence)
+        hint = _hint(failed, error.hint)
         if before is None:
             then = f"and there was no way back: {error.message}"
         elif isinstance(error, (StoppedError, UnwatchedError)):
             then = f"{before.what} was started again, and {error.message}"
         else:
             then = f"and the server before does not answer either: {error.message}"
-        # A request that is refused touches nothing: what failed is as it was, and so is what to do
-        # about it.
-        hint = (
-            f"{failed.hint}\n{error.hint}".strip()
-            if isinstance(error, RequestError)
-            else _hint(failed, error.hint)
-        )
-        return GateError(
-            f"{failed.message}; {then}", evidence=[failed.evidence, error.evidence], hint=hint
-        )
-    if code:  # Ctrl-C
-        return GateError(
-            f"{failed.message}; {before.what} was started again",
-            evidence=failed.evidence,
-            hint=_hint(failed, ""),
-        )
-    return GateError(
-        f"{asked.model} did not answer, so {before.what} answers again",
-        evidence=[failed.message, failed.evidence],
-        hint=_hint(failed, "try again with `vlaunch serve --replace`"),
-    )
+        if isinstance(error, RequestError):  # nothing was touched: the failed server still runs
+            hint = f"{failed.hint}\n{error.hint}".strip()
+    else:
+        if code == 0:
+            return GateError(
+                f"{asked.model} did not answer, so {before.what} answers again",
+                evidence=[failed.message, failed.evidence],
+                hint=_hint(failed, "try again with `vlaunch serve --replace`"),
+            )
+        then, hint = f"{before.what} was started again", _hint(failed, "")  # Ctrl-C
+    return GateError(f"{failed.message}; {then}", evidence=evidence, hint=hint)
 
 
 def _another(
@@ -190,28 +180,13 @@ def _hint(failed: VlaunchError, then: str) -> str:
     """Return what still helps against a failure: `vlaunch stop` would end the server that runs in
     its place.
     """
-    return "\n".join(
-        (
-            *(line for line in failed.hint.splitlines() if "`vlaunch stop" not in line),
-            *filter(None, [then]),
-        )
-    )
+    lines = [line for line in failed.hint.splitlines() if "`vlaunch stop" not in line]
+    return "\n".join([*lines, *filter(None, [then])])
 
 
-def _begin(
-    call: Call,
-    session: Session,
-    name: str | None,
-    *,
-    told: dict[str, str],
-    timeout: float,
-    skip_network_check: bool,
-    no_wait: bool = False,
-    without: str = "",
-) -> tuple[Answered, Asked, Begun | None]:
-    """Start the server that answered last, other than the present one, or the one `without`, in a
-    session that holds the cluster's lock; `told` gets what hooks are told of it. Raises
-    RequestError.
+def _choose(session: Session, name: str | None, without: str = "") -> Answered:
+    """Return the server that answered last under a name, other than the present one, or the one
+    `without`. Raises RequestError.
     """
     from launcher.site import Site
     from launcher.state import history
@@ -219,33 +194,13 @@ def _begin(
 
     inventory, head = session.inventory, session.inventory.head.name
     facts = observe(inventory, session.transport, [inventory.image])
-    name = history.pick(Site(inventory, facts), name)
-    answers = by_node(session.transport, [history.ask(Site(inventory, facts), name)])
+    site = Site(inventory, facts)
+    name = history.pick(site, name)
+    answers = by_node(session.transport, [history.ask(site, name)])
     answered, present = history.read(answers[head][0])
     image = facts[head].images.get(inventory.image)
     before = history.choose(answered, without or present, image.identity if image else "")
     when = datetime.fromtimestamp(before.at).strftime("%Y-%m-%d %H:%M:%S")
     text = f"back to {before.what}, which answered last at {when}"
     session.note("rollback", text, data={"id": before.id, "at": before.at})
-    asked = Asked(
-        name=name,
-        nodes=before.nodes,
-        gpus=before.gpus,
-        model=before.model,
-        tp=before.tp,
-        pp=before.pp,
-        dp=before.dp,
-        backend=before.backend,
-        host=before.host,
-        port=before.port,
-        args=before.args,
-        env=before.env,
-        replace_other=True,
-        skip_network_check=skip_network_check,
-        pair_timeout=call.pair_timeout,
-        fetch=call.fetch,
-        no_wait=no_wait,
-        policy=policy(inventory, timeout),
-    )
-    told.update(asked.about(inventory))
-    return before, asked, begin(call, session, asked)
+    return replace(before, name=name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -14,7 +14,7 @@ from launcher import placement
 from launcher.cli.command import Call
 from launcher.cli.session import Session
 from launcher.errors import RequestError
-from launcher.model import Backend, Inventory
+from launcher.model import Inventory, ServerSpec
 from launcher.payload.agent.desired import Policy
 from launcher.payload.agent.task import named
 from launcher.placement import narrow
@@ -24,12 +24,8 @@ if TYPE_CHECKING:
     from launcher.cli.serve_plan import ServePlan
     from launcher.plan.request import Request
     from launcher.plan.serve import Start
-    from launcher.plan.shape import Plan
     from launcher.state.snapshot import ClusterSnapshot
     from launcher.watch import Served
-
-    # ... and the seconds in which the model was brought to the nodes
-    Begun = tuple[ClusterSnapshot, Request, Start, float]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,32 +50,28 @@ def flags(function: F) -> F:
     return function
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The command line, put together with the inventory. `policy` is how the server is to be
-    kept.
-    """
+class Begun(NamedTuple):
+    """A start that is under way; `fetched` is the seconds for which its model was copied."""
 
-    name: str
-    model: str
-    tp: int | None
-    pp: int | None
-    dp: int | None
-    backend: Backend
-    host: str
-    port: int
-    args: tuple[str, ...]
-    replace_other: bool
+    seen: ClusterSnapshot
+    request: Request
+    start: Start
+    plan: ServePlan | None
+    fetched: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(ServerSpec):
+    """A server's spec, its supervision, and the options of one start."""
+
     policy: Policy
-    nodes: tuple[str, ...] = ()
-    gpus: int | None = None
+    replace_other: bool = False
     skip_network_check: bool = False
     pair_timeout: float = 20.0
     fetch: bool = False
     no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
     planned: bool = False  # the plan chooses the split
-    env: Mapping[str, str] = field(default_factory=dict)
     told: tuple[str, ...] = ()  # notes on the recipe or the pasted command
 
     def about(self, inventory: Inventory) -> dict[str, str]:
@@ -98,49 +90,26 @@ class Asked:
 
         self._refuse(inventory)
         here = placement.narrow(inventory, self.nodes, self.gpus)
-
-        # Half of a split from the command line and half from the inventory would be nobody's wish.
-        flags, defaults = (self.tp, self.pp, self.dp), inventory.serve
-        tp, pp, dp = (
-            flags
-            if any(each is not None for each in flags)
-            else (defaults.tp, defaults.pp, defaults.dp)
-        )
-        request = Request(
-            name=self.name,
-            model=self.model,
-            placement=placement.choose(
-                here,
-                tp,
-                pp,
-                config,
-                dp=dp,
-                pcp=vllm.prefill_context_parallel(self.args),
-                backend=self.backend,
-            ),
-            backend=self.backend,
-            host=self.host,
-            port=self.port,
-            args=self.args,
-            nodes=self.nodes,
-            gpus=self.gpus,
-            env=self.env,
-        )
+        sizes, serve = (self.tp, self.pp, self.dp), inventory.serve
+        if sizes == (None, None, None):  # half of a split from each source would be nobody's choice
+            sizes = (serve.tp, serve.pp, serve.dp)
+        tp, pp, dp = sizes
+        pcp = vllm.prefill_context_parallel(self.args)
+        split = placement.choose(here, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend)
+        request = Request(**self.spec_fields(), placement=split)
         balancing.refuse(request, here)
         return request
 
     def fixed(self, inventory: Inventory) -> bool:
-        """Tell whether somebody has named the split, here or in the inventory."""
-        given, defaults = (self.tp, self.pp, self.dp), inventory.serve
-        return any(each is not None for each in (*given, defaults.tp, defaults.pp)) or (
-            defaults.dp > 1
-        )
+        """True when the command line or the inventory names a split."""
+        serve = inventory.serve
+        sizes = (self.tp, self.pp, self.dp, serve.tp, serve.pp)
+        return serve.dp > 1 or any(size is not None for size in sizes)
 
     def _refuse(self, inventory: Inventory) -> None:
         """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
         places.
         """
-
         if self.backend != "ray":
             return
         if inventory.ray.off:
@@ -148,22 +117,17 @@ class Asked:
                 "the cluster has no Ray (`ray: none` in the inventory)",
                 hint="use `--backend mp`, or give `ray:` a version there and run `vlaunch up`",
             )
-        if flag := self._confining(inventory):
-            hint = "place them yourself with `--backend mp`"
-            if flag == "--gpus":
-                hint += "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"
-            raise RequestError(
-                f"Ray places ranks wherever GPUs are free, so that {flag} cannot be kept to",
-                hint=hint,
-            )
-
-    def _confining(self, inventory: Inventory) -> str:
-        """Return the flag that leaves out nodes, or GPUs of several nodes; empty when none does."""
-        if set(self.nodes) not in (set(), {node.name for node in inventory.nodes}):
-            return "--nodes"
-        if self.gpus is None or len(inventory.nodes) == 1:
-            return ""
-        return "--gpus" if any(self.gpus < node.gpus for node in inventory.nodes) else ""
+        nodes, hint = inventory.nodes, "place them yourself with `--backend mp`"
+        if set(self.nodes) not in (set(), {node.name for node in nodes}):
+            flag = "--nodes"
+        elif self.gpus and len(nodes) > 1 and any(self.gpus < node.gpus for node in nodes):
+            flag = "--gpus"
+            hint += "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"
+        else:
+            return
+        raise RequestError(
+            f"Ray places ranks wherever GPUs are free, so that {flag} cannot be kept to", hint=hint
+        )
 
     def plan(self, inventory: Inventory, seen: ClusterSnapshot) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
@@ -182,10 +146,11 @@ class Asked:
             asked=time.time(),
             policy=self.policy,
             prove=prove,
+            notes=(*self.told, *known),
             replace_other=self.replace_other,
             insist=self.unsupervised,
         )
-        return request, network_gate.noted(start, (*self.told, *known))
+        return request, start
 
 
 def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> Policy:
@@ -212,17 +177,30 @@ def start(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]:
 
 
 def begin(call: Call, session: Session, asked: Asked) -> Begun | None:
-    """Start the server, in a session that holds the cluster's lock; print the script instead for a
-    dry run.
+    """Update the node programs, which are queried, copy the model if required, and start the
+    server, in a session that holds the cluster's lock; print the script instead for a dry run.
     """
-    session.hooks.pre(session.to, **asked.about(session.inventory))
-    first, begun = _prepare(session, asked, dry_run=call.dry_run)
-    _, request, start, _ = begun
-    if call.dry_run:
-        call.print_script([*first, start.plan])
+    from launcher.cli import model_fetch, serve_plan, server
+
+    inventory, dry_run = session.inventory, call.dry_run
+    session.hooks.pre(session.to, **asked.about(inventory))
+    seen, files = server.look_updated(
+        session, verb="serve", dry_run=dry_run, model=asked.model, planning=True
+    )
+    if not dry_run:
+        server.require_servers(session, seen)
+    asked, seen, fetched = model_fetch.for_server(session, asked, seen, dry_run=dry_run)
+    if asked.planned:
+        asked = serve_plan.settled(asked, seen)
+    request, start = asked.plan(inventory, seen)
+    plan = serve_plan.plan_of(seen, request)
+    if plan is not None and not start.attached:
+        serve_plan.tell(session, plan, fixed=asked.fixed(inventory))
+    if dry_run:
+        call.print_script([files, start.plan])
         return None
     _apply(session, request, start, skipped=asked.skip_network_check)
-    return begun
+    return Begun(seen, request, start, plan, fetched)
 
 
 def finish(session: Session, asked: Asked, begun: Begun | None) -> tuple[int, list[str]]:
@@ -235,36 +213,12 @@ def finish(session: Session, asked: Asked, begun: Begun | None) -> tuple[int, li
     return code, rows
 
 
-def _prepare(session: Session, asked: Asked, *, dry_run: bool) -> tuple[list[Plan], Begun]:
-    """Look, bring the model where that is wished, and plan. The helper files, which are asked, are
-    brought up to date before.
-    """
-    from launcher.cli import model_fetch, serve_plan, server
-
-    inventory = session.inventory
-    seen, first = server.look_updated(
-        session, verb="serve", dry_run=dry_run, model=asked.model, planning=True
-    )
-    if not dry_run:
-        server.require_servers(session, seen)
-    asked, seen, fetched = model_fetch.for_server(session, asked, seen, dry_run=dry_run)
-    if asked.planned:
-        asked = serve_plan.settled(asked, seen)
-    request, start = asked.plan(inventory, seen)
-    plan = None if start.attached else serve_plan.plan_of(seen, request)
-    if plan is not None:
-        serve_plan.tell(session, plan, fixed=asked.fixed(inventory))
-    return [first], (seen, request, start, fetched)
-
-
 def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
-
+    """Report the notes and warnings of a start, and run its plan."""
     if start.attached:
-        for text in (
-            f"this server runs already as `{start.desired.name}`; watching it",
-            *start.plan.notes,
-        ):
-            session.note("serve", text, state="unchanged")
+        text = f"this server runs already as `{start.desired.name}`; watching it"
+        for note in (text, *start.plan.notes):
+            session.note("serve", note, state="unchanged")
         return
     for note in start.plan.notes:
         session.note("placement", note)
@@ -274,10 +228,8 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
             " (`vlaunch check-nccl`)"
         )
         session.warn("network", text)
-    if (
-        "VLLM_API_KEY" not in session.inventory.secrets
-        and not ipaddress.ip_address(request.host).is_loopback
-    ):
+    local = ipaddress.ip_address(request.host).is_loopback
+    if "VLLM_API_KEY" not in session.inventory.secrets and not local:
         text = (
             f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under"
             " `secrets:` to ask for a key"
@@ -293,7 +245,7 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
     from launcher.state.servers import Server
     from launcher.watch import summary, watch
 
-    seen, request, start, fetched = begun
+    seen, request, start, plan, fetched = begun
     server = Server(name=start.desired.name, desired=start.desired)
     if asked.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
@@ -331,7 +283,6 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
     first, *more = served.endpoints
     also = f" and {len(more)} more" if more else ""
     text = f"{served.model} answers at {first}{also}; {talk}"
-    plan = serve_plan.plan_of(seen, request)
     data = {**summary(served), "network": network, **serve_plan.as_json(plan)}
     if fetched:
         data["fetch_seconds"] = round(fetched, 1)

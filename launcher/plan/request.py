@@ -1,44 +1,22 @@
-"""A server that is asked for."""
+"""A server with its placement: the command line of its processes, and its identity."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from launcher.model import Argv, Backend, Inventory, Node
+from launcher.model import Argv, Inventory, Node, ServerSpec
 from launcher.placement import Placement
-from launcher.state import servers
 from launcher.tools import vllm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A server that is asked for.
+class Request(ServerSpec):
+    """A server with its placement, which has the sizes that the spec may leave open."""
 
-    `nodes` and `gpus` are what it was told to keep to; without them it may take all. `env` are
-    variables of its processes alone.
-    """
-
-    name: str = servers.DEFAULT
-    model: str
     placement: Placement
-    backend: Backend
-    host: str
-    port: int
-    args: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    gpus: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def argv(self) -> Argv:
-        """The command of the only process (Ray) or of one node (`mp`, without what differs per
-        node).
-        """
-        return self.command()
 
     def command(self, own: Argv = ()) -> Argv:
         """Return the command of one process, with the options that are its own."""
@@ -68,25 +46,16 @@ class Request:
         """Eight hex digits that are equal exactly when the same server is asked for."""
         kept_to = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
         env = [dict(sorted(self.env.items()))] if self.env else []
-        return hashlib.sha256(json.dumps([*self.argv, *kept_to, *env]).encode()).hexdigest()[:8]
+        text = json.dumps([*self.command(), *kept_to, *env])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def asked_for(self) -> dict[str, Any]:
-        """What a later run needs to ask for the same server again (`state/history.py`)."""
+        """The spec by which a later run starts the same server (`state/history.py`)."""
         split = self.placement
-        return {
-            "model": self.model,
-            "backend": self.backend,
-            "host": self.host,
-            "port": self.port,
-            "tp": split.tp,
-            "pp": split.pp,
-            "dp": split.dp,
-            "args": list(self.args),
-            "nodes": list(self.nodes),
-            "gpus": self.gpus,
-            **({"env": dict(self.env)} if self.env else {}),
-        }
+        spec = {**self.spec_fields(), "tp": split.tp, "pp": split.pp, "dp": split.dp}
+        del spec["name"]  # its folder has it
+        return spec if self.env else {key: spec[key] for key in spec if key != "env"}
 
     def nodes_with_ranks(self, inventory: Inventory) -> list[Node]:
         """Return the nodes that are expected to hold ranks, the one that ranks meet at first."""

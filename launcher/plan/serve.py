@@ -61,11 +61,12 @@ def plan_serve(
     asked: float,
     policy: Policy,
     prove: Sequence[Stage] = (),
+    notes: Sequence[str] = (),
     replace_other: bool = False,
     insist: bool = False,
 ) -> Start:
     """Write the server down as it is wanted, unless the same one runs already; `prove` comes before
-    that.
+    that, `notes` are added to the plan's.
 
     One that runs, and is kept otherwise than by `policy`, is watched as it is, unless it is to be
     replaced; to `insist` is to refuse one that is supervised where that is not asked for. `asked`
@@ -86,7 +87,7 @@ def plan_serve(
         *prove,
         Stage(id="server", title="Ask for the server", steps=(wanted.write(seen.site, server),)),
     )
-    plan = Plan(verb="serve", stages=stages, notes=_notes(request, there))
+    plan = Plan(verb="serve", stages=stages, notes=(*_notes(request, there), *notes))
     return Start(plan=plan, desired=server)
 
 

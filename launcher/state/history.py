@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from launcher.errors import RequestError, UnreadableAnswer
-from launcher.model import Answer, Backend
+from launcher.model import Answer, ServerSpec
 from launcher.payload.agent import state
 from launcher.site import Site
 from launcher.state import servers
@@ -23,24 +23,16 @@ _LATEST = 1e11  # seconds since 1970; no calendar goes much further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """A server that has answered: what was asked for, with which image, when (seconds since 1970),
-    and what its KV cache held, as labels of vLLM's (empty where it did not say).
+class Answered(ServerSpec):
+    """A server that has answered: its spec, its image, when it answered last (seconds since 1970),
+    and the labels of vLLM's metric for its KV cache (empty where vLLM reported none).
     """
 
     id: str
     at: Annotated[float, decode.within(0, _LATEST)]
-    model: str
-    backend: Backend
-    host: str
-    port: int
     tp: int
     pp: int
     dp: int
-    args: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    gpus: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     held: Mapping[str, str] = field(default_factory=dict)
 
