@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launcher.model import Argv, ExistingMount, Inventory, Mount, Node, Secret
@@ -80,9 +80,11 @@ def node_spec(
         lead=node.head,
         private_shm=inventory.shm != "host",
     )
-    env = {} if inventory.ray.off else _ray_env(inventory)
-    spec = _spec(site, node, role(node), image, argv, {**_secrets_env(secrets), **env})
-    return replace(spec, labels=_labels(secrets, fingerprinted)).labelled()
+    env = {"HF_TOKEN_PATH": f"{SECRETS}/HF_TOKEN"} if "HF_TOKEN" in secrets else {}
+    env |= {} if inventory.ray.off else _ray_env(inventory)
+    spec = _spec(site, node, role(node), image, argv, env)
+    mark = fingerprinted or (fingerprint(secrets) if secrets else "")
+    return replace(spec, labels={"vlaunch.secrets": mark} if mark else {}).labelled()
 
 
 def probe_spec(site: Site, node: Node, argv: Argv) -> docker.ContainerSpec:
@@ -200,11 +202,6 @@ def _mounts(site: Site, node: Node, image: str) -> tuple[Mount, ...]:
     )
 
 
-def _labels(secrets: Mapping[str, Secret], fingerprinted: str | None) -> dict[str, str]:
-    mark = fingerprinted or (fingerprint(secrets) if secrets else "")
-    return {"vlaunch.secrets": mark} if mark else {}
-
-
 def _node_env(site: Site, node: Node) -> dict[str, str]:
     """Return what must be right on each node by itself: Ray hands the driver's environment to
     workers that lack a variable.
@@ -225,7 +222,9 @@ def _node_env(site: Site, node: Node) -> dict[str, str]:
         # CUDA's own order is by speed; Docker, NVML and so Ray and vLLM number GPUs by PCI address.
         env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **_nvshmem_env(interface, node.hca)}
     if interface and accelerator != "cpu" and (node.hca or site.inventory.fabric == "ethernet"):
-        env["UCX_NET_DEVICES"] = ",".join((*_ports(node.hca), interface))
+        # Before 1.21, UCX knows no device without a port.
+        devices = (name if ":" in name else f"{name}:1" for name in node.hca)
+        env["UCX_NET_DEVICES"] = ",".join((*devices, interface))
     return env
 
 
@@ -238,15 +237,6 @@ def _nvshmem_env(interface: str | None, hca: Sequence[str]) -> dict[str, str]:
     """
     env = {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": f"={interface}"} if interface else {}
     return {**env, **({"NVSHMEM_HCA_LIST": ",".join(hca)} if hca else {})}
-
-
-def _ports(hca: Sequence[str]) -> Iterator[str]:
-    """Return devices as UCX names them: before 1.21 it knows none without a port."""
-    return (name if ":" in name else f"{name}:1" for name in hca)
-
-
-def _secrets_env(secrets: Mapping[str, Secret]) -> dict[str, str]:
-    return {"HF_TOKEN_PATH": f"{SECRETS}/HF_TOKEN"} if "HF_TOKEN" in secrets else {}
 
 
 def _ray_env(inventory: Inventory) -> dict[str, str]:

@@ -74,7 +74,7 @@ def kubernetes(
         raise click.UsageError(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
         )
-    kept = policy(inventory, inventory.serve.timeout if timeout is None else timeout)
+    kept = policy(inventory, timeout)
     asked = Asked(
         name="default",
         model=chosen_model(model, inventory),

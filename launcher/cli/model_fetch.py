@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.model import Inventory, Node, fold
@@ -24,23 +25,26 @@ def for_server(
     session: Session, asked: Asked, seen: ClusterSnapshot, *, dry_run: bool
 ) -> tuple[Asked, ClusterSnapshot, float]:
     """Bring a server's model to its nodes where that is wished, and look again; a dry run only
-    notes it. Returns the seconds that it took besides; raises what `bring` does, and, before
-    anything is copied, what would refuse the server afterwards.
+    notes it. Also returns the seconds that it took; raises what `_copy` does.
     """
     from launcher.cli import server
 
     # One that runs has its model, and is watched, refused or, with --replace, made room for.
     runs = any(each.name == asked.name for each in seen.kept.running) and not asked.replace_other
-    if runs or not wanted(session.inventory, asked.fetch):
+    if runs or not _enabled(session, fetch=asked.fetch):
         return asked, seen, 0.0
-    nodes = _loading(session.inventory, asked, seen)
+    inventory = session.inventory
+    nodes: Sequence[Node] = inventory.nodes
+    if asked.backend == "mp":
+        nodes = (
+            narrow(inventory, asked.nodes).nodes
+            if asked.planned
+            else asked.request(inventory, seen.config).nodes_with_ranks(inventory)
+        )
     if dry_run:
-        told = note(seen, asked.model, nodes)
-        return replace(asked, told=(*asked.told, *filter(None, [told]))), seen, 0.0
-    if lacking(seen, asked.model, nodes):
-        _, start = _known(asked, seen).plan(session.inventory, seen)
-        _judge(session, start.plan)
-    seconds = bring(session, seen, asked.model, nodes)
+        return replace(asked, told=(*asked.told, *_note(seen, asked.model, nodes))), seen, 0.0
+    plan = partial(_early_plan, inventory, asked, seen)
+    seconds = _copy(session, seen, asked.model, nodes, plan)
     if seconds:
         seen = server.look(session, model=asked.model, planning=True)
     return asked, seen, seconds
@@ -48,29 +52,26 @@ def for_server(
 
 def for_batch(call: Call, session: Session, seen: ClusterSnapshot, job: Job, start: Start) -> bool:
     """Bring the model of a job that is to begin to all nodes, where that is wished and this is no
-    dry run; True when something was brought. Raises what `bring` does, and, before anything is
-    copied, what would refuse the job afterwards.
+    dry run; True when something was brought. Raises what `_copy` does.
     """
     begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
-    if not begins or not wanted(session.inventory, call.fetch):
+    if not begins or not _enabled(session, fetch=call.fetch):
         return False
-    nodes = session.inventory.nodes
-    if lacking(seen, job.model, nodes):
-        _judge(session, start.plan)
-    return bring(session, seen, job.model, nodes) > 0
+    return _copy(session, seen, job.model, session.inventory.nodes, lambda: start.plan) > 0
 
 
-def _known(asked: Asked, seen: ClusterSnapshot) -> Asked:
-    """Return what can be judged of a server before its model is there: where the plan shall choose
-    its split, and nobody knows the model yet, that it takes a GPU and a port. Raises RequestError.
+def _early_plan(inventory: Inventory, asked: Asked, seen: ClusterSnapshot) -> Plan:
+    """Return the plan of a server before its model is there. Where the planner is to choose the
+    split of a model that no node has yet, a server takes at least a GPU and a port. Raises
+    RequestError.
     """
     from launcher.cli import serve_plan
 
-    if not asked.planned:
-        return asked
-    if seen.config is None or not seen.weight_bytes:
-        return replace(asked, planned=False, tp=1, pp=1, dp=1)
-    return serve_plan.settled(asked, seen)
+    if asked.planned and (seen.config is None or not seen.weight_bytes):
+        asked = replace(asked, planned=False, tp=1, pp=1, dp=1)
+    elif asked.planned:
+        asked = serve_plan.settled(asked, seen)
+    return asked.plan(inventory, seen)[1].plan
 
 
 def _judge(session: Session, plan: Plan) -> None:
@@ -85,59 +86,56 @@ def _judge(session: Session, plan: Plan) -> None:
             session.apply(replace(plan, stages=(first,), notes=()))
 
 
-def _loading(inventory: Inventory, asked: Asked, seen: ClusterSnapshot) -> Sequence[Node]:
-    """Return the nodes that will load a server's model, or may."""
-    if asked.backend == "ray":
-        return inventory.nodes
-    if asked.planned:
-        return narrow(inventory, asked.nodes).nodes
-    return asked.request(inventory, seen.config).nodes_with_ranks(inventory)
+def _enabled(session: Session, *, fetch: bool) -> bool:
+    """True when models are to be copied: by a flag, or by `models: {spread: auto}`."""
+    return fetch or session.inventory.models.spread == "auto"
 
 
-def wanted(inventory: Inventory, flag: bool) -> bool:
-    """True when models are to be brought: by a flag, or by `models: {spread: auto}`."""
-    return flag or inventory.models.spread == "auto"
-
-
-def lacking(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[Node]:
+def _lacking(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[str]:
     """Return the nodes that are known to lack files of a model."""
-    found = seen.models if model else {}
-    return [node for node in nodes if node.name in found and found[node.name].absent]
+    stores = seen.models if model else {}
+    return [node.name for node in nodes if node.name in stores and stores[node.name].absent]
 
 
-def note(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> str:
-    """Say what a dry run would bring; empty where nothing is missing."""
-    lack = lacking(seen, model, nodes)
-    if not lack:
-        return ""
-    whole = [name for name, found in seen.models.items() if found.where == "there"]
-    how = f"copy {model}" if whole or model.startswith("/") else f"pull {model}"
-    names = fold([node.name for node in lack])
-    return f"first, {names} would be given {model}: `vlaunch model {how} --dry-run` says how"
+def _note(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> Iterator[str]:
+    """Say what a dry run would copy, unless nothing is missing."""
+    if lack := _lacking(seen, model, nodes):
+        whole = any(store.where == "there" for store in seen.models.values())
+        how = f"copy {model}" if whole or model.startswith("/") else f"pull {model}"
+        advice = f"`vlaunch model {how} --dry-run` says how"
+        yield f"first, {fold(lack)} would be given {model}: {advice}"
 
 
-def bring(session: Session, seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> float:
-    """Bring a model to those of `nodes` that lack it, from a node that has all of it, else by a
-    download on one of them; returns the seconds that it took, 0 where nothing was missing.
+def _copy(
+    session: Session,
+    seen: ClusterSnapshot,
+    model: str,
+    nodes: Sequence[Node],
+    plan: Callable[[], Plan],
+) -> float:
+    """Copy a model to those of `nodes` that lack it, from a node that has all of it, else by a
+    download on one of them; returns the seconds that it took, 0 where nothing was missing. Gates of
+    `plan` are checked before.
 
     Raises:
-        RequestError: nobody has a folder, nodes that have the model differ, or there is no room.
+        RequestError: no node has a folder, nodes that have the model differ, or there is no room.
         NodeError: a node does not have it, or the download failed.
+        GateError: a gate fails that does not depend on the model.
     """
     from launcher.cli import model_copy, model_pull
     from launcher.cli.copying import Options
     from launcher.plan.copying import plan_copy, whole_on
 
-    lack = lacking(seen, model, nodes)
+    lack = _lacking(seen, model, nodes)
     if not lack:
         return 0.0
+    _judge(session, plan())
     began = time.monotonic()
     given = Options(cached=True)  # vLLM is about to read it
     programs = model_copy.look(session, session.reached, model)
     found = programs.look(model, files=True)
     if whole_on(model, found) or model.startswith("/"):
-        copying = plan_copy(model, found, targets=[node.name for node in lack])
-        model_copy.bring(programs, copying, given, last=False)
+        model_copy.bring(programs, plan_copy(model, found, targets=lack), given, last=False)
     else:
         model_pull.download(session, model, nodes, given)
     return time.monotonic() - began

@@ -56,7 +56,6 @@ def rollback(
     that have answered. What runs now under that name is stopped; with one server, none need be
     named. The hooks are those of `serve`.
     """
-    limit = call.inventory.serve.timeout if timeout is None else timeout
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as ours:
             asked = Asked(
@@ -66,7 +65,7 @@ def rollback(
                 pair_timeout=call.pair_timeout,
                 fetch=call.fetch,
                 no_wait=no_wait,
-                policy=policy(call.inventory, limit),
+                policy=policy(call.inventory, timeout),
             )
             session.told.update(asked.about(call.inventory))
             begun = begin(call, ours, asked)

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -116,22 +117,17 @@ def serve(
     model: str | None,
     name: str,
     nodes: str | None,
-    gpus: int | None,
-    tp: int | None,
-    pp: int | None,
-    dp: int | None,
     chosen_by: str | None,
     backend: Backend | None,
     port: int | None,
     bind: str | None,
-    skip_network_check: bool,
     no_supervise: bool,
-    replace_other: bool,
     or_rollback: bool,
     timeout: float | None,
     no_wait: bool,
     recipe: recipes.Flags,
     args: tuple[str, ...],
+    **others: Any,
 ) -> int:
     """Prove the network, start a server, wait for a completion (or what else its model gives), and
     print where it is and how much it holds.
@@ -147,26 +143,20 @@ def serve(
     wanted = call.inventory
     described = recipe != recipes.Flags()
     chosen = model or "" if described else chosen_model(model, wanted)
-    limit = wanted.serve.timeout if timeout is None else timeout
     asked = Asked(
         name=_name(name),
         model=chosen,
         nodes=_nodes(nodes),
-        gpus=gpus,
-        tp=tp,
-        pp=pp,
-        dp=dp,
         backend=backend or wanted.serve.backend,
         host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api,
         args=arguments(wanted, args),
-        policy=policy(wanted, limit, supervise=not no_supervise),
+        policy=policy(wanted, timeout, supervise=not no_supervise),
         unsupervised=no_supervise,
-        replace_other=replace_other,
-        skip_network_check=skip_network_check,
         pair_timeout=call.pair_timeout,
         fetch=call.fetch,
         no_wait=no_wait,
+        **others,  # --gpus, --tp, --pp, --dp, --replace and --skip-network-check
     )
     asked = replace(asked, planned=_planned(call, asked, chosen_by))
     if described:

@@ -4,7 +4,7 @@ split would hold more; after it what came of that, and what one more node would 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.capacity.advice import arguments, one_more_node
@@ -16,6 +16,7 @@ from launcher.capacity.estimate import Range
 from launcher.capacity.flags import flags_of
 from launcher.cli.plan_inputs import env_of, hosts_of, link_of, starts_of
 from launcher.errors import RequestError
+from launcher.model import ServerSpec
 from launcher.placement import narrow
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import vllm
@@ -41,12 +42,8 @@ class ServePlan:
     @property
     def tokens(self) -> Range | None:
         """Tokens of all replicas' KV caches."""
-        each, times = self.planned.estimate.tokens, self.planned.option.replicas
-        return (
-            None
-            if each is None
-            else Range(*(v * times for v in (each.low, each.likely, each.high)))
-        )
+        one, replicas = self.planned.estimate.tokens, self.planned.option.replicas
+        return None if one is None else Range(*(value * replicas for value in astuple(one)))
 
 
 def plan_of(seen: ClusterSnapshot, request: Request) -> ServePlan | None:
@@ -63,17 +60,17 @@ def plan_of(seen: ClusterSnapshot, request: Request) -> ServePlan | None:
         exact=True,
     )
     planned = question.judged(option)
-    if not question.cluster.smallest.memory_gib and not _given(question, planned):
+    cache_known = question.flags.cache_bytes or planned.estimate.at is not None
+    if not question.cluster.smallest.memory_gib and not cache_known:
         return None
-    return ServePlan(question=question, planned=planned, better=_better(question, planned))
+    other = choose(question)
+    mine, its = planned.option, other.option
+    same = (mine.tp, mine.pp, mine.replicas) == (its.tp, its.pp, its.replicas)
+    better = None if same or other.verdict != "fits" else other
+    return ServePlan(question=question, planned=planned, better=better)
 
 
-def _given(question: Question, planned: Planned) -> bool:
-    """Tell whether the memory of the KV cache is known without the node's own."""
-    return bool(question.flags.cache_bytes) or planned.estimate.at is not None
-
-
-def _question(seen: ClusterSnapshot, server: Request | Asked) -> Question | None:
+def _question(seen: ClusterSnapshot, server: ServerSpec) -> Question | None:
     """Return what is asked of the plan; None where not enough is known of model or GPUs."""
     site, inventory = seen.site, seen.site.inventory
     if seen.config is None or not seen.weight_bytes:
@@ -93,15 +90,6 @@ def _question(seen: ClusterSnapshot, server: Request | Asked) -> Question | None
         flags=flags,
         starts=starts_of(seen.answered, server.model, shape, inventory),
     )
-
-
-def _better(question: Question, planned: Planned) -> Planned | None:
-    """Return what the plan would take, where that is another split, and fits."""
-    other = choose(question)
-    mine, its = planned.option, other.option
-    if (mine.tp, mine.pp, mine.replicas) == (its.tp, its.pp, its.replicas):
-        return None
-    return other if other.verdict == "fits" else None
 
 
 def settled(asked: Asked, seen: ClusterSnapshot) -> Asked:
@@ -132,12 +120,11 @@ def _as_it_runs(asked: Asked, seen: ClusterSnapshot) -> Asked | None:
     if there is None or there.desired is None or asked.replace_other or there.model != asked.model:
         return None
     said = there.desired.asked_for
-    tp, pp, dp = (said.get(name) for name in ("tp", "pp", "dp"))
-    if not (isinstance(tp, int) and isinstance(pp, int) and isinstance(dp, int)):
+    sizes: dict[str, Any] = {key: said.get(key) for key in ("tp", "pp", "dp")}
+    if not all(isinstance(size, int) for size in sizes.values()):
         return None
     added = (*asked.args, vllm.EXPERT_PARALLEL)
-    args = added if said.get("args") == list(added) else asked.args
-    return replace(asked, tp=tp, pp=pp, dp=dp, args=args)
+    return replace(asked, **sizes, args=added if said.get("args") == list(added) else asked.args)
 
 
 def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:
@@ -148,7 +135,8 @@ def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:
         session.warn("plan", f"by the plan it DOES NOT FIT: {_short(plan)}; vLLM will tell")
     elif planned.verdict == "tight":
         session.warn("plan", f"by the plan it is TIGHT: {_short(plan)}; the start will tell")
-    elif held := _held(plan):
+    elif plan.tokens is not None:
+        held = f"the KV cache should hold {_words(plan.tokens)} tokens"
         session.note("plan", f"{held} ({basis(planned.estimate, plan.question.model.modelled)})")
     if plan.better is not None and not fixed:
         ask = "vlaunch plan" + ("" if model else " --model MODEL")
@@ -160,13 +148,6 @@ def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:
             f" take it with `--plan auto`, see why with `{ask}`"
         )
         session.note("plan", text)
-
-
-def _held(plan: ServePlan) -> str:
-    tokens = plan.tokens
-    if tokens is None:
-        return ""
-    return f"the KV cache should hold {_words(tokens)} tokens"
 
 
 def _words(tokens: Range) -> str:
@@ -205,12 +186,8 @@ def compared(plan: ServePlan | None, tokens: int | None) -> str:
 
 def more_by_a_node(plan: ServePlan | None, tokens: int | None) -> str:
     """Say what one more node like the first would bring; empty where that is not known."""
-    if plan is None or not tokens:
-        return ""
-    found = one_more_node(plan.question, plan.planned, tokens)
-    if found is None:
-        return ""
-    return f"{_words(found[0])} tokens more, as {found[1]}"
+    more = one_more_node(plan.question, plan.planned, tokens) if plan and tokens else None
+    return f"{_words(more[0])} tokens more, as {more[1]}" if more else ""
 
 
 def as_json(plan: ServePlan | None) -> dict[str, Any]:
@@ -222,10 +199,6 @@ def as_json(plan: ServePlan | None) -> dict[str, Any]:
         "planned": {
             "verdict": plan.planned.verdict,
             "basis": basis(plan.planned.estimate, plan.question.model.modelled),
-            "kv_cache_tokens": {
-                "low": int(tokens.low),
-                "likely": int(tokens.likely),
-                "high": int(tokens.high),
-            },
+            "kv_cache_tokens": {key: int(value) for key, value in asdict(tokens).items()},
         }
     }

@@ -35,32 +35,32 @@ def look(
     What nobody could say is not in `ClusterSnapshot.said`, which then has an `error`: without
     `servers` nobody knows which there are, without `jobs` what runs in Ray.
     """
-    inventory = session.inventory
-    asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
-    facts = observe(asked_nodes, session.transport, [inventory.image])
+    inventory, head = session.inventory, session.inventory.head
+    scanned = replace(inventory, nodes=(head,)) if head_only else inventory
+    facts = observe(scanned, session.transport, [inventory.image])
     site = Site(inventory, facts)
-    asked = [_ask(site)] if site.head_runs else []
-    answers = by_node(
-        session.transport,
-        [
-            *asked,
-            verdict.query_record(site),
-            *(before := _before(site, model) if planning else []),
-            *(ask_model(site, model) if model else ()),
-        ],
-    )
-    of_head = answers[inventory.head.name]
-    said = try_payload(of_head.pop(0)) if asked else {}
-    kept = verdict.parse_record(of_head.pop(0))
-    told = [of_head.pop(0) for _ in before]
-    seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
+    jobs, files, history_query = list[Command](), list[Command](), None
+    if site.head_runs:
+        jobs = [servers.ask(site) if inventory.ray.off else running.ask_jobs(site)]
+        if planning:
+            files = [site.inside(head, models.list_files(model, head.hf_home))]
+            history_query = history.ask_all(site)
+    queries = [
+        *(*jobs, verdict.query_record(site), *files),
+        *([history_query] if history_query else []),
+        *(ask_model(site, model) if model else ()),
+    ]
+    answers = by_node(session.transport, queries)
+    from_head = answers[head.name]
+    said = try_payload(from_head.pop(0)) if jobs else {}
+    record = verdict.parse_record(from_head.pop(0))
     return ClusterSnapshot(
         site=site,
         said=said,
-        models=seen,
-        network=kept,
-        weight_bytes=models.weight_bytes(told[0]) if told else 0,
-        answered=history.read_all(told[1]) if len(told) > 1 else (),
+        network=record,
+        weight_bytes=models.weight_bytes(from_head.pop(0)) if files else 0,
+        answered=history.read_all(from_head.pop(0)) if history_query else (),
+        models={node: models.parse_look(rest[0]) for node, rest in answers.items() if rest},
     )
 
 
@@ -76,22 +76,6 @@ def look_updated(
         session.apply(files)
         seen = look(session, **what)
     return seen, files
-
-
-def _ask(site: Site) -> Command:
-    """Ask the head's container for servers and, where there is Ray, for what runs in it: one
-    question, because each costs a start of Python there.
-    """
-    return servers.ask(site) if site.inventory.ray.off else running.ask_jobs(site)
-
-
-def _before(site: Site, model: str) -> list[Command]:
-    """Ask the head's container for the files of a model, and its host for what has answered."""
-    if not site.head_runs:
-        return []
-    files = site.inside(site.head, models.list_files(model, site.head.hf_home))
-    answered = history.ask_all(site)
-    return [files, *([answered] if answered else [])]
 
 
 def require_servers(session: Session, seen: ClusterSnapshot) -> None:

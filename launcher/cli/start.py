@@ -153,14 +153,14 @@ class Asked(ServerSpec):
         return request, start
 
 
-def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> Policy:
-    """Return how the inventory wants servers kept; a start may take `timeout` seconds.
-
-    Unsupervised ones never start again.
+def policy(inventory: Inventory, timeout: float | None, *, supervise: bool = True) -> Policy:
+    """Return the supervision of a server, which without it never starts again; `timeout` is the
+    seconds that a start may take (None: as the inventory says).
     """
-    asked = inventory.serve
-    restarts = asked.restarts if supervise and asked.supervise else 0
-    return Policy(canary=asked.canary, stuck=asked.stuck, restarts=restarts, start_timeout=timeout)
+    serve = inventory.serve
+    restarts = serve.restarts if supervise and serve.supervise else 0
+    limit = serve.timeout if timeout is None else timeout
+    return Policy(canary=serve.canary, stuck=serve.stuck, restarts=restarts, start_timeout=limit)
 
 
 def start(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]:
@@ -242,16 +242,14 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.cli import network_gate, serve_plan
     from launcher.state import endpoints
-    from launcher.state.servers import Server
     from launcher.watch import summary, watch
 
     seen, request, start, plan, fetched = begun
-    server = Server(name=start.desired.name, desired=start.desired)
+    name = start.desired.name
     if asked.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
-        text = (
-            f"{server.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
-        )
+        verb = "runs" if start.attached else "starts"
+        text = f"server `{name}` {verb}; see `vlaunch status`{again}"
         urls = [each.url for each in endpoints.of(session.inventory, start.desired)]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
@@ -267,10 +265,9 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
             )
         )
     except KeyboardInterrupt:
-        end = f"`vlaunch stop {server.name}`"
         text = (
-            f"stopped watching; {server.what} goes on. Watch it again with the same command, or"
-            f" end it with {end}"
+            f"stopped watching; server `{name}` goes on. Watch it again with the same command, or"
+            f" end it with `vlaunch stop {name}`"
         )
         session.warn("serve", text)
         return 130, []
@@ -296,31 +293,23 @@ def _rows(
     from launcher.cli.serve_plan import compared, more_by_a_node
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
-    answered = ", ".join(
-        f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas)
-    )
+    replies = [f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas)]
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
-    holds += compared(plan, tokens)
-    more = more_by_a_node(plan, tokens)
+    copied = f" {fetched:.1f}s for bringing the model to its nodes, and" if fetched else ""
     rows = {
         "model": served.model,
         "placement": ranks or "not known",
-        **(
-            {"replicas": f"all {len(served.replicas)} have answered: {answered}"}
-            if answered
-            else {}
-        ),
-        **({"network": network} if network else {}),
-        "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
-        **({"another node": more} if more else {}),
+        "replicas": replies and f"all {len(replies)} have answered: {', '.join(replies)}",
+        "network": network,
+        "KV cache": holds
+        + compared(plan, tokens)
+        + (f", {times:g} requests of full length at once" if times else ""),
+        "another node": more_by_a_node(plan, tokens),
         **({"answer": served.came} if ask else {"fingerprint": served.fingerprint or "none given"}),
-        "ready after": (
-            f"{served.seconds + fetched:.1f}s, of which"
-            + (f" {fetched:.1f}s for bringing the model to its nodes, and" if fetched else "")
-            + f" {served.answer_seconds:.1f}s for the first answer"
-        ),
-        **({"ask it": ask} if ask else {}),
+        "ready after": f"{served.seconds + fetched:.1f}s, of which{copied}"
+        f" {served.answer_seconds:.1f}s for the first answer",
+        "ask it": ask,
     }
-    lines = [*(("endpoint", each) for each in served.endpoints), *rows.items()]
-    return [f"{label:<12} {untrusted.plain(value)}" for label, value in lines]
+    lines = [*(("endpoint", url) for url in served.endpoints), *rows.items()]
+    return [f"{label:<12} {untrusted.plain(value)}" for label, value in lines if value]

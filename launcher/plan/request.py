@@ -18,22 +18,18 @@ class Request(ServerSpec):
 
     placement: Placement
 
+    @property
+    def spec(self) -> ServerSpec:
+        """The spec with the sizes of the placement."""
+        split = self.placement
+        return ServerSpec(**{**self.spec_fields(), "tp": split.tp, "pp": split.pp, "dp": split.dp})
+
     def command(self, own: Argv = ()) -> Argv:
         """Return the command of one process, with the options that are its own."""
         split = self.placement
         if self.backend == "ray" and split.dp > 1:
             own = (*vllm.ray_replicas(split.replicas[0][1], split.spans), *own)
-        return vllm.serve(
-            self.model,
-            tp=split.tp,
-            pp=split.pp,
-            dp=split.dp,
-            backend=self.backend,
-            host=self.host,
-            port=self.port,
-            args=self.args,
-            multi_node=own,
-        )
+        return vllm.serve(self.spec, own)
 
     @property
     def balancing(self) -> vllm.Balancing:
@@ -52,8 +48,8 @@ class Request(ServerSpec):
     @property
     def asked_for(self) -> dict[str, Any]:
         """The spec by which a later run starts the same server (`state/history.py`)."""
-        split = self.placement
-        spec = {**self.spec_fields(), "tp": split.tp, "pp": split.pp, "dp": split.dp}
+        lists = {"args": list(self.args), "nodes": list(self.nodes)}
+        spec = {**self.spec.spec_fields(), **lists}
         del spec["name"]  # its folder has it
         return spec if self.env else {key: spec[key] for key in spec if key != "env"}
 

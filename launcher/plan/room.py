@@ -4,7 +4,7 @@ way is named.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,10 +12,11 @@ from launcher.checks import serving
 from launcher.checks.gpu import ACCELERATOR
 from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server, noticed
 from launcher.checks.serving import Holder
-from launcher.checks.shape import Evidence, Finding
+from launcher.checks.shape import Evidence, Finding, failed, passed
 from launcher.model import Inventory, Node, fold
 from launcher.plan.request import Request
 from launcher.plan.shape import Gate, observed
+from launcher.state import running
 from launcher.state.servers import Server
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import vllm
@@ -127,19 +128,12 @@ class _Room:
         inventory, said, split = self.inventory, self.seen.said, self.request.placement
         batches = serving.job_holders(said)
         if self.request.backend == "ray":
-            holders = [*(_holder(each, each.gpus) for each in self.others), *batches]
+            holders = [*(running.holder(each, each.gpus) for each in self.others), *batches]
             own = sum(_in_ray(self.there).values())
             return serving.free_gpus(inventory, split.world, split.words, said, holders, own)
         if not inventory.ray.off and "jobs" not in said:
             text = f"Ray does not say what it holds: {said.get('error', 'no answer')}"
-            return [
-                Finding(
-                    node=inventory.head.name,
-                    status="fail",
-                    text=text,
-                    fix="look at `vlaunch status`",
-                )
-            ]
+            return [failed(inventory.head, text, fix="look at `vlaunch status`")]
         needed = split.world + sum(each.gpus for each in self.others)
         return [*self._gpus_on_nodes(), *_claimed(inventory, batches, needed)]
 
@@ -150,7 +144,9 @@ class _Room:
         for name, count in self.request.placement.nodes:
             node = self.inventory.node(name)
             holders = [
-                _holder(each, held) for each in self.others if (held := _taken(each).get(name))
+                running.holder(each, held)
+                for each in self.others
+                if (held := _taken(each).get(name))
             ]
             in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
             found.append(serving.node_gpus(node, count, holders, in_ray))
@@ -169,14 +165,11 @@ class _Room:
         }
         if port in held:
             listening = {number for _, number in facts[node.name].listening or ()}
-            free = _first_free(port + 1, {*held, *listening})
+            free = next(n for n in range(port + 1, 1 << 17) if n not in {*held, *listening})
             text = f"port {port} on {node.name} is held by {held[port]}"
-            return Finding(
-                node=node.name, status="fail", text=text, fix=f"choose another: `--port {free}`"
-            )
+            return failed(node, text, fix=f"choose another: `--port {free}`")
         if self.there is not None and (node.name, port) in _answers_at(self.there):
-            text = "it is held by the server that makes room"
-            return Finding(node=node.name, status="pass", text=text)
+            return passed(node, "it is held by the server that makes room")
         return serving.port(node, port, "vLLM API", facts[node.name])
 
 
@@ -189,11 +182,7 @@ def _claimed(inventory: Inventory, batches: Sequence[Holder], needed: int) -> li
         return []
     text = f"{', '.join(each.what for each in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
     ends = "\n".join(f"wait for it, or end it: `{each.end}`" for each in batches)
-    return [Finding(node="", status="fail", text=text, fix=ends)]
-
-
-def _holder(server: Server, gpus: int) -> Holder:
-    return Holder(what=server.what, gpus=gpus, end=f"vlaunch stop {server.name}")
+    return [failed("", text, fix=ends)]
 
 
 def _taken(server: Server) -> Mapping[str, int]:
@@ -214,10 +203,6 @@ def _in_ray(server: Server | None) -> Mapping[str, int]:
         if server is not None and server.desired is not None and server.desired.ray is not None
         else {}
     )
-
-
-def _first_free(port: int, taken: Collection[int]) -> int:
-    return next(number for number in range(port, 1 << 17) if number not in taken)
 
 
 def _answers_at(server: Server) -> list[tuple[str, int]]:

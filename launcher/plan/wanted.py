@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 
 from launcher.checks import gpu_memory
@@ -86,7 +86,15 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
     nodes = request.nodes_with_ranks(inventory)
     patience = vllm.gloo_timeout(request.args, len(nodes), policy.start_timeout)
     if request.backend == "ray":
-        own = env(inventory.head, _ray_places(request, nodes))
+        places: Mapping[str, str] = {}
+        if split.dp > 1:
+            places = vllm.ray_replica_env(
+                [node.ip for node in nodes],
+                spans=split.spans,
+                alike=len({node.gpus for node in nodes}) == 1,
+                handed_on=sorted(request.env),
+            )
+        own = env(inventory.head, places)
         argv = request.command(patience)
         return (Process(node=inventory.head.name, argv=argv, env=own, replicas=(0, split.dp)),)
     held = [count for _, count in split.replicas]
@@ -118,19 +126,6 @@ def log_name(server: str, id: str) -> str:
     return f"{server}-{id}"
 
 
-def _ray_places(request: Request, nodes: Sequence[Node]) -> Mapping[str, str]:
-    """Return the variables that place replicas."""
-    split = request.placement
-    if split.dp == 1:
-        return {}
-    return vllm.ray_replica_env(
-        [node.ip for node in nodes],
-        spans=split.spans,
-        alike=len({node.gpus for node in nodes}) == 1,
-        handed_on=sorted(request.env),
-    )
-
-
 def _meeting_port(seen: ClusterSnapshot, request: Request, node: Node) -> int:
     """Return the first port from the inventory's on where the nodes' processes can meet: no other
     server's, nobody listens.
@@ -143,7 +138,8 @@ def _meeting_port(seen: ClusterSnapshot, request: Request, node: Node) -> int:
     }
     for each in _others(seen, request):
         if each.api_node == node.name:
-            taken |= _meeting_ports(each.processes[0].argv)
+            options = pairwise(each.processes[0].argv)
+            taken |= {int(v) for name, v in options if name in _MEETING and v.isdigit()}
     return next((port for port in range(first, 65536) if port not in taken), first)
 
 
@@ -154,10 +150,6 @@ def _others(seen: ClusterSnapshot, request: Request) -> list[Desired]:
         for each in seen.kept.running
         if each.desired is not None and each.name != request.name
     ]
-
-
-def _meeting_ports(argv: Sequence[str]) -> set[int]:
-    return {int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()}
 
 
 def _gpus(seen: ClusterSnapshot, request: Request, node: Node) -> tuple[int, ...] | None:
@@ -172,16 +164,12 @@ def _gpus(seen: ClusterSnapshot, request: Request, node: Node) -> tuple[int, ...
         for each in _others(seen, request)
         for process in each.processes
         if process.node == node.name
-        for index in _gpus_of(process, node)
+        for index in (range(node.gpus) if process.gpus is None else process.gpus)
     }
     evidence = Evidence(inventory=inventory, facts=seen.site.facts)
     full = gpu_memory.without_room(evidence, node.name, vllm.memory_share(request.args))
     free = [index for index in range(node.gpus) if index not in held]
     return tuple(sorted(sorted(free, key=lambda index: index in full)[:count]))
-
-
-def _gpus_of(process: Process, node: Node) -> Sequence[int]:
-    return range(node.gpus) if process.gpus is None else process.gpus
 
 
 def write(site: Site, wanted: Desired) -> Step:

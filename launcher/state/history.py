@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -101,29 +102,26 @@ def read_all(answer: Answer) -> tuple[Answered, ...]:
 
 
 def _listed(text: str) -> list[Answered]:
-    kept = _json(text)
-    found = [_one(each) for each in kept] if isinstance(kept, list) else []
-    return [each for each in found if each is not None]
+    """Return the servers of a history; entries that cannot be read are left out."""
+    history, servers_read = _json(text), list[Answered]()
+    for entry in history if isinstance(history, list) else ():
+        with contextlib.suppress(KeyError, TypeError, AttributeError, UnreadableAnswer):
+            server = entry["desired"]
+            own = {
+                "id": server["id"],
+                "at": entry["at"],
+                "image": server.get("image") or "",
+                "held": entry.get("held") or {},
+            }
+            spec = {**server["asked_for"], **own}
+            servers_read.append(decode.fit(Answered, spec, "what has answered"))
+    return servers_read
 
 
 def _json(text: str) -> Any:
     try:
         return untrusted.loads(text)
     except ValueError:
-        return None
-
-
-def _one(said: Any) -> Answered | None:
-    try:
-        server = said["desired"]
-        own = {
-            "id": server["id"],
-            "at": said["at"],
-            "image": server.get("image") or "",
-            "held": said.get("held") or {},
-        }
-        return decode.fit(Answered, {**server["asked_for"], **own}, "what has answered")
-    except (KeyError, TypeError, AttributeError, UnreadableAnswer):
         return None
 
 

@@ -42,11 +42,10 @@ def batches(said: Mapping[str, Any]) -> list[Batch]:
 
 def holders(said: Mapping[str, Any]) -> list[Holder]:
     """Return who may hold accelerators: servers, and batch jobs."""
-    found = servers.read(said).running
-    return [
-        *(
-            Holder(what=each.what, gpus=each.gpus, end=f"vlaunch stop {each.name}")
-            for each in found
-        ),
-        *serving.job_holders(said),
-    ]
+    running = servers.read(said).running
+    return [*(holder(server, server.gpus) for server in running), *serving.job_holders(said)]
+
+
+def holder(server: servers.Server, gpus: int) -> Holder:
+    """Return a server as the holder of so many GPUs."""
+    return Holder(what=server.what, gpus=gpus, end=f"vlaunch stop {server.name}")

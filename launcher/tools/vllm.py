@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from launcher.model import Argv, options
+from launcher.model import Argv, ServerSpec, options
 from launcher.payload.agent import cause
 from launcher.tools import untrusted
 
@@ -112,29 +112,20 @@ _BALANCING: Mapping[str, Balancing] = {
 }
 
 
-def serve(
-    model: str,
-    *,
-    tp: int,
-    pp: int,
-    backend: str,
-    host: str,
-    port: int,
-    args: Sequence[str] = (),
-    dp: int = 1,
-    multi_node: Argv = (),
-) -> Argv:
+def serve(server: ServerSpec, multi_node: Argv = ()) -> Argv:
     """Serve a model (`vllm serve`).
 
     Our own options come last: of an option given twice, vLLM takes the last.
     """
+    tp, pp, dp = (size or 1 for size in (server.tp, server.pp, server.dp))
     own = options(tensor_parallel_size=tp, pipeline_parallel_size=pp)
-    if backend == "ray" or tp * pp > 1:
-        own += options(distributed_executor_backend=backend)
+    if server.backend == "ray" or tp * pp > 1:
+        own += options(distributed_executor_backend=server.backend)
     if dp > 1:
-        own += options(data_parallel_size=dp, data_parallel_backend=backend)
-    words = without_api(args) if "--headless" in multi_node else args
-    return ("vllm", "serve", model, *words, *own, *multi_node, *options(host=host, port=port))
+        own += options(data_parallel_size=dp, data_parallel_backend=server.backend)
+    words = without_api(server.args) if "--headless" in multi_node else server.args
+    where = options(host=server.host, port=server.port)
+    return ("vllm", "serve", server.model, *words, *own, *multi_node, *where)
 
 
 def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
@@ -219,11 +210,8 @@ def memory_share(args: Sequence[str]) -> float:
     """Return which part of a GPU's memory an engine claims: vLLM's own default where the arguments
     say nothing readable.
     """
-    share = _MEMORY_SHARE
-    for value in values(args, "--gpu-memory-utilization"):
-        found = _number(value)
-        share = found if found is not None and found <= 1 else share
-    return share
+    shares = [_number(value) for value in values(args, "--gpu-memory-utilization")]
+    return next((s for s in reversed(shares) if s is not None and s <= 1), _MEMORY_SHARE)
 
 
 def prefill_context_parallel(args: Sequence[str]) -> int:
@@ -245,18 +233,13 @@ def values(args: Sequence[str], *names: str) -> list[str]:
 
 
 def without_api(args: Sequence[str]) -> tuple[str, ...]:
-    """Leave out how many API servers are wanted, which vLLM refuses from a process that has
-    none.
-    """
-    kept, skip = list[str](), False
-    for word in args:
-        name = word.partition("=")[0].replace("_", "-")
-        if skip:
-            skip = False
-        elif name in ("--api-server-count", "-asc"):
-            skip = "=" not in word
-        else:
+    """Leave out the number of API servers, which vLLM refuses from a process without one."""
+    kept, words = list[str](), iter(args)
+    for word in words:
+        if word.partition("=")[0].replace("_", "-") not in ("--api-server-count", "-asc"):
             kept.append(word)
+        elif "=" not in word:
+            next(words, None)
     return tuple(kept)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.model import Argv, ServerSpec
 from launcher.tools import vllm
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
@@ -16,6 +18,10 @@ def log(name: str) -> str:
     return (LOGS / f"{name}.log").read_text(encoding="utf-8")
 
 
+def command(model: str, *, multi_node: Argv = (), **spec: Any) -> Argv:
+    return vllm.serve(ServerSpec(model=model, **spec), multi_node)
+
+
 def without(*phases: str) -> list[str]:
     return [each for each in ALL if each not in phases]
 
@@ -24,7 +30,7 @@ def test_serve_under_ray() -> None:
     """Ray is always named, because vLLM would not choose it; our options stand last, where they
     win.
     """
-    assert vllm.serve(
+    assert command(
         "org/m",
         tp=8,
         pp=2,
@@ -53,7 +59,7 @@ def test_serve_under_ray() -> None:
 
 def test_one_rank_needs_no_executor() -> None:
     """One process on one GPU: vLLM chooses how to run it."""
-    assert "--distributed-executor-backend" not in vllm.serve(
+    assert "--distributed-executor-backend" not in command(
         "m", tp=1, pp=1, backend="mp", host="::", port=1
     )
 
@@ -80,8 +86,8 @@ def test_replicas_say_so() -> None:
     """One process of one replica is told nothing; the executor of each follows from its own
     split.
     """
-    plain = vllm.serve("m", tp=1, pp=1, dp=1, backend="mp", host="::", port=1)
-    two = vllm.serve(
+    plain = command("m", tp=1, pp=1, dp=1, backend="mp", host="::", port=1)
+    two = command(
         "m",
         tp=2,
         pp=1,
@@ -155,8 +161,8 @@ def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -
     """vLLM refuses the two together; the node that has the API keeps it."""
     args = ("--seed", "1", *count, "--dtype", "auto")
     given = {"tp": 1, "pp": 1, "dp": 2, "backend": "mp", "host": "::", "port": 1, "args": args}
-    first = vllm.serve("m", **given, multi_node=vllm.replicas_of(1, 0, "10.0.0.1", 1))  # type: ignore[arg-type]
-    second = vllm.serve("m", **given, multi_node=vllm.replicas_of(1, 1, "10.0.0.1", 1))  # type: ignore[arg-type]
+    first = command("m", **given, multi_node=vllm.replicas_of(1, 0, "10.0.0.1", 1))
+    second = command("m", **given, multi_node=vllm.replicas_of(1, 1, "10.0.0.1", 1))
 
     assert first[3 : 3 + len(args)] == args
     assert second[3:7] == ("--seed", "1", "--dtype", "auto")
