@@ -61,7 +61,7 @@ def kubernetes(
     """
     from launcher.cli import session
     from launcher.cli.choose import chosen_model
-    from launcher.cli.start import Asked, policy
+    from launcher.cli.start import StartSpec, policy
     from launcher.cli.vllm_args import arguments
     from launcher.export import kubernetes as made
     from launcher.export.group import group
@@ -75,7 +75,7 @@ def kubernetes(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
         )
     kept = policy(inventory, timeout)
-    asked = Asked(
+    spec = StartSpec(
         name="default",
         model=chosen_model(model, inventory),
         backend="ray" if kind == "kuberay" else "mp",
@@ -88,7 +88,7 @@ def kubernetes(
     target = Target(
         name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
     )
-    manifests = made.manifests(group(inventory, asked.request(inventory, None), kept, target))
+    manifests = made.manifests(group(inventory, spec.request(inventory, None), kept, target))
     if output is None:
         click.echo(manifests.text, nl=False)
     else:

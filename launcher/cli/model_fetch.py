@@ -15,39 +15,41 @@ if TYPE_CHECKING:
     from launcher.batch.shape import Job
     from launcher.cli.command import Call
     from launcher.cli.session import Session
-    from launcher.cli.start import Asked
+    from launcher.cli.start import StartSpec
     from launcher.plan.batch import Start
     from launcher.plan.shape import Plan
     from launcher.state.snapshot import ClusterSnapshot
 
 
 def for_server(
-    session: Session, asked: Asked, seen: ClusterSnapshot, *, dry_run: bool
-) -> tuple[Asked, ClusterSnapshot, float]:
+    session: Session, spec: StartSpec, snapshot: ClusterSnapshot, *, dry_run: bool
+) -> tuple[StartSpec, ClusterSnapshot, float]:
     """Bring a server's model to its nodes where that is wished, and look again; a dry run only
     notes it. Also returns the seconds that it took; raises what `_copy` does.
     """
     from launcher.cli import server
 
     # One that runs has its model, and is watched, refused or, with --replace, made room for.
-    runs = any(each.name == asked.name for each in seen.kept.running) and not asked.replace_other
-    if runs or not _enabled(session, fetch=asked.fetch):
-        return asked, seen, 0.0
+    running = [known.name for known in snapshot.kept.running]
+    runs = spec.name in running and not spec.replace_other
+    if runs or not _enabled(session, fetch=spec.fetch):
+        return spec, snapshot, 0.0
     inventory = session.inventory
     nodes: Sequence[Node] = inventory.nodes
-    if asked.backend == "mp":
+    if spec.backend == "mp":
         nodes = (
-            narrow(inventory, asked.nodes).nodes
-            if asked.planned
-            else asked.request(inventory, seen.config).nodes_with_ranks(inventory)
+            narrow(inventory, spec.nodes).nodes
+            if spec.planned
+            else spec.request(inventory, snapshot.config).nodes_with_ranks(inventory)
         )
     if dry_run:
-        return replace(asked, told=(*asked.told, *_note(seen, asked.model, nodes))), seen, 0.0
-    plan = partial(_early_plan, inventory, asked, seen)
-    seconds = _copy(session, seen, asked.model, nodes, plan)
+        notes = (*spec.notes, *_note(snapshot, spec.model, nodes))
+        return replace(spec, notes=notes), snapshot, 0.0
+    plan = partial(_early_plan, inventory, spec, snapshot)
+    seconds = _copy(session, snapshot, spec.model, nodes, plan)
     if seconds:
-        seen = server.look(session, model=asked.model, planning=True)
-    return asked, seen, seconds
+        snapshot = server.look(session, model=spec.model, planning=True)
+    return spec, snapshot, seconds
 
 
 def for_batch(call: Call, session: Session, seen: ClusterSnapshot, job: Job, start: Start) -> bool:
@@ -60,18 +62,18 @@ def for_batch(call: Call, session: Session, seen: ClusterSnapshot, job: Job, sta
     return _copy(session, seen, job.model, session.inventory.nodes, lambda: start.plan) > 0
 
 
-def _early_plan(inventory: Inventory, asked: Asked, seen: ClusterSnapshot) -> Plan:
+def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot) -> Plan:
     """Return the plan of a server before its model is there. Where the planner is to choose the
     split of a model that no node has yet, a server takes at least a GPU and a port. Raises
     RequestError.
     """
     from launcher.cli import serve_plan
 
-    if asked.planned and (seen.config is None or not seen.weight_bytes):
-        asked = replace(asked, planned=False, tp=1, pp=1, dp=1)
-    elif asked.planned:
-        asked = serve_plan.settled(asked, seen)
-    return asked.plan(inventory, seen)[1].plan
+    if spec.planned and (snapshot.config is None or not snapshot.weight_bytes):
+        spec = replace(spec, planned=False, tp=1, pp=1, dp=1)
+    elif spec.planned:
+        spec = serve_plan.settled(spec, snapshot)
+    return spec.plan(inventory, snapshot)[1].plan
 
 
 def _judge(session: Session, plan: Plan) -> None:
@@ -91,16 +93,16 @@ def _enabled(session: Session, *, fetch: bool) -> bool:
     return fetch or session.inventory.models.spread == "auto"
 
 
-def _lacking(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[str]:
+def _lacking(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[str]:
     """Return the nodes that are known to lack files of a model."""
-    stores = seen.models if model else {}
+    stores = snapshot.models if model else {}
     return [node.name for node in nodes if node.name in stores and stores[node.name].absent]
 
 
-def _note(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> Iterator[str]:
+def _note(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> Iterator[str]:
     """Say what a dry run would copy, unless nothing is missing."""
-    if lack := _lacking(seen, model, nodes):
-        whole = any(store.where == "there" for store in seen.models.values())
+    if lack := _lacking(snapshot, model, nodes):
+        whole = any(store.where == "there" for store in snapshot.models.values())
         how = f"copy {model}" if whole or model.startswith("/") else f"pull {model}"
         advice = f"`vlaunch model {how} --dry-run` says how"
         yield f"first, {fold(lack)} would be given {model}: {advice}"
@@ -108,7 +110,7 @@ def _note(seen: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> Iterator[
 
 def _copy(
     session: Session,
-    seen: ClusterSnapshot,
+    snapshot: ClusterSnapshot,
     model: str,
     nodes: Sequence[Node],
     plan: Callable[[], Plan],
@@ -126,16 +128,16 @@ def _copy(
     from launcher.cli.copying import Options
     from launcher.plan.copying import plan_copy, whole_on
 
-    lack = _lacking(seen, model, nodes)
+    lack = _lacking(snapshot, model, nodes)
     if not lack:
         return 0.0
     _judge(session, plan())
     began = time.monotonic()
     given = Options(cached=True)  # vLLM is about to read it
     programs = model_copy.look(session, session.reached, model)
-    found = programs.look(model, files=True)
-    if whole_on(model, found) or model.startswith("/"):
-        model_copy.bring(programs, plan_copy(model, found, targets=lack), given, last=False)
+    stores = programs.look(model, files=True)
+    if whole_on(model, stores) or model.startswith("/"):
+        model_copy.bring(programs, plan_copy(model, stores, targets=lack), given, last=False)
     else:
         model_pull.download(session, model, nodes, given)
     return time.monotonic() - began

@@ -16,7 +16,7 @@ from launcher.tools import vllm
 
 if TYPE_CHECKING:
     from launcher.cli.command import Call
-    from launcher.cli.start import Asked
+    from launcher.cli.start import StartSpec
     from launcher.model import Inventory
     from launcher.placement import Placement
     from launcher.recipes.vllm_command import VllmCommand
@@ -87,7 +87,7 @@ def flags(function: F) -> F:
     return cast("F", called)
 
 
-def applied(call: Call, flags: Flags, asked: Asked) -> Asked:
+def applied(call: Call, flags: Flags, spec: StartSpec) -> StartSpec:
     """Return the server of a recipe or a pasted command, with notes on what vlaunch sets itself.
 
     Raises RequestError with every problem.
@@ -95,28 +95,30 @@ def applied(call: Call, flags: Flags, asked: Asked) -> Asked:
     from launcher.recipes import pasted
     from launcher.recipes.adapt import adapt
 
-    here = placement.narrow(call.inventory, asked.nodes, asked.gpus)
+    here = placement.narrow(call.inventory, spec.nodes, spec.gpus)
     if flags.pasted is None:
         command = _of_recipe(call, flags, here)
     else:
         command = pasted.parse(sys.stdin.read() if flags.pasted == "-" else flags.pasted)
-    replicas = asked.dp or here.serve.dp
-    found = adapt(command, here, args=asked.args, replicas=replicas, backend=asked.backend)
-    model = asked.model or command.model
-    asked = replace(asked, model=model, args=found.args, env=found.env)
-    split = asked.request(call.inventory, None).placement
-    return replace(asked, told=(*found.notes, *_dropped(found.dropped, asked, split)))
+    replicas = spec.dp or here.serve.dp
+    found = adapt(command, here, args=spec.args, replicas=replicas, backend=spec.backend)
+    model = spec.model or command.model
+    spec = replace(spec, model=model, args=found.args, env=found.env)
+    split = spec.request(call.inventory, None).placement
+    return replace(spec, notes=(*found.notes, *_dropped(found.dropped, spec, split)))
 
 
-def _dropped(options: Sequence[tuple[str, str]], asked: Asked, split: Placement) -> Iterator[str]:
+def _dropped(
+    options: Sequence[tuple[str, str]], spec: StartSpec, split: Placement
+) -> Iterator[str]:
     """Describe dropped options, with the values that are used instead."""
     used = {
-        "--model": asked.model,
-        "--host": asked.host,
-        "--port": str(asked.port),
-        "--distributed-executor-backend": asked.backend,
+        "--model": spec.model,
+        "--host": spec.host,
+        "--port": str(spec.port),
+        "--distributed-executor-backend": spec.backend,
     }
-    sizes = "the sizes of the plan" if asked.planned else split.words
+    sizes = "the sizes of the plan" if spec.planned else split.words
     for text, key in options:
         value = sizes if key.startswith(_SIZES) else used.get(key)
         now = f" (vlaunch sets {value})" if value else ""

@@ -11,7 +11,7 @@ import click
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
-from launcher.cli.start import Asked, begin, finish, flags, policy
+from launcher.cli.start import StartSpec, begin, finish, flags, policy
 from launcher.errors import (
     ConnectError,
     DeadlineError,
@@ -58,7 +58,7 @@ def rollback(
     """
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as ours:
-            asked = Asked(
+            spec = StartSpec(
                 **_choose(ours, name).spec_fields(),
                 replace_other=True,
                 skip_network_check=skip_network_check,
@@ -67,16 +67,16 @@ def rollback(
                 no_wait=no_wait,
                 policy=policy(call.inventory, timeout),
             )
-            session.told.update(asked.about(call.inventory))
-            begun = begin(call, ours, asked)
-        code, rows = finish(session, asked, begun)
+            session.told.update(spec.about(call.inventory))
+            begun = begin(call, ours, spec)
+        code, rows = finish(session, spec, begun)
     if not call.as_json:
         for row in rows:
             field(row)
     return code
 
 
-def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]:
+def or_back(call: Call, session: Session, spec: StartSpec) -> tuple[int, list[str]]:
     """Start a server as `start` does; when it does not answer, return to the one that answered
     before.
 
@@ -87,44 +87,44 @@ def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]
     begun: Begun | None = None
     try:
         with call.locked(session) as ours:
-            begun = begin(call, ours, asked)
-        return finish(session, asked, begun)
+            begun = begin(call, ours, spec)
+        return finish(session, spec, begun)
     except (RequestError, LockError, HookError):
         raise  # nothing was touched
     except (StoppedError, UnwatchedError, ConnectError, UnreadableAnswer):
         raise  # an operator stopped it, or its state is not known
     except VlaunchError as error:
         failed = error
-    session.warn("serve", f"{asked.model} does not answer: {failed.message}")
+    session.warn("serve", f"{spec.model} does not answer: {failed.message}")
     patient = replace(call, lock_wait=max(call.lock_wait, 60))
-    raise _back(patient, session, asked, begun, failed) from failed
+    raise _back(patient, session, spec, begun, failed) from failed
 
 
 def _back(
-    call: Call, session: Session, asked: Asked, begun: Begun | None, failed: VlaunchError
+    call: Call, session: Session, spec: StartSpec, begun: Begun | None, failed: VlaunchError
 ) -> VlaunchError:
     """Return to the server before, unless another operator changed what runs; returns the error
     that reports both.
     """
-    digest, evidence = asked.request(session.inventory, None).digest, [failed.evidence]
+    digest, evidence = spec.request(session.inventory, None).digest, [failed.evidence]
     before: Answered | None = None
     try:
         with call.locked(session) as ours:
-            if other := _another(ours, asked.name, digest, begun, failed):
+            if other := _another(ours, spec.name, digest, begun, failed):
                 then = f"nothing was rolled back, for {other}"
                 hint = "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
                 return GateError(
                     f"{failed.message}; {then}", evidence=evidence, hint=_hint(failed, hint)
                 )
-            before = _choose(ours, asked.name, digest)
+            before = _choose(ours, spec.name, digest)
             again = replace(
-                asked,
+                spec,
                 **before.spec_fields(),
                 replace_other=True,
                 unsupervised=False,
                 planned=False,
-                told=(),
-                policy=policy(session.inventory, asked.policy.start_timeout),
+                notes=(),
+                policy=policy(session.inventory, spec.policy.start_timeout),
             )
             started = begin(call, ours, again)
         code, _ = finish(session, again, started)
@@ -142,7 +142,7 @@ def _back(
     else:
         if code == 0:
             return GateError(
-                f"{asked.model} did not answer, so {before.what} answers again",
+                f"{spec.model} did not answer, so {before.what} answers again",
                 evidence=[failed.message, failed.evidence],
                 hint=_hint(failed, "try again with `vlaunch serve --replace`"),
             )
@@ -158,9 +158,9 @@ def _another(
     """
     from launcher.cli import server
 
-    seen = server.look(session, head_only=True)
-    server.require_servers(session, seen)
-    there = {each.name: each for each in seen.kept.servers}.get(name)
+    snapshot = server.look(session, head_only=True)
+    server.require_servers(session, snapshot)
+    there = {each.name: each for each in snapshot.kept.servers}.get(name)
     if begun is None:  # nothing was written down
         if there is None or not there.runs or there.id == digest:
             return ""
@@ -171,7 +171,7 @@ def _another(
         # is a gate's.
         broken = isinstance(failed, (NodeError, ServerError, DeadlineError))
         return "somebody has stopped it meanwhile" if broken else ""
-    ours = wanted.asked == begun[2].desired.asked
+    ours = wanted.asked == begun.start.desired.asked
     return "" if ours else f"{wanted.model} is wanted there now"
 
 

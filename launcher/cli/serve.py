@@ -14,7 +14,7 @@ from launcher.cli import options, rollback
 from launcher.cli import recipe as recipes
 from launcher.cli.choose import chosen_model
 from launcher.cli.command import Call, command
-from launcher.cli.start import Asked, flags, policy, start
+from launcher.cli.start import StartSpec, flags, policy, start
 from launcher.cli.vllm_args import arguments
 from launcher.inventory import ranges
 from launcher.model import Backend
@@ -143,7 +143,7 @@ def serve(
     wanted = call.inventory
     described = recipe != recipes.Flags()
     chosen = model or "" if described else chosen_model(model, wanted)
-    asked = Asked(
+    spec = StartSpec(
         name=_name(name),
         model=chosen,
         nodes=_nodes(nodes),
@@ -158,17 +158,17 @@ def serve(
         no_wait=no_wait,
         **others,  # --gpus, --tp, --pp, --dp, --replace and --skip-network-check
     )
-    asked = replace(asked, planned=_planned(call, asked, chosen_by))
+    spec = replace(spec, planned=_planned(call, spec, chosen_by))
     if described:
-        asked = recipes.applied(call, recipe, asked)
-    asked.request(wanted, None)  # what can never be placed has its error before anything is touched
+        spec = recipes.applied(call, recipe, spec)
+    spec.request(wanted, None)  # what can never be placed has its error before anything is touched
     if call.offline:
-        _, begun = asked.plan(wanted, ClusterSnapshot(site=Site(wanted)))
+        _, begun = spec.plan(wanted, ClusterSnapshot(site=Site(wanted)))
         call.print_script([begun.plan])
         return 0
-    with call.session(hooks_of="serve", about=asked.about(wanted)) as session:
+    with call.session(hooks_of="serve", about=spec.about(wanted)) as session:
         begin = rollback.or_back if or_rollback else start
-        code, rows = begin(call, session, asked)
+        code, rows = begin(call, session, spec)
     if not call.as_json:
         for row in rows:
             field(row)
@@ -189,14 +189,14 @@ def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wai
         )
 
 
-def _planned(call: Call, asked: Asked, chosen_by: str | None) -> bool:
+def _planned(call: Call, spec: StartSpec, chosen_by: str | None) -> bool:
     """Tell whether the plan is to choose the split: a split that is named counts before the
     inventory's wish. Raises UsageError for wishes that exclude each other.
     """
     if chosen_by != "auto":
         wanted = chosen_by is None and call.inventory.serve.plan == "auto"
-        return wanted and not asked.fixed(call.inventory) and not call.offline
-    if any(each is not None for each in (asked.tp, asked.pp, asked.dp)):
+        return wanted and not spec.fixed(call.inventory) and not call.offline
+    if any(each is not None for each in (spec.tp, spec.pp, spec.dp)):
         raise click.UsageError("--plan auto chooses --tp, --pp and --dp: name a split, or let it")
     if call.offline:
         raise click.UsageError("--plan auto asks the nodes; without them: `vlaunch plan --offline`")

@@ -23,7 +23,7 @@ from launcher.tools import vllm
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
-    from launcher.cli.start import Asked
+    from launcher.cli.start import StartSpec
     from launcher.plan.request import Request
 
 _EXACT = 0.005  # how far a figure may be off that counts as the planned one
@@ -46,9 +46,9 @@ class ServePlan:
         return None if one is None else Range(*(value * replicas for value in astuple(one)))
 
 
-def plan_of(seen: ClusterSnapshot, request: Request) -> ServePlan | None:
+def plan_of(snapshot: ClusterSnapshot, request: Request) -> ServePlan | None:
     """Return the plan of a server; None where not enough is known of model or GPUs."""
-    question = _question(seen, request)
+    question = _question(snapshot, request)
     split = request.placement
     if question is None or split.pcp > 1:
         return None
@@ -70,61 +70,61 @@ def plan_of(seen: ClusterSnapshot, request: Request) -> ServePlan | None:
     return ServePlan(question=question, planned=planned, better=better)
 
 
-def _question(seen: ClusterSnapshot, server: ServerSpec) -> Question | None:
-    """Return what is asked of the plan; None where not enough is known of model or GPUs."""
-    site, inventory = seen.site, seen.site.inventory
-    if seen.config is None or not seen.weight_bytes:
+def _question(snapshot: ClusterSnapshot, server: ServerSpec) -> Question | None:
+    """Return the planner's question; None where not enough is known of model or GPUs."""
+    site, inventory = snapshot.site, snapshot.site.inventory
+    if snapshot.config is None or not snapshot.weight_bytes:
         return None
     flags = flags_of(server.args, env_of(inventory, server.env))
     here = narrow(inventory, server.nodes, server.gpus)
     try:
-        shape = architecture_of(seen.config)
+        shape = architecture_of(snapshot.config)
         hosts = hosts_of(replace(site, inventory=here))
     except RequestError:
         return None
     return Question(
         model=shape,
-        weight_bytes=seen.weight_bytes,
-        cluster=Cluster(hosts=hosts, link=link_of(site, Link(), seen.network)),
+        weight_bytes=snapshot.weight_bytes,
+        cluster=Cluster(hosts=hosts, link=link_of(site, Link(), snapshot.network)),
         want=Want(context=flags.length or shape.context or 4096),
         flags=flags,
-        starts=starts_of(seen.answered, server.model, shape, inventory),
+        starts=starts_of(snapshot.answered, server.model, shape, inventory),
     )
 
 
-def settled(asked: Asked, seen: ClusterSnapshot) -> Asked:
+def settled(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec:
     """Return the request with the split that the plan chooses, one that runs with its own.
 
     Raises RequestError: not enough is known for a plan, or no split fits.
     """
-    hint = f"see why: `vlaunch plan --model {asked.model}`; or name a split: `--tp N --pp N`"
-    if (running := _as_it_runs(asked, seen)) is not None:
+    hint = f"see why: `vlaunch plan --model {spec.model}`; or name a split: `--tp N --pp N`"
+    if (running := _as_it_runs(spec, snapshot)) is not None:
         return running
-    question = _question(seen, asked)
+    question = _question(snapshot, spec)
     if question is None:
-        raise RequestError(f"what {asked.model} is made of is not known on the nodes", hint=hint)
+        raise RequestError(f"what {spec.model} is made of is not known on the nodes", hint=hint)
     chosen = choose(question, one_server=True)
     if chosen.verdict == "does-not-fit":
-        raise RequestError(f"no split of {asked.model} fits this cluster", hint=hint)
+        raise RequestError(f"no split of {spec.model} fits this cluster", hint=hint)
     option = chosen.option
     more = option.experts and not question.flags.expert_parallel
-    args = (*asked.args, *((vllm.EXPERT_PARALLEL,) if more else ()))
-    return replace(asked, tp=option.tp, pp=option.pp, dp=option.dp, args=args)
+    args = (*spec.args, *((vllm.EXPERT_PARALLEL,) if more else ()))
+    return replace(spec, tp=option.tp, pp=option.pp, dp=option.dp, args=args)
 
 
-def _as_it_runs(asked: Asked, seen: ClusterSnapshot) -> Asked | None:
+def _as_it_runs(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec | None:
     """Return the request with the split of the server that runs under its name with this model;
     None where there is none, or another one is to take its place.
     """
-    there = next((each for each in seen.kept.running if each.name == asked.name), None)
-    if there is None or there.desired is None or asked.replace_other or there.model != asked.model:
+    there = next((each for each in snapshot.kept.running if each.name == spec.name), None)
+    if there is None or there.desired is None or spec.replace_other or there.model != spec.model:
         return None
     said = there.desired.asked_for
     sizes: dict[str, Any] = {key: said.get(key) for key in ("tp", "pp", "dp")}
     if not all(isinstance(size, int) for size in sizes.values()):
         return None
-    added = (*asked.args, vllm.EXPERT_PARALLEL)
-    return replace(asked, **sizes, args=added if said.get("args") == list(added) else asked.args)
+    added = (*spec.args, vllm.EXPERT_PARALLEL)
+    return replace(spec, **sizes, args=added if said.get("args") == list(added) else spec.args)
 
 
 def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:

@@ -52,12 +52,10 @@ def look(
     ]
     answers = by_node(session.transport, queries)
     from_head = answers[head.name]
-    said = try_payload(from_head.pop(0)) if jobs else {}
-    record = verdict.parse_record(from_head.pop(0))
     return ClusterSnapshot(
         site=site,
-        said=said,
-        network=record,
+        said=try_payload(from_head.pop(0)) if jobs else {},
+        network=verdict.parse_record(from_head.pop(0)),
         weight_bytes=models.weight_bytes(from_head.pop(0)) if files else 0,
         answered=history.read_all(from_head.pop(0)) if history_query else (),
         models={node: models.parse_look(rest[0]) for node, rest in answers.items() if rest},
@@ -70,18 +68,18 @@ def look_updated(
     """Observe as `look` does, with the node programs brought up to date before, for they are
     queried; return the plan that does it, which a dry run only shows.
     """
-    seen = look(session, **what)
-    files = plan_files(seen.site, verb=verb)
+    snapshot = look(session, **what)
+    files = plan_files(snapshot.site, verb=verb)
     if files.steps and not dry_run:
         session.apply(files)
-        seen = look(session, **what)
-    return seen, files
+        snapshot = look(session, **what)
+    return snapshot, files
 
 
-def require_servers(session: Session, seen: ClusterSnapshot) -> None:
+def require_servers(session: Session, snapshot: ClusterSnapshot) -> None:
     """Raise NodeError when the head could not say which servers there are."""
-    if "servers" not in seen.said and "error" in seen.said:
-        raise silent(session, seen)
+    if "servers" not in snapshot.said and "error" in snapshot.said:
+        raise silent(session, snapshot)
 
 
 def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
@@ -96,11 +94,11 @@ def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
     )
 
 
-def silent(session: Session, seen: ClusterSnapshot) -> NodeError:
+def silent(session: Session, snapshot: ClusterSnapshot) -> NodeError:
     """Return the error that the head could not be asked what runs."""
     return NodeError(
         session.inventory.head.name,
         "does not say what runs",
-        evidence=str(seen.said["error"]),
+        evidence=str(snapshot.said["error"]),
         hint="look at `vlaunch status`; `vlaunch down` ends everything",
     )

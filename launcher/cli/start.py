@@ -1,4 +1,4 @@
-"""From a server that is asked for to one that has answered: what `serve` and `rollback` share."""
+"""Start a server and wait for its first answer, for `serve` and `rollback`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def flags(function: F) -> F:
 class Begun(NamedTuple):
     """A start that is under way; `fetched` is the seconds for which its model was copied."""
 
-    seen: ClusterSnapshot
+    snapshot: ClusterSnapshot
     request: Request
     start: Start
     plan: ServePlan | None
@@ -61,7 +61,7 @@ class Begun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(ServerSpec):
+class StartSpec(ServerSpec):
     """A server's spec, its supervision, and the options of one start."""
 
     policy: Policy
@@ -72,7 +72,7 @@ class Asked(ServerSpec):
     no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
     planned: bool = False  # the plan chooses the split
-    told: tuple[str, ...] = ()  # notes on the recipe or the pasted command
+    notes: tuple[str, ...] = ()  # on the recipe or the pasted command
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
@@ -129,24 +129,24 @@ class Asked(ServerSpec):
             f"Ray places ranks wherever GPUs are free, so that {flag} cannot be kept to", hint=hint
         )
 
-    def plan(self, inventory: Inventory, seen: ClusterSnapshot) -> tuple[Request, Start]:
+    def plan(self, inventory: Inventory, snapshot: ClusterSnapshot) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
         from launcher.cli import network_gate
         from launcher.plan.serve import plan_serve
 
-        request = self.request(inventory, seen.config)
+        request = self.request(inventory, snapshot.config)
         prove, known = (
             ((), ())
             if self.skip_network_check
-            else network_gate.prove(inventory, seen, request, pair_timeout=self.pair_timeout)
+            else network_gate.prove(inventory, snapshot, request, pair_timeout=self.pair_timeout)
         )
         start = plan_serve(
-            seen,
+            snapshot,
             request,
             asked=time.time(),
             policy=self.policy,
             prove=prove,
-            notes=(*self.told, *known),
+            notes=(*self.notes, *known),
             replace_other=self.replace_other,
             insist=self.unsupervised,
         )
@@ -163,53 +163,53 @@ def policy(inventory: Inventory, timeout: float | None, *, supervise: bool = Tru
     return Policy(canary=serve.canary, stuck=serve.stuck, restarts=restarts, start_timeout=limit)
 
 
-def start(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]:
+def start(call: Call, session: Session, spec: StartSpec) -> tuple[int, list[str]]:
     """Prove the network, start the server and wait until it has answered; print the script instead
     for a dry run.
 
     Returns the exit code, and what to print when the display of progress has been put away. Raises
     VlaunchError.
     """
-    # Held until the server is asked for: others may work on the cluster while a model loads.
+    # Released before the wait: others may work on the cluster while a model loads.
     with call.locked(session) as ours:
-        begun = begin(call, ours, asked)
-    return finish(session, asked, begun)
+        begun = begin(call, ours, spec)
+    return finish(session, spec, begun)
 
 
-def begin(call: Call, session: Session, asked: Asked) -> Begun | None:
+def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
     """Update the node programs, which are queried, copy the model if required, and start the
     server, in a session that holds the cluster's lock; print the script instead for a dry run.
     """
     from launcher.cli import model_fetch, serve_plan, server
 
     inventory, dry_run = session.inventory, call.dry_run
-    session.hooks.pre(session.to, **asked.about(inventory))
-    seen, files = server.look_updated(
-        session, verb="serve", dry_run=dry_run, model=asked.model, planning=True
+    session.hooks.pre(session.to, **spec.about(inventory))
+    snapshot, files = server.look_updated(
+        session, verb="serve", dry_run=dry_run, model=spec.model, planning=True
     )
     if not dry_run:
-        server.require_servers(session, seen)
-    asked, seen, fetched = model_fetch.for_server(session, asked, seen, dry_run=dry_run)
-    if asked.planned:
-        asked = serve_plan.settled(asked, seen)
-    request, start = asked.plan(inventory, seen)
-    plan = serve_plan.plan_of(seen, request)
+        server.require_servers(session, snapshot)
+    spec, snapshot, fetched = model_fetch.for_server(session, spec, snapshot, dry_run=dry_run)
+    if spec.planned:
+        spec = serve_plan.settled(spec, snapshot)
+    request, start = spec.plan(inventory, snapshot)
+    plan = serve_plan.plan_of(snapshot, request)
     if plan is not None and not start.attached:
-        serve_plan.tell(session, plan, fixed=asked.fixed(inventory))
+        serve_plan.tell(session, plan, fixed=spec.fixed(inventory))
     if dry_run:
         call.print_script([files, start.plan])
         return None
-    _apply(session, request, start, skipped=asked.skip_network_check)
-    return Begun(seen, request, start, plan, fetched)
+    _apply(session, request, start, skipped=spec.skip_network_check)
+    return Begun(snapshot, request, start, plan, fetched)
 
 
-def finish(session: Session, asked: Asked, begun: Begun | None) -> tuple[int, list[str]]:
+def finish(session: Session, spec: StartSpec, begun: Begun | None) -> tuple[int, list[str]]:
     """Wait until the server has answered; returns what `start` does."""
     if begun is None:
         return 0, []
-    code, rows = _wait(session, begun, asked)
-    if code == 0 and not asked.no_wait:
-        session.hooks.post(session.to, **asked.about(session.inventory))
+    code, rows = _wait(session, begun, spec)
+    if code == 0 and not spec.no_wait:
+        session.hooks.post(session.to, **spec.about(session.inventory))
     return code, rows
 
 
@@ -238,15 +238,15 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
     session.apply(start.plan)
 
 
-def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]:
+def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.cli import network_gate, serve_plan
     from launcher.state import endpoints
     from launcher.watch import summary, watch
 
-    seen, request, start, plan, fetched = begun
+    snapshot, request, start, plan, fetched = begun
     name = start.desired.name
-    if asked.no_wait:
+    if spec.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
         verb = "runs" if start.attached else "starts"
         text = f"server `{name}` {verb}; see `vlaunch status`{again}"
@@ -257,10 +257,10 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
     try:
         served = session.show(
             watch(
-                seen.site,
+                snapshot.site,
                 start.desired,
                 session.transport,
-                timeout=asked.policy.start_timeout,
+                timeout=spec.policy.start_timeout,
                 attached=start.attached,
             )
         )
@@ -271,7 +271,7 @@ def _wait(session: Session, begun: Begun, asked: Asked) -> tuple[int, list[str]]
         )
         session.warn("serve", text)
         return 130, []
-    network = network_gate.confirm(session, seen, request, start, allow=asked.skip_network_check)
+    network = network_gate.confirm(session, snapshot, request, start, allow=spec.skip_network_check)
     task, ask = named(served.task), ""
     if task is not None and not task.generates:
         keyed = "VLLM_API_KEY" in session.inventory.secrets

@@ -282,14 +282,11 @@ def _means(name: str, ours: str) -> bool:
 
 def phase_after(phase: str, lines: Sequence[str]) -> list[str]:
     """Return the phases that a piece of log begins, later ones only, in order."""
-    ids = [each.id for each in PHASES]
-    at, begun = ids.index(phase), list[str]()
+    at, begun = [known.id for known in PHASES].index(phase), list[str]()
     for line in lines:
-        for i in range(len(PHASES) - 1, at, -1):
-            if re.search(PHASES[i].pattern, line):
-                at = i
-                begun.append(ids[i])
-                break
+        later = range(len(PHASES) - 1, at, -1)
+        at = next((i for i in later if re.search(PHASES[i].pattern, line)), at)
+        begun += [PHASES[at].id] if at in later else []
     return begun
 
 
