@@ -174,7 +174,8 @@ class _Listener:
         finally:
             self._handshakes.pop(sock, None)
             if transport is not None:
-                transport.abort()
+                with contextlib.suppress(AttributeError):  # Python 3.11.2, once TLS is closed
+                    transport.abort()
 
 
 class _Protocol:
