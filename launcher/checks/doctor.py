@@ -22,8 +22,6 @@ from launcher.tools.diagnosis_read import DRIVER, Log, State, Told, server_log
 from launcher.tools.nccl.reading import VERSION
 from launcher.tools.symptoms import Symptom
 
-DOCS = "docs/troubleshooting.md"
-
 # now: it stands in the way; perhaps: it may be harmless; after: it follows from something else;
 # over: a server has been ready since, or it happened long before the last failure.
 Kind = Literal["now", "perhaps", "after", "over"]
@@ -77,7 +75,7 @@ class Diagnosed:
     @property
     def docs(self) -> str:
         """Where the documentation tells more."""
-        return f"{DOCS}#{self.id}"
+        return f"docs/troubleshooting.md#{self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,8 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
     port, or else the agent's.
     """
     who = "the agent" if inventory.ray.off else "Ray"
-    where = (
-        f"{inventory.head.ip}:{inventory.ports.group if inventory.ray.off else inventory.ports.gcs}"
-    )
+    ports = inventory.ports
+    where = f"{inventory.head.ip}:{ports.group if inventory.ray.off else ports.gcs}"
 
     def judge(answers: Answers) -> Sequence[Finding]:
         state, port = answers[inventory.head.name]

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.ui import json_line
-from launcher.ui.terminal import console, show
+from launcher.ui.terminal import show, show_live
 
 if TYPE_CHECKING:
     from launcher.state.metrics import Counting, Look
@@ -44,47 +45,28 @@ def metrics(call: Call, server: str | None, every: float, watch: bool | None) ->
     vLLM counts it, and the head's keeper says how ranks are; nothing is changed. Latencies are of
     the last minute, or, where no request came, since the engine started.
     """
+    from launcher.ui.metrics import render
+
     with call.session(nodes=[call.inventory.head]) as session:
         looks = _looks(session, server, every)
         if watch is None:
             watch = sys.stdout.isatty()
-        if not watch:
-            next(looks)
-            look = next(looks)
-            if look.trouble:
+        if watch and not call.as_json:
+            show_live(
+                render(look, when=f"{datetime.now():%H:%M:%S}, every {every:g} s") for look in looks
+            )
+        for look in looks if watch else islice(looks, 1, 2):
+            if look.trouble and not watch:
                 raise NodeError(
                     session.inventory.head.name,
                     "does not say what its servers do",
                     evidence=look.trouble,
                     hint="run `vlaunch up`, which brings what it is asked with up to date",
                 )
-            _print(look, call.as_json)
-        elif call.as_json:
-            for each in looks:
-                _print(each, call.as_json)
-        else:
-            _live(looks, every)
-
-
-def _print(look: Look, as_json: bool) -> None:
-    if as_json:
-        click.echo(json_line.dumps(look.as_json()))
-        return
-    from launcher.ui.metrics import render
-
-    show(render(look))
-
-
-def _live(looks: Iterator[Look], every: float) -> None:
-    """Draw look after look in the same place; Ctrl-C ends it."""
-    from rich.live import Live
-
-    from launcher.ui.metrics import render
-
-    with Live(console=console(), auto_refresh=False) as live:
-        for each in looks:
-            when = f"{datetime.now():%H:%M:%S}, every {every:g} s"
-            live.update(render(each, when=when), refresh=True)
+            if call.as_json:
+                click.echo(json_line.dumps(look.as_json()))
+            else:
+                show(render(look))
 
 
 def _looks(

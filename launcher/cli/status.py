@@ -13,7 +13,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.ui import json_line
-from launcher.ui.terminal import console, show
+from launcher.ui.terminal import show, show_live
 
 if TYPE_CHECKING:
     from launcher.state.status import ClusterStatus
@@ -31,12 +31,20 @@ def status(call: Call, watch: bool) -> int:
     steps end), `quiet` (a warning: no step has ended for long), `suspect` (its ranks do not move).
     The exit code is 1 when the cluster is not whole, or its agent does not answer.
     """
+    from launcher.ui.status import render
+
     with call.session(partial=True) as session:
-        if watch:
-            _watch(session, call.as_json)
-        seen = look(session)
-        _print(seen, call.as_json)
-        return 0 if seen.whole else 1
+        looks = _looks(session)
+        if watch and not call.as_json:
+            show_live(map(render, looks))
+        for cluster in looks:
+            if call.as_json:
+                click.echo(json_line.dumps(cluster.as_json()))
+            else:
+                show(render(cluster))
+            if not watch:
+                return 0 if cluster.whole else 1
+    return 0
 
 
 def look(session: Session) -> ClusterStatus:
@@ -59,29 +67,6 @@ def look(session: Session) -> ClusterStatus:
     jobs = next(iter(session.transport.run(queries)), None)
     missing = {name: error.reason for name, error in (session.missing | silent).items()}
     return status.read(snapshot, missing, jobs)
-
-
-def _print(seen: ClusterStatus, as_json: bool) -> None:
-    if as_json:
-        click.echo(json_line.dumps(seen.as_json()))
-        return
-    from launcher.ui.status import render
-
-    show(render(seen))
-
-
-def _watch(session: Session, as_json: bool) -> None:
-    """Show look after look; Ctrl-C ends it."""
-    if as_json:
-        for seen in _looks(session):
-            _print(seen, as_json)
-    from rich.live import Live
-
-    from launcher.ui.status import render
-
-    with Live(console=console(), auto_refresh=False) as live:
-        for seen in _looks(session):
-            live.update(render(seen), refresh=True)
 
 
 def _looks(session: Session) -> Iterator[ClusterStatus]:

@@ -149,7 +149,11 @@ def read(
     """
     site, inventory, kept = snapshot.site, snapshot.site.inventory, snapshot.kept
     nodes = _nodes(site, snapshot.said, kept, missing)
-    server_rows = _servers(site, snapshot.said, kept)
+    server_rows = tuple(
+        _server(site, server, kept.agent) for server in kept.servers if server.state != "stopped"
+    )
+    if why := _unknown(site, snapshot.said):
+        server_rows = (ServerStatus(name="", state="unknown", detail=why),)
     first = next((server.endpoint for server in server_rows if server.endpoint), "")
     entries: tuple[Entry, ...] = ()
     with contextlib.suppress(UnreadableAnswer):
@@ -218,17 +222,6 @@ def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
         return ""
     age = kept.agent if node.head else kept.members.get(node.name, math.inf)
     return "connected" if age <= serving.SILENT else "lost"
-
-
-def _servers(site: Site, answer: Mapping[str, Any], kept: Kept) -> tuple[ServerStatus, ...]:
-    """Return the servers that have a spec or are stopping; where they are unknown, one without a
-    name that has the reason.
-    """
-    if why := _unknown(site, answer):
-        return (ServerStatus(name="", state="unknown", detail=why),)
-    return tuple(
-        _server(site, server, kept.agent) for server in kept.servers if server.state != "stopped"
-    )
 
 
 def _unknown(site: Site, answer: Mapping[str, Any]) -> str:

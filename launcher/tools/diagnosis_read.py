@@ -5,6 +5,7 @@ It may be cut anywhere, and hold anything: nothing here raises for that.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,10 +120,9 @@ def _first(parts: _Parts, name: str) -> _Answer:
 
 
 def _gaps(parts: _Parts) -> dict[str, str]:
-    gaps: dict[str, str] = {}
-    said, code = _first(parts, "ids")
-    if code != 0:
-        gaps["containers"] = _words(said) or "the node did not tell which there are"
+    text, code = _first(parts, "ids")
+    reason = _words(text) or "the node did not tell which there are"
+    gaps = {} if code == 0 else {"containers": reason}
     if "kernel" in parts and _first(parts, "kernel")[1] != 0:
         gaps["kernel log"] = "it may only be read by root there"
     return gaps
@@ -195,27 +195,26 @@ def log_of(name: str, what: str, text: str, zone: float = 0.0) -> Log:
 
 
 def _states(text: str) -> list[State]:
-    found = []
+    errors = ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError
+    states = []
     for line in text.splitlines():
-        try:
-            said = untrusted.loads(line)
-            of = said["state"]
-            found.append(
+        with contextlib.suppress(*errors):
+            raw = untrusted.loads(line)
+            docker = raw["state"]
+            states.append(
                 State(
-                    name=_words(str(said["name"]).lstrip("/")),
-                    role=said["role"] if said["role"] in _ROLES else "",
-                    status=_words(str(of["Status"])),
-                    exit_code=int(of.get("ExitCode") or 0),
-                    oom=of.get("OOMKilled") is True,
-                    error=_words(str(of.get("Error") or "")),
-                    started=str(of.get("StartedAt") or ""),
-                    finished=str(of.get("FinishedAt") or ""),
-                    restarts=int(said.get("restarts") or 0),
+                    name=_words(str(raw["name"]).lstrip("/")),
+                    role=raw["role"] if raw["role"] in _ROLES else "",
+                    status=_words(str(docker["Status"])),
+                    exit_code=int(docker.get("ExitCode") or 0),
+                    oom=docker.get("OOMKilled") is True,
+                    error=_words(str(docker.get("Error") or "")),
+                    started=str(docker.get("StartedAt") or ""),
+                    finished=str(docker.get("FinishedAt") or ""),
+                    restarts=int(raw.get("restarts") or 0),
                 )
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            continue
-    return found
+    return states
 
 
 def _json(parts: _Parts, name: str) -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from launcher import sizes
 from launcher.model import fold
-from launcher.state.endpoints import Endpoint
 from launcher.state.servers import DEFAULT, GOOD, READY
 from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
@@ -140,13 +139,12 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
         texts.append(server.detail)
     first = state_line(f"server{name}: ", server.state, *texts, style=style)
     health = (line(text, lead=_MARGIN) for text in _health(server))
-    return [first, *map(_endpoint, apart), *health, *_supervision(server)]
-
-
-def _endpoint(endpoint: Endpoint) -> Line:
-    """Show one of several endpoints: how it is, where, and what came back or why nothing did."""
-    how = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
-    return state_line(f"{_MARGIN}{endpoint.url} on {endpoint.node}: ", endpoint.state, how)
+    lines = [first]
+    for endpoint in apart:
+        how = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
+        name = f"{_MARGIN}{endpoint.url} on {endpoint.node}: "
+        lines.append(state_line(name, endpoint.state, how))
+    return [*lines, *health, *_supervision(server)]
 
 
 def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:

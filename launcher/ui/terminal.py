@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,15 @@ def show(what: RenderableType, to: Console | None = None) -> None:
     wrap.
     """
     (to or console()).print(what, crop=False, overflow="ignore")
+
+
+def show_live(frames: Iterable[RenderableType]) -> None:
+    """Draw frame after frame in the same place, until they end or Ctrl-C."""
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        for frame in frames:
+            live.update(frame, refresh=True)
 
 
 def say(text: str, *, lead: str = "", err: bool = True) -> None:
