@@ -100,7 +100,7 @@ class Diagnosis:
 
 
 def diagnose(
-    told: Mapping[str, Told],
+    reports: Mapping[str, Told],
     missing: Mapping[str, str],
     *,
     rdma: bool,
@@ -111,7 +111,7 @@ def diagnose(
     """Judge what nodes told.
 
     Args:
-        told: by node, in the order in which they are shown.
+        reports: by node, in the order in which they are shown.
         missing: nodes that could not be asked, with the reason.
         rdma: whether the inventory promises RDMA between the nodes.
         now: seconds since 1970.
@@ -120,7 +120,7 @@ def diagnose(
     """
     oldest = -math.inf if since is None else now - since
     traces: dict[str, list[Trace]] = {}
-    for name, log in _logs(told, refused, traces, now):
+    for name, log in _logs(reports, refused, traces, now):
         known = list(_known_lines(log, rdma=rdma))
         times = log_times.times(log, now) if known else []
         for symptom, number in known:
@@ -133,30 +133,30 @@ def diagnose(
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         trace = Trace(node=name, what="login", line=line, at=now)
         traces.setdefault(_UNREACHABLE, []).append(trace)
-    ready = _ready(told, now)
+    ready = _ready(reports, now)
     return Diagnosis(
         findings=tuple(_ranked(traces, ready)),
-        nodes=tuple(told),
-        logs=sum(len(node.logs) for node in told.values()),
-        lines=sum(node.lines for node in told.values()),
+        nodes=tuple(reports),
+        logs=sum(len(node.logs) for node in reports.values()),
+        lines=sum(node.lines for node in reports.values()),
         gaps=tuple(
-            (name, what, why) for name, node in told.items() for what, why in node.gaps.items()
+            (name, what, why) for name, node in reports.items() for what, why in node.gaps.items()
         ),
         ready=_latest(ready.values()),
     )
 
 
 def _logs(
-    told: Mapping[str, Told], refused: Log | None, traces: Mapping[str, object], now: float
+    reports: Mapping[str, Told], refused: Log | None, traces: Mapping[str, object], now: float
 ) -> Iterator[tuple[str, Log]]:
     """Yield the logs with their nodes; where the `traces` of those so far show that a rank hangs,
     also the versions that are known to hang.
     """
-    for name, node in told.items():
+    for name, node in reports.items():
         for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
             yield name, log
     if RANK_HANGS in traces:
-        for name, node in told.items():
+        for name, node in reports.items():
             yield name, _known_hangs(node, now)
     if refused is not None:
         yield "operator", refused
@@ -299,19 +299,19 @@ def _log(part: str, what: str, lines: Sequence[str], stamp: str) -> Log:
     return Log(part=part, what=what, lines=tuple(lines), stamps=stamps)
 
 
-def _ready(told: Mapping[str, Told], now: float) -> dict[str, float | None]:
+def _ready(reports: Mapping[str, Told], now: float) -> dict[str, float | None]:
     """Return when each server was last ready, by its record or its engine's log, whichever is
     later, under its log's name; None for one that never was.
 
     Earlier lines of a server have been overcome. A line that is no server's own is overcome when
     all that are not stopped have been ready since: that time has the empty name.
     """
-    records = {name: record for node in told.values() for name, record in _records(node).items()}
+    records = {name: record for node in reports.values() for name, record in _records(node).items()}
     ready = {
         server_log(name): record.ready_at if record.state == "ready" else None
         for name, record in records.items()
     }
-    for log in (log for node in told.values() for log in node.logs):
+    for log in (log for node in reports.values() for log in node.logs):
         if log.part.startswith("engine-"):
             numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
             at = log_times.times(log, now)[numbers[-1]] if numbers else None

@@ -97,20 +97,20 @@ def _looks(
 
 
 def _look(session: Session, counting: Counting, kept: Kept, only: str | None) -> tuple[Look, Kept]:
-    """Look once; the servers that were there at the look before are asked."""
+    """Query the servers of the last look once more."""
     from dataclasses import replace
 
     from launcher.checks.ray import try_payload
     from launcher.state import metrics, servers
 
-    asked = metrics.ask(session.site, kept.running)
-    missing = session.fleet.connect([each.node for each in asked])
-    reached = [each for each in asked if each.node not in missing]
-    said = {node: {"error": each.message} for node, each in missing.items()}
-    said |= {each.node: try_payload(each) for each in session.transport.run(reached)}
-    of_head = said.get(session.inventory.head.name, {})
+    queries = metrics.ask(session.site, kept.running)
+    missing = session.fleet.connect([query.node for query in queries])
+    queries = [query for query in queries if query.node not in missing]
+    reports = {node: {"error": error.message} for node, error in missing.items()}
+    reports |= {answer.node: try_payload(answer) for answer in session.transport.run(queries)}
+    of_head = reports.get(session.inventory.head.name, {})
     if "servers" in of_head:
         kept = servers.read(of_head)
-        return counting.read(kept, said, only, time.monotonic()), kept
+        return counting.read(kept, reports, only, time.monotonic()), kept
     look = counting.read(kept, {}, only, time.monotonic())
     return replace(look, trouble=str(of_head.get("error") or "the head says nothing")), kept

@@ -58,10 +58,10 @@ def list_(call: Call) -> int:
     from launcher.tools import certificates
     from launcher.ui.secrets import render
 
-    wanted = call.inventory
+    inventory = call.inventory
     with call.session(partial=True) as session:
         files, shown = _files(session)
-    rows = _rows(wanted, shown)
+    rows = _rows(inventory, shown)
     names = [row["name"] for row in rows]
     remarks = [
         f"{name}: {error.message.removeprefix(f'{name}: ')}"
@@ -72,15 +72,15 @@ def list_(call: Call) -> int:
         remarks.append(ending)
     if call.as_json:
         data = {
-            "cluster": wanted.cluster,
-            "secrets_in": wanted.secrets_in,
+            "cluster": inventory.cluster,
+            "secrets_in": inventory.secrets_in,
             "secrets": rows,
             "nodes": {node: [asdict(file) for file in listed] for node, listed in files.items()},
             "remarks": remarks,
         }
         click.echo(json_line.dumps(data))
     else:
-        show(render(rows, files, remarks, fold([node.name for node in wanted.nodes])))
+        show(render(rows, files, remarks, fold([node.name for node in inventory.nodes])))
     return 1 if remarks else 0
 
 
@@ -108,14 +108,14 @@ def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -
     """
     from launcher.tools import certificates
 
-    wanted = call.inventory
-    token = _asked(wanted, names)
+    inventory = call.inventory
+    token = _asked(inventory, names)
     renew = not names or not set(names).isdisjoint(certificates.NAMES)
     if names and set(names) <= set(certificates.NAMES):
         with call.session() as session, call.locked(session) as ours:
             _renew(ours)
         return
-    given = {**resolve(wanted.secrets, wanted.path.parent), **token}
+    given = {**resolve(inventory.secrets, inventory.path.parent), **token}
     with call.session() as session, call.locked(session) as ours:
         _rotate(ours, given, renew=renew, yes=yes, join_timeout=join_timeout)
 

@@ -1,4 +1,4 @@
-"""Which servers there are, how the head's keeper judges them, and what they hold."""
+"""The servers of a cluster: their health, as the head's keeper judges it, and what they hold."""
 
 from __future__ import annotations
 

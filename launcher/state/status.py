@@ -228,11 +228,11 @@ def _unknown(site: Site, answer: Mapping[str, Any]) -> str:
     """Return why the servers are unknown; empty when they are known, or when there can be none."""
     if site.facts_of(site.head) is None:
         return "the head cannot be reached"
-    there = site.container(site.head)
-    if there is None:
+    container = site.container(site.head)
+    if container is None:
         return ""
-    if not there.running:
-        return f"the head's container is {there.status}: `vlaunch up` starts it"
+    if not container.running:
+        return f"the head's container is {container.status}: `vlaunch up` starts it"
     if "servers" in answer:
         return ""
     return str(answer.get("error") or "the head's agent does not answer")[:200]

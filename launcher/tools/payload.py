@@ -27,7 +27,7 @@ def source(name: str) -> str:
 
 def _ask(path: str, patience: float, /, *curl: str, **query: object) -> Argv:
     """Ask the agent of a container for a path, for so many seconds, with options of curl's."""
-    words = urlencode({name: each for name, each in query.items() if each != ""}, safe=":,")
+    words = urlencode({name: value for name, value in query.items() if value != ""}, safe=":,")
     return (
         *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
         *(*curl, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
@@ -56,7 +56,7 @@ def jobs(ports: Ports, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv
 
 
 def servers() -> Argv:
-    """Ask for the servers that are wanted, how they are, and which nodes' agents are connected."""
+    """Ask for the specs and statuses of servers, and which nodes' agents are connected."""
     return _ask("servers", _SHORT)
 
 

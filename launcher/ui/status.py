@@ -148,7 +148,7 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
 
 
 def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
-    """Return a line that shows a state in its colour, and what there is to say of it."""
+    """Return a line with a state in its colour, and the texts about it."""
     line = plain(name)
     line.append_text(plain(state, style or COLOURS.get(state, "red")))
     for text in filter(None, texts):

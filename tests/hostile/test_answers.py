@@ -171,22 +171,22 @@ def _probe(text: str, chance: Chance) -> str:
 def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
     """Status, and the judges of what runs, of what is stopped, and of what is free."""
     inventory = seeds.inventory()
-    said = answer(mutate.text(seeds.jobs(), chance))
+    response = answer(mutate.text(seeds.jobs(), chance))
     facts = _facts()
 
     def read() -> None:
-        heard = ray_checks.try_payload(said)
+        payload = ray_checks.try_payload(response)
         record = verdict.parse_record(answer(mutate.text(seeds.RECORD, chance)))
-        snapshot = ClusterSnapshot(site=Site(inventory, facts), said=heard, network=record)
+        snapshot = ClusterSnapshot(site=Site(inventory, facts), said=payload, network=record)
         jobs = answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))
-        holders = running.holders(heard)
-        serving.free_gpus(inventory, 2, "TP 2", heard, holders)
-        serving.job_room(inventory, 1, 2, heard, holders, queue=False)
-        serving.jobs_stopped(["batch-rows-1"], heard, [])
-        survived(lambda: serving.busy_by_node(heard))
-        seen = status.read(snapshot, {}, jobs)
-        harmless(shown(ui_status.render(seen)))
-        json.loads(json_line.dumps(seen.as_json()))
+        holders = running.holders(payload)
+        serving.free_gpus(inventory, 2, "TP 2", payload, holders)
+        serving.job_room(inventory, 1, 2, payload, holders, queue=False)
+        serving.jobs_stopped(["batch-rows-1"], payload, [])
+        survived(lambda: serving.busy_by_node(payload))
+        cluster = status.read(snapshot, {}, jobs)
+        harmless(shown(ui_status.render(cluster)))
+        json.loads(json_line.dumps(cluster.as_json()))
 
     survived(read)
 
@@ -197,7 +197,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
     """Answers of the head until the deadline: the watching ends, with an answer or an error of
     ours.
     """
-    site, wanted = Site(seeds.inventory()), kept.wanted(replicas=chance.choice((1, 2)))
+    site, spec = Site(seeds.inventory()), kept.wanted(replicas=chance.choice((1, 2)))
     now = [0.0]
 
     def reply(command: Any) -> Answer:
@@ -213,7 +213,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
 
     def read() -> None:
         for event in watch.watch(
-            site, wanted, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
+            site, spec, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
         ):
             json.loads(json_line.dumps(event.as_json()))
 

@@ -107,7 +107,7 @@ def test_an_interrupted_soak() -> None:
 
 
 def test_the_end_of_an_early_gap() -> None:
-    """It is told to the hundredth of a second; without a gap, there is no end."""
+    """Its end is shown to the millisecond; without a gap, there is no end."""
     early = dict(rows(judged(load(wait=0.3, waited_until=0.4))))
     assert early["longest gap"] == "300 ms, until 400 ms after the start (allowed: 30 s)"
     none = dict(rows(judged(load(wait=0.0, waited_until=0.0))))
