@@ -27,8 +27,6 @@ from launcher.ui.terminal import say
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Desired
 
-Messages = list[dict[str, str]]
-
 _LONGEST = 2**26  # characters of an answer; the longest context of a model is a tenth of it
 _PROMPT = "Say hello."
 
@@ -72,8 +70,13 @@ def chat(
         limits = {"max_tokens": max_tokens, "timeout": timeout}
         request = {"api_host": spec.api_host, "api": spec.port, **limits}
         container = session.site.container_name(node)
-
-        def answer(messages: Messages) -> str:
+        if way is not None and not way.generates:
+            prompt = prompt or _PROMPT  # the answer names the model, and how to query it
+        if not prompt:
+            say(f"talking to {spec.model}; an empty line or Ctrl-D ends it")
+        messages: list[dict[str, str]] = []
+        for words in [prompt] if prompt else iter(_ask, ""):
+            messages.append({"role": "user", "content": words})
             text = json.dumps({**request, "messages": messages})
             command = Command(
                 node=node.name,
@@ -82,18 +85,8 @@ def chat(
                 stdin=f"{text}\n".encode,
                 hold_stdin=True,
             )
-            return _answer(session, spec, command)
-
-        if way is not None and not way.generates:
-            prompt = prompt or _PROMPT  # the answer names the model, and how to query it
-        if prompt:
-            answer([{"role": "user", "content": prompt}])
-            return
-        say(f"talking to {spec.model}; an empty line or Ctrl-D ends it")
-        messages: Messages = []
-        while words := _ask():
-            messages.append({"role": "user", "content": words})
-            messages.append({"role": "assistant", "content": answer(messages)})
+            answer = _answer(session, spec, command)
+            messages.append({"role": "assistant", "content": answer})
 
 
 def _ask() -> str:

@@ -255,31 +255,20 @@ def _gates(
 ) -> tuple[Gate, ...]:
     job, cluster, site = request.job, seen.cluster, seen.cluster.site
     least, most = job.gpus
-    send = sum(each.bytes for each in transfer.missing(have, request.files))
-    fitting = observed(
-        "room",
-        "Ray has room for the job",
-        partial(
-            serving.job_room,
-            site.inventory,
-            least,
-            most,
-            cluster.said,
-            running.holders(cluster.said),
-            queue=options.queue,
-        ),
+    size = sum(file.bytes for file in transfer.missing(have, request.files))
+    jobs, holders = cluster.said, running.holders(cluster.said)
+    judge_room = partial(
+        serving.job_room, site.inventory, least, most, jobs, holders, queue=options.queue
     )
-    disk = observed(
-        "disk",
-        "the head has room for the job's files",
-        partial(serving.job_disk, site.head, send, site.facts_of(site.head) or HostFacts()),
-    )
-    return (
-        room.cluster(cluster),
-        *([room.model(cluster, site.nodes, job.model)] if job.mode != "predict" else []),
-        *([fitting] if least else []),
-        *([disk] if send else []),
-    )
+    judge_disk = partial(serving.job_disk, site.head, size, site.facts_of(site.head) or HostFacts())
+    gates = [room.cluster(cluster)]
+    if job.mode != "predict":
+        gates.append(room.model(cluster, site.nodes, job.model))
+    if least:
+        gates.append(observed("room", "Ray has room for the job", judge_room))
+    if size:
+        gates.append(observed("disk", "the head has room for the job's files", judge_disk))
+    return tuple(gates)
 
 
 def _next_id(name: str, seen: BatchSnapshot) -> str:
