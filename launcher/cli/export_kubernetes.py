@@ -74,7 +74,6 @@ def kubernetes(
         raise click.UsageError(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
         )
-    kept = policy(inventory, timeout)
     spec = StartSpec(
         name="default",
         model=chosen_model(model, inventory),
@@ -82,13 +81,13 @@ def kubernetes(
         host=inventory.serve.bind,
         port=inventory.ports.api,
         args=arguments(inventory, args),
-        policy=kept,
+        policy=policy(inventory, timeout),
         **said,
     )
     target = Target(
         name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
     )
-    manifests = made.manifests(group(inventory, spec.request(inventory, None), kept, target))
+    manifests = made.manifests(group(inventory, spec.request(inventory, None), spec.policy, target))
     if output is None:
         click.echo(manifests.text, nl=False)
     else:

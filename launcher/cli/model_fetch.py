@@ -29,12 +29,12 @@ def for_server(
     """
     from launcher.cli import server
 
+    inventory = session.inventory
     # One that runs has its model, and is watched, refused or, with --replace, made room for.
     running = [known.name for known in snapshot.kept.running]
     runs = spec.name in running and not spec.replace_other
-    if runs or not _enabled(session, fetch=spec.fetch):
+    if runs or not (spec.fetch or inventory.models.spread == "auto"):
         return spec, snapshot, 0.0
-    inventory = session.inventory
     nodes: Sequence[Node] = inventory.nodes
     if spec.backend == "mp":
         nodes = (
@@ -57,7 +57,7 @@ def for_batch(call: Call, session: Session, seen: ClusterSnapshot, job: Job, sta
     dry run; True when something was brought. Raises what `_copy` does.
     """
     begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
-    if not begins or not _enabled(session, fetch=call.fetch):
+    if not begins or not (call.fetch or session.inventory.models.spread == "auto"):
         return False
     return _copy(session, seen, job.model, session.inventory.nodes, lambda: start.plan) > 0
 
@@ -86,11 +86,6 @@ def _judge(session: Session, plan: Plan) -> None:
             title = "Look at the cluster, before the model is brought"
             first = replace(stage, title=title, gates=gates)
             session.apply(replace(plan, stages=(first,), notes=()))
-
-
-def _enabled(session: Session, *, fetch: bool) -> bool:
-    """True when models are to be copied: by a flag, or by `models: {spread: auto}`."""
-    return fetch or session.inventory.models.spread == "auto"
 
 
 def _lacking(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[str]:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.model import Argv, Inventory, Node, ServerSpec
+from launcher.model import Argv, Inventory, Node, ServerSpec, options
 from launcher.placement import Placement
 from launcher.tools import vllm
 
@@ -28,7 +28,9 @@ class Request(ServerSpec):
         """Return the command of one process, with the options that are its own."""
         split = self.placement
         if self.backend == "ray" and split.dp > 1:
-            own = (*vllm.ray_replicas(split.replicas[0][1], split.spans), *own)
+            # vLLM itself counts replicas that span nodes.
+            local = options(data_parallel_size_local=split.replicas[0][1])
+            own = own if split.spans else (*local, *own)
         return vllm.serve(self.spec, own)
 
     @property

@@ -4,7 +4,7 @@ way is named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -128,7 +128,7 @@ class _Room:
         inventory, said, split = self.inventory, self.seen.said, self.request.placement
         batches = serving.job_holders(said)
         if self.request.backend == "ray":
-            holders = [*(running.holder(each, each.gpus) for each in self.others), *batches]
+            holders = [*(running.holder(other, other.gpus) for other in self.others), *batches]
             own = sum(_in_ray(self.there).values())
             return serving.free_gpus(inventory, split.world, split.words, said, holders, own)
         if not inventory.ray.off and "jobs" not in said:
@@ -137,20 +137,18 @@ class _Room:
         needed = split.world + sum(each.gpus for each in self.others)
         return [*self._gpus_on_nodes(), *_claimed(inventory, batches, needed)]
 
-    def _gpus_on_nodes(self) -> list[Finding]:
+    def _gpus_on_nodes(self) -> Iterator[Finding]:
         """Judge each node by itself; what the server that makes room has there, Ray gets back."""
         busy, own = serving.busy_by_node(self.seen.said), _in_ray(self.there)
-        found = []
         for name, count in self.request.placement.nodes:
             node = self.inventory.node(name)
             holders = [
-                running.holder(each, held)
-                for each in self.others
-                if (held := _taken(each).get(name))
+                running.holder(other, gpus)
+                for other in self.others
+                if (gpus := _taken(other).get(name))
             ]
             in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
-            found.append(serving.node_gpus(node, count, holders, in_ray))
-        return found
+            yield serving.node_gpus(node, count, holders, in_ray)
 
     def port(self, node: Node) -> Finding:
         """Judge whether the port of its API on a node is free, or held by the server that makes
@@ -190,19 +188,14 @@ def _taken(server: Server) -> Mapping[str, int]:
     expected.
     """
     places = server.desired.places if server.desired else {}
-    ranks = (
-        {node: len(held) for node, held in server.observed.ranks.items()} if server.observed else {}
-    )
-    return ranks if sum(ranks.values()) == sum(places.values()) else places
+    ranks = server.observed.ranks if server.observed else {}
+    counts = {node: len(names) for node, names in ranks.items()}
+    return counts if sum(counts.values()) == sum(places.values()) else places
 
 
 def _in_ray(server: Server | None) -> Mapping[str, int]:
     """Return the GPUs on each node that Ray gets back when a server makes room."""
-    return (
-        _taken(server)
-        if server is not None and server.desired is not None and server.desired.ray is not None
-        else {}
-    )
+    return _taken(server) if server and server.desired and server.desired.ray else {}
 
 
 def _answers_at(server: Server) -> list[tuple[str, int]]:

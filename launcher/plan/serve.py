@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import RequestError
@@ -123,28 +123,27 @@ def _attached(
                 " leave out `--no-supervise`"
             ),
         )
-    told = (f"{other}; `--replace` starts it anew as asked",) if other else ()
-    return Start(
-        plan=Plan(verb="serve", stages=(), notes=told), desired=there.desired, attached=True
-    )
+    notes = (f"{other}; `--replace` starts it anew as asked",) if other else ()
+    plan = Plan(verb="serve", stages=(), notes=notes)
+    return Start(plan=plan, desired=there.desired, attached=True)
 
 
 def _kept_otherwise(there: Policy, asked: Policy) -> str:
     """Say how a server that runs is kept otherwise than asked for; how long a start may take is no
     reason to start anew.
     """
-    if there.restarts == 0 or asked.restarts == 0:
-        if there.restarts == asked.restarts:
-            return ""
-        if there.restarts != 0:
-            return "it is supervised"
+    if there.restarts == asked.restarts == 0:
+        return ""
+    if asked.restarts == 0:
+        return "it is supervised"
+    if there.restarts == 0:
         return "nobody supervises it: it stays dead when a rank, a node or the engine dies"
-    said = [
-        f"{name} {_number(now)} and not {_number(wanted)}"
+    differences = [
+        f"{name} {_number(now)} and not {_number(requested)}"
         for name in ("restarts", "canary", "stuck")
-        if (now := getattr(there, name)) != (wanted := getattr(asked, name))
+        if (now := getattr(there, name)) != (requested := getattr(asked, name))
     ]
-    return f"it was started with {', '.join(said)}" if said else ""
+    return f"it was started with {', '.join(differences)}" if differences else ""
 
 
 def _number(value: float | None) -> str:
@@ -163,22 +162,22 @@ def _notes(request: Request, there: Server | None) -> tuple[str, ...]:
     )
 
 
-def _replicas(request: Request) -> list[str]:
+def _replicas(request: Request) -> Iterator[str]:
     """Say who hands requests to replicas, where there are several."""
     split = request.placement
     if split.dp == 1:
-        return []
+        return
     whole = ", ".join(f"{count} on {name}" for name, count in split.replicas if count)
     if request.balancing == "internal" or len(split.nodes) == 1:
         behind = "answer behind one endpoint, to which vLLM balances requests"
-        return [f"{split.dp} replicas ({whole}) {behind}"]
-    said = [
+        yield f"{split.dp} replicas ({whole}) {behind}"
+        return
+    yield (
         f"{split.dp} replicas ({whole}) answer, each node's behind an endpoint of its own: what"
         " stands before these balances requests"
-    ]
+    )
     if split.experts == 0:
-        said.append(
+        yield (
             "replicas of a dense model need nothing of each other: started as a server per node"
             " (`--name`, `--nodes`), one that dies comes back without the others"
         )
-    return said

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from launcher.checks import gpu_memory
@@ -51,7 +51,7 @@ def desired(seen: ClusterSnapshot, request: Request, *, asked: float, policy: Po
         id=request.digest,
         model=request.model,
         backend=request.backend,
-        processes=_processes(seen, request, policy),
+        processes=tuple(_processes(seen, request, policy)),
         host=request.host,
         port=request.port,
         places=dict(split.nodes),
@@ -68,8 +68,8 @@ def desired(seen: ClusterSnapshot, request: Request, *, asked: float, policy: Po
     )
 
 
-def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple[Process, ...]:
-    """Return the engine's processes, one with an API first."""
+def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> Iterator[Process]:
+    """Yield the engine's processes, one with an API first."""
     inventory, split = seen.site.inventory, request.placement
     ready = {_READY: f"{max(3600, policy.start_timeout):.0f}"}
 
@@ -96,10 +96,10 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
             )
         own = env(inventory.head, places)
         argv = request.command(patience)
-        return (Process(node=inventory.head.name, argv=argv, env=own, replicas=(0, split.dp)),)
+        yield Process(node=inventory.head.name, argv=argv, env=own, replicas=(0, split.dp))
+        return
     held = [count for _, count in split.replicas]
     meeting = _meeting_port(seen, request, nodes[0])
-    found = []
     for rank, node in enumerate(nodes):
         first = sum(held[:rank])
         own_argv = (
@@ -107,16 +107,13 @@ def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple
             if split.dp > 1
             else vllm.rank_of(len(nodes), rank, nodes[0].ip, meeting)
         )
-        found.append(
-            Process(
-                node=node.name,
-                argv=request.command((*own_argv, *patience)),
-                env=env(node, {}),
-                gpus=_gpus(seen, request, node),
-                replicas=(first, held[rank]) if split.dp > 1 else (0, 1),
-            )
+        yield Process(
+            node=node.name,
+            argv=request.command((*own_argv, *patience)),
+            env=env(node, {}),
+            gpus=_gpus(seen, request, node),
+            replicas=(first, held[rank]) if split.dp > 1 else (0, 1),
         )
-    return tuple(found)
 
 
 def log_name(server: str, id: str) -> str:

@@ -181,13 +181,6 @@ def balancing(args: Sequence[str]) -> frozenset[Balancing]:
     return frozenset(found)
 
 
-def ray_replicas(local: int, spans: bool) -> Argv:
-    """Return the options that make Ray's head node run `local` replicas; those that span nodes are
-    counted by vLLM itself.
-    """
-    return () if spans else ("--data-parallel-size-local", str(local))
-
-
 def ray_replica_env(
     nodes: Sequence[str], *, spans: bool, alike: bool, handed_on: Sequence[str] = ()
 ) -> Mapping[str, str]:
