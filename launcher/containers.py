@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.model import Argv, ExistingMount, Inventory, Mount, Node, Secret
@@ -220,23 +220,17 @@ def _node_env(site: Site, node: Node) -> dict[str, str]:
         env["NCCL_IB_HCA"] = "=" + ",".join(node.hca)
     if accelerator == "nvidia":
         # CUDA's own order is by speed; Docker, NVML and so Ray and vLLM number GPUs by PCI address.
-        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **_nvshmem_env(interface, node.hca)}
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # NVSHMEM reads `=` as NCCL does for the interface, but takes names of devices as they are;
+        # where its variables are unset, torch copies NCCL's, the `=` before devices included.
+        # Without NVSHMEM_ENABLE_NIC_PE_MAPPING, each GPU keeps the nearest of these devices.
+        env |= {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": f"={interface}"} if interface else {}
+        env |= {"NVSHMEM_HCA_LIST": ",".join(node.hca)} if node.hca else {}
     if interface and accelerator != "cpu" and (node.hca or site.inventory.fabric == "ethernet"):
         # Before 1.21, UCX knows no device without a port.
         devices = (name if ":" in name else f"{name}:1" for name in node.hca)
         env["UCX_NET_DEVICES"] = ",".join((*devices, interface))
     return env
-
-
-def _nvshmem_env(interface: str | None, hca: Sequence[str]) -> dict[str, str]:
-    """Return NCCL's network choice for NVSHMEM, which reads `=` as NCCL does for the interface, and
-    takes names of devices as they are.
-
-    Without NVSHMEM_ENABLE_NIC_PE_MAPPING, each GPU keeps the nearest of these devices. torch copies
-    NCCL's variables where NVSHMEM's are unset, the `=` before devices included.
-    """
-    env = {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": f"={interface}"} if interface else {}
-    return {**env, **({"NVSHMEM_HCA_LIST": ",".join(hca)} if hca else {})}
 
 
 def _ray_env(inventory: Inventory) -> dict[str, str]:
