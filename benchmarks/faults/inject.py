@@ -21,7 +21,7 @@ _OFF = 3.0
 _AGENT, _ENGINE = 30.0, 20.0
 _FIND = 40.0  # seconds to wait for something that is to be killed
 _LOADS = 200.0  # the same for a rank: Ray calls it alive when its model is loaded
-_DISK = 12  # MiB of the small file system
+_DISK = 80  # MiB of the small file system; `vlaunch up` requires 64
 _RATE = "20mbit"  # at which a job's large input takes several seconds
 
 

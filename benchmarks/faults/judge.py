@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-# Seconds that a dead server may be called ready: the goals of 15 where something died, 30 where
-# packets vanish, and a look.
-GREEN, GREEN_SILENT = 16.0, 31.0
+# Seconds that a dead server may be called healthy: 15 where something died; where packets vanish,
+# the 30 until a server is quiet and the 5 until the next canary; and one between two readings.
+GREEN, GREEN_SILENT = 16.0, 36.0
 # Verdicts that make `status` red, and those that are wrong for a dead server.
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
 HEALTHY = ("answering", "busy", "resting")
