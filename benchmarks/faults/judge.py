@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-# Seconds that a dead server may be called healthy: 15 where something died; where packets vanish,
-# the 30 until a server is quiet and the 5 until the next canary; and one between two readings.
-GREEN, GREEN_SILENT = 16.0, 36.0
+# Seconds that a dead server may be called healthy: 15 where something died, and one between two
+# readings. Where packets vanish, 30 until a canary that waits makes it quiet, 5 until that canary
+# begins, and three until its report is in the record and the record is read.
+GREEN, GREEN_SILENT = 16.0, 38.0
 # Verdicts that make `status` red, and those that are wrong for a dead server.
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
 HEALTHY = ("answering", "busy", "resting")
