@@ -160,7 +160,7 @@ def _another(
 
     snapshot = server.look(session, head_only=True)
     server.require_servers(session, snapshot)
-    there = {each.name: each for each in snapshot.kept.servers}.get(name)
+    there = {server.name: server for server in snapshot.kept.servers}.get(name)
     if begun is None:  # nothing was written down
         if there is None or not there.runs or there.id == digest:
             return ""

@@ -196,7 +196,7 @@ def _planned(call: Call, spec: StartSpec, chosen_by: str | None) -> bool:
     if chosen_by != "auto":
         wanted = chosen_by is None and call.inventory.serve.plan == "auto"
         return wanted and not spec.fixed(call.inventory) and not call.offline
-    if any(each is not None for each in (spec.tp, spec.pp, spec.dp)):
+    if any(size is not None for size in (spec.tp, spec.pp, spec.dp)):
         raise click.UsageError("--plan auto chooses --tp, --pp and --dp: name a split, or let it")
     if call.offline:
         raise click.UsageError("--plan auto asks the nodes; without them: `vlaunch plan --offline`")

@@ -250,7 +250,7 @@ def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[st
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
         verb = "runs" if start.attached else "starts"
         text = f"server `{name}` {verb}; see `vlaunch status`{again}"
-        urls = [each.url for each in endpoints.of(session.inventory, start.desired)]
+        urls = [endpoint.url for endpoint in endpoints.of(session.inventory, start.desired)]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
     session.begin("serve", "Wait for the first answer")

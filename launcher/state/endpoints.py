@@ -51,8 +51,8 @@ def holds(held: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
     what one of them does not say is not known.
     """
     parts = [vllm.capacity(labels, log) for labels in held]
-    tokens = [one.tokens for one in parts if one.tokens is not None]
-    times = [one.concurrency for one in parts if one.concurrency is not None]
+    tokens = [part.tokens for part in parts if part.tokens is not None]
+    times = [part.concurrency for part in parts if part.concurrency is not None]
     return vllm.Capacity(
         tokens=sum(tokens) if tokens and len(tokens) == len(parts) else None,
         concurrency=sum(times) if times and len(times) == len(parts) else None,

@@ -98,10 +98,12 @@ class Stall:
         if not recent or memory or trouble.certain:
             return trouble
         wedge = self._evidence or Wedge(since=0.0)
+        away = [node for node in self.spec.nodes if not self.lead.fresh(node)]
+        how = f"{', '.join(away)} cannot be reached" if away and not wedge.rank else wedge.how
         evidence = (f"then: {trouble.what}", *wedge.observations, *wedge.stacks, trouble.evidence)
         return replace(
             trouble,
-            what=f"no step had ended for {self.seconds:.0f} s: {wedge.how}",
+            what=f"no step had ended for {self.seconds:.0f} s: {how}",
             node=wedge.node,
             rank=wedge.rank,
             evidence="\n".join(filter(None, evidence)),

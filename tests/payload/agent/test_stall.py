@@ -295,6 +295,19 @@ def test_an_exit_during_a_hang_without_samples_has_no_rank(ready: Make) -> None:
     assert (fault.node, fault.rank) == ("", "")
 
 
+def test_a_fault_names_the_nodes_that_cannot_be_reached(ready: Make) -> None:
+    """They are a fact, not a culprit: the fault is of no node."""
+    stage = ready()
+    stage.engine.answers = False
+    stage.run(50)
+    stage.lead.stale.add("gpu2")
+    stage.kill("gpu1", "ended with exit code 1")
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert fault.what.endswith("s: gpu2 cannot be reached")
+    assert (fault.node, fault.rank) == ("", "")
+
+
 def test_rays_first_dead_rank_is_not_to_blame_for_a_hang(ready: Make, view: type[View]) -> None:
     """A hanging engine kills its own ranks."""
     stage = ready(RAY)
