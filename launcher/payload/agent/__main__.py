@@ -138,6 +138,7 @@ class Agent:
 
     def run(self) -> int:
         """Go on until somebody says that it is enough; return the exit code."""
+        self.turn()  # before it answers members, whose engines end without an order
         self.server.start()
         if self.follower is not None:
             self.follower.start()

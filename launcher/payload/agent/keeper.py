@@ -125,7 +125,6 @@ class Supervision:
         self.name, self.spec, self.folder = name, spec, folder
         self.lead, self.clock = lead, clock
         self.monitor: Monitor | None = None  # of the engine that runs, or did last
-        self._past = ""  # the state before this agent, of an engine that may have outlived it
         self._began, self._suspected, self._saved = clock.monotonic(), 0.0, 0.0
         self._troubles: list[Trouble] = []
         self._needs = Needs(name, lead, clock)
@@ -157,7 +156,7 @@ class Supervision:
         """Act on the state."""
         self._stopping = None
         match self.status.state:
-            case "waiting" if self._past:
+            case "waiting" if self.status.resumes:
                 self._look_back()
             case "waiting":
                 self._wait()
@@ -204,14 +203,15 @@ class Supervision:
 
     def _resume(self, *, replaced: bool) -> None:
         """Go on where the agent before ended; `replaced` tells that its container was another."""
-        if self.status.state in ("stopping", "waiting", "pausing"):
+        before = self.status.resumes or self.status.state
+        if before in ("stopping", "waiting", "pausing"):
             self._set("stopping", _ENDS)
-        elif self.status.state in ("starting", "ready"):
+        elif before in ("starting", "ready"):
             # a process on this node has ended with its container
             if any(process.node == self.lead.name for process in self.spec.processes):
                 self._lose(replaced=replaced)
             else:
-                self._past = self.status.state
+                self.status.resumes = before
                 self._set("waiting", "looking for the engine that ran before")
 
     def _look_back(self) -> None:
@@ -223,8 +223,7 @@ class Supervision:
         if all(report.state == RUNNING and report.last == status.generation for report in reports):
             say(f"{self.name}: its engine has gone on meanwhile")
             self._observe().adopt()
-            self._set(self._past, _STARTS if self._past == "starting" else "")
-            self._past = ""
+            self._set(status.resumes, _STARTS if status.resumes == "starting" else "")
         elif not missing:
             self._lose(replaced=False)
         else:  # an unreachable node is unknown: it may well be serving
@@ -235,7 +234,7 @@ class Supervision:
         """Take up a server whose engine ended with the head's container; an operator's own act is
         no fault.
         """
-        self._past, status = "", self.status
+        status = self.status
         what = f"the head's container was {'replaced' if replaced else 'restarted'}"
         if replaced or status.ready_at is None:
             self._set("stopping", what)
@@ -455,7 +454,8 @@ class Supervision:
 
     def orders(self) -> dict[str, Order]:
         """Return the orders of all nodes; a node without one is to stop."""
-        phases = {"waiting": KEEP if self._past else PREPARE, "starting": RUN, "ready": RUN}
+        waits = KEEP if self.status.resumes else PREPARE
+        phases = {"waiting": waits, "starting": RUN, "ready": RUN}
         if (phase := phases.get(self.status.state)) is None:
             return {}
         generation = self.status.generation + (phase == PREPARE)
@@ -470,6 +470,8 @@ class Supervision:
         changed = to != self.status.state
         if changed:
             self.status.since = self.clock.time()
+        if to != "waiting":
+            self.status.resumes = ""
         self.status.state, self.status.doing = to, doing
         self._save(durable=changed)
 

@@ -125,6 +125,9 @@ class Observed:
     seconds and, of several replicas, the seconds of each. Until then it has the last refusal
     (status, error, task and times), or nothing.
 
+    `resumes` is the state of an engine that may have outlived the head's agent, until its nodes
+    have reported whether it runs.
+
     `doing` says what is being done or waited for, `warning` what is odd about a server that is
     ready. `restarts` are the times of restarts, `restarts_left` is None where any number is
     allowed, `next_start` is when a pause ends. `first_start` is how many seconds the first start
@@ -137,6 +140,7 @@ class Observed:
     asked: float
     model: str = ""
     state: str = "waiting"
+    resumes: str = ""
     doing: str = ""
     warning: str = ""
     since: float = 0.0

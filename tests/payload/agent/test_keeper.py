@@ -629,6 +629,24 @@ def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
     assert [stage.lead.nodes[node].last for node in ("gpu2", "gpu3")] == [1, 1]
 
 
+@pytest.mark.parametrize("state", ["starting", "ready"])
+def test_an_engine_outlives_two_restarts_of_the_heads_agent(make: Make, state: str) -> None:
+    """The second agent starts while the first one still looks for the engine."""
+    stage = make(AWAY)
+    stage.until(state)
+    stage.run(1)
+    stage.lead.away["gpu3"] = ""
+    for _ in range(2):
+        reboot(stage)
+        stage.run(20)
+        assert (stage.seen.state, stage.phases) == ("waiting", {"gpu2": KEEP, "gpu3": KEEP})
+
+    stage.lead.away.clear()
+    stage.until("ready", within=10)
+    assert (stage.seen.resumes, stage.seen.generation, stage.seen.faults) == ("", 1, [])
+    assert {stage.lead.nodes[node].state for node in ("gpu2", "gpu3")} == {"running"}
+
+
 def test_an_agent_that_has_not_reported_yet_has_not_said_that_nothing_runs(ready: Make) -> None:
     """It is connected, and its first report is on its way: what cannot be asked is unknown."""
     stage = ready(AWAY)

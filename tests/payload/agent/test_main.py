@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -13,12 +14,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.payload import agent
-from launcher.payload.agent import state
+from launcher.payload.agent import server, state
+from launcher.payload.agent.__main__ import Agent
 from launcher.payload.agent.desired import Policy, Ray
 from launcher.payload.agent.observed import Observed
 from launcher.state import servers
@@ -778,3 +781,16 @@ def test_a_server_beside_ray_is_no_part_of_it(cluster: Cluster) -> None:
     server.stop()
 
     server.is_("stopped")
+
+
+def test_no_member_is_answered_before_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first orders are of the records: without any, its engines would end."""
+    steps: list[str] = []
+    serving = SimpleNamespace(start=lambda: steps.append("answer members"))
+    monkeypatch.setattr(server, "Server", lambda *_: serving)
+    monkeypatch.setattr(Agent, "turn", lambda self: steps.append("turn") or self.told.append(15))
+    args = argparse.Namespace(
+        node="gpu1", head="127.0.0.1", port=1, metrics=2, lead=True, private_shm=False, command=[]
+    )
+    Agent(args).run()
+    assert steps == ["turn", "answer members"]
