@@ -14,8 +14,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
+from . import records
+from .records import Amount, Count
 from .task import Form
 
 # seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
@@ -135,10 +137,10 @@ class Counters:
     """
 
     progress: tuple[str, ...]
-    running: int
-    waiting: int
-    tokens: float
-    failed: float
+    running: Count
+    waiting: Count
+    tokens: Amount
+    failed: Amount
     held: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, replica: int | None) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def read_counters(text: str) -> Counters | None:
         return sum(number for _, number in samples(text, name))
 
     try:
-        return Counters(
+        counted = Counters(
             progress=tuple(lines),
             running=int(total("vllm:num_requests_running")),
             waiting=int(total("vllm:num_requests_waiting")),
@@ -186,6 +188,7 @@ def read_counters(text: str) -> Counters | None:
             ),
             held=capacity(text),
         )
+        return records.read(Counters, asdict(counted), "answer of vLLM")
     except (ValueError, OverflowError):
         return None
 

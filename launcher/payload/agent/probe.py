@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from . import answer, api
 from .answer import FirstAnswer, Refusal
 from .api import Counters, Where
+from .records import Amount
 from .task import CHAT, Task, named
 
 SILENT = (
@@ -53,16 +54,16 @@ class ProbeReport:
     each replica, which changes exactly when a step ends; they were read `counted` seconds ago.
     """
 
-    answers: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    asking: Mapping[str, float] = field(default_factory=dict)
-    failing: Mapping[str, tuple[float, int, str]] = field(default_factory=dict)
-    seconds: float = 0.0
+    answers: Mapping[str, tuple[int, Amount]] = field(default_factory=dict)
+    asking: Mapping[str, Amount] = field(default_factory=dict)
+    failing: Mapping[str, tuple[Amount, int, str]] = field(default_factory=dict)
+    seconds: Amount = 0.0
     health: int = 0
     rests: str = ""
     task: str = ""
     first: FirstAnswer | Refusal | None = None
     counters: Counters | None = None
-    counted: float = 0.0
+    counted: Amount = 0.0
     progress: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,11 +112,11 @@ class Probe:
         now, counters = time.monotonic(), self._counters
         return ProbeReport(
             answers={
-                key: (count, round(now - at, 2)) for key, (count, at) in list(self._answers.items())
+                key: (count, _age(now, at)) for key, (count, at) in list(self._answers.items())
             },
-            asking={part: round(now - at, 2) for part, at in list(self._canaries.items())},
+            asking={part: _age(now, at) for part, at in list(self._canaries.items())},
             failing={
-                key: (round(now - since, 2), status, text[:300])
+                key: (_age(now, since), status, text[:300])
                 for key, (since, status, text) in list(self._failing.items())
             },
             seconds=round(self._seconds, 3),
@@ -124,7 +125,7 @@ class Probe:
             task=self._task.name if self._task is not None else "",
             first=self._first,
             counters=None if counters is None else replace(counters, progress=()),
-            counted=round(now - self._counted, 2),
+            counted=_age(now, self._counted),
             progress={
                 part: _digest(counters.of(replica))
                 for part, replica in self._parts.items()
@@ -231,6 +232,11 @@ def resting(where: Where, health: int, health_text: str) -> str:
         if isinstance(reply, dict) and reply.get(key) is True:
             return words
     return ""
+
+
+def _age(now: float, at: float) -> float:
+    """Return the seconds since a time, which another thread may have noted after `now`."""
+    return max(0.0, round(now - at, 2))
 
 
 def _digest(lines: tuple[str, ...]) -> str:

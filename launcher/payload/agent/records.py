@@ -9,10 +9,21 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
 _LARGEST = 2**62  # of a number: larger ones are no times, and some cannot even become a float
+
+
+class _Measured:
+    """Bounds of a number that a node reports: sums of several nodes' are still records."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), "ge": 0, "lt": 2**50}
+
+
+Count = Annotated[int, _Measured()]
+Amount = Annotated[float, _Measured()]
 
 
 def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = False) -> T:

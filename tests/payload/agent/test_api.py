@@ -78,6 +78,7 @@ def test_progress_of_one_replica() -> None:
         "vllm:cache_config_info{} 1.0\n",
         "vllm:generation_tokens_total{} x\n",
         "vllm:generation_tokens_total 1e999\nvllm:num_requests_running 1e999\n",
+        *(f"vllm:generation_tokens_total {odd}\n" for odd in ("NaN", "+Inf", "-1", "1e18")),
     ],
 )
 def test_a_server_that_counts_nothing(text: str) -> None:

@@ -34,6 +34,18 @@ def test_a_server_is_ready_when_each_endpoint_has_answered(make: Make) -> None:
     assert stage.until("ready", within=3).answered is not None
 
 
+def test_the_largest_counters_can_be_read_again(ready: Make) -> None:
+    """The record of a server has sums of what its nodes report."""
+    stage, most = ready(APART), 2**50 - 1
+    counters = {"progress": [], "running": most, "waiting": most, "tokens": 1.0, "failed": 0.0}
+    for number, node in enumerate(stage.lead.nodes.values()):
+        node.more = {"probe": {**stage.probe(str(number)), "counters": counters}}
+    stage.run(10)
+    load = stage.seen.load
+    assert load is not None
+    assert (load.running, load.waiting) == (2 * most, 2 * most)
+
+
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
 def test_a_process_that_ends_is_named_and_all_start_again(ready: Make, node: str) -> None:
     """vLLM takes a replica in while it starts, and never later: the others cannot go on with a new

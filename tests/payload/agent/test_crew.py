@@ -19,6 +19,7 @@ from tests.payload.agent.stage import Clock
 SERVERS = {"chat": {"state": "running", "last": 1, "prepared": 1, "probe": {"answers": {}}}}
 CHAT = ServerReport(state="running", last=1, prepared=1)
 ORDER = Order(generation=1, phase=RUN, argv=("true",))
+COUNTERS = {"progress": [], "running": 1, "waiting": 1, "tokens": 1.0, "failed": 0.0}
 
 
 class Node:
@@ -158,6 +159,18 @@ def test_what_is_refused_changes_nothing(
         ({"servers": {"chat": {"last": True}}}, "servers.chat.last"),
         ({"servers": {"chat": {"room": [1, None]}}}, "servers.chat.room.1"),
         ({"servers": {"chat": {"probe": {"task": 7}}}}, "servers.chat.probe.task"),
+        *(
+            ({"servers": {"chat": {"probe": {"asking": {"": odd}}}}}, "servers.chat.probe.asking.")
+            for odd in (-1.0, 2.0**50)
+        ),
+        *(
+            (
+                {"servers": {"chat": {"probe": {"counters": {**COUNTERS, name: odd}}}}},
+                f"servers.chat.probe.counters.{name}",
+            )
+            for name in ("running", "waiting", "tokens", "failed")
+            for odd in (-1, 2**50)
+        ),
         ({"servers": {"chat": {"inspection": {"number": 1}}}}, "servers.chat.inspection.at"),
     ],
 )
