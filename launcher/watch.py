@@ -25,7 +25,7 @@ from launcher.errors import (
 from launcher.events import Event, State
 from launcher.model import Answer
 from launcher.payload.agent.desired import Desired
-from launcher.payload.agent.observed import OVER, Observed
+from launcher.payload.agent.observed import OVER, FirstAnswer, Observed, Refusal
 from launcher.payload.agent.task import COMPLETION, ONLY_HEALTH, named
 from launcher.site import Site
 from launcher.state import endpoints, servers
@@ -53,22 +53,14 @@ class Served:
     """A server that has answered, and so has each of its endpoints and replicas, where there are
     several.
 
-    `seconds` is how long the watching took, `answer_seconds` the slowest completion alone,
-    `replicas` those of the replicas. `task` is what the model does; `came` what came from one that
-    does not generate, and `refused` its answer to all requests, where only `/health` answers.
+    `seconds` is how long the watching took, `first` what the model gave first.
     """
 
+    first: FirstAnswer
     endpoints: tuple[str, ...]
-    model: str
-    fingerprint: str
     ranks: Mapping[str, tuple[str, ...]]
     capacity: vllm.Capacity
     seconds: float
-    answer_seconds: float
-    replicas: tuple[float, ...] = ()
-    task: str = ""
-    came: str = ""
-    refused: str = ""
 
 
 def watch(
@@ -136,9 +128,9 @@ class _Watching:
         return self.server.observed or Observed(name=self.spec.name, id="", asked=0.0)
 
     @property
-    def first(self) -> Mapping[str, Any]:
+    def first(self) -> FirstAnswer | Refusal | None:
         """The first answer of the present engine, or its last refusal until then."""
-        return self.record.first_answer if self.server.state in ("starting", "ready") else {}
+        return self.record.first_answer if self.server.state in ("starting", "ready") else None
 
     @property
     def doing(self) -> str:
@@ -157,7 +149,8 @@ class _Watching:
         """Why a server that runs has not answered."""
         if self.server.state == "ready" and self.state not in servers.GOOD:
             return f"{self.state}: {self.reason}"[: untrusted.LONGEST]
-        return untrusted.plain(str(self.first.get("error", "")))[: untrusted.LONGEST]
+        error = self.first.error if isinstance(self.first, Refusal) else ""
+        return untrusted.plain(error)[: untrusted.LONGEST]
 
     def follow(self, *, quiet: bool) -> Generator[Event, None, Served]:
         """Query until it has answered; raises what `watch` does."""
@@ -173,10 +166,10 @@ class _Watching:
                 over = self.server.state in OVER
                 if over or settling >= _SETTLE:
                     raise _failure(self.server, self.lines, hung=not over)
-                if self.state in servers.GOOD and "model" in self.first:
+                if self.state in servers.GOOD and isinstance(self.first, FirstAnswer):
                     yield self._wait()
-                    served = self._served()
-                    yield from self._answered(served)
+                    served = self._served(self.first)
+                    yield from self._answered(served.first)
                     return replace(served, ranks=self._ranks())
                 self._raise_if_refused()
             if self.clock() - self.began >= self.timeout:
@@ -268,11 +261,11 @@ class _Watching:
         seconds = self.clock() - self.phase_began
         return Event(kind="step", stage=_STAGE, text=text, state="ok", seconds=seconds)
 
-    def _answered(self, served: Served) -> Iterator[Event]:
+    def _answered(self, first: FirstAnswer) -> Iterator[Event]:
         """Yield what has come back, and what that does not prove."""
-        yield self._step(f"{served.came or COMPLETION.what} has come back")
-        if served.refused:
-            text = f"{ONLY_HEALTH} ({served.refused})"
+        yield self._step(f"{first.came or COMPLETION.what} has come back")
+        if first.refused:
+            text = f"{ONLY_HEALTH} ({first.refused})"
             yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
 
     def _symptoms(self) -> Iterator[Event]:
@@ -296,8 +289,10 @@ class _Watching:
     def _raise_if_refused(self) -> None:
         """Give up when the server refuses the first requests of the agent."""
         first = self.first
-        status, error = first.get("status"), untrusted.plain(str(first.get("error", "")))
-        if status in (401, 403):
+        if not isinstance(first, Refusal):
+            return
+        error = untrusted.plain(first.error)
+        if first.status in (401, 403):
             raise ServerError(
                 "the server demands another API key than the cluster has",
                 evidence=error,
@@ -306,34 +301,26 @@ class _Watching:
                     " `vlaunch serve` again"
                 ),
             )
-        times = int(_number(first.get("times")))
-        if status and times >= _REFUSALS:
-            word = (named(str(first.get("task", ""))) or COMPLETION).word
+        if first.status and first.times >= _REFUSALS:
+            word = (named(first.task) or COMPLETION).word
             name = self.spec.name
             raise ServerError(
-                f"the API is up, but gives no {word} ({times} times)",
-                evidence=f"{status}: {error}",
+                f"the API is up, but gives no {word} ({first.times} times)",
+                evidence=f"{first.status}: {error}",
                 hint=(
                     f"read its log: `vlaunch logs --server {name}`; end it with"
                     f" `vlaunch stop {name}`"
                 ),
             )
 
-    def _served(self) -> Served:
-        first, held = self.first, self.record.held.values()
-        replicas = first.get("replicas")
-        texts = {
-            name: untrusted.plain(str(first.get(name) or ""))
-            for name in ("model", "fingerprint", "task", "came", "refused")
-        }
+    def _served(self, first: FirstAnswer) -> Served:
+        held = self.record.held.values()
         return Served(
-            **texts,
+            first=first,
             endpoints=tuple(at.url for at in endpoints.of(self.site.inventory, self.spec)),
             ranks={},
             capacity=endpoints.holds(held or ({},), "\n".join(self.lines)),
             seconds=self.clock() - self.began,
-            answer_seconds=_number(first.get("seconds")),
-            replicas=tuple(map(_number, replicas if isinstance(replicas, list) else ())),
         )
 
     def _ranks(self) -> Mapping[str, tuple[str, ...]]:
@@ -418,22 +405,19 @@ def _failure(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError
     )
 
 
-def _number(raw: Any) -> float:
-    return float(raw) if isinstance(raw, (int, float)) else 0.0
-
-
 def summary(served: Served) -> dict[str, Any]:
     """Return what was observed of a server, ready for JSON."""
+    first = served.first
     return {
         "endpoint": served.endpoints[0],
         "endpoints": list(served.endpoints),
-        "model": served.model,
+        "model": first.model,
         "ranks": {node: list(ranks) for node, ranks in served.ranks.items()},
         "kv_cache_tokens": served.capacity.tokens,
         "max_concurrency": served.capacity.concurrency,
-        "system_fingerprint": served.fingerprint,
+        "system_fingerprint": first.fingerprint,
         "seconds": round(served.seconds, 1),
-        "first_answer_seconds": served.answer_seconds,
-        **({"answer": served.came} if served.came else {}),
-        **({"replica_seconds": list(served.replicas)} if served.replicas else {}),
+        "first_answer_seconds": first.seconds,
+        **({"answer": first.came} if first.came else {}),
+        **({"replica_seconds": list(first.replicas)} if first.replicas else {}),
     }

@@ -216,7 +216,7 @@ def test_a_start_is_told_in_phases() -> None:
     assert done[-1] == "a completion has come back"
     assert "loading weights" in done
     assert len(done) == len(set(done))
-    assert served.fingerprint == "vllm-pp2"
+    assert served.first.fingerprint == "vllm-pp2"
 
 
 def waits(events: list[Event]) -> list[str]:
@@ -277,7 +277,7 @@ def test_a_server_that_recovers_is_waited_for() -> None:
         look(**READY, **died),
     )
 
-    assert served.fingerprint == "vllm-pp2"
+    assert served.first.fingerprint == "vllm-pp2"
     assert "recovering: starting again in 5 s, after rank 1 on n2 ended" in waits(events)
     assert any(text.startswith("recovering: getting the first answer") for text in waits(events))
     assert not [event for event in events if event.kind == "warning"]
@@ -549,7 +549,7 @@ def test_several_endpoints() -> None:
     _, _, served = follow(look(**{**READY, "first_answer": first, "held": both}), **apart)
 
     assert served.endpoints == ("http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1")
-    assert (served.replicas, served.answer_seconds) == ((0.5, 0.75), 0.75)
+    assert (served.first.replicas, served.first.seconds) == ((0.5, 0.75), 0.75)
     assert summary(served)["replica_seconds"] == [0.5, 0.75]
     assert (served.capacity.tokens, served.capacity.concurrency) == (131072, 256.0)
 
@@ -659,7 +659,7 @@ def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
     assert [event.text for event in events if event.state == "ok"][-1] == (
         "an embedding of 128 numbers has come back"
     )
-    assert (served.task, served.came) == ("embedding", "an embedding of 128 numbers")
+    assert (served.first.task, served.first.came) == ("embedding", "an embedding of 128 numbers")
     assert summary(served)["answer"] == "an embedding of 128 numbers"
 
 
@@ -672,7 +672,7 @@ def test_a_server_with_nothing_but_health() -> None:
     }
     _, events, served = follow(look(**{**READY, "first_answer": {**EMBEDDED, **alone}}))
 
-    assert served.task == "health"
+    assert served.first.task == "health"
     (warning,) = [event.text for event in events if event.kind == "warning"]
     assert warning.endswith("`/health` is all that is asked of it (/pooling: 400 no)")
 

@@ -272,14 +272,14 @@ def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[st
         session.warn("serve", text)
         return 130, []
     network = network_gate.confirm(session, snapshot, request, start, allow=spec.skip_network_check)
-    task, ask = named(served.task), ""
+    model, task, ask = served.first.model, named(served.first.task), ""
     if task is not None and not task.generates:
         keyed = "VLLM_API_KEY" in session.inventory.secrets
-        ask = f"`{curl.line(served.endpoints[0], task, served.model, key=keyed)}`"
+        ask = f"`{curl.line(served.endpoints[0], task, model, key=keyed)}`"
     talk = "ask it with the line below" if ask else "talk to it with `vlaunch chat`"
-    first, *more = served.endpoints
+    url, *more = served.endpoints
     also = f" and {len(more)} more" if more else ""
-    text = f"{served.model} answers at {first}{also}; {talk}"
+    text = f"{model} answers at {url}{also}; {talk}"
     data = {**summary(served), "network": network, **serve_plan.as_json(plan)}
     if fetched:
         data["fetch_seconds"] = round(fetched, 1)
@@ -292,13 +292,14 @@ def _rows(
 ) -> list[str]:
     from launcher.cli.serve_plan import compared, more_by_a_node
 
+    first = served.first
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
-    replies = [f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas)]
+    replies = [f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(first.replicas)]
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
     copied = f" {fetched:.1f}s for bringing the model to its nodes, and" if fetched else ""
     rows = {
-        "model": served.model,
+        "model": first.model,
         "placement": ranks or "not known",
         "replicas": replies and f"all {len(replies)} have answered: {', '.join(replies)}",
         "network": network,
@@ -306,9 +307,9 @@ def _rows(
         + compared(plan, tokens)
         + (f", {times:g} requests of full length at once" if times else ""),
         "another node": more_by_a_node(plan, tokens),
-        **({"answer": served.came} if ask else {"fingerprint": served.fingerprint or "none given"}),
+        **({"answer": first.came} if ask else {"fingerprint": first.fingerprint or "none given"}),
         "ready after": f"{served.seconds + fetched:.1f}s, of which{copied}"
-        f" {served.answer_seconds:.1f}s for the first answer",
+        f" {first.seconds:.1f}s for the first answer",
         "ask it": ask,
     }
     lines = [*(("endpoint", url) for url in served.endpoints), *rows.items()]

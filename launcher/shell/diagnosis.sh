@@ -25,7 +25,6 @@ part clock all date +%s
 # A server's folder changes whenever a file in it is replaced: those that live come first.
 names=$(cd "$state/$cluster/server" 2>/dev/null && ls -dt */ 2>/dev/null | sed 's#/$##' | head -n 5)
 part servers all printf '%s\n' $names
-! wanted record || kept members members.json
 n=0
 for of in $names; do
   n=$((n + 1))

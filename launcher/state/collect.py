@@ -90,7 +90,7 @@ def _json(said: Any) -> str:
 
 def _servers(told: Told) -> Any:
     kept = {name: each for name, each in told.kept.items() if each}
-    return {"servers": kept, "members": told.members} if kept else None
+    return {"servers": kept} if kept else None
 
 
 def _not_seen(told: Told, answers: Sequence[Answer]) -> list[str]:

@@ -15,7 +15,7 @@ from launcher import containers
 from launcher.checks import serving
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Node
-from launcher.payload.agent.observed import Load, Observed
+from launcher.payload.agent.observed import FirstAnswer, Load, Observed
 from launcher.site import Site
 from launcher.state import batches, endpoints, running, servers, verdict
 from launcher.state.batches import BatchStatus
@@ -244,20 +244,21 @@ def _server(site: Site, server: Server, agent: float) -> ServerStatus:
     record = server.observed
     state, detail = servers.health(server, agent)
     apis = endpoints.status(site.inventory, server, state, detail)
-    answer = record.first_answer if record is not None and state in servers.READY else {}
+    answer = record.first_answer if record is not None and state in servers.READY else None
+    first = answer if isinstance(answer, FirstAnswer) else FirstAnswer(model=server.model)
     capacity = endpoints.holds(record.held.values() if record and answer else ())
     return ServerStatus(
         name=server.name,
         state=state,
         backend=spec.backend if spec else "",
-        model=str(answer.get("model") or server.model),
+        model=first.model,
         nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
         endpoint=apis[0].url if apis else "",
         endpoints=apis,
         detail=detail,
         warning=record.warning if record and state in GOOD else "",
-        fingerprint=str(answer.get("fingerprint", "")),
-        came=str(answer.get("came", "")),
+        fingerprint=first.fingerprint,
+        came=first.came,
         seconds=max((api.seconds for api in apis), default=0.0),
         kv_tokens=capacity.tokens,
         concurrency=capacity.concurrency,

@@ -69,15 +69,13 @@ class Log:
 class Told:
     """What a node told. `gaps` are the parts that could not be had, with the reason.
 
-    `kept` are the keeper's files (`desired`, `observed`, `history`) of each server, `members` what
-    it says of agents.
+    `kept` are the keeper's files (`desired`, `observed`, `history`) of each server.
     """
 
     clock: float | None = None
     states: tuple[State, ...] = ()
     logs: tuple[Log, ...] = ()
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    members: Any = None
     inspect: str = ""
     gaps: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,7 +106,6 @@ def read(text: str, mark: str) -> Told:
             for number, name in enumerate(servers, 1)
             if state.NAME.fullmatch(name)
         },
-        members=_json(parts, "members"),
         inspect=_first(parts, "inspect")[0],
         gaps=_gaps(parts),
     )

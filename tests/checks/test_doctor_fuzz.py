@@ -27,7 +27,6 @@ NAMES = (
     "observed-2",
     "desired-1",
     "engine-1",
-    "members",
     "kernel",
     "zone",
     "inspect",

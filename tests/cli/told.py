@@ -59,7 +59,6 @@ def _part(name: str) -> str:
         "desired": "record",
         "observed": "record",
         "history": "record",
-        "members": "record",
         "kernel": "kernel",
         "inspect": "inspect",
         "log": "logs",

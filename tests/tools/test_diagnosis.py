@@ -127,14 +127,12 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
     for name in ("chat", "embed", "Odd"):
         (folder / name).mkdir(parents=True)
     (folder / "server.json").write_text("{}")
-    (folder / "members.json").write_text('{"members": {}}')
     (folder / "chat" / "observed.json").write_text('{"state": "ready"}')
     (folder / "chat" / "desired.json").write_text("{half")
     (folder / "embed" / "history.json").write_text("[1]")
     told = ask(docker)
 
     assert told.kept == {"chat": {"observed": {"state": "ready"}}, "embed": {"history": [1]}}
-    assert told.members == {"members": {}}
 
 
 def test_the_logs_of_engines_come_along(docker: Path) -> None:

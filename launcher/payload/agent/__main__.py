@@ -28,7 +28,6 @@ from .node import Node, Order
 
 # seconds between two turns: mostly, and while something is being started or ended
 _TURN, _QUICK = 0.5, 0.1
-_MEMBERS = 5.0  # seconds between two writings of who is here
 _RAY_AGAIN = 5.0  # seconds until Ray is started again beside engines that go on without it
 _RAY_GRACE = 30.0  # seconds for Ray to end
 
@@ -123,9 +122,13 @@ class Agent:
         address, certificates = (args.head, args.port), Certificates(server=args.lead)
         sites = [queries.site(state.SOCKET, self)]
         if args.lead:
-            self.lead = Lead(args.node, self.node)
-            sites.append(crew.site(self.lead, self.lock, certificates, *address))
-            sites.append(queries.metrics_site(args.head, args.metrics, metrics.text))
+            lead = self.lead = Lead(args.node, self.node)
+            sites.append(crew.site(lead, self.lock, certificates, *address))
+
+            def page(now: float) -> str:
+                return metrics.text(now, time.monotonic() - self.turned, lead.heard())
+
+            sites.append(queries.metrics_site(args.head, args.metrics, page))
         else:
             wake = self.woken.set
             self.follower = Follower(args.node, self.node, *address, certificates, wake)
@@ -134,7 +137,6 @@ class Agent:
         self.told: list[int] = []
         self.code: int | None = None
         self.turned = time.monotonic() - _TURN
-        self._wrote = 0.0
 
     def run(self) -> int:
         """Go on until somebody says that it is enough; return the exit code."""
@@ -183,12 +185,6 @@ class Agent:
         lead.orders = orders
         lead.ray = f"{lead.boot}.{self.ray.starts}" if self.ray.starts else ""
         lead.turn()
-        now = time.monotonic()
-        if lead.changed or now - self._wrote >= _MEMBERS:
-            lead.changed, self._wrote = False, now
-            said = {"written": time.time(), "members": lead.heard()}
-            with contextlib.suppress(OSError):
-                state.write(os.path.join(state.FOLDER, state.MEMBERS), said, durable=False)
 
     def _lost(self, why: str) -> None:
         say(f"{why}: the container is started anew")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from . import api, task
 from .api import Where
+from .observed import FirstAnswer, Refusal
 from .task import Task
 
 
@@ -33,34 +34,6 @@ class Attempt:
         """True when the model has no such task."""
         judge = task.no_chat if self.task is task.CHAT else task.unfit
         return judge(self.status, self.text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstAnswer:
-    """The first answer of a model: of a completion its text and fingerprint, else what `came`.
-
-    `refused` has the answers to requests of other kinds, where no kind suits the model; `replicas`
-    the seconds of each of several replicas.
-    """
-
-    model: str
-    fingerprint: str = ""
-    text: str = ""
-    came: str = ""
-    refused: str = ""
-    task: str = ""
-    seconds: float = 0.0
-    replicas: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """The last answer of a model that has refused all requests so far, or 0 for none."""
-
-    status: int
-    error: str
-    task: str = ""
-    times: int = 1
 
 
 class Replica(NamedTuple):

@@ -9,16 +9,14 @@ process's: the server answers when all of them do, and their counters are added 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from . import health
-from .answer import FirstAnswer, Refusal
 from .api import Counters
 from .crew import Lead
 from .desired import Desired, Process
 from .health import Clock, Steps, Wait
-from .observed import EndpointHealth, Load, Observed
+from .observed import EndpointHealth, FirstAnswer, Load, Observed, Refusal
 from .probe import Probe, ProbeReport
 from .task import HEALTH, ONLY_HEALTH, named
 
@@ -187,18 +185,18 @@ class Apis:
             self._count(status)
         return all("" in api.probe.answers for api in self._apis)
 
-    def _first(self) -> dict[str, Any]:
+    def _first(self) -> FirstAnswer | Refusal | None:
         """Return the first answer; of several APIs the first one's text, and all replicas'
         seconds.
         """
         firsts = [api.first for api in self._apis if isinstance(api.first, FirstAnswer)]
         if len(firsts) < len(self._apis):
             refusals = [api.first for api in self._apis if isinstance(api.first, Refusal)]
-            return asdict(max(refusals, key=lambda one: one.times)) if refusals else {}
+            return max(refusals, key=lambda one: one.times, default=None)
         if len(firsts) == 1:
-            return asdict(firsts[0])
-        seconds = [number for first in firsts for number in first.replicas or (first.seconds,)]
-        return {**asdict(firsts[0]), "seconds": max(seconds), "replicas": seconds}
+            return firsts[0]
+        seconds = tuple(s for first in firsts for s in first.replicas or (first.seconds,))
+        return replace(firsts[0], seconds=max(seconds), replicas=seconds)
 
     def waits(self) -> list[Wait]:
         """Return for how long no step has ended where a canary waits or fails."""
@@ -242,9 +240,10 @@ class Apis:
 
     def warning(self, status: Observed) -> str:
         """Say that nothing but `/health` proves that it works."""
-        if named(status.task) is not HEALTH:
+        first = status.first_answer
+        if named(status.task) is not HEALTH or not isinstance(first, FirstAnswer):
             return ""
-        return f"{ONLY_HEALTH} ({status.first_answer.get('refused', '')})"
+        return f"{ONLY_HEALTH} ({first.refused})"
 
     def dead(self, status: Observed) -> list[str]:
         """Return the nodes whose API reports that its engine is dead, of a server that is ready."""

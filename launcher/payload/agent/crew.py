@@ -63,7 +63,6 @@ class Lead:
         self.members: dict[str, Member] = {}
         self.lost: dict[str, tuple[float, str]] = {}  # since when a node counts as gone, and why
         self.orders: dict[str, dict[str, Order]] = {}
-        self.changed = False  # a member came or went
         self.ray = ""  # another word each time that Ray's head is started
         self._answers: dict[str, Answer] = {}  # to each node
         # of each node the boots of its agent, newest last, and the number of the last report
@@ -111,7 +110,7 @@ class Lead:
         now = time.monotonic()
         return {
             self.name: 0.0,
-            **{name: round(now - member.heard, 1) for name, member in self.members.items()},
+            **{name: round(now - member.heard, 1) for name, member in list(self.members.items())},
         }
 
     def number(self, node: str) -> int:
@@ -176,7 +175,6 @@ class Lead:
             member = None
         if member is None:
             member = self.members[name] = Member(boot, connection, time.monotonic())
-            self.changed = True
             self.lost.pop(name, None)
             self._order(name)
             say(f"the agent of {name[:100]} is here")
@@ -193,7 +191,6 @@ class Lead:
         # Silence has lasted long enough already; an agent whose connection was closed may just have
         # been cut off for a moment.
         self.lost[name] = (now if now - member.heard > SILENCE else now + _RETURN, why)
-        self.changed = True
         say(f"the agent of {name[:100]} is gone: {why}")
 
 

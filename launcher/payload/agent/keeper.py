@@ -254,7 +254,7 @@ class Supervision:
         faults.reached(status, "whole", self.clock.time())
         status.generation += 1
         # another model may be behind it, or another vLLM
-        status.task, status.first_answer = "", {}
+        status.task, status.first_answer = "", None
         self._troubles = []
         self._needs.forget()
         self._began = self.clock.monotonic()

@@ -1,8 +1,8 @@
 """The state of servers as text for Prometheus: faults, canaries and queues, which ranks and which
 nodes' agents live, and the last network check.
 
-It is made of the files alone, which the keeper writes every few seconds, so that reading it does
-not disturb the keeper. It contains neither secrets nor text of logs.
+What it says of servers comes from their files, which the keeper writes every few seconds, so that
+reading it does not disturb the keeper. It contains neither secrets nor text of logs.
 
 The names and units follow https://prometheus.io/docs/practices/naming/.
 """
@@ -26,7 +26,7 @@ PORT = 29580  # where they are served (`ports: {metrics: …}`) unless something
 SILENT = 60.0  # seconds after which an agent that was not heard is not there
 
 HELP: Mapping[str, str] = {
-    "agent_written_timestamp_seconds": "When the head's agent wrote its record last.",
+    "agent_written_timestamp_seconds": "When the head's agent was last on time with its records.",
     "node_agent_up": "1 for a node whose agent is connected to the head's.",
     "network_passed": "1 when the last network check reached the level it required.",
     "network_check_timestamp_seconds": "When the network was checked last.",
@@ -80,11 +80,13 @@ class Page:
         return [family for family in self._families.values() if family.samples]
 
 
-def text(now: float, folder: str = "") -> str:
-    """Return the page at a time (seconds since 1970)."""
+def text(now: float, age: float, agents: Mapping[str, float], folder: str = "") -> str:
+    """Return the page at a time (seconds since 1970); the head's agent turned `age` seconds ago,
+    `agents` has the seconds since each node's reported.
+    """
     from prometheus_client import CollectorRegistry, generate_latest
 
-    page, nodes, registry = Page(), dict[str, bool](), CollectorRegistry()
+    page, nodes, late, registry = Page(), set[str](), age, CollectorRegistry()
     registry.register(page)
     for name in state.names(folder):
         status = state.seen(name, folder)
@@ -93,24 +95,16 @@ def text(now: float, folder: str = "") -> str:
         except ValueError:
             spec = None
         if spec is not None:
-            nodes |= dict.fromkeys((*spec.addresses, *spec.nodes), False)
+            nodes |= {*spec.addresses, *spec.nodes}
+            if status is not None:  # a full disk delays a record
+                late = max(late, now - status.written - spec.policy.canary)
         if status is not None and (spec is not None or status.state not in OVER):
             _server(page, spec, status)
-    _agents(page, nodes, now, folder)
+    page.add("agent_written_timestamp_seconds", now - late)
+    for node in sorted(nodes | agents.keys()):
+        page.add("node_agent_up", agents.get(node, SILENT) + age < SILENT, node=node)
     _network(page, folder)
     return generate_latest(registry).decode()
-
-
-def _agents(page: Page, nodes: dict[str, bool], now: float, folder: str) -> None:
-    """Add which agents are connected; `nodes` are those that should be."""
-    record = state.read(os.path.join(folder or state.FOLDER, state.MEMBERS))
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-        written = float(record["written"])
-        age = max(0.0, now - written)
-        up = {str(node): float(ago) + age < SILENT for node, ago in record["members"].items()}
-        page.add("agent_written_timestamp_seconds", written)
-        for node, connected in sorted({**nodes, **up}.items()):
-            page.add("node_agent_up", connected, node=node)
 
 
 def _network(page: Page, folder: str) -> None:

@@ -67,6 +67,34 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstAnswer:
+    """The first answer of a model: of a completion its text and fingerprint, else what `came`.
+
+    `refused` has the answers to requests of other kinds, where no kind suits the model; `replicas`
+    the seconds of each of several replicas.
+    """
+
+    model: str
+    fingerprint: str = ""
+    text: str = ""
+    came: str = ""
+    refused: str = ""
+    task: str = ""
+    seconds: float = 0.0
+    replicas: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The last answer of a model that has refused all requests so far, or 0 for none."""
+
+    status: int
+    error: str
+    task: str = ""
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndpointHealth:
     """The verdict on one endpoint, the reason for it, and how long its last answer took."""
 
@@ -121,9 +149,7 @@ class Observed:
 
     `held` has what the KV caches behind each API hold, by its node, in the labels of vLLM's metric.
 
-    `first_answer` is what the model gave first: model, fingerprint, text, came, refused, task,
-    seconds and, of several replicas, the seconds of each. Until then it has the last refusal
-    (status, error, task and times), or nothing.
+    `first_answer` is what the model gave first; until then the last refusal, or None.
 
     `resumes` is the state of an engine that may have outlived the head's agent, until its nodes
     have reported whether it runs.
@@ -157,7 +183,7 @@ class Observed:
     reason: str = ""
     wedge: Wedge | None = None
     endpoints: dict[str, EndpointHealth] = field(default_factory=dict)
-    first_answer: dict[str, Any] = field(default_factory=dict)
+    first_answer: FirstAnswer | Refusal | None = None
     held: dict[str, dict[str, str]] = field(default_factory=dict)
     load: Load | None = None
     task: str = ""

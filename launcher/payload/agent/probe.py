@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from . import answer, api
-from .answer import FirstAnswer, Refusal
 from .api import Counters, Where
+from .observed import FirstAnswer, Refusal
 from .records import Amount
 from .task import CHAT, Task, named
 

@@ -21,7 +21,6 @@ from .observed import Observed
 
 FOLDER = os.environ.get("VLAUNCH_STATE", "/var/lib/vlaunch")
 DESIRED, OBSERVED, HISTORY, LOG = "desired.json", "observed.json", "history.json", "engine.log"
-MEMBERS = "members.json"  # which agents are connected to the head's
 NETWORK = (
     "network.json"  # the last verdict of a network check: a copy, for whoever is in a container
 )

@@ -11,7 +11,6 @@ Pure; standard library only.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +96,6 @@ ONLY_HEALTH = "no request of ours fits its model: `/health` is all that is asked
 # well, and all but the last have `/pooling`.
 OTHERS = (EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION)
 _ALL = {each.name: each for each in (CHAT, COMPLETION, *OTHERS, HEALTH)}
-_NO_API = re.compile(r"does not support [\w ()]+ API")
 _FIELDS = {
     "embedding": ("embedding", "numbers"),
     "classify": ("probs", "labels"),
@@ -118,12 +116,10 @@ def no_chat(status: int, said: str) -> bool:
 def unfit(status: int, said: str) -> bool:
     """True for an answer that says that the model has no such task: there is no route, or nothing
     behind it. That a model's name is not known (404, too) is another matter.
-
-    An older vLLM says it in words, with 400.
     """
     if status == 404:
         return "does not exist" not in said
-    return status in (405, 501) or (status == 400 and _NO_API.search(said) is not None)
+    return status in (405, 501)
 
 
 def _spoken(model: str) -> Form:

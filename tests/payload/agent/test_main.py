@@ -280,10 +280,6 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
         "the engine of rank 1 runs"
         in (cluster.folder / "state" / "gpu2" / "chat" / "engine.log").read_text()
     )
-    members = json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())[
-        "members"
-    ]
-    assert set(members) == {"gpu1", "gpu2"}
 
     children = [int((server.folder / f"child{rank}").read_text()) for rank in (0, 1)]
     server.stop()
@@ -291,19 +287,24 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
     assert (server.pids(), [lives(pid) for pid in children]) == ([], [False, False])
 
 
-def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
-    """What the keeper sees comes back, with the agents that it hears."""
-    cluster.start("gpu1", "gpu2")
-    cluster.serve("chat", "gpu1", "gpu2").is_("ready")
+def ask_servers(cluster: Cluster) -> servers.Kept:
+    """Query the head's agent as the launcher does."""
     argv = [
         str(cluster.folder / "gpu1.sock") if word == state.SOCKET else word
         for word in payload.servers()
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    kept = servers.read(json.loads(done.stdout))
+    assert (done.returncode, done.stderr) == (0, "")
+    return servers.read(json.loads(done.stdout))
+
+
+def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
+    """What the keeper sees comes back, with the agents that it hears."""
+    cluster.start("gpu1", "gpu2")
+    cluster.serve("chat", "gpu1", "gpu2").is_("ready")
+    kept = ask_servers(cluster)
     (server,) = kept.servers
 
-    assert (done.returncode, done.stderr) == (0, "")
     assert servers.health(server, kept.agent) == ("answering", "")
     assert server.observed is not None
     assert "model" in server.observed.first_answer
@@ -630,9 +631,7 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     server.answers()
 
     assert (server.seen.generation, server.seen.faults) == (1, [])
-    assert set(
-        json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())["members"]
-    ) == {"gpu1", "gpu2"}
+    assert set(ask_servers(cluster).members) == {"gpu1", "gpu2"}
     cluster.authority.deliver(cluster.folder / "secrets" / "gpu3", "gpu3")  # they are read again
     cluster.says("gpu1", "the agent of gpu3 is here")
 

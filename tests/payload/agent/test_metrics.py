@@ -18,6 +18,7 @@ from launcher.payload.agent.observed import STATES, VERDICTS, Fault, Load, Obser
 from tests.payload.agent.wanted import mp
 
 NOW = 1_700_000_100.0
+WRITTEN = "agent_written_timestamp_seconds"
 TWO = mp("gpu1", "gpu2", addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2", "gpu3": "10.0.0.3"})
 
 
@@ -53,12 +54,13 @@ def keep(folder: Path, want: Desired | None = TWO, how: Observed | None = None) 
         state.write(state.path("chat", state.OBSERVED, str(folder)), how.as_json(), durable=False)
 
 
-def read(folder: Path, now: float = NOW) -> dict[str, float]:
+def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
     """Return each sample by its name and labels, as Prometheus' own client reads them."""
+    text = metrics.text(NOW, age, agents, str(folder))
     return {
         sample.name.removeprefix("vlaunch_")
         + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(metrics.text(now, str(folder)))
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 
@@ -136,22 +138,25 @@ def test_a_server_that_nobody_wants_is_gone(tmp_path: Path) -> None:
     keep(tmp_path, None, seen(state="stopping"))
     assert read(tmp_path)["server_state server=chat state=stopping"] == 1
     keep(tmp_path, None, seen(state="stopped"))
-    assert read(tmp_path) == {}
+    assert read(tmp_path).keys() == {WRITTEN}
     keep(tmp_path, TWO, seen(state="gave-up"))
     assert read(tmp_path)["server_state server=chat state=gave-up"] == 1
 
 
 def test_which_agents_are_connected(tmp_path: Path) -> None:
-    """Of all nodes of the cluster; with the record itself they grow old."""
+    """Of all nodes of the cluster; none while the head's agent hangs."""
     keep(tmp_path, how=seen())
-    said = {"written": NOW - 4, "members": {"gpu1": 0.0, "gpu2": 1.5}}
-    state.write(str(tmp_path / "members.json"), said, durable=False)
+    for age, expected in ((4.0, [1, 1, 0]), (100.0, [0, 0, 0])):
+        found = read(tmp_path, age, gpu1=0.0, gpu2=1.5)
+        up = {each: value for each, value in found.items() if each.startswith("node_agent_up")}
+        assert (found[WRITTEN], list(up.values())) == (NOW - age, expected)
 
-    found = read(tmp_path)
-    assert found["agent_written_timestamp_seconds"] == NOW - 4
-    up = {each: value for each, value in found.items() if each.startswith("node_agent_up")}
-    assert list(up.values()) == [1, 1, 0]
-    assert [*read(tmp_path, NOW + 100).values()].count(1.0) < [*found.values()].count(1.0)
+
+def test_a_full_disk_shows(tmp_path: Path) -> None:
+    """The agent goes on, and its records grow old."""
+    for age, late in ((4.0, 0.0), (90.0, 85.0)):
+        keep(tmp_path, how=seen(written=NOW - age))
+        assert read(tmp_path)[WRITTEN] == NOW - late
 
 
 def test_the_last_network_check(tmp_path: Path) -> None:
@@ -161,19 +166,20 @@ def test_the_last_network_check(tmp_path: Path) -> None:
     os.utime(file, (NOW, NOW))
     found = read(tmp_path)
 
-    assert found == {"network_passed required=tcp": 1, "network_check_timestamp_seconds": NOW}
+    known = {"network_passed required=tcp": 1, "network_check_timestamp_seconds": NOW}
+    assert found == {**known, WRITTEN: NOW}
     file.write_text('{"passed": "yes"}')
-    assert read(tmp_path) == {}
+    assert read(tmp_path).keys() == {WRITTEN}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"written": "x"}', '{"written": 1, "members": [1]}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"passed": "x"}'])
 def test_files_that_nobody_can_read(tmp_path: Path, text: str) -> None:
     """They are as if they were not there."""
-    for file in ("members.json", "network.json", "chat/observed.json", "chat/desired.json"):
+    for file in ("network.json", "chat/observed.json", "chat/desired.json"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
 
-    assert "server" not in metrics.text(NOW, str(tmp_path))
+    assert read(tmp_path).keys() == {WRITTEN}
 
 
 def test_labels_are_written_so_that_they_can_be_read(tmp_path: Path) -> None:
@@ -187,7 +193,7 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
     """It may hold anything."""
     faults = [Fault(at=NOW, what="WHAT", cause="CAUSE", evidence="EVIDENCE", node="gpu2")]
     keep(tmp_path, how=seen(faults=faults, doing="DOING", warning="WARNING"))
-    text = metrics.text(NOW, str(tmp_path))
+    text = metrics.text(NOW, 0.0, {}, str(tmp_path))
 
     assert not [word for word in ("WHAT", "CAUSE", "EVIDENCE", "DOING", "WARNING") if word in text]
 

@@ -16,7 +16,7 @@ def test_names_are_folders_that_could_be_servers(tmp_path: Path) -> None:
     """Other files lie there too, and what has no name that anybody could type."""
     for name in ("chat", "a-1", "UPPER", "-x", "x" * 33, "..."):
         (tmp_path / name).mkdir()
-    (tmp_path / "members.json").write_text("{}")
+    (tmp_path / "network.json").write_text("{}")
     (tmp_path / "embed").write_text("")
 
     assert state.names(str(tmp_path)) == ["a-1", "chat"]

@@ -35,7 +35,6 @@ _NO_ROUTE = '{"detail":"Not Found"}'
         (404, _UNKNOWN, False),
         (405, "Method Not Allowed", True),
         (501, "The model does not support Embeddings API", True),
-        (400, "The model does not support Rerank (Score) API", True),
         (400, "this model's maximum context length is 4 tokens", False),
         (200, "", False),
         (401, "Unauthorized", False),
