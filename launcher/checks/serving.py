@@ -22,6 +22,15 @@ _LONG = 10 * 365 * 86400.0  # seconds; more is no age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch job that waits or runs: its Ray job, and how many accelerators it needs at least."""
+
+    name: str
+    id: str
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """Something that runs and may hold accelerators; `end` is the command that ends it."""
 
@@ -145,14 +154,21 @@ def claimed(job: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def job_holders(said: Mapping[str, Any]) -> list[Holder]:
-    """Return the batch jobs that run and need accelerators."""
+def batches(said: Mapping[str, Any]) -> list[Batch]:
+    """Return the batch jobs that are not over."""
     return [
-        Holder(what=f"batch job `{name}`", gpus=gpus, end=f"vlaunch stop {name}")
+        Batch(name=name, id=job["submission_id"], gpus=claimed(job))
         for job in said.get("jobs", ())
-        if job["status"] not in OVER
-        and (name := job_store.named(job.get("metadata") or {}))
-        and (gpus := claimed(job))
+        if job["status"] not in OVER and (name := job_store.named(job.get("metadata") or {}))
+    ]
+
+
+def job_holders(said: Mapping[str, Any]) -> list[Holder]:
+    """Return the batch jobs that need accelerators."""
+    return [
+        Holder(what=f"batch job `{job.name}`", gpus=job.gpus, end=f"vlaunch stop {job.name}")
+        for job in batches(said)
+        if job.gpus
     ]
 
 

@@ -179,13 +179,13 @@ def _rotate(
     """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster
     than the one that runs.
     """
+    from launcher.checks import serving
     from launcher.cli.server import look
-    from launcher.state import running
 
     inventory = session.inventory
     snapshot = look(session)
     _refuse_without_containers(snapshot.site)
-    kept, batches = snapshot.kept.running, running.batches(snapshot.said)
+    kept, batches = snapshot.kept.running, serving.batches(snapshot.said)
     apply = partial(bring_up, session, given, join_timeout=join_timeout, renew=renew)
     plans = apply(dry_run=True)
     if not any(plan.steps for plan in plans):

@@ -14,7 +14,7 @@ from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError
 from launcher.plan.serve import ask_model, plan_files
 from launcher.site import Site
-from launcher.state import history, running, servers, verdict
+from launcher.state import history, running, verdict
 from launcher.state.observe import observe
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import model as models
@@ -41,7 +41,7 @@ def look(
     site = Site(inventory, facts)
     jobs, files, history_query = list[Command](), list[Command](), None
     if site.head_runs:
-        jobs = [servers.ask(site) if inventory.ray.off else running.ask_jobs(site)]
+        jobs = [running.ask_jobs(site)]
         if planning:
             files = [site.inside(head, models.list_files(model, head.hf_home))]
             history_query = history.ask_all(site)

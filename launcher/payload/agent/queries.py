@@ -5,7 +5,6 @@ jobs, vLLM's counters on this node, the servers and their logs. Its metrics are 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 import time
@@ -118,7 +117,7 @@ def nodes(_: Agent, query: Query) -> Answer:
     """Return Ray's node table, the text of `ray status` (empty where this Ray's dashboard has
     none), and the peers whose raylet the head cannot reach, as behind a one-way firewall.
     """
-    where = _dashboard(query)
+    where = submissions.dashboard(query)
     table = ray(where, _NODES)
     try:
         answer: Any = ray(where, "/api/cluster_status?format=1")
@@ -145,7 +144,7 @@ def jobs(agent: Agent, query: Query) -> Answer:
         peers = {peer: pool.submit(_reachable, peer) for peer in _listed(query, "peers")}
         requests = dict[str, Future[Any]]()
         if "dashboard" in query:
-            where = _dashboard(query)
+            where = submissions.dashboard(query)
             requests = {name: pool.submit(ray, where, path) for name, path in tables.items()}
         try:
             answer = {name: request.result() for name, request in requests.items()}
@@ -156,18 +155,6 @@ def jobs(agent: Agent, query: Query) -> Answer:
         except SILENT as error:
             answer = {"error": _reason(error)}
     return answer | servers(agent, query)
-
-
-def submit(_: Agent, query: Query) -> Answer:
-    """Submit the batch job that the body describes."""
-    job, where = json.loads(query["body"]), _dashboard(query)
-    answer: Answer = submissions.submit(where, job["submission_id"], job["argv"], job["metadata"])
-    return answer
-
-
-def stop(_: Agent, query: Query) -> Answer:
-    """Stop a batch job."""
-    return submissions.stop(_dashboard(query), query["job"], float(query["grace"]))
 
 
 def counts(agent: Agent, query: Query) -> Answer:
@@ -232,12 +219,8 @@ def _log(path: str, offset: int) -> tuple[str, int, bool]:
 
 _QUERIES: dict[tuple[str, str], Callable[[Agent, Query], Answer]] = {
     **{("GET", f"/{query.__name__}"): query for query in (nodes, jobs, servers, watch, counts)},
-    **{("POST", f"/{query.__name__}"): query for query in (submit, stop)},
+    **{("POST", f"/{query.__name__}"): query for query in (submissions.submit, submissions.stop)},
 }
-
-
-def _dashboard(query: Query) -> Where:
-    return Where(dashboard=int(query["dashboard"]))
 
 
 def _listed(query: Query, name: str) -> list[str]:

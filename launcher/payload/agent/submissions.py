@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from . import process
@@ -18,26 +19,35 @@ def shown(job: Mapping[str, object]) -> dict[str, object]:
     return {key: job.get(key) for key in _SHOWN}
 
 
-def submit(where: Where, name: str, argv: Sequence[str], metadata: object) -> Any:
-    """Submit a job. Its processes carry the job's name in VLAUNCH_JOB, by which `stop` finds them.
+def dashboard(query: Mapping[str, str]) -> Where:
+    """Return where a query says that Ray's dashboard is."""
+    return Where(dashboard=int(query["dashboard"]))
+
+
+def submit(_: object, query: Mapping[str, str]) -> Any:
+    """Submit the job that the body describes. Its processes carry the job's name in VLAUNCH_JOB, by
+    which `stop` finds them.
 
     Raises OSError with Ray's objection.
     """
-    entrypoint = shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *argv))
+    spec = json.loads(query["body"])
+    name, metadata = spec["submission_id"], spec["metadata"]
+    entrypoint = shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *spec["argv"]))
     body = {"entrypoint": entrypoint, "submission_id": name, "metadata": metadata}
     try:
-        return ray(where, "/api/jobs/", body)
+        return ray(dashboard(query), "/api/jobs/", body)
     except Refused as error:
         if "already exists" in error.text:
             return {"submission_id": name, "existing": True}
         raise OSError(f"{error.code}: {error.text[-500:]}") from error
 
 
-def stop(where: Where, name: str, grace: float) -> dict[str, Any]:
+def stop(_: object, query: Mapping[str, str]) -> dict[str, Any]:
     """Stop a job; then kill its processes on this node that ignore the polite signal.
 
     Raises OSError for processes that do not end.
     """
+    where, name = dashboard(query), query["job"]
 
     def over() -> bool:
         return not processes() and job(where, name).get("status") in OVER
@@ -51,7 +61,7 @@ def stop(where: Where, name: str, grace: float) -> dict[str, Any]:
         # 404: no such job; 400: it is over already. It may have left processes all the same.
         if error.code not in (400, 404):
             raise
-    until(over, grace)
+    until(over, float(query["grace"]))
     killed = processes()
     process.kill(killed)
     until(over, 10)

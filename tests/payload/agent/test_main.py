@@ -23,7 +23,7 @@ from launcher.payload import agent
 from launcher.payload.agent import server, state
 from launcher.payload.agent.__main__ import Agent
 from launcher.payload.agent.desired import Policy, Ray
-from launcher.payload.agent.observed import Observed
+from launcher.payload.agent.observed import FirstAnswer, Observed
 from launcher.state import servers
 from launcher.tools import payload
 from tests.payload.agent import wanted
@@ -307,7 +307,7 @@ def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
 
     assert servers.health(server, kept.agent) == ("answering", "")
     assert server.observed is not None
-    assert "model" in server.observed.first_answer
+    assert isinstance(server.observed.first_answer, FirstAnswer)
     assert (set(kept.members), kept.agent < 5) == ({"gpu1", "gpu2"}, True)
 
 
