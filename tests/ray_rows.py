@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def table(*rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a list of Ray's as the dashboard wraps it."""
-    return {"data": {"result": {"result": list(rows)}}}
+def table(*rows: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return one of Ray's tables as the agent answers it."""
+    return list(rows)
 
 
-def ray_nodes(*ips: str, dead: str = "") -> dict[str, Any]:
+def ray_nodes(*ips: str, dead: str = "") -> list[Mapping[str, Any]]:
     """Return the list of nodes, each with one GPU."""
     return table(
         *(

@@ -667,13 +667,12 @@ class World:
         return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", public])
 
     def _payload(self, verb: str) -> Json:
-        empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
             "nodes": {"nodes": self.ray_table(), "status": self._ray_status(), "unreachable": []},
             "jobs": {
                 "jobs": self.jobs,
                 "nodes": self.ray_table(),
-                "actors": empty,
+                "actors": [],
                 **self.kept(),
             },
             "servers": self.kept(),
@@ -682,11 +681,11 @@ class World:
         }
         return self.said[verb] if verb in self.said else dict(answers[verb])
 
-    def ray_table(self) -> Json:
-        """Return what Ray's dashboard would answer: a row for each running Ray container, with what
+    def ray_table(self) -> list[Json]:
+        """Return Ray's table of nodes: a row for each running Ray container, with what
         its command says.
         """
-        rows = []
+        rows: list[Json] = []
         for machine in self.machines.values():
             there = self._own(machine)
             if (
@@ -706,10 +705,10 @@ class World:
                     "resources_total": brought,
                 }
             )
-        return {"result": True, "data": {"result": {"total": len(rows), "result": rows}}}
+        return rows
 
     def _ray_status(self) -> str:
-        rows = self.ray_table()["data"]["result"]["result"]
+        rows = self.ray_table()
         active = "".join(f" 1 node_{row['node_id']}\n" for row in rows)
         gpus = sum(row["resources_total"]["GPU"] for row in rows)
         return (

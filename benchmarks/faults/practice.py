@@ -209,11 +209,9 @@ class Practice:
         )
         try:
             said = json.loads(text)
-            nodes = {
-                row["node_id"]: row["node_ip"] for row in said["nodes"]["data"]["result"]["result"]
-            }
+            nodes = {row["node_id"]: row["node_ip"] for row in said["nodes"]}
             names = {host.ip: host.name for host in self.lab.hosts}
-            rows = said["actors"]["data"]["result"]["result"]
+            rows = said["actors"]
         except (ValueError, KeyError, TypeError):
             return []
         alive = [row for row in rows if row.get("state") == "ALIVE"]

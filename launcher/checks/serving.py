@@ -98,7 +98,7 @@ def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
 def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
     reserved: list[tuple[object, object]] = []
-    for group in rows(said.get("groups")):
+    for group in said.get("groups", ()):
         if group.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE"):
             reserved += [
                 (bundle.get("node_id"), bundle.get("unit_resources"))
@@ -106,18 +106,10 @@ def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
             ]
     reserved += [
         (actor.get("node_id"), actor.get("required_resources"))
-        for actor in rows(said.get("actors"))
+        for actor in said.get("actors", ())
         if actor.get("state") == "ALIVE" and not actor.get("placement_group_id")
     ]
     return [(str(node or ""), _gpus(resources)) for node, resources in reserved]
-
-
-def rows(answer: Any) -> list[dict[str, Any]]:
-    """Return the rows of one of the lists that the head asked Ray for; none where it is not one."""
-    try:
-        return _rows(answer["data"]["result"]["result"])
-    except (KeyError, TypeError, IndexError):
-        return []
 
 
 def _rows(raw: object) -> list[dict[str, Any]]:
@@ -242,11 +234,11 @@ def jobs_stopped(
     # that follow use them.
     actors = sum(
         row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
-        for row in rows(said.get("actors"))
+        for row in said.get("actors", ())
     )
     groups = sum(
         row.get("creator_job_id") in own and row.get("state") != "REMOVED"
-        for row in rows(said.get("groups"))
+        for row in said.get("groups", ())
     )
     left += [f"{actors} actors still there"] if actors else []
     left += [f"{groups} placement groups still there"] if groups else []

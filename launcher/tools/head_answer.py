@@ -3,8 +3,8 @@
 Whoever reads such an answer takes it for granted, so it is looked at once, here; what is not named
 here is left to who asked for it.
 
-Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of servers wrote by
-`state/servers.py`.
+The rows of Ray's own tables are read by `tools/ray.py` and `checks/serving.py`, and what the keeper
+of servers wrote by `state/servers.py`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class _Said:
     left: tuple[Whole, ...] = ()
     job: _Job = _Job()
     jobs: tuple[_ListedJob, ...] = ()
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    actors: tuple[Mapping[str, Any], ...] = ()
+    groups: tuple[Mapping[str, Any], ...] = ()
     apis: Mapping[str, _Counters] = field(default_factory=dict)
 
 

@@ -7,7 +7,7 @@ is for people and is read strictly all the same, because it is what they will co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +78,10 @@ def _common(node: Node, inventory: Inventory) -> Argv:
     return (*options(num_gpus=node.gpus, **memory), *pinned, "--disable-usage-stats")
 
 
-def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
-    """Read `GET /api/v0/nodes?detail=1`, newest row per address: a node that rejoins leaves its
-    dead row behind.
+def parse_nodes(rows: Any) -> tuple[RayNode, ...]:
+    """Read Ray's table of nodes, newest row per address: a node that rejoins leaves its dead row
+    behind.
     """
-    rows = _result(answer, "nodes")
     try:
         nodes = [
             RayNode(
@@ -95,9 +94,7 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
             for row in rows
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer(
-            "Ray's node table has a row that cannot be read", evidence=repr(error)
-        ) from None
+        raise UnreadableAnswer("Ray's node table cannot be read", evidence=repr(error)) from None
     living = {node.ip for node in nodes if node.alive}
     return tuple(node for node in nodes if node.alive or node.ip not in living)
 
@@ -139,32 +136,26 @@ def _sections(text: str) -> dict[str, list[str]]:
     return sections
 
 
-def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[str, ...]]:
+def parse_ranks(
+    actors: Iterable[Mapping[str, Any]], nodes: tuple[RayNode, ...]
+) -> Mapping[str, tuple[str, ...]]:
     """Read which address holds which rank, from the names of living actors."""
     by_id = {node.id: node.ip for node in nodes}
     ranks: dict[str, list[str]] = {}
-    for row in _result(actors, "actors"):
-        called, where = row.get("name") or "", row.get("node_id") or ""
-        if not isinstance(called, str) or not isinstance(where, str):
-            raise UnreadableAnswer(
-                "Ray's list of actors has a row that cannot be read", evidence=untrusted.shown(row)
-            )
-        name = rank_name(called[:200])
-        if name and row.get("state") == "ALIVE":
+    try:
+        living = [
+            (rank_name(_text(row.get("name") or "")[:200]), _text(row.get("node_id") or ""))
+            for row in actors
+            if row.get("state") == "ALIVE"
+        ]
+    except (TypeError, AttributeError) as error:
+        raise UnreadableAnswer(
+            "Ray's list of actors cannot be read", evidence=repr(error)
+        ) from None
+    for name, where in living:
+        if name:
             ranks.setdefault(by_id.get(where, "?"), []).append(name)
     return {ip: tuple(sorted(names)) for ip, names in sorted(ranks.items())}
-
-
-def _result(answer: Any, what: str) -> list[dict[str, Any]]:
-    try:
-        rows = answer["data"]["result"]["result"]
-    except (KeyError, TypeError, IndexError):
-        rows = None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UnreadableAnswer(
-            f"Ray's list of {what} cannot be read", evidence=untrusted.shown(answer)
-        )
-    return rows
 
 
 def _text(value: object) -> str:

@@ -48,7 +48,7 @@ def row(
 def table(
     *rows: dict[str, Any], unreachable: tuple[str, ...] = (), status: str | None = None
 ) -> Answer:
-    said = {"nodes": {"data": {"result": {"result": list(rows)}}}, "unreachable": list(unreachable)}
+    said = {"nodes": list(rows), "unreachable": list(unreachable)}
     if status is not None:
         said["status"] = status
     return Answer(node="gpu01", code=0, out=json.dumps(said))

@@ -545,12 +545,11 @@ def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
     batch.run("--detach", "--replicas", "12")
     unit = {"bundles": [{"unit_resources": {"GPU": 1.0}}] * 12, "state": "CREATED"}
     world = batch.cluster.world
-    groups = {"data": {"result": {"result": [unit]}}}
     world.said["jobs"] = {
         "jobs": world.jobs,
         "nodes": world.ray_table(),
-        "actors": {},
-        "groups": groups,
+        "actors": [],
+        "groups": [unit],
         **world.kept(),
     }
     ran = batch.cluster.run("serve", "--model", "org/m", "--no-wait", "--skip-network-check")

@@ -61,14 +61,8 @@ def jobs() -> Mapping[str, Any]:
         ),
     ]
     bundle = {"bundle_id": "0", "unit_resources": {"GPU": 1.0, "CPU": 1.0}}
-    said["groups"] = {
-        "data": {
-            "result": {
-                "result": [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]
-            }
-        }
-    }
-    here = said["nodes"]["data"]["result"]["result"][0]["node_id"]
+    said["groups"] = [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]
+    here = said["nodes"][0]["node_id"]
     actor = {
         "name": "vllm_Worker_ab1_TP0_PP1",
         "state": "ALIVE",
@@ -77,7 +71,7 @@ def jobs() -> Mapping[str, Any]:
         "placement_group_id": None,
         "required_resources": {"GPU": 1.0},
     }
-    said["actors"] = {"data": {"result": {"result": [actor]}}}
+    said["actors"] = [actor]
     said |= servers()
     return said
 

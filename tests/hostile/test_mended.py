@@ -34,8 +34,8 @@ def answer(said: object) -> Answer:
     return Answer(node="gpu01", code=0, out=said if isinstance(said, str) else json.dumps(said))
 
 
-def rows(*each: Any) -> dict[str, Any]:
-    return {"data": {"result": {"result": list(each)}}}
+def rows(*each: Any) -> list[Any]:
+    return list(each)
 
 
 def usage(text: str) -> str:

@@ -54,7 +54,7 @@ def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
     world.said["jobs"] = {
         "jobs": [],
         "nodes": world.ray_table(),
-        "actors": {"data": {"result": {"result": []}}},
+        "actors": [],
         **kept.said(*rows),
         **more,
     }

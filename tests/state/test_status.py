@@ -332,13 +332,8 @@ def test_a_record_may_be_anything(world: World, row: Any) -> None:
 
 def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     """From the names of the actors."""
-    world.said["jobs"]["actors"] = {
-        "data": {
-            "result": {
-                "result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]
-            }
-        }
-    }
+    actor = {"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}
+    world.said["jobs"]["actors"] = [actor]
 
     assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
 
@@ -388,8 +383,8 @@ def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world:
 
 def test_a_table_of_another_shape_is_unreadable(world: World) -> None:
     """A node table that cannot be read is a failure, not a cluster without nodes."""
-    world.said["jobs"]["nodes"] = {"data": None}
-    with pytest.raises(UnreadableAnswer, match="Ray's list of nodes"):
+    world.said["jobs"]["nodes"] = [{"node_id": 1}]
+    with pytest.raises(UnreadableAnswer, match="Ray's node table"):
         look(world)
 
 

@@ -25,11 +25,6 @@ def recorded(name: str) -> Any:
     return json.loads(text) if name.endswith(".json") else text
 
 
-def listed(rows: Any) -> dict[str, Any]:
-    """Wrap rows as the dashboard does."""
-    return {"result": True, "data": {"result": {"result": rows}}}
-
-
 def inventory(more: str = "") -> Inventory:
     nodes = "nodes: [{host: a, ip: 10.0.0.1, gpus: 8}, {host: b, ip: 10.0.0.2, gpus: 4}]"
     return loads(
@@ -95,7 +90,8 @@ def test_the_node_table_is_read_as_recorded() -> None:
 
     assert (head.ip, head.alive, head.gpus) == ("10.77.0.11", True, 1.0)
     assert (worker.ip, worker.alive, worker.gpus) == ("10.77.0.12", True, 1.0)
-    assert {node.ip for node in ray.parse_nodes(recorded("api_v0_nodes.json"))} == {"192.0.2.2"}
+    raw = recorded("api_v0_nodes.json")
+    assert {node.ip for node in ray.parse_nodes(raw["data"]["result"]["result"])} == {"192.0.2.2"}
 
 
 def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
@@ -103,14 +99,14 @@ def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
     rows = recorded("ray_list_nodes_one_dead.json")
     for row in rows:
         row["resources_total"] = {"GPU": 1.0}
-    _, dead = ray.parse_nodes(listed(rows))
+    _, dead = ray.parse_nodes(rows)
 
     assert (dead.ip, dead.alive) == ("10.77.0.12", False)
     assert "missing too many heartbeats" in dead.message
 
     again = [*rows, {**rows[1], "node_id": "new", "state": "ALIVE", "state_message": None}]
 
-    assert [(node.ip, node.id) for node in ray.parse_nodes(listed(again))] == [
+    assert [(node.ip, node.id) for node in ray.parse_nodes(again)] == [
         ("10.77.0.11", rows[0]["node_id"]),
         ("10.77.0.12", "new"),
     ]
@@ -120,18 +116,13 @@ def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
     "answer",
     [
         None,
-        [],
-        {},
         {"data": None},
-        listed(None),
-        listed("x"),
-        listed([{}]),
-        listed([None]),
-        listed([{"node_id": 1}]),
-        listed(
-            [{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": {"GPU": "many"}}]
-        ),
-        listed([{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": [1]}]),
+        "x",
+        [{}],
+        [None],
+        [{"node_id": 1}],
+        [{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": {"GPU": "many"}}],
+        [{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": [1]}],
     ],
 )
 def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
@@ -194,7 +185,7 @@ def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
         for row in recorded("ray_list_nodes_one_dead.json")
     )
 
-    assert ray.parse_ranks(listed(recorded("ray_list_actors_pp2.json")), nodes) == {
+    assert ray.parse_ranks(recorded("ray_list_actors_pp2.json"), nodes) == {
         "10.77.0.11": ("PP0",),
         "10.77.0.12": ("PP1",),
     }
@@ -213,7 +204,7 @@ def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
         {"name": None, "state": "ALIVE", "node_id": "n"},
     ]
 
-    assert ray.parse_ranks(listed(rows), nodes) == {
+    assert ray.parse_ranks(rows, nodes) == {
         "10.0.0.1": ("TP0 PP0", "TP1 PP0"),
         "?": ("the only rank",),
     }
@@ -229,4 +220,4 @@ def test_ranks_of_replicas() -> None:
     rows = [{"name": name, "state": "ALIVE", "node_id": "a"} for name in names]
     nodes = (ray.RayNode(id="a", ip="10.0.0.1", alive=True, gpus=1.0, message=""),)
 
-    assert ray.parse_ranks(listed(rows), nodes) == {"10.0.0.1": ("DP0", "DP1 TP0", "DP10 TP1 PP2")}
+    assert ray.parse_ranks(rows, nodes) == {"10.0.0.1": ("DP0", "DP1 TP0", "DP10 TP1 PP2")}

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from . import records
 from .records import Amount, Count
@@ -95,6 +96,22 @@ def ray(where: Where, path: str, body: object = None, timeout: float = PATIENCE)
     with request("127.0.0.1", port, path, secret, body, timeout) as answer:
         text = answer.read().decode()
         return json.loads(text) if text else None
+
+
+def rows(
+    where: Where, table: str, timeout: float = PATIENCE, **filters: str
+) -> list[dict[str, Any]]:
+    """Return the rows of one of Ray's tables; raises ValueError for any other answer."""
+    chosen = "".join(
+        f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}"
+        for key, value in filters.items()
+    )
+    answer: Any = ray(where, f"/api/v0/{table}?detail=1&limit=10000{chosen}", timeout=timeout)
+    try:
+        listed: list[dict[str, Any]] = answer["data"]["result"]["result"]
+    except (KeyError, TypeError):
+        raise ValueError(f"Ray's list of {table} cannot be read: {str(answer)[:200]}") from None
+    return listed
 
 
 def api(

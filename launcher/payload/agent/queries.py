@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from . import api, process, state, submissions
-from .api import Refused, Where, ray
+from .api import Refused, Where, ray, rows
 from .probe import SILENT
 from .server import Site
 
@@ -30,7 +30,6 @@ _FRESH = 1.0  # seconds for which a text of metrics is served
 _RETRY = 0.25  # seconds between two attempts to reach an API
 _CHUNK = 1 << 20  # bytes of a log in one answer
 _TURN = 10.0  # seconds that the agent's main loop may hold its lock
-_NODES = "/api/v0/nodes?detail=1&limit=10000"
 # The counters of vLLM's `/metrics` (0.32, v1/metrics/loggers.py) that the launcher reads every two
 # seconds.
 _COUNTED = re.compile(
@@ -118,7 +117,7 @@ def nodes(_: Agent, query: Query) -> Answer:
     none), and the peers whose raylet the head cannot reach, as behind a one-way firewall.
     """
     where = submissions.dashboard(query)
-    table = ray(where, _NODES)
+    table = rows(where, "nodes")
     try:
         answer: Any = ray(where, "/api/cluster_status?format=1")
         status = answer["data"]["clusterStatus"]
@@ -133,19 +132,17 @@ def jobs(agent: Agent, query: Query) -> Answer:
     listen (Ray's node table lists a dead node as alive for some seconds more), and the servers,
     also where Ray does not answer.
     """
-    alive = "detail=1&limit=10000&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
-    tables = {
-        "jobs": "/api/jobs/",
-        "nodes": _NODES,
-        "actors": f"/api/v0/actors?{alive}",
-        "groups": f"/api/v0/placement_groups?{alive}",
-    }
     with ThreadPoolExecutor(32) as pool:  # each answer of a busy dashboard is slow
         peers = {peer: pool.submit(_reachable, peer) for peer in _listed(query, "peers")}
         requests = dict[str, Future[Any]]()
         if "dashboard" in query:
             where = submissions.dashboard(query)
-            requests = {name: pool.submit(ray, where, path) for name, path in tables.items()}
+            requests = {
+                "jobs": pool.submit(ray, where, "/api/jobs/"),
+                "nodes": pool.submit(rows, where, "nodes"),
+                "actors": pool.submit(rows, where, "actors", state="ALIVE"),
+                "groups": pool.submit(rows, where, "placement_groups"),
+            }
         try:
             answer = {name: request.result() for name, request in requests.items()}
             if "jobs" in answer:  # Ray also lists its own drivers

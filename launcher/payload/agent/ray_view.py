@@ -80,14 +80,7 @@ class RayView:
 
     def rows(self, what: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
         """Return one of Ray's tables."""
-        chosen = "".join(
-            f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}"
-            for key, value in filters.items()
-        )
-        path = f"/api/v0/{what}?detail=1&limit=10000{chosen}"
-        answer: Any = api.ray(self.where, path, timeout=patience)
-        rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
-        return rows
+        return api.rows(self.where, what, patience, **filters)
 
     def lacking(self, looks: int) -> str:
         """Return what a start still waits for, empty when nothing did for so many looks: nodes, and

@@ -142,8 +142,9 @@ def test_a_main_loop_that_hangs(agent: Any, ask: Ask, monkeypatch: pytest.Monkey
 
 def tables(server: Server) -> None:
     """Add Ray's tables to the dashboard."""
-    for table in ("nodes", "actors", "placement_groups"):
-        server.answers[f"/api/v0/{table}"] = rows({"what": table})
+    server.tables["/api/v0/nodes"] = [{"node_id": "a", "state": "ALIVE"}]
+    server.tables["/api/v0/actors"] = [{"name": "x", "state": "DEAD"}]
+    server.tables["/api/v0/placement_groups"] = [{"state": "CREATED"}]
 
 
 def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
@@ -165,7 +166,7 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
     assert (status, document["unreachable"]) == (200, ["127.0.0.1:1"])
     assert [job["submission_id"] for job in document["jobs"]] == ["batch-1"]
     assert "driver_info" not in document["jobs"][0]
-    assert document["groups"] == rows({"what": "placement_groups"})
+    assert (document["actors"], document["groups"]) == ([], [{"state": "CREATED"}])
     assert [entry["name"] for entry in document["servers"]] == ["chat"]
     assert {"members", "agent"} <= set(document)
 
@@ -181,14 +182,14 @@ def test_jobs_without_ray(server: Server, ask: Ask) -> None:
 
 def test_nodes(server: Server, ask: Ask) -> None:
     """The answer has the text of `ray status`, and the addresses that the head cannot reach."""
-    server.answers["/api/v0/nodes"] = {"data": 1}
+    server.answers["/api/v0/nodes"] = rows({"node_id": "a"})
     server.answers["/api/cluster_status"] = {
         "data": {"clusterStatus": "======== Autoscaler status"}
     }
     _, document = ask(f"/nodes?dashboard={server.port}&peers=127.0.0.1:{server.port},127.0.0.1:1")
 
     assert document == {
-        "nodes": {"data": 1},
+        "nodes": [{"node_id": "a"}],
         "status": "======== Autoscaler status",
         "unreachable": ["127.0.0.1:1"],
     }
@@ -197,7 +198,7 @@ def test_nodes(server: Server, ask: Ask) -> None:
 @pytest.mark.parametrize("answer", [(404, "no such page"), {"data": {}}, []])
 def test_a_dashboard_without_a_status(answer: Any, server: Server, ask: Ask) -> None:
     """The text is empty; the table of nodes is sufficient."""
-    server.answers["/api/v0/nodes"] = {"data": 1}
+    server.answers["/api/v0/nodes"] = rows({"node_id": "a"})
     server.answers["/api/cluster_status"] = answer
     status, document = ask(f"/nodes?dashboard={server.port}")
 
