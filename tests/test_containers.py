@@ -331,7 +331,10 @@ def test_the_first_process_is_the_agent(load: Load) -> None:
     ours = ("/opt/vlaunch/entry.sh", "agent", "--node")
     at = ("--head", "10.0.0.11", "--port", "7000")
 
-    assert head[: head.index("--")] == (*ours, "gpu01", *at, "--lead", "--private-shm")
+    assert head[: head.index("--")] == (
+        *(*ours, "gpu01", *at),
+        *("--lead", "--metrics-port", "29580", "--private-shm"),
+    )
     assert worker[: worker.index("--")] == (*ours, "gpu02", *at, "--private-shm")
     assert head[head.index("--") + 1 :][:3] == ("ray", "start", "--head")
     assert worker[worker.index("--") + 1 :][:3] == ("ray", "start", "--block")
@@ -343,12 +346,9 @@ def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
     inventory = load("ray: none\nshm: host")
     found = spec(inventory)
 
-    assert found.command[-5:] == (
-        "--head",
-        "10.0.0.11",
-        "--port",
-        str(inventory.ports.group),
-        "--lead",
+    assert found.command[-7:] == (
+        *("--head", "10.0.0.11", "--port", str(inventory.ports.group)),
+        *("--lead", "--metrics-port", "29580"),
     )
     assert not [name for name in found.env if "RAY" in name]
     assert {mount.target for mount in found.mounts} >= {"/run/vlaunch/secrets", "/var/lib/vlaunch"}

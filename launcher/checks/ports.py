@@ -17,7 +17,6 @@ from launcher.checks.shape import (
     warned,
 )
 from launcher.model import Inventory, Node
-from launcher.payload.agent import metrics
 
 # A throw-away container holds no port for the others.
 _LASTING = ("head", "worker")
@@ -70,9 +69,7 @@ def _own(host: Host) -> set[int]:
         for option, value in pairwise(container.argv)
         if option.endswith("port") and _PORT.fullmatch(value)
     }
-    for head in (container for container in running if container.role == "head"):
-        told = dict(pairwise(head.argv)).get("--metrics", "")
-        own.add(int(told) if _PORT.fullmatch(told) else metrics.PORT)
+    if any(container.role == "head" for container in running):
         # A server or a batch may have these, and no command line of a container tells. `serve`
         # looks at them again.
         ports = host.inventory.ports

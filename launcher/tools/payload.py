@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from launcher.model import Argv, Ports, options
-from launcher.payload.agent.metrics import PORT as METRICS
 from launcher.payload.agent.state import SOCKET
 
 _FOLDER = Path(__file__).parents[1] / "payload"
@@ -103,10 +102,9 @@ def agent(
     servers' processes.
 
     The head's agent (`lead`) listens on `head`:`port` for the others, and serves its metrics at
-    `head`:`metrics`; of that port it is told only where it is not its own default, so that
-    containers which are up stay as they are. With `private_shm` nobody else uses /dev/shm.
+    `head`:`metrics`. With `private_shm` nobody else uses /dev/shm.
     """
-    told = ("--metrics", str(metrics)) if lead and metrics != METRICS else ()
-    own = (*(("--lead",) if lead else ()), *told, *(("--private-shm",) if private_shm else ()))
     where = options(node=node, head=head, port=port)
-    return ("agent", *where, *own, *(("--", *command) if command else ()))
+    own = ("--lead", *options(metrics_port=metrics)) if lead else ()
+    shm = ("--private-shm",) if private_shm else ()
+    return ("agent", *where, *own, *shm, *(("--", *command) if command else ()))

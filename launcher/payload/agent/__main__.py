@@ -1,5 +1,5 @@
 """First process of a container: `vlaunch_agent --node NAME --head IP --port P
-[--lead] [--metrics P] [--private-shm] [-- ray start …]`.
+[--lead --metrics-port P] [--private-shm] [-- ray start …]`.
 
 Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper.
 
@@ -128,7 +128,7 @@ class Agent:
             def page(now: float) -> str:
                 return metrics.text(now, time.monotonic() - self.turned, lead.heard())
 
-            sites.append(queries.metrics_site(args.head, args.metrics, page))
+            sites.append(queries.metrics_site(args.head, args.metrics_port, page))
         else:
             wake = self.woken.set
             self.follower = Follower(args.node, self.node, *address, certificates, wake)
@@ -206,8 +206,8 @@ def main() -> int:
     for name in ("--node", "--head"):
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--metrics", type=int, default=metrics.PORT)
     parser.add_argument("--lead", action="store_true")
+    parser.add_argument("--metrics-port", type=int)
     parser.add_argument("--private-shm", action="store_true")
     parser.add_argument("command", nargs="*")
     args = parser.parse_args()

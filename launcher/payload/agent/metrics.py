@@ -13,16 +13,14 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 from . import state
 from .desired import Desired
 from .observed import OVER, STATES, VERDICTS, Observed
 
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-
-PORT = 29580  # where they are served (`ports: {metrics: …}`) unless something else is said
 SILENT = 60.0  # seconds after which an agent that was not heard is not there
 
 HELP: Mapping[str, str] = {
@@ -59,8 +57,6 @@ class Page:
     """The samples, collected by prometheus_client."""
 
     def __init__(self) -> None:
-        from prometheus_client import Metric  # late: the launcher needs only PORT
-
         self._families = {
             name: Metric(
                 f"vlaunch_{name.removesuffix('_total')}",
@@ -84,8 +80,6 @@ def text(now: float, age: float, agents: Mapping[str, float], folder: str = "") 
     """Return the page at a time (seconds since 1970); the head's agent turned `age` seconds ago,
     `agents` has the seconds since each node's reported.
     """
-    from prometheus_client import CollectorRegistry, generate_latest
-
     page, nodes, late, registry = Page(), set[str](), age, CollectorRegistry()
     registry.register(page)
     for name in state.names(folder):

@@ -89,7 +89,7 @@ class Cluster:
                 "--port",
                 str(self.ports.get(node, self.port)),
             ]
-            words += ["--lead"] if node == "gpu1" else []
+            words += ["--lead", "--metrics-port", "0"] if node == "gpu1" else []
             with (self.folder / f"log-{node}").open("ab") as log:
                 self.agents[node] = subprocess.Popen(
                     [
@@ -789,7 +789,13 @@ def test_no_member_is_answered_before_the_first_turn(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server, "Server", lambda *_: serving)
     monkeypatch.setattr(Agent, "turn", lambda self: steps.append("turn") or self.told.append(15))
     args = argparse.Namespace(
-        node="gpu1", head="127.0.0.1", port=1, metrics=2, lead=True, private_shm=False, command=[]
+        node="gpu1",
+        head="127.0.0.1",
+        port=1,
+        metrics_port=2,
+        lead=True,
+        private_shm=False,
+        command=[],
     )
     Agent(args).run()
     assert steps == ["turn", "answer members"]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from launcher.model import Ports
 from launcher.payload.agent import metrics, state
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import STATES, VERDICTS, Fault, Load, Observed, Wedge
@@ -196,11 +195,6 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
     text = metrics.text(NOW, 0.0, {}, str(tmp_path))
 
     assert not [word for word in ("WHAT", "CAUSE", "EVIDENCE", "DOING", "WARNING") if word in text]
-
-
-def test_the_port_is_the_inventorys() -> None:
-    """The agent is told of another one only."""
-    assert Ports().metrics == metrics.PORT
 
 
 def test_every_metric_is_in_the_documentation() -> None:
