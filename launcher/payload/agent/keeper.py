@@ -325,9 +325,12 @@ class Supervision:
         if known == self._known or status.ready_at is None:
             return
         self._known = known
+        longest = round(status.longest_step, 1)
+        newest = state.Answered(
+            at=status.ready_at, desired=self.spec, held=held, longest_step=longest
+        )
         with contextlib.suppress(OSError):
-            longest = status.longest_step
-            state.answered(self.spec, status.ready_at, self.folder, held=held, longest_step=longest)
+            state.note_answered(newest, self.folder)
 
     def _await_end(self) -> None:
         """Wait until the engine has ended on every node that can be reached; then pause, or give

@@ -8,12 +8,12 @@ among them is stopped. Without new orders nothing changes.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import gpu, leftovers, process, state
+from .background import Background
 from .blame import Sample
 from .inspection import Inspection, Target
 from .probe import Probe, ProbeReport
@@ -109,7 +109,7 @@ class Server:
         self._pids: tuple[int, ...] = ()
         self._ending: float | None = None
         self._answers, self._looked = 0, 0.0
-        self._thread: threading.Thread | None = None
+        self._check: Background[None] | None = None  # whether the GPUs have room
 
     def turn(self, order: Order | None) -> None:
         """Look once, and do what follows."""
@@ -178,11 +178,10 @@ class Server:
     def _look(self, order: Order) -> None:
         """See which ranks live, and whether the GPUs have room."""
         self.ranks = tuple(filter(process.lives, order.pids))
-        pending = self._thread is not None and self._thread.is_alive()
-        if order.phase == PREPARE and self.prepared != order.generation and not pending:
-            # in a thread of its own: a driver that hangs must not stop the agent
-            self._thread = threading.Thread(target=self._prepare, args=(order,), daemon=True)
-            self._thread.start()
+        over = self._check is None or self._check.over
+        if order.phase == PREPARE and self.prepared != order.generation and over:
+            # a driver that hangs must not stop the agent
+            self._check = Background(lambda: self._prepare(order))
 
     def _prepare(self, order: Order) -> None:
         self.room = None

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import desired, observed, records
@@ -21,9 +21,7 @@ from .observed import Observed
 
 FOLDER = os.environ.get("VLAUNCH_STATE", "/var/lib/vlaunch")
 DESIRED, OBSERVED, HISTORY, LOG = "desired.json", "observed.json", "history.json", "engine.log"
-NETWORK = (
-    "network.json"  # the last verdict of a network check: a copy, for whoever is in a container
-)
+NETWORK = "network.json"  # the last verdict of a network check, which the launcher writes
 # where the launcher queries an agent, in its container
 SOCKET = os.environ.get("VLAUNCH_AGENT_SOCKET", "/tmp/vlaunch-agent.sock")
 KEPT = 5  # servers that have answered
@@ -35,14 +33,10 @@ _MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")
 def names(folder: str = "") -> list[str]:
     """Return the names of all servers that have a folder."""
     try:
-        found = os.listdir(folder or FOLDER)
+        entries = list(os.scandir(folder or FOLDER))
     except OSError:
         return []
-    return sorted(
-        each
-        for each in found
-        if NAME.fullmatch(each) and os.path.isdir(os.path.join(folder or FOLDER, each))
-    )
+    return sorted(entry.name for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
 
 
 def path(name: str, file: str, folder: str = "") -> str:
@@ -100,22 +94,14 @@ class Answered:
 
     at: float
     desired: Desired
-    held: Mapping[str, str]
-    longest_step: float
+    held: Mapping[str, str] = field(default_factory=dict)
+    longest_step: float = 0.0
 
 
-def answered(
-    server: Desired,
-    at: float,
-    folder: str = "",
-    *,
-    held: Mapping[str, str] | None = None,
-    longest_step: float = 0.0,
-) -> None:
+def note_answered(newest: Answered, folder: str = "") -> None:
     """Note that a server has answered, newest first; the same one is noted once."""
+    server = newest.desired
     others = [entry for entry in _history(server.name, folder) if entry.desired.id != server.id]
-    longest = round(longest_step, 1)
-    newest = Answered(at=at, desired=server, held=dict(held or {}), longest_step=longest)
     entries = [asdict(entry) for entry in (newest, *others)]
     write(path(server.name, HISTORY, folder), entries[:KEPT])
 

@@ -87,7 +87,9 @@ def history(folder: Path) -> list[tuple[float, str]]:
 def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
     """The same server once, with its last time; five of them."""
     for at, name in enumerate("abcdefcg", 1):
-        state.answered(wanted.mp("gpu1", id=name), at, str(tmp_path))
+        state.note_answered(
+            state.Answered(at=at, desired=wanted.mp("gpu1", id=name)), str(tmp_path)
+        )
 
     assert history(tmp_path) == [(8, "g"), (7, "c"), (6, "f"), (5, "e"), (4, "d")]
 
@@ -97,7 +99,7 @@ def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, said: str) -> 
     """A server that has just answered must not end for it."""
     (tmp_path / "chat").mkdir()
     (tmp_path / "chat" / "history.json").write_text(said)
-    state.answered(wanted.mp("gpu1", id="a"), 1, str(tmp_path))
+    state.note_answered(state.Answered(at=1, desired=wanted.mp("gpu1", id="a")), str(tmp_path))
 
     assert history(tmp_path) == [(1, "a")]
 
