@@ -47,8 +47,10 @@ _GPU_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "memory.used": lambda gpu: _mib(gpu["memory"] and _used(gpu)),
     "memory.free": lambda gpu: _mib(gpu["memory"] and gpu["memory"] - _used(gpu)),
     "utilization.gpu": lambda gpu: "97 %" if gpu["holder"] else "0 %",
+    "utilization.memory": lambda _: "0 %",
     "power.draw": lambda gpu: "310.00 W" if gpu["holder"] else "62.00 W",
-    "fabric.state": lambda gpu: _NA,
+    "power.limit": lambda _: "700.00 W",
+    "fabric.state": lambda _: "N/A",
     "mig.mode.current": lambda gpu: "Disabled",
     "ecc.errors.uncorrected.volatile.total": lambda gpu: str(gpu["ecc"]),
 }
@@ -61,7 +63,7 @@ _APP_FIELDS: dict[str, Callable[[Gpu], str]] = {
     "used_gpu_memory": lambda gpu: _mib(gpu["held"]),
 }
 _APP_ALIASES = {"used_memory": "used_gpu_memory", "name": "process_name"}
-_UNITS = {" MiB": "MiB", " %": "%"}
+_UNITS = {" MiB": "MiB", " %": "%", " W": "W"}
 
 
 class Unanswered(Exception):
@@ -170,6 +172,8 @@ def _answer(wanted: dict[str, str], document: dict[str, Any], gpus: list[Gpu]) -
         )
     if "topo" in wanted:
         return _topology(gpus)
+    if not gpus and "--list-gpus" in wanted:
+        return "No devices found.\n"
     if not gpus and "--query-compute-apps" not in wanted:
         raise Unanswered("No devices were found", 6)
     if "--list-gpus" in wanted:

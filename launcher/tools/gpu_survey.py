@@ -102,11 +102,14 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
 
 
 def read_fabric(text: str) -> NvlinkFabric:
-    """Read `switch`, `state` and `service` lines."""
+    """Read `switch`, `state` and `service` lines.
+
+    GPUs without such a state say `[N/A]`, or `N/A` (driver 580, an H100 without NVSwitches).
+    """
     lines = [line.partition(" ") for line in untrusted.cut(text).splitlines()]
     states = [rest.strip() for word, _, rest in lines if word == "state"]
     return NvlinkFabric(
         switches=sum(word == "switch" for word, _, _ in lines),
-        states=tuple(each for each in states if each and not each.startswith("[")),
+        states=tuple(each for each in states if each not in ("", "N/A") and each[0] != "["),
         service=next((rest.strip() for word, _, rest in lines if word == "service"), ""),
     )

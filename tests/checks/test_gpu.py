@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.checks.spoiled import (
     turns_red,
 )
 
+H100 = Path(__file__).parents[1] / "fixtures" / "gpu-h100"
 A100 = replace(GPU, name="NVIDIA A100-SXM4-80GB", memory_total=81920)
 REQUIRE = "cuda>=12.9 brand=unknown,driver>=535,driver<536"
 CUDA12 = Image(
@@ -98,6 +100,13 @@ CASES = (
         text="reported Xid 31 since the node booted, which applications bring about",
         fix="grep Xid",
         survey={"gpu01": {"xid": ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1896, name=python3",)}},
+    ),
+    Case(
+        id="gpu-errors",
+        red={"gpu01": "warn"},
+        text="reported Xid 31, 43 since the node booted, which applications bring about",
+        fix="grep Xid",
+        survey={"gpu01": {"xid": tuple((H100 / "xid.txt").read_text().splitlines())}},
     ),
     Case(
         id="driver",

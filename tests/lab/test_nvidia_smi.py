@@ -17,6 +17,7 @@ import pytest
 from launcher import shell
 from launcher.lab import gpus, layout, nvidia_smi
 from launcher.payload.agent import gpu as agent
+from launcher.payload.agent import inspection
 from launcher.tools import gpu_survey
 from launcher.tools.survey import GpuProcess
 
@@ -263,6 +264,24 @@ def test_one_gpu_can_be_asked_for(smi: Smi) -> None:
 
     assert smi.ask("-i", "3", "--query-gpu=uuid", CSV).stdout == f"{uuids[3]}\n"
     assert smi.ask(f"--id={uuids[3]}", "--query-gpu=index", CSV).stdout == "3\n"
+
+
+def test_container_without_gpus(smi: Smi) -> None:
+    """A list is empty and ends with 0, a query fails, as of the real one (driver 580)."""
+    smi.be()
+    smi.hand_out()
+    listed, queried = smi.ask("-L"), smi.ask("--query-gpu=index", CSV)
+
+    assert (listed.returncode, listed.stdout) == (0, "No devices found.\n")
+    assert (queried.returncode, queried.stdout) == (6, "No devices were found\n")
+
+
+def test_load_is_read_by_the_agent(smi: Smi) -> None:
+    """An inspection reads figures without units."""
+    smi.be(gpus_=1)
+    answer = smi.ask(*inspection._NVIDIA[1:])
+
+    assert answer.stdout == "0, 0, 0, 62.00, 700.00\n"
 
 
 def test_a_host_without_a_driver(smi: Smi) -> None:

@@ -31,7 +31,7 @@ def test_the_fabric_between_gpus() -> None:
     """GPUs before Hopper have no state of it."""
     told = (
         "switch /dev/nvidia-nvswitch0\nswitch /dev/nvidia-nvswitch1\n"
-        "state Completed\nstate [N/A]\nservice active\n"
+        "state Completed\nstate [N/A]\nstate N/A\nservice active\n"
     )
 
     assert gpu_survey.read_fabric(told) == NvlinkFabric(

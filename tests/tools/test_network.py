@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
-from launcher.tools import network
+from launcher.tools import nccl, network
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "network"
 MINIMAL = {"node": "node1", "backend": "gloo"}
@@ -29,6 +29,24 @@ def answer(out: str, **more: Any) -> Answer:
 def recorded(name: str, node: str) -> network.Report:
     """A report of the practice hosts."""
     return network.parse_report(answer((FIXTURES / name / f"{node}.json").read_text()))
+
+
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_recorded_nccl(node: str) -> None:
+    """NCCL 2.28.9 with two ranks on one H100: figures, versions, and the lines of the pair."""
+    report = recorded("h100", node)
+    (transfer,) = report.transfers
+    (log,) = report.pair_logs.values()
+
+    assert (report.gpu, report.error) == ("NVIDIA H100 80GB HBM3", "")
+    assert report.versions == {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9"}
+    assert transfer.correct
+    assert (transfer.size, transfer.error) == (1 << 28, "")
+    assert report.collective is not None
+    assert (report.collective.ranks, report.collective.correct) == (2, True)
+    links = nccl.read([log.encode()]).links
+    assert {(link.network, link.gpudirect) for link in links} == {("Socket", False)}
+    assert len(links) == 4
 
 
 def test_the_probe_understands_its_command_line() -> None:

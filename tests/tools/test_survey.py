@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.tools import host, host_read
-from launcher.tools.survey import LOOKUP_DEADLINE, Gid, Lookup, Survey
+from launcher.tools.survey import LOOKUP_DEADLINE, Gid, GpuState, Lookup, NvlinkFabric, Survey
 
 pytestmark = pytest.mark.processes
 
@@ -89,6 +89,29 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
     assert [gpu.ecc_errors for gpu in found.gpus] == [0, 0, 0, 0, 0, 0, 3, 0]
     assert found.rdma[1].netdevs == ("ens6f0np0",)
     assert "nvidia_peermem" in found.modules
+
+
+def test_recorded_h100() -> None:
+    """One GPU without NVSwitches and RDMA devices, driver 580; no `ip` and no Docker."""
+    text = (FIXTURES.parent / "gpu-h100" / "survey.txt").read_text()
+    facts = host_read.parse_probe(text)
+
+    assert facts.survey is not None
+    assert facts.survey.gpus == (GpuState(index=0, ecc_errors=0, peers={"GPU0": "X"}),)
+    assert facts.survey.nvlink == NvlinkFabric()
+    assert (facts.survey.xid, facts.survey.imex, facts.lost_gpus) == ((), (), ())
+    assert facts.survey.modules == ("nvidia", "nvidia_uvm")
+    assert facts.gpu_processes == ()
+    assert facts.gpus == (
+        host.Gpu(
+            index=0,
+            name="NVIDIA H100 80GB HBM3",
+            memory_total=81559,
+            memory_used=0,
+            driver="580.159.04",
+            uuid="GPU-00000000-1111-2222-3333-444455556600",
+        ),
+    )
 
 
 def test_trouble_on_a_node_is_read() -> None:

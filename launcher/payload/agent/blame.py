@@ -18,6 +18,11 @@ _SWITCHES = 2.0  # voluntary context switches per second of a thread that stands
 # 1 MB/s over a link throttled to 8 Mbit/s.
 _IDLE = 256_000
 _BUSY = 0.1  # part of a core from which on a thread computes or spins
+# A GPU computes that uses its memory for 5 % of the time, or draws half of its power limit. Kernels
+# that spin, as NCCL's do while a rank is missing, use 0 % and 0.19 on an H100, which says it is at
+# 100 %.
+_MEMORY, _POWER = 5.0, 0.5
+_ALWAYS = 99.0  # percent of the time in which a GPU runs a kernel that does not end
 _STOPPED = ("T", "t")
 _NAMED = 4  # ranks named in one observation
 _SHOWN = 16  # frames of a stack in a record
@@ -181,13 +186,26 @@ class _Pair:
     def kind(self) -> int:
         """The kind of its work.
 
-        An operator that uses no CPU waits in it, for other ranks or for a GPU. A process that was
-        stopped (SIGSTOP) waits for nothing, wherever its stack is.
+        An operator that uses no CPU waits in it, for other ranks or for a GPU. One that uses a core
+        waits, too, while a kernel spins: a launch blocks once 1,024 others are queued. A process
+        that was stopped (SIGSTOP) waits for nothing, wherever its stack is.
         """
         if self.after.state in _STOPPED:
             return OWN
         stack = kind(self.after.frames, self.after.line)
+        if stack in (OPERATOR, OWN) and self.core >= _BUSY and self.gpu_spins:
+            return FOR_DEVICE
         return WITH_OTHERS if stack == OPERATOR and self.core < _BUSY else stack
+
+    @property
+    def gpu_computes(self) -> bool:
+        """True when its GPU computes in both samples."""
+        return all(any(map(_computes, rank.gpus)) for rank in (self.before, self.after))
+
+    @property
+    def gpu_spins(self) -> bool:
+        """True when its GPU runs kernels in both samples, and computes nothing."""
+        return all(rank.gpus and all(map(_spins, rank.gpus)) for rank in (self.before, self.after))
 
     @property
     def moved(self) -> str:
@@ -253,11 +271,9 @@ def compare(
     moved += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
     notes = [note for node in ranks for note in _notes(node, after.get(node))]
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
+    if not moved and not unknown:
+        unknown = _long_step(pairs)
     culprit = None if moved or unknown else _culprit(pairs)
-    if not moved and not unknown and _compute_together(pairs):
-        # A prompt that prefills for minutes in one step looks like this; a rank that hangs leaves
-        # the others waiting.
-        unknown = ["all ranks compute, as in one long step"]
     return Finding(
         progress=True if moved else None if unknown or not pairs else False,
         rank=culprit.name if culprit else "",
@@ -307,12 +323,21 @@ def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
     return suspects[0] if len(suspects) == 1 else None
 
 
-def _compute_together(pairs: Sequence[_Pair]) -> bool:
-    """Return True when there are several ranks, and none of them waits for another or a GPU."""
+def _long_step(pairs: Sequence[_Pair]) -> list[str]:
+    """Return the signs of one long step: GPUs that compute, or several ranks of which none waits
+    for another or a GPU.
+
+    A prompt that prefills for minutes in one step looks like this; a rank that hangs leaves the
+    others waiting, and their GPUs spinning.
+    """
     ranks = [pair for pair in pairs if not pair.after.engine]
-    return len(ranks) > 1 and all(
+    if busy := [f"{pair.node}'s GPU {_gpu_of(pair.after)}" for pair in ranks if pair.gpu_computes]:
+        more = f" and {len(busy) - 1} more compute" if len(busy) > 1 else " computes"
+        return [f"{busy[0]}{more}, as in one long step"]
+    together = len(ranks) > 1 and all(
         pair.kind in (OPERATOR, OWN) and pair.core >= _BUSY for pair in ranks
     )
+    return ["all ranks compute, as in one long step"] if together else []
 
 
 def _flows(
@@ -366,9 +391,27 @@ def _load(pair: _Pair) -> str:
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:
-    load, power = gpu.get("utilization"), gpu.get("power_w")
-    used = f" at {load:g} %" if isinstance(load, (int, float)) else ""
-    return f"{used}, {power:g} W" if isinstance(power, (int, float)) else used
+    load, memory, power = (_figure(gpu, name) for name in ("utilization", "memory", "power_w"))
+    words = [f" at {load:g} %"] if load is not None else []
+    words += [f"memory {memory:g} %"] if memory is not None else []
+    words += [f"{power:g} W"] if power is not None else []
+    return ", ".join(words)
+
+
+def _computes(gpu: Mapping[str, Any]) -> bool:
+    memory, power, limit = (_figure(gpu, name) for name in ("memory", "power_w", "limit_w"))
+    draws = power is not None and limit is not None and power >= _POWER * limit
+    return draws or (memory is not None and memory >= _MEMORY)
+
+
+def _spins(gpu: Mapping[str, Any]) -> bool:
+    known = all(_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w"))
+    return known and (_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
+
+
+def _figure(gpu: Mapping[str, Any], name: str) -> float | None:
+    value = gpu.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _gpu_of(rank: Rank) -> str:

@@ -33,17 +33,15 @@ _RANK = re.compile(r"VLLM::(Worker|EngineCore)((?:_[A-Z]+\d+)*)")
 _PLACE = re.compile(r"(DP|TP|PP)(\d+)")
 _RAS = ("127.0.0.1", 28028)  # NCCL_RAS_ADDR's default, since NCCL 2.24
 _RAS_WAIT = 5  # seconds
-# src/ras/client_support.cc of NCCL: what differs, how far the ranks are, and who lags.
-_TELLING = re.compile(
-    r"\b(?:INCOMPLETE|MISMATCH|DEAD|TIMEOUT|unresponsive|different|missing)\b"
-    r"|launched (?:up to|any) operation|^Rank \d+ -- ",
-    re.IGNORECASE,
-)
+# The chapters of NCCL's report that tell what is wrong (src/ras/client_support.cc).
+_CHAPTER = re.compile(r"^(\w[\w ]*)\n=+$", re.MULTILINE)
+_TELLING = ("Errors", "Warnings")
 _NVIDIA = (
     "nvidia-smi",
-    "--query-gpu=index,uuid,utilization.gpu,power.draw",
+    "--query-gpu=index,utilization.gpu,utilization.memory,power.draw,power.limit",
     "--format=csv,noheader,nounits",
 )
+_LOAD = ("utilization", "memory", "power_w", "limit_w")  # percent of the time, and watts
 
 
 @dataclass(frozen=True)
@@ -266,9 +264,9 @@ def _gpus(target: Target, processes: Sequence[_Process]) -> dict[int, list[dict[
     code, out = children.run(_NVIDIA, _DUMP)
     rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
     gpus = [
-        {"index": int(row[0]), "utilization": _number(row[2]), "power_w": _number(row[3])}
+        {"index": int(row[0]), **dict(zip(_LOAD, map(_number, row[1:]), strict=True))}
         for row in rows
-        if code == 0 and len(row) == 4 and row[0].isdigit()
+        if code == 0 and len(row) == 1 + len(_LOAD) and row[0].isdigit()
     ]
     own = [gpu for gpu in gpus if target.gpus is None or gpu["index"] in target.gpus]
     workers = [
@@ -291,9 +289,22 @@ def _ask_nccl() -> list[str]:
                     return []
             stream.write("VERBOSE STATUS\n")
             stream.flush()
-            lines = [line.strip() for line in stream.read(1 << 18).splitlines()]
-        return [f"NCCL RAS: {line[:200]}" for line in lines if _TELLING.search(line)][:20]
+            report = stream.read(1 << 18)
+        return [f"NCCL RAS: {line[:200]}" for line in _wrong(report)][:20]
     return []
+
+
+def _wrong(report: str) -> list[str]:
+    """Return the lines of NCCL's report that tell what is wrong.
+
+    That ranks have launched different numbers of operations is usual for a moment: only the same
+    numbers in two samples mean that one waits for another.
+    """
+    _, *chapters = _CHAPTER.split(report)
+    texts = [
+        text for name, text in zip(chapters[::2], chapters[1::2], strict=True) if name in _TELLING
+    ]
+    return [line.strip() for text in texts for line in text.splitlines() if line.strip()]
 
 
 def _watchdog(argv: Sequence[str]) -> list[str]:

@@ -182,7 +182,12 @@ def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["Failed to initialize NVML: Unknown Error", "No devices were found"]
+    "words",
+    [
+        "Failed to initialize NVML: Unknown Error",
+        "Failed to initialize NVML: GPU access blocked by the operating system",
+        "No devices were found",
+    ],
 )
 @pytest.mark.parametrize("code", [0, 255])
 def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> None:

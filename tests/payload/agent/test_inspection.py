@@ -221,14 +221,16 @@ def test_gpus(
     """The n-th worker has the n-th GPU of the server."""
     titles[sleeper.pid] = WORKER
     spy(thread(sleeper.pid, STEP, LOOP))
-    rows = "0, GPU-aa, 3, 60.50\n2, GPU-bb, 100, 95.12\n3, GPU-cc, 0, [N/A]\n"
+    rows = "0, 3, 0, 60.50, 700.00\n2, 100, 0, 95.12, 700.00\n3, 0, 0, [N/A], [N/A]\n"
     monkeypatch.setattr(inspection, "_NVIDIA", ("printf", rows.replace("%", "%%")))
 
     (rank,) = look(Target(sleeper.pid, (), 1, (2, 3), ()))["ranks"]
 
-    assert rank["gpus"] == [{"index": 2, "utilization": 100.0, "power_w": 95.12}]
+    load = {"utilization": 100.0, "memory": 0.0, "power_w": 95.12, "limit_w": 700.0}
+    assert rank["gpus"] == [{"index": 2, **load}]
 
 
+RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu-h100"
 # From NCCL's user guide (Troubleshooting, RAS).
 RAS = """\
 NCCL version 2.28.9 compiled with CUDA 12.9
@@ -265,7 +267,6 @@ Warnings
         (
             "SERVER PROTOCOL 2\n",
             [
-                "NCCL RAS: 0         1         4         8        32        32   RUNNING  MISMATCH",
                 "NCCL RAS: #0-0 (27a079b828ff1a75) MISMATCH",
                 "NCCL RAS: Communicator ranks have different collective operation counts",
                 "NCCL RAS: 26 ranks have launched up to operation 6650",
@@ -300,6 +301,24 @@ def test_nccl(monkeypatch: pytest.MonkeyPatch, hello: str, notes: list[str]) -> 
 
     assert result == notes
     assert requests[0] == "CLIENT PROTOCOL 2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("works", 4),
+        ("missing", 4),
+        ("stopped", 6),
+        ("killed", 9),
+    ],
+)
+def test_recorded_report(name: str, lines: int) -> None:
+    """The reports are of NCCL 2.28.9 with two ranks; those of ranks that work may differ, too."""
+    wrong = inspection._wrong((RECORDED / f"ras-{name}.txt").read_text())
+
+    assert len(wrong) == lines
+    assert any("Rank 1 " in line for line in wrong)
+    assert not any("=" in line or "RUNNING" in line for line in wrong)
 
 
 def test_watchdog(tmp_path: Path) -> None:

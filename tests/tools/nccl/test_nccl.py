@@ -95,7 +95,7 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 @pytest.mark.parametrize(
     ("name", "seen"),
-    [("vllm-tp2-pp2", (0, 0)), ("2.18-efa-torchrun", (2, 16))],
+    [("vllm-tp2-pp2", (0, 0)), ("2.18-efa-torchrun", (2, 16)), ("2.28-h100-socket", (1, 2))],
 )
 def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
     """A communicator says how many ranks it has; what is between them must be in the log."""
@@ -129,3 +129,20 @@ NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "recei
 def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
     """Both ends must be in one host, and no doubt about who that is."""
     assert len(nccl.inside(said(log))) == count
+
+
+def test_recorded_log() -> None:
+    """NCCL 2.28.9 with two ranks, on one GPU that it believes to be two hosts'."""
+    reading = read("2.28-h100-socket")
+
+    assert (*reading.versions, *reading.using, reading.nodes) == ("2.28.9+cuda13.0", "Socket", 2)
+    assert reading.devices == {"gpu01": {0: "lo:127.0.0.1<0>"}}
+    assert {(link.network, link.device) for link in reading.links} == {("Socket", 0)}
+    assert reading.network_links == 8
+    assert not reading.alarms
+
+
+def test_recorded_warning() -> None:
+    """Its WARN lines begin with the time."""
+    words = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    assert list(read("2.28-h100-duplicate").alarms) == [words]
