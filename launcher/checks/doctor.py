@@ -18,7 +18,7 @@ from launcher.payload.agent import observed
 from launcher.payload.agent.cause import find
 from launcher.payload.agent.observed import Fault, Observed
 from launcher.tools import known_hangs, log_times, symptoms, untrusted
-from launcher.tools.diagnosis_read import DRIVER, Log, State, Told, server_log
+from launcher.tools.diagnosis_read import DRIVER, Log, State, Told, server_log, words
 from launcher.tools.nccl.reading import VERSION
 from launcher.tools.symptoms import Symptom
 
@@ -252,11 +252,11 @@ def _record_logs(node: Told) -> Iterator[Log]:
         if record.verdict == "suspect":
             if wedge is not None and not wedge.rank:
                 reason = "; ".join((reason, *wedge.observations))
-            lines.append(([f"keeper: server {name} hangs: {_words(reason)}"], record.written))
+            lines.append(([f"keeper: server {name} hangs: {words(reason)}"], record.written))
         elif record.verdict == "quiet":
-            lines.append(([f"keeper: server {name} is quiet: {_words(reason)}"], record.written))
+            lines.append(([f"keeper: server {name} is quiet: {words(reason)}"], record.written))
         if record.state == "gave-up":
-            why = _words(record.doing) or "no restarts are left"
+            why = words(record.doing) or "no restarts are left"
             lines.append(([f"keeper: gave up server {name}: {why}"], record.since))
         for texts, at in lines:
             yield _log("record", server_log(name), texts, log_times.write(at))
@@ -278,12 +278,12 @@ def _fault_lines(server: str, fault: Fault) -> list[str]:
     raised = find(fault.evidence.splitlines()) if fault.cause and not fault.rank else None
     rank = f"rank {fault.rank}" if fault.rank else raised.process if raised else ""
     node = fault.node or (raised.address if raised else "")
-    where = " on ".join(_words(word) for word in (rank, node) if word)
-    line = f"keeper: fault of server {server}: {_words(fault.what)}"
+    where = " on ".join(words(word) for word in (rank, node) if word)
+    line = f"keeper: fault of server {server}: {words(fault.what)}"
     if where and where not in line:
         line += f" ({where})"
     # A line is one entry's only: a cause that the table knows is a line of its own.
-    cause = _words(fault.cause)
+    cause = words(fault.cause)
     known = [cause] if symptoms.first(cause) is not None else []
     if cause and not known:
         line += f": {cause}"
@@ -397,7 +397,3 @@ def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
     chosen = [trace for trace in ordered if trace in firsts]
     chosen += [trace for trace in ordered if trace.line not in texts]
     return list(dict.fromkeys(chosen))[:_SHOWN]
-
-
-def _words(text: str) -> str:
-    return untrusted.plain(" ".join(text.split()))[:_WIDTH]

@@ -118,7 +118,7 @@ def _first(parts: _Parts, name: str) -> _Answer:
 
 def _gaps(parts: _Parts) -> dict[str, str]:
     text, code = _first(parts, "ids")
-    reason = _words(text) or "the node did not tell which there are"
+    reason = words(text) or "the node did not tell which there are"
     gaps = {} if code == 0 else {"containers": reason}
     if "kernel" in parts and _first(parts, "kernel")[1] != 0:
         gaps["kernel log"] = "it may only be read by root there"
@@ -200,12 +200,12 @@ def _states(text: str) -> list[State]:
             docker = raw["state"]
             states.append(
                 State(
-                    name=_words(str(raw["name"]).lstrip("/")),
+                    name=words(str(raw["name"]).lstrip("/")),
                     role=raw["role"] if raw["role"] in _ROLES else "",
-                    status=_words(str(docker["Status"])),
+                    status=words(str(docker["Status"])),
                     exit_code=int(docker.get("ExitCode") or 0),
                     oom=docker.get("OOMKilled") is True,
-                    error=_words(str(docker.get("Error") or "")),
+                    error=words(str(docker.get("Error") or "")),
                     started=str(docker.get("StartedAt") or ""),
                     finished=str(docker.get("FinishedAt") or ""),
                     restarts=int(raw.get("restarts") or 0),
@@ -228,5 +228,6 @@ def _zone(text: str) -> float:
     return -seconds if match and match[1] == "-" else seconds
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
+    """Return a tool's words on one line, cut where they are too long to be shown."""
     return untrusted.plain(" ".join(text.split()))[:300]

@@ -14,9 +14,9 @@ _SHM = "/dev/shm"
 _AGE = 60.0  # seconds; a younger file may be between its creation and its first use
 
 
-def sweep(folder: str = _SHM, age: float = _AGE) -> int:
-    """Remove files that no living process has open or mapped; return how many bytes that freed."""
-    used, freed, before = _used(folder), 0, time.time() - age
+def sweep(folder: str = _SHM, age: float = _AGE) -> None:
+    """Remove files that no living process has open or mapped."""
+    used, before = _used(folder), time.time() - age
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
@@ -24,8 +24,6 @@ def sweep(folder: str = _SHM, age: float = _AGE) -> int:
                 old = entry.is_file(follow_symlinks=False) and file.st_mtime < before
                 if old and entry.path not in used:
                     os.remove(entry.path)
-                    freed += file.st_size
-    return freed
 
 
 def _used(folder: str) -> set[str]:

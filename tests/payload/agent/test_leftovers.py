@@ -23,9 +23,8 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
     with (tmp_path / "mapped").open("r+b") as file:
         held = mmap.mmap(file.fileno(), 4096)
     with held, (tmp_path / "opened").open("rb"):
-        freed = leftovers.sweep(str(tmp_path))
+        leftovers.sweep(str(tmp_path))
 
-    assert freed == 4096
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "folder",
         "link",
@@ -33,9 +32,10 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
         "opened",
         "young",
     ]
-    assert leftovers.sweep(str(tmp_path)) == 2 * 4096
+    leftovers.sweep(str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "young"]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """An image may have no /dev/shm."""
-    assert leftovers.sweep(str(tmp_path / "none")) == 0
+    leftovers.sweep(str(tmp_path / "none"))
