@@ -17,9 +17,9 @@ def ask_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
     """Ask the head for jobs, nodes, actors and placement groups, for its servers, and which `peers`
     (`ip:port`) are closed; without Ray for its servers alone.
     """
-    inventory = site.inventory
-    off = inventory.ray.off
-    return site.inside(site.head, payload.jobs(inventory.ports, () if off else peers, ray=not off))
+    if site.inventory.ray.off:
+        return servers.ask(site)
+    return site.inside(site.head, payload.jobs(site.inventory.ports, peers))
 
 
 def holders(said: Mapping[str, Any]) -> list[Holder]:

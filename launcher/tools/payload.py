@@ -44,14 +44,11 @@ def port_open(ip: str, port: int) -> Argv:
     return ("python3", "-c", program)
 
 
-def jobs(ports: Ports, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv:
+def jobs(ports: Ports, peers: tuple[str, ...] = ()) -> Argv:
     """Ask for submitted jobs, Ray's nodes, actors and placement groups, the servers, and which
     `peers` (`ip:port`) are closed.
-
-    Without Ray only for what the keeper knows.
     """
-    dashboard = ports.dashboard if ray else ""
-    return _ask("jobs", _LONG, dashboard=dashboard, peers=",".join(peers))
+    return _ask("jobs", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
 
 
 def servers() -> Argv:

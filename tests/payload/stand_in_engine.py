@@ -34,8 +34,13 @@ def alone() -> bool:
     """True when the process of another rank has ended."""
     if not there("engine1"):
         return False
+    with open(f"{FOLDER}/engine0", encoding="utf-8") as lines:  # noqa: PTH123
+        starts = len(lines.read().split())
     with open(f"{FOLDER}/engine1", encoding="utf-8") as lines:  # noqa: PTH123
-        last = lines.read().split()[-1]
+        others = lines.read().split()
+    if len(others) < starts:
+        return False  # it has not started yet
+    last = others[-1]
     try:
         with open(f"/proc/{last}/stat", encoding="utf-8") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()[0] in "ZX"

@@ -190,7 +190,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     """Nothing is asked about Ray, and no node lacks it."""
     world = World(load("ray: none"))
     case.bring_up(world.inventory, world, SECRETS)
-    world.said["jobs"] = kept.said()
+    world.said["servers"] = kept.said()
     seen = look(world)
     asked, _ = status.query_head(
         Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
@@ -199,7 +199,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
     assert seen.whole
     assert ("dashboard" in asked.argv[-1], "peers" in asked.argv[-1]) == (False, False)
-    world.said["jobs"]["members"]["gpu02"] = 75.0
+    world.said["servers"]["members"]["gpu02"] = 75.0
     assert not look(world).whole
 
 

@@ -128,26 +128,24 @@ def nodes(_: Agent, query: Query) -> Answer:
 
 
 def jobs(agent: Agent, query: Query) -> Answer:
-    """Return submitted jobs and Ray's tables (not without a dashboard), which peers' raylets do not
-    listen (Ray's node table lists a dead node as alive for some seconds more), and the servers,
-    also where Ray does not answer.
+    """Return submitted jobs and Ray's tables, which peers' raylets do not listen (Ray's node table
+    lists a dead node as alive for some seconds more), and the servers, also where Ray does not
+    answer.
     """
+    where = submissions.dashboard(query)
     with ThreadPoolExecutor(32) as pool:  # each answer of a busy dashboard is slow
         peers = {peer: pool.submit(_reachable, peer) for peer in _listed(query, "peers")}
-        requests = dict[str, Future[Any]]()
-        if "dashboard" in query:
-            where = submissions.dashboard(query)
-            requests = {
-                "jobs": pool.submit(ray, where, "/api/jobs/"),
-                "nodes": pool.submit(rows, where, "nodes"),
-                "actors": pool.submit(rows, where, "actors", state="ALIVE"),
-                "groups": pool.submit(rows, where, "placement_groups"),
-            }
+        requests: dict[str, Future[Any]] = {
+            "jobs": pool.submit(ray, where, "/api/jobs/"),
+            "nodes": pool.submit(rows, where, "nodes"),
+            "actors": pool.submit(rows, where, "actors", state="ALIVE"),
+            "groups": pool.submit(rows, where, "placement_groups"),
+        }
         try:
             answer = {name: request.result() for name, request in requests.items()}
-            if "jobs" in answer:  # Ray also lists its own drivers
-                submitted = (job for job in answer["jobs"] if job.get("submission_id"))
-                answer["jobs"] = [submissions.shown(job) for job in submitted]
+            # Ray also lists its own drivers
+            submitted = (job for job in answer["jobs"] if job.get("submission_id"))
+            answer["jobs"] = [submissions.shown(job) for job in submitted]
             answer["unreachable"] = [peer for peer, probe in peers.items() if not probe.result()]
         except SILENT as error:
             answer = {"error": _reason(error)}

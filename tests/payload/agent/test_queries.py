@@ -171,15 +171,6 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
     assert {"members", "agent"} <= set(document)
 
 
-def test_jobs_without_ray(server: Server, ask: Ask) -> None:
-    """The dashboard gets no request."""
-    status, document = ask("/jobs?peers=127.0.0.1:1")
-
-    assert (status, document["unreachable"], document["servers"]) == (200, ["127.0.0.1:1"], [])
-    assert not {"jobs", "nodes", "actors", "groups"} & set(document)
-    assert server.asked == []
-
-
 def test_nodes(server: Server, ask: Ask) -> None:
     """The answer has the text of `ray status`, and the addresses that the head cannot reach."""
     server.answers["/api/v0/nodes"] = rows({"node_id": "a"})
