@@ -13,7 +13,8 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,10 +84,12 @@ class Server:
     async def _serve(self) -> None:
         listeners = [self._loop.create_task(_Listener(site).run(self.bound)) for site in self.sites]
         await self._closing.wait()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*listeners, *tasks, return_exceptions=True)
+        tasks: Collection[asyncio.Task[None]] = listeners
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.sleep(0)  # aborted connections close their sockets meanwhile
 
 
@@ -109,12 +112,22 @@ class _Listener:
 
     async def run(self, bound: dict[str, int]) -> None:
         """Serve until this task is cancelled; note the port in `bound`."""
+        loop = asyncio.get_running_loop()
         await self._runner.setup()
         try:
             with await self._listen() as listener:
                 bound[self._site.name] = 0 if self._site.path else listener.getsockname()[1]
-                await self._accept(listener)
+                loop.add_reader(listener, self._accept, listener)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    loop.remove_reader(listener)
         finally:
+            for _ in range(2):  # what has been accepted can be aborted after that
+                await asyncio.sleep(0)
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
             await self._runner.cleanup()
 
     async def _listen(self) -> socket.socket:
@@ -129,70 +142,71 @@ class _Listener:
                     say(f"cannot serve {self._site}: {last}")
             await asyncio.sleep(_RETRY)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        """Serve connections within the site's limits; of too many TLS handshakes at once, the
+    def _accept(self, listener: socket.socket) -> None:
+        """Serve a connection within the site's limits; of too many TLS handshakes at once, the
         oldest ends.
         """
         loop, certificates = asyncio.get_running_loop(), self._site.certificates
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listener)
-            except OSError:  # such as too many open files
-                await asyncio.sleep(0.1)
-                continue
-            context = certificates.context() if certificates else None
-            full = 0 < self._site.most <= len(self._connections)
-            if full or (certificates and not context):
-                sock.close()
-                continue
-            task = loop.create_task(self._connect(sock, context, address))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-            self._handshakes[sock] = task
-            if len(self._handshakes) > _PENDING:
-                self._handshakes.pop(next(iter(self._handshakes))).cancel()
-            await asyncio.sleep(0)  # let the task begin
+        try:
+            sock, address = listener.accept()
+        except OSError:  # such as too many open files
+            time.sleep(0.1)
+            return
+        context = certificates.context() if certificates else None
+        full = 0 < self._site.most <= len(self._connections)
+        if full or (certificates and not context):
+            sock.close()
+            return
+        task = loop.create_task(self._connect(sock, context, address))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        self._handshakes[sock] = task
+        if len(self._handshakes) > _PENDING:
+            self._handshakes.pop(next(iter(self._handshakes))).cancel()
 
     async def _connect(self, sock: socket.socket, tls: ssl.SSLContext | None, address: Any) -> None:
         """Serve a connection until it ends; print why TLS ended it."""
-        loop, transport = asyncio.get_running_loop(), None
+        loop = asyncio.get_running_loop()
         lost = loop.create_future()
         protocol: Any = _Protocol(self._runner.server, lost)
         try:
             timeout = _HANDSHAKE if tls else None
-            transport, _ = await loop.connect_accepted_socket(
+            await loop.connect_accepted_socket(
                 lambda: protocol, sock, ssl=tls, ssl_handshake_timeout=timeout
             )
             self._handshakes.pop(sock, None)
             await asyncio.wait([lost], timeout=self._site.seconds or None)
-            if lost.done():
-                lost.result()
+            if lost.done() and (error := lost.result()):
+                raise error
         except ConnectionResetError:  # by the client
             pass
         except OSError as error:
             self._site.log.say(f"refused a connection from {address[0]}: {cause(error)}")
         finally:
             self._handshakes.pop(sock, None)
-            if transport is not None:
+            if protocol.transport is not None:
                 with contextlib.suppress(AttributeError):  # Python 3.11.2, once TLS is closed
-                    transport.abort()
+                    protocol.transport.abort()
 
 
 class _Protocol:
     """aiohttp's protocol of a connection; `lost` gets the TLS error that ends it."""
 
-    def __init__(self, server: Any, lost: asyncio.Future[None]) -> None:
+    def __init__(self, server: Any, lost: asyncio.Future[ssl.SSLError | None]) -> None:
         self._protocol, self._lost = server(), lost
+        self.transport: asyncio.Transport | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._protocol, name)
 
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Pass it on, and keep the transport: aiohttp's protocol forgets it."""
+        self.transport = transport
+        self._protocol.connection_made(transport)
+
     def connection_lost(self, error: Exception | None) -> None:
         """Pass it on, but not its cause, which a handler need not know."""
-        if isinstance(error, ssl.SSLError):
-            self._lost.set_exception(error)
-        else:
-            self._lost.set_result(None)
+        self._lost.set_result(error if isinstance(error, ssl.SSLError) else None)
         self._protocol.connection_lost(None)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
+import itertools
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +15,9 @@ import pytest
 from aiohttp import web
 
 from launcher.payload.agent import queries, server
+from launcher.payload.agent.certificates import Certificates
 from launcher.payload.agent.server import Server, Site
+from tests.payload.agent.authority import Authority
 from tests.payload.agent.waits import until
 
 Serve = Callable[..., Server]
@@ -190,3 +195,82 @@ def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFi
     assert " 500 " in said.splitlines()[0]
     assert '{"error": "LookupError: no such thing"}' in said
     assert "GET /broken: Traceback" in capsys.readouterr().out
+
+
+class Visitor:
+    """A client that connects to a server and goes on by one step in each turn of its loop."""
+
+    def __init__(self, to: Server, tls: ssl.SSLContext | None, says: bytes) -> None:
+        self.to, self.tls, self.says = to, tls, says
+        self.sock: socket.socket | None = None
+
+    def step(self) -> None:
+        """Connect, else continue the handshake, and say something once."""
+        try:
+            if self.sock is None:
+                sock = socket.create_connection(("127.0.0.1", self.to.bound["visited"]))
+                sock.setblocking(False)
+                self.sock = (
+                    self.tls.wrap_socket(sock, do_handshake_on_connect=False) if self.tls else sock
+                )
+            elif isinstance(self.sock, ssl.SSLSocket):
+                self.sock.do_handshake()
+            if self.says:
+                self.sock.send(self.says)
+                self.says = b""
+            self.sock.recv(9)
+        except OSError:  # most often it has nothing to read yet
+            pass
+
+
+@pytest.mark.parametrize("client", ["plain", "member", "silent member", "without certificate"])
+def test_a_server_that_closes_leaves_no_socket_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, client: str
+) -> None:
+    """However far a connection has come by then, or if it comes afterwards."""
+    Authority().deliver(tmp_path, "gpu1")
+    own = Certificates(server=True, folder=str(tmp_path))
+    tls = Certificates(server=False, folder=str(tmp_path)).context()
+    if client == "without certificate":
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    assert tls is not None
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    says = b"" if client == "silent member" else b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    for turns, late in itertools.product(range(-8, 12), (False, True)):
+        site = Site(
+            name="visited",
+            routes=[],
+            host="127.0.0.1",
+            certificates=None if client == "plain" else own,
+        )
+        visited = Server(site)
+        visitor = Visitor(visited, None if client == "plain" else tls, says)
+        _close_after(visited, visitor, turns, late=late)
+        if visitor.sock is not None:
+            visitor.sock.close()
+        del visited, visitor
+        gc.collect()  # what was left open is an error by now
+    assert caplog.text == ""
+
+
+def _close_after(visited: Server, visitor: Visitor, turns: int, *, late: bool) -> None:
+    """Run a server until it has closed: so many turns after the visitor's first step, else before
+    it; when `late` at the end of the turn.
+    """
+    loop = visited._loop
+    left = max(0, turns) + 8
+
+    def turn() -> None:
+        nonlocal left
+        left -= 1
+        if left <= turns:
+            visitor.step()
+        if left == 0:
+            close = visited._closing.set
+            loop.call_soon(close) if late else close()
+        if left > -20:
+            loop.call_soon(turn)
+
+    loop.call_soon(turn)
+    loop.run_until_complete(visited._serve())
+    loop.close()
