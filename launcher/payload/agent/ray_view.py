@@ -1,7 +1,7 @@
 """Ray's view of a server whose ranks it runs: whether the server could start, where its ranks are,
 and which rank died first.
 
-It decides nothing; a dashboard that does not answer raises one of `SILENT`.
+It decides nothing; a dashboard that does not answer raises one of `probe.SILENT`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from typing import Any
 from . import api, process
 from .api import reachable
 from .desired import Ray
-from .probe import SILENT
 from .rank_name import rank_name
-
-__all__ = ["ENGINE", "SILENT", "Culprit", "Rank", "RayView"]
 
 ENGINE = "an engine"  # the name of an actor of vLLM's that is no rank
 

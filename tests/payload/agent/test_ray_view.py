@@ -15,7 +15,8 @@ import pytest
 
 from launcher.payload.agent import ray_view
 from launcher.payload.agent.desired import Ray
-from launcher.payload.agent.ray_view import SILENT, Culprit, Rank, RayView
+from launcher.payload.agent.probe import SILENT
+from launcher.payload.agent.ray_view import Culprit, Rank, RayView
 from tests.payload.agent.web import Server
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
