@@ -112,6 +112,16 @@ def payload_digests() -> Mapping[str, str]:
     }
 
 
+def replaces_agent(site: Site, node: Node) -> bool:
+    """True when a node has other files of the agent than this vlaunch."""
+    facts = site.facts_of(node)
+    return facts is not None and any(
+        facts.files.get(path) != digest
+        for path, digest in payload_digests().items()
+        if "/vlaunch_agent/" in path
+    )
+
+
 def steps(
     site: Site,
     node: Node,

@@ -132,7 +132,11 @@ def plan_up(
     return Plan(
         verb="up",
         stages=tuple(stages),
-        notes=(*_differing(site, _merge_reasons(reasons, renewal)), *_ending(replaced)),
+        notes=(
+            *_differing(site, _merge_reasons(reasons, renewal)),
+            *_outdated(site, changed),
+            *_ending(replaced),
+        ),
     )
 
 
@@ -228,6 +232,17 @@ def _differing(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[
         for reason in (why or ()) if node in site.facts else ():
             nodes.setdefault(reason, []).append(node)
     return [f"{fold(names)}: {reason}" for reason, names in nodes.items()]
+
+
+def _outdated(site: Site, changed: Sequence[Node]) -> list[str]:
+    """Say which agents go on as they were while their files are replaced."""
+    kept = [node for node in site.nodes if node not in changed]
+    if not (names := [node.name for node in kept if files.replaces_agent(site, node)]):
+        return []
+    return [
+        f"{fold(names)}: the agent is of another version of vlaunch, and keeps running; hint: when"
+        " its servers may stop, run `vlaunch down` and `vlaunch up`"
+    ]
 
 
 def _ending(containers_: Sequence[docker.Container]) -> list[str]:

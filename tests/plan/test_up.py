@@ -104,6 +104,24 @@ def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None
     assert world.changes == []
 
 
+def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> None:
+    """A restart of its container would end its servers: `up` replaces its files, and says so."""
+    for node in ("n2", "n3"):
+        machine = world.machines[node]
+        path = next(path for path in machine.files if path.endswith("vlaunch_agent/keeper.py"))
+        machine.files[path] = b"of another version"
+    other = next(path for path in world.machines["n1"].files if path.endswith("payload/desk.py"))
+    world.machines["n1"].files[other] = b"of another version"
+    found = plan(world.inventory, world)
+
+    (note,) = found.notes
+    assert note.startswith("n[2-3]: the agent is of another version of vlaunch, and keeps running")
+    assert "hint: when its servers may stop, run `vlaunch down` and `vlaunch up`" in note
+    assert (started(found), removed(found)) == ([], [])
+    case.bring_up(world.inventory, world, SECRETS)
+    assert plan(world.inventory, world).notes == ()
+
+
 def test_a_second_up_still_verifies_the_cluster(load: Load, world: World) -> None:
     """Containers that run are no proof."""
     world.machines["n3"].joins = False
