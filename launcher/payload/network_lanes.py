@@ -87,9 +87,18 @@ class Nccl(_Group):
     def settle(self) -> None:
         event, deadline = self.mark(), time.monotonic() + self.limit
         while not event.query():
+            if failure := self.failure():
+                raise ConnectionError(f"NCCL lost the other side ({failure})")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the GPU waited {self.limit:.0f} s for the other side")
             time.sleep(0.0002)
+
+    def failure(self) -> str:
+        """Return the kind of error that NCCL has met meanwhile, such as COMM_ERROR; empty for none,
+        and with torch before 2.7, which does not tell.
+        """
+        name = self.group.get_error().name if hasattr(self.group, "get_error") else "SUCCESS"
+        return "" if name == "SUCCESS" else name
 
 
 LANES = {"gloo": Gloo, "nccl": Nccl}

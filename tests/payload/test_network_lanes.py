@@ -63,15 +63,20 @@ def test_gloo_uses_the_named_interface_or_the_node_s_address(
 
 def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
     """Options with our timeout, lists of tensors, peers and tags; a queue that does not end is a
-    timeout, and aborted.
+    timeout, and aborted; an error of NCCL's ends the wait.
     """
     calls: list[Any] = []
+    errors: list[str] = []
 
     class Group:
         def __init__(self, *args: Any) -> None:
             calls.append(("group", *args))
 
         def __getattr__(self, name: str) -> Any:
+            if name == "get_error":
+                if not errors:
+                    raise AttributeError(name)  # torch before 2.7
+                return lambda: SimpleNamespace(name=errors[0])
             return lambda *args: calls.append((name, *args)) or SimpleNamespace(wait=lambda: None)
 
     class Event:
@@ -97,7 +102,12 @@ def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
     lane.send("t", 0)
     lane.recv("t", 0)
     lane.reduce("t")
-    with pytest.raises(TimeoutError, match="the GPU waited 0 s"):
+    for known in ([], ["SUCCESS"]):
+        errors = known
+        with pytest.raises(TimeoutError, match="the GPU waited 0 s"):
+            lane.settle()
+    errors = ["COMM_ERROR"]
+    with pytest.raises(ConnectionError, match=r"NCCL lost the other side \(COMM_ERROR\)"):
         lane.settle()
     lane.abort()
 
