@@ -73,13 +73,15 @@ class Rank:
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One inspection of a node; `at` is in seconds of its own clock, `bytes` received and sent by
-    every interface, `notes` the words of NCCL and vLLM.
+    every interface, `notes` the words of NCCL and vLLM. `gpus` are all of the node's, where the
+    server has them all and which rank has which is unknown.
     """
 
     number: int
     at: float
     bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     ranks: tuple[Rank, ...] = ()
+    gpus: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -254,10 +256,12 @@ def compare(
     Args:
         ranks: the nodes, with the ranks that Ray runs there by their processes; a node without
             any has the ranks that name themselves.
-        replica: judge the ranks of this replica only, and no bytes: others use the interfaces, too.
+        replica: judge the ranks of this replica only, and neither bytes nor GPUs of a node: others
+            use them, too.
     """
     pairs: list[_Pair] = []
     unknown: list[str] = []
+    busy: list[str] = []
     for node, names in ranks.items():
         first, second = before.get(node), after.get(node)
         if first is None or second is None or not _apart(first, second):
@@ -266,13 +270,14 @@ def compare(
         matched, lacking = _pairs(node, first, second, names, replica)
         pairs += matched
         unknown += lacking
+        busy += _busy(node, first, second) if replica is None else []
     moved = [f"{pair.name} on {pair.node}: {how}" for pair in pairs if (how := pair.moved)]
     flows = [] if replica is not None else list(_flows(before, after, ranks))
     moved += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
     notes = [note for node in ranks for note in _notes(node, after.get(node))]
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
     if not moved and not unknown:
-        unknown = _long_step(pairs)
+        unknown = _long_step(pairs, busy)
     culprit = None if moved or unknown else _culprit(pairs)
     return Finding(
         progress=True if moved else None if unknown or not pairs else False,
@@ -323,7 +328,14 @@ def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
     return suspects[0] if len(suspects) == 1 else None
 
 
-def _long_step(pairs: Sequence[_Pair]) -> list[str]:
+def _busy(node: str, first: Sample, second: Sample) -> list[str]:
+    """Return the GPUs of a node, as far as no rank has them, that compute in both samples."""
+    before = {gpu.get("index") for gpu in first.gpus if _computes(gpu)}
+    after = [gpu.get("index") for gpu in second.gpus if _computes(gpu)]
+    return [f"{node}'s GPU {index}" for index in after if index in before]
+
+
+def _long_step(pairs: Sequence[_Pair], busy: Sequence[str]) -> list[str]:
     """Return the signs of one long step: GPUs that compute, or several ranks of which none waits
     for another or a GPU.
 
@@ -331,7 +343,8 @@ def _long_step(pairs: Sequence[_Pair]) -> list[str]:
     others waiting, and their GPUs spinning.
     """
     ranks = [pair for pair in pairs if not pair.after.engine]
-    if busy := [f"{pair.node}'s GPU {_gpu_of(pair.after)}" for pair in ranks if pair.gpu_computes]:
+    own = (f"{pair.node}'s GPU {_gpu_of(pair.after)}" for pair in ranks if pair.gpu_computes)
+    if busy := [*busy, *own]:
         more = f" and {len(busy) - 1} more compute" if len(busy) > 1 else " computes"
         return [f"{busy[0]}{more}, as in one long step"]
     together = len(ranks) > 1 and all(
@@ -419,7 +432,10 @@ def _gpu_of(rank: Rank) -> str:
 
 
 def _notes(node: str, sample: Sample | None) -> list[str]:
-    return [f"{node}: {note}" for note in sample.notes] if sample is not None else []
+    if sample is None:
+        return []
+    gpus = ", ".join(f"GPU {gpu.get('index')}{_gpu(gpu)}" for gpu in sample.gpus)
+    return [f"{node}: {note}" for note in (*([gpus] if gpus else []), *sample.notes)]
 
 
 def _stacks(pairs: Sequence[_Pair]) -> Iterable[str]:

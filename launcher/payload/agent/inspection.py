@@ -95,9 +95,11 @@ class Inspection:
 def look(target: Target) -> dict[str, Any]:
     """Take one sample."""
     processes = list(_processes(target))
-    gpus, helpers = _gpus(target, processes), _helpers({rank.pid for rank in processes})
+    all_gpus = _gpus(target)
+    gpus, helpers = _by_rank(target, processes, all_gpus), _helpers({one.pid for one in processes})
     return {
         "bytes": _bytes(),
+        "gpus": all_gpus if not gpus and target.count >= len(all_gpus) else [],
         "ranks": [
             {**_rank(rank, gpus.get(rank.pid, [])), "helpers": helpers[rank.pid]}
             for rank in processes
@@ -255,12 +257,8 @@ def _bytes() -> dict[str, list[int]]:
     return interfaces
 
 
-def _gpus(target: Target, processes: Sequence[_Process]) -> dict[int, list[dict[str, Any]]]:
-    """Return the load and power of the GPU of every rank, where `nvidia-smi` answers.
-
-    The driver knows processes by other numbers than a container does; vLLM gives its n-th worker on
-    a node the n-th GPU that it may use.
-    """
+def _gpus(target: Target) -> list[dict[str, Any]]:
+    """Return the load and power of the GPUs that the ranks may use, where `nvidia-smi` answers."""
     code, out = children.run(_NVIDIA, _DUMP)
     rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
     gpus = [
@@ -268,7 +266,17 @@ def _gpus(target: Target, processes: Sequence[_Process]) -> dict[int, list[dict[
         for row in rows
         if code == 0 and len(row) == 1 + len(_LOAD) and row[0].isdigit()
     ]
-    own = [gpu for gpu in gpus if target.gpus is None or gpu["index"] in target.gpus]
+    return [gpu for gpu in gpus if target.gpus is None or gpu["index"] in target.gpus]
+
+
+def _by_rank(
+    target: Target, processes: Sequence[_Process], own: Sequence[dict[str, Any]]
+) -> dict[int, list[dict[str, Any]]]:
+    """Return the GPU of every rank, where it is known.
+
+    The driver knows processes by other numbers than a container does; vLLM gives its n-th worker on
+    a node the n-th GPU that it may use, and Ray gives its ranks GPUs in any order.
+    """
     workers = [
         rank.pid for rank in processes if not rank.engine and rank.title.startswith("VLLM::")
     ]

@@ -27,10 +27,10 @@ def read_samples(name: str) -> Samples:
     return samples
 
 
-def judge(samples: Samples) -> Finding:
+def judge(samples: Samples, replica: int | None = None) -> Finding:
     """Compare two samples of one node."""
     before, after = (records.read(Sample, sample, "inspection") for sample in samples)
-    return blame.compare({"gpu01": before}, {"gpu01": after}, {"gpu01": {}})
+    return blame.compare({"gpu01": before}, {"gpu01": after}, {"gpu01": {}}, replica=replica)
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])
@@ -44,6 +44,24 @@ def test_gpu_computes(name: str) -> None:
     assert finding.observations[0] == "gpu01's GPU 0 computes, as in one long step"
     for sample in samples:
         sample["ranks"][0]["gpus"] = []
+    assert judge(samples).progress is False
+
+
+def test_gpus_of_a_node() -> None:
+    """Which GPU each rank of Ray has is unknown; if the server has them all, any may compute."""
+    samples = read_samples("prefill")
+    spinning = {**read_samples("spin")[0]["ranks"][0]["gpus"][0], "index": 1}
+    for sample in samples:
+        sample["gpus"] = [*sample["ranks"][0].pop("gpus"), spinning]
+
+    finding = judge(samples)
+
+    assert finding.progress is None
+    assert finding.observations[0] == "gpu01's GPU 0 computes, as in one long step"
+    assert "gpu01: GPU 0 at 100 %, memory 27 %, " in " ".join(finding.observations)
+    assert judge(samples, replica=0).progress is False
+    for sample in samples:
+        del sample["gpus"][0]
     assert judge(samples).progress is False
 
 

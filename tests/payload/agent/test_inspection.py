@@ -224,10 +224,32 @@ def test_gpus(
     rows = "0, 3, 0, 60.50, 700.00\n2, 100, 0, 95.12, 700.00\n3, 0, 0, [N/A], [N/A]\n"
     monkeypatch.setattr(inspection, "_NVIDIA", ("printf", rows.replace("%", "%%")))
 
-    (rank,) = look(Target(sleeper.pid, (), 1, (2, 3), ()))["ranks"]
+    sample = look(Target(sleeper.pid, (), 1, (2, 3), ()))
 
     load = {"utilization": 100.0, "memory": 0.0, "power_w": 95.12, "limit_w": 700.0}
-    assert rank["gpus"] == [{"index": 2, **load}]
+    assert sample["ranks"][0]["gpus"] == [{"index": 2, **load}]
+    assert sample["gpus"] == []
+
+
+@pytest.mark.parametrize(("count", "indexes"), [(2, [0, 1]), (1, [])])
+def test_gpus_of_ray(
+    sleeper: subprocess.Popen[bytes],
+    titles: dict[int, str],
+    spy: Spy,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    indexes: list[int],
+) -> None:
+    """They are the node's, unless others have some of them: which rank has which is unknown."""
+    titles[sleeper.pid] = "ray::RayWorkerProc"
+    spy(thread(sleeper.pid, STEP, LOOP))
+    rows = "0, 3, 0, 60.50, 700.00\\n1, 100, 0, 95.12, 700.00\\n"
+    monkeypatch.setattr(inspection, "_NVIDIA", ("printf", rows))
+
+    sample = look(target(None, sleeper.pid, count=count))
+
+    assert [gpu["index"] for gpu in sample["gpus"]] == indexes
+    assert sample["ranks"][0]["gpus"] == []
 
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu-h100"
