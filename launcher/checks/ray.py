@@ -233,6 +233,12 @@ def read_payload(answer: Answer) -> dict[str, Any]:
         said = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
         said = None
+    if not isinstance(said, dict) and answer.out.startswith(("404: ", "405: ")):  # aiohttp's
+        raise UnreadableAnswer(
+            f"{answer.node}: its agent is of another version of vlaunch",
+            evidence=answer.tail,
+            hint="when its servers may stop, run `vlaunch down` and `vlaunch up`",
+        )
     if not isinstance(said, dict):
         raise UnreadableAnswer(
             f"{answer.node}: the head container gave no answer", evidence=answer.tail
