@@ -12,12 +12,12 @@ from launcher.payload.agent import blame, records
 from launcher.payload.agent.blame import Finding, Sample
 
 H100 = Path(__file__).parents[2] / "fixtures" / "gpu-h100"
-LOADS: dict[str, dict[str, float]] = json.loads((H100 / "load.json").read_text())
-LIMIT = 700.0  # watts
-SPINS = [name for name in LOADS if name.startswith(("spin", "cycles"))]
-IDLE = [name for name in LOADS if "context" in name or "idle" in name]
+LOADS: dict[str, dict[str, dict[str, float]]] = json.loads((H100 / "load.json").read_text())
+LIMIT = 700.0  # watts, of the H100 and of the H200
+SPINS = [name for name in LOADS["H100"] if name.startswith(("spin", "cycles"))]
+IDLE = [name for name in LOADS["H100"] if "context" in name or "idle" in name]
 # A step consists of none of these alone.
-SLIGHT = [name for name in LOADS if name.startswith(("small kernels", "copy host"))]
+SLIGHT = [name for name in LOADS["H100"] if name.startswith(("small kernels", "copy host"))]
 Samples = list[dict[str, Any]]
 
 
@@ -107,10 +107,10 @@ def test_gpu_memory_held_by_a_rank_that_sleeps() -> None:
     assert judge(read_samples("sleep")).rank == "TP0"
 
 
-@pytest.mark.parametrize("name", LOADS)
-def test_loads(name: str) -> None:
+@pytest.mark.parametrize(("model", "name"), [(gpu, name) for gpu in LOADS for name in LOADS[gpu]])
+def test_loads(model: str, name: str) -> None:
     """Utilization does not tell a kernel that spins from one that computes; memory and power do."""
-    gpu = {**LOADS[name], "limit_w": LIMIT}
+    gpu = {**LOADS[model][name], "limit_w": LIMIT}
 
     assert blame._computes(gpu) is (name not in (*SPINS, *IDLE, *SLIGHT))
     assert not blame._spins(gpu) or name in (*SPINS, *SLIGHT)
@@ -120,7 +120,7 @@ def test_loads(name: str) -> None:
 @pytest.mark.parametrize("lacking", ["memory", "power_w", "limit_w", "utilization"])
 def test_unknown_load(lacking: str) -> None:
     """A GPU that does not report a figure is not taken for one that spins."""
-    spinning: dict[str, float | None] = {**LOADS["cycles"], "limit_w": LIMIT, lacking: None}
+    spinning: dict[str, float | None] = {**LOADS["H100"]["cycles"], "limit_w": LIMIT, lacking: None}
 
     assert not blame._spins(spinning)
     assert not blame._computes(spinning)
