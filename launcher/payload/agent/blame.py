@@ -189,8 +189,8 @@ class _Pair:
         """The kind of its work.
 
         An operator that uses no CPU waits in it, for other ranks or for a GPU. One that uses a core
-        waits, too, while a kernel spins: a launch blocks once 1,024 others are queued. A process
-        that was stopped (SIGSTOP) waits for nothing, wherever its stack is.
+        waits, too, while a kernel spins: a launch blocks when the queue is full. A process that was
+        stopped (SIGSTOP) waits for nothing, wherever its stack is.
         """
         if self.after.state in _STOPPED:
             return OWN

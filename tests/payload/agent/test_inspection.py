@@ -46,6 +46,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process in its own session."""
     sleep = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    until(lambda: inspection._counters(sleep.pid, sleep.pid)["state"] == "S", "its sleep")
     yield sleep
     sleep.kill()
     sleep.wait()
