@@ -60,7 +60,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh benchmarks/*/*.sh tests/*/*.sh
+	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh launcher/*/*/*.sh benchmarks/*/*.sh tests/*/*.sh
 
 # Files of tests lie in memory, where there is room and programs may be started: a disk waits at each file that is replaced.
 MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts 2>/dev/null || \

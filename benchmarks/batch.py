@@ -45,8 +45,8 @@ from benchmarks.batch_report import (
     Report,
     Run,
 )
+from launcher.core.domain import Inventory
 from launcher.inventory.load import load
-from launcher.model import Inventory
 
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 LAB = Path("/var/lib/vlaunch-lab/inventory.yaml")

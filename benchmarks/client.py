@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.traffic import ask
-from launcher.model import Inventory
-from launcher.remote.secrets import resolve
+from launcher.app.secrets import resolve
+from launcher.core.domain import Inventory
 
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 LAB = Path("/var/lib/vlaunch-lab/inventory.yaml")

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from launcher.agent.process import MARK
 from launcher.lab import processes
 from launcher.lab.layout import Host
-from launcher.payload.agent.process import MARK
 
 # How Ray names the processes of vLLM's actors: they are Ray's children, and nothing tells whose
 # server they belong to.

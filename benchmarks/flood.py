@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 
 from benchmarks import client, engines
 from benchmarks.client import Endpoint, ServerView
+from launcher.core.domain import Inventory
 from launcher.inventory.load import load
 from launcher.lab import layout
 from launcher.lab.layout import Host
-from launcher.model import Inventory
-from launcher.state.servers import DEFAULT
+from launcher.tools.servers import DEFAULT
 
 EVERY = 20.0  # seconds between two looks
 MOMENT = 10.0  # seconds of the short freeze

@@ -22,9 +22,9 @@ import yaml
 from benchmarks.faults import practice, verbs
 from benchmarks.faults.judge import BAD
 from benchmarks.faults.practice import Practice, Ran
+from launcher.agent import state
 from launcher.lab import hosts
 from launcher.lab.layout import Host
-from launcher.payload.agent import state
 
 _STALE = 15.0  # seconds after which a record no longer counts
 _FOLDER = "wedge"  # below the model cache of the hosts: the patched rank and its trigger

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launcher.payload.agent import crew
-from launcher.payload.agent.api import Counters
-from launcher.payload.agent.certificates import Certificates
-from launcher.payload.agent.crew import Lead
-from launcher.payload.agent.members import Answer, Follower
-from launcher.payload.agent.node import RUN, Order, ServerReport
-from launcher.payload.agent.probe import ProbeReport
-from launcher.payload.agent.server import Server
-from tests.payload.agent.authority import Authority
+from launcher.agent import crew
+from launcher.agent.api import Counters
+from launcher.agent.certificates import Certificates
+from launcher.agent.crew import Lead
+from launcher.agent.members import Answer, Follower
+from launcher.agent.node import RUN, Order, ServerReport
+from launcher.agent.probe import ProbeReport
+from launcher.agent.server import Server
+from tests.agent.authority import Authority
 
 SIZES = (63, 256)
 GOAL = 2.0  # ms of CPU for one exchange
@@ -182,7 +182,7 @@ def main() -> int:
     print("| members | connected, s | CPU of an exchange, ms | of a core | orders carried out, s |")
     print("|---|---|---|---|---|")
     costs = []
-    mock.patch("launcher.payload.agent.crew.say").start()
+    mock.patch("launcher.agent.crew.say").start()
     for nodes in map(int, args.nodes.split(",")):
         connected, cpu, share, settled = measure(nodes, args.seconds)
         costs.append(cpu)

@@ -30,7 +30,7 @@ from cosmic_ray.operators.operator import Operator
 
 ROOT = Path(__file__).parents[1]
 # Lab hosts and vLLM's plugin are tested on the lab alone.
-UNTESTED = ("launcher/lab/", "launcher/payload/cpu_platform/")
+UNTESTED = ("launcher/lab/", "launcher/lab/cpu_platform/")
 OPERATORS = (
     *(
         f"core/ReplaceComparisonOperator_{before}_{after}"
@@ -100,6 +100,15 @@ def places() -> list[tuple[str, str, int]]:
     return rows
 
 
+# Their near tests start programs.
+_NODE_PROGRAMS = (
+    "launcher/agent/",
+    "launcher/batch/driver/",
+    "launcher/distribute/node/",
+    "launcher/network/probe/",
+)
+
+
 def tests_of(module: str) -> list[tuple[list[str], int]]:
     """Return the arguments of pytest, with seconds, that are tried in turn."""
     folder = Path("tests") / Path(module).parent.relative_to("launcher")
@@ -107,7 +116,7 @@ def tests_of(module: str) -> list[tuple[list[str], int]]:
         folder = folder.parent
     own = folder / f"test_{Path(module).stem}.py"
     unit = ["-m", "not lab and not processes"]
-    near = ["-m", "not lab"] if module.startswith("launcher/payload/") else unit
+    near = ["-m", "not lab"] if module.startswith(_NODE_PROGRAMS) else unit
     stages = [(["-m", "not lab", str(own)], FILE_SECONDS)] if (ROOT / own).exists() else []
     if folder != Path("tests"):
         stages.append(([*near, str(folder)], FOLDER_SECONDS))

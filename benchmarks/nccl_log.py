@@ -1,5 +1,5 @@
-"""Reading a log of NCCL: megabytes a second of `launcher.tools.nccl.read`, against a loop that only
-splits it into lines.
+"""Reading a log of NCCL: megabytes a second of `launcher.network.nccl.read`, against a loop that
+only splits it into lines.
 
     python benchmarks/nccl_log.py [--megabytes 200] [--rounds 3]
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.tools import nccl
+from launcher.network import nccl
 
 NODES, GPUS, CHANNELS = 64, 8, 16
 GOAL = 50.0

@@ -22,14 +22,14 @@ from pathlib import Path
 import yaml
 
 from benchmarks.plan_case import Case, read, version_of
-from launcher.capacity import working
-from launcher.capacity.architecture import Architecture
-from launcher.capacity.choice import Question, Want, choose, verdict_of
-from launcher.capacity.cluster import Cluster, Host, Link
-from launcher.capacity.estimate import Estimate, Gpu
-from launcher.capacity.weights import GIB
-from launcher.tools import expectations_read as expectations
-from launcher.tools.expectations import Expectations
+from launcher.core import expectations_read as expectations
+from launcher.core.expectations import Expectations
+from launcher.planner import working
+from launcher.planner.architecture import Architecture
+from launcher.planner.choice import Question, Want, choose, verdict_of
+from launcher.planner.cluster import Cluster, Host, Link
+from launcher.planner.estimate import Estimate, Gpu
+from launcher.planner.weights import GIB
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "planner"
 _NVLINK = Link(nvlink=True, rdma=True)

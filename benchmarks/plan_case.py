@@ -12,22 +12,15 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from launcher.capacity import versions
-from launcher.capacity.architecture import Architecture
-from launcher.capacity.architecture_read import architecture_of
-from launcher.capacity.config_fields import MOST_LAYERS
-from launcher.capacity.estimate import (
-    Engine,
-    Estimate,
-    Gpu,
-    cache_request,
-    estimate,
-    limits_of,
-)
-from launcher.capacity.flags import Flags
-from launcher.capacity.kv_cache import cache_of
-from launcher.capacity.weights import GIB, counted
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
+from launcher.planner import versions
+from launcher.planner.architecture import Architecture
+from launcher.planner.architecture_read import architecture_of
+from launcher.planner.config_fields import MOST_LAYERS
+from launcher.planner.estimate import Engine, Estimate, Gpu, cache_request, estimate, limits_of
+from launcher.planner.flags import Flags
+from launcher.planner.kv_cache import cache_of
+from launcher.planner.weights import GIB, counted
 
 _Ranks = Annotated[
     int, Field(ge=1, le=4096), BeforeValidator(lambda said: 1 if said is None else said)

@@ -31,9 +31,9 @@ VLAUNCH = """
 import json, sys, time
 from collections import Counter
 from pathlib import Path
-from launcher.model import Inventory, Node, Ssh
-from launcher.state import observe
-from launcher.remote.fleet import Fleet
+from launcher.core.domain import Inventory, Node, Ssh
+from launcher.tools import observe
+from launcher.ssh.fleet import Fleet
 
 hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
 ssh = Ssh(user=user, port=port, identity=key, known_hosts=known, connect_timeout=120)

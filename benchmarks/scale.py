@@ -36,12 +36,12 @@ from typing import Any
 from unittest import mock
 
 from launcher.cli.main import run
-from launcher.errors import ConnectError
+from launcher.core.domain import Answer, Argv, Inventory
+from launcher.core.errors import ConnectError
+from launcher.core.transport import Command
 from launcher.inventory.load import load
-from launcher.model import Answer, Argv, Inventory
-from launcher.remote.fleet import Line
-from launcher.transport import Command
-from tests.cli.conftest import FakeHeld
+from launcher.ssh.fleet import Line
+from tests.command_line import FakeHeld
 from tests.fakes import FakeTransport
 from tests.simulated import Machine, World
 
@@ -277,8 +277,8 @@ def _run(
     ticks = itertools.count()
     waits = {"clock": lambda: float(next(ticks)), "sleep": lambda _: None}
     with (
-        mock.patch("launcher.remote.fleet.Fleet", fleet(meter)),
-        mock.patch.dict("launcher.apply.apply.__kwdefaults__", waits),
+        mock.patch("launcher.ssh.fleet.Fleet", fleet(meter)),
+        mock.patch.dict("launcher.core.apply.apply.__kwdefaults__", waits),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

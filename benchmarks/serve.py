@@ -29,14 +29,12 @@ from typing import Any
 from benchmarks import client
 from benchmarks.client import Endpoint
 from benchmarks.up import ssh
-from launcher import containers
+from launcher.agent import desired, state
+from launcher.agent.desired import Desired, Process
+from launcher.core.domain import Argv, Inventory, Node
 from launcher.inventory.load import load
-from launcher.model import Argv, Inventory, Node
-from launcher.payload.agent import desired, state
-from launcher.payload.agent.desired import Desired, Process
-from launcher.site import Site
-from launcher.state import endpoints
-from launcher.tools import payload
+from launcher.tools import agent_queries, containers, endpoints
+from launcher.tools.site import Site
 
 NAME = "bench"
 GOALS = {"start": 1.05, "rank": 1.1, "head": 1.3, "cpu": 0.01, "memory": 50e6}
@@ -274,7 +272,7 @@ def entered(bench: Bench, process: Process) -> str:
 def await_free(inventory: Inventory) -> None:
     """Wait until Ray has its GPUs back; ends the program when it does not get them."""
     deadline = time.monotonic() + _GONE
-    verb = payload.nodes(inventory.ports, ())
+    verb = agent_queries.nodes(inventory.ports, ())
     while used(json.loads(inside(inventory, inventory.head, *verb))["status"]) != 0:
         if time.monotonic() > deadline:
             sys.exit(f"GPUs are still taken in Ray after {_GONE:.0f} s")

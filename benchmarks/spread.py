@@ -4,9 +4,9 @@
 
 Needs root: each node is a network namespace, a bridge in one more joins them, and both ends of each
 link carry so many Mbit/s (tbf). The files lie in memory, and are as large as a link carries in 17
-seconds. The programs are the nodes' own, run by `launcher.spread`; only SSH is left out. After each
-run every file is compared byte by byte. Tools of others are taken along where they are there:
-rsync, and libtorrent's module. Beside each figure stands how busy the machine was.
+seconds. The programs are the nodes' own, run by `launcher.distribute.run_copy`; only SSH is left
+out. After each run every file is compared byte by byte. Tools of others are taken along where they
+are there: rsync, and libtorrent's module. Beside each figure stands how busy the machine was.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from benchmarks.spread_network import (
     network,
     unlimit,
 )
-from launcher.cli.copying import STREAMS as STREAMS_OF_COPIES
-from launcher.events import Event
-from launcher.model import Inventory
-from launcher.payload.chain.files import File, Manifest
-from launcher.plan.copying import chunk
-from launcher.remote import certificate
-from launcher.remote.fleet import Fleet
-from launcher.spread import Connections, Part, Spread, spread
-from launcher.tools import chain
-from launcher.transport import Command
+from launcher.app import issue_certificates
+from launcher.core.domain import Inventory
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.distribute import chain
+from launcher.distribute.copying import STREAMS as STREAMS_OF_COPIES
+from launcher.distribute.model_plan import chunk
+from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.run_copy import Connections, Part, Spread, spread
+from launcher.ssh.fleet import Fleet
 
 # A large shard, a smaller one, and what lies beside them.
 SIZES = (157_286_400, 41_943_040, 9_437_184, 1_048_576, 700, 0)
@@ -123,7 +123,7 @@ class Bench:
         self, manifest: Manifest, count: int, at: Callable[[Event], None] = lambda event: None
     ) -> Spread:
         """Copy from node 0 to the others, in their order; `at` is called with each event."""
-        ours = certificate.make("bench")
+        ours = issue_certificates.make("bench")
         parts = [self._part(node, manifest, ours) for node in range(count)]
         with Fleet(NOTHING) as fleet:
             connections = Connections(hold=fleet.hold_here, tunnel=lambda name, port: port)

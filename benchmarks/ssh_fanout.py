@@ -30,9 +30,9 @@ WIDTH = 32
 VLAUNCH = """
 import sys
 from pathlib import Path
-from launcher.model import Inventory, Node, Ssh
-from launcher.remote.fleet import Fleet
-from launcher.transport import Command
+from launcher.core.domain import Inventory, Node, Ssh
+from launcher.ssh.fleet import Fleet
+from launcher.core.transport import Command
 
 hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
 ssh = Ssh(user=user, port=port, identity=key, known_hosts=known, connect_timeout=120)

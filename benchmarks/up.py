@@ -35,11 +35,10 @@ from typing import Any
 
 from benchmarks import client
 from benchmarks.client import LAB, VLAUNCH
+from launcher.core.domain import Inventory, Node
 from launcher.inventory.load import load
-from launcher.model import Inventory, Node
-from launcher.plan import files
-from launcher.site import Site
-from launcher.tools import payload
+from launcher.tools import agent_queries, node_files
+from launcher.tools.site import Site
 
 GOALS = {"ratio": 1.2, "share": 0.15}
 
@@ -154,7 +153,7 @@ def script(bench: Bench) -> str:
         opened = OPEN.format(ip=head.ip, port=inventory.ports.gcs)
         run = bench.runs[node.name] + " >/dev/null\n"
         if node.head:
-            table = shlex.join(["docker", "exec", name, *payload.nodes(inventory.ports, ())])
+            table = shlex.join(["docker", "exec", name, *agent_queries.nodes(inventory.ports, ())])
             text += run + HEAD.format(
                 ip=head.ip,
                 port=inventory.ports.gcs,
@@ -193,7 +192,7 @@ def by_hand(bench: Bench) -> float:
     with tempfile.TemporaryDirectory() as folder:
         file, packed = Path(folder) / "up.sh", Path(folder) / "payload.tar"
         file.write_text(script(bench))
-        packed.write_bytes(files.payload_tar())
+        packed.write_bytes(node_files.payload_tar())
         given = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "PAYLOAD": str(packed)}
         return timed(lambda: call("timeout", "600", "bash", str(file), env=given))
 
@@ -276,7 +275,7 @@ def first_ever(bench: Bench, rounds: int) -> None:
     """Compare with the derived image still to be built, wheels already on this machine, and print
     the table.
     """
-    from launcher.cli.prepare import cache
+    from launcher.cluster.prepare import cache
 
     ours, theirs, again = list[float](), list[float](), list[float]()
     for number in range(rounds):

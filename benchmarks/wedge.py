@@ -30,8 +30,8 @@ from benchmarks.faults.judge import BAD
 from benchmarks.faults.practice import API_KEY, Practice, until
 from benchmarks.faults.traffic import Traffic
 from benchmarks.health import SERVE, Watch
+from launcher.agent import state
 from launcher.lab.render import MODEL
-from launcher.payload.agent import state
 
 RESULTS = Path(__file__).with_name("faults") / "wedges.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"

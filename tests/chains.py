@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.events import Event
-from launcher.model import Answer, Node
-from launcher.payload.chain.files import File, Manifest
-from launcher.remote import certificate
-from launcher.remote.fleet import Fleet, Line
-from launcher.remote.held import Held
-from launcher.spread import Connections, Part, Spread, spread
-from launcher.tools import chain
-from launcher.transport import Command
-from tests.remote import sshd
+from launcher.app import issue_certificates
+from launcher.core.domain import Answer, Node
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.distribute import chain
+from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.run_copy import Connections, Part, Spread, spread
+from launcher.ssh.fleet import Fleet, Line
+from launcher.ssh.held import Held
+from tests.ssh import sshd
 
 MB = 10**6
 CHUNK, STREAMS = 128 * 1024, 2
@@ -138,7 +138,7 @@ class Chain:
             )
             for name in names
         )
-        more = {"certificate": certificate.make("copy"), "encrypt": False, **more}
+        more = {"certificate": issue_certificates.make("copy"), "encrypt": False, **more}
         parts = [self._part(name, manifest, names[0], links or [], gives, more) for name in names]
         with Fleet(sshd.inventory(*nodes)) as fleet:
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from launcher import redaction
+from launcher.core import redaction
+from launcher.core.domain import Inventory
 from launcher.inventory.load import loads
-from launcher.model import Inventory
 
 Load = Callable[..., Inventory]
+# Simulated nodes under the command line, and under `status`.
+pytest_plugins = ["tests.command_line", "tests.cluster_status"]
 
 # Every day the same examples, and no deadline: one that waited for a core, beside other tests, has
 # not failed.

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from launcher.model import Answer
-from launcher.transport import Command
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
 
 
 class FakeTransport:

@@ -8,9 +8,9 @@ import dataclasses
 import json
 from typing import Any
 
-from launcher.payload.agent.desired import Desired, Policy, Process
-from launcher.payload.agent.health import verdict
-from launcher.payload.agent.observed import Fault, Load, Observed
+from launcher.agent.desired import Desired, Policy, Process
+from launcher.agent.health import verdict
+from launcher.agent.observed import Fault, Load, Observed
 from tests.simulated import World
 
 Json = dict[str, Any]

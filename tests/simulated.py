@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launcher.model import Answer, Argv, Inventory, Node
-from launcher.payload import desk
-from launcher.transport import Command
+from launcher.batch import desk
+from launcher.core.domain import Answer, Argv, Inventory, Node
+from launcher.core.transport import Command
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -459,7 +459,7 @@ class World:
             return Answer(node=node, code=0, out=json.dumps(self._followed(argv)))
         stdin = command.stdin() if command.stdin is not None else b""
         # In this process: to start one for each question would take longer than all the rest.
-        # tests/payload starts it.
+        # tests/network/probe starts it.
         out = io.StringIO()
         words, given = list(argv[1:]), io.TextIOWrapper(io.BytesIO(stdin))
         with mock.patch.multiple(sys, argv=words, stdin=given), contextlib.redirect_stdout(out):
@@ -564,8 +564,8 @@ class World:
         return Answer(node=machine.node.name, code=0, out=json.dumps({**good, **machine.inside}))
 
     def _knocked(self, machine: Machine, words: Argv) -> Answer:
-        """Answer as `payload/pairs.py`: every port of every peer is open, unless `port_probes` says
-        otherwise of the pair.
+        """Answer as `hosts/node/pairs.py`: every port of every peer is open, unless `port_probes`
+        says otherwise of the pair.
         """
         asked, name, peers = json.loads(words[-1]), machine.node.name, {}
         for peer in asked["peers"]:

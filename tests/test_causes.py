@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.payload.agent import cause
-from launcher.payload.batch import failures
+from launcher.agent import cause
+from launcher.batch.driver import failures
 from launcher.tools import symptoms
 
 LOGS = Path(__file__).parent / "fixtures" / "causes"

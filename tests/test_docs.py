@@ -10,13 +10,12 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.checks import catalogue
-from launcher.checks.network import causes, levels, shape
-from launcher.checks.shape import Finding
 from launcher.cli.main import COMMANDS, cli, run
-from launcher.tools import nccl
-from launcher.tools.network import Collective
-from launcher.ui import network as ui
+from launcher.core.check import Finding
+from launcher.hosts.checks import catalogue
+from launcher.network import causes, levels, nccl, network_shape
+from launcher.network import network_view as ui
+from launcher.network.probe_command import Collective
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -161,8 +160,10 @@ def test_the_network_page_tells_of_every_cause() -> None:
 def test_the_network_page_tells_of_every_field() -> None:
     """Of `--json`, with and without `--from-log`."""
     text = NETWORK.read_text()
-    top = {"passed", "summary", *(each.name for each in fields(shape.Verdict))}
-    inner = {each.name for noun in (shape.Cell, Collective, Finding) for each in fields(noun)}
+    top = {"passed", "summary", *(each.name for each in fields(network_shape.Verdict))}
+    inner = {
+        each.name for noun in (network_shape.Cell, Collective, Finding) for each in fields(noun)
+    }
     link = nccl.read([b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"])
     logs = levels.as_json(link)
 

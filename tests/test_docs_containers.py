@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.domain import Inventory
 from launcher.inventory.load import load
-from launcher.model import Inventory
-from tests.plan import case
+from tests import plan_case as case
 
 DOCS = Path(__file__).parent.parent / "docs"
 # What these options are given is ours to explain; of the others it is the inventory's.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.catalogue import CATALOGUE
+from launcher.hosts.checks.catalogue import CATALOGUE
 from launcher.tools import symptoms
 from launcher.tools.symptoms import Symptom
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.errors import VlaunchError
+from launcher.core.errors import VlaunchError
 from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
 

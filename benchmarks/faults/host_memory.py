@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import VlaunchError
+from launcher.core.errors import VlaunchError
 from launcher.lab.layout import Host
 
 # where the kernel accounts memory apart from the rest (cgroup v1)

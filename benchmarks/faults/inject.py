@@ -12,8 +12,8 @@ from benchmarks import engines
 from benchmarks.faults import host_faults, host_memory, jobs
 from benchmarks.faults.cases import DISKS, REAL, Case
 from benchmarks.faults.practice import Practice, Started, running, until
+from launcher.core.domain import Ports
 from launcher.lab.layout import Host
-from launcher.model import Ports
 
 _BACK = 2.0  # seconds until systemd would start a daemon again
 _OFF = 3.0

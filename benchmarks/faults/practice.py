@@ -22,11 +22,11 @@ import yaml
 
 from benchmarks import engines
 from benchmarks.faults import host_faults
+from launcher.core.domain import Ports
 from launcher.lab import hosts, layout, processes
 from launcher.lab.layout import Host, Lab
-from launcher.model import Ports
-from launcher.state.servers import DEFAULT
-from launcher.tools import payload
+from launcher.tools import agent_queries
+from launcher.tools.servers import DEFAULT
 
 NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
@@ -205,7 +205,7 @@ class Practice:
             self.head,
             "exec",
             self.container(self.head),
-            *payload.jobs(Ports()),
+            *agent_queries.jobs(Ports()),
         )
         try:
             said = json.loads(text)

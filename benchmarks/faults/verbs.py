@@ -20,9 +20,9 @@ from benchmarks.faults.inject import NothingThere, Scene
 from benchmarks.faults.judge import Run
 from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, traces, until
 from benchmarks.faults.traffic import Traffic, ask
-from launcher.errors import VlaunchError
+from launcher.agent import state
+from launcher.core.errors import VlaunchError
 from launcher.lab.render import MODEL
-from launcher.payload.agent import state
 
 DEADLINES = {
     "up": 420.0,

@@ -1,0 +1,1 @@
+"""Offline batch inference: jobs, their plans and views. `driver/` runs inside the job."""

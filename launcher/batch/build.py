@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.batch import formats, rules
 from launcher.batch.draft import Draft
-from launcher.batch.places import Bounds
-from launcher.batch.schema import JobFile
-from launcher.batch.shape import Job
-from launcher.inventory.engine_args import python_name
-from launcher.inventory.schema import Section
-from launcher.model import Inventory
-from launcher.payload.batch.job import (
+from launcher.batch.driver.job import (
     DataParallel,
     Engine,
     Format,
@@ -26,7 +20,13 @@ from launcher.payload.batch.job import (
     Read,
     Write,
 )
-from launcher.values import plain
+from launcher.batch.places import Bounds
+from launcher.batch.schema import JobFile
+from launcher.batch.shape import Job
+from launcher.core.domain import Inventory
+from launcher.core.values import plain
+from launcher.inventory.engine_args import python_name
+from launcher.inventory.schema import Section
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

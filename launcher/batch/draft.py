@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.batch import code, inputs, places, schema
+from launcher.batch.driver.job import Mode
 from launcher.batch.places import Bounds, Misplaced
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Source
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.inventory.partial_validation import validated
-from launcher.payload.batch.job import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+from launcher.batch.driver.job import Predict
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
-from launcher.errors import PlacementError
-from launcher.model import Inventory
-from launcher.payload.batch.job import Predict
+from launcher.core.domain import Inventory
+from launcher.core.errors import PlacementError
 
 
 def check(job: Job, inventory: Inventory) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from launcher.batch.driver.job import Format
 from launcher.batch.shape import Source
 from launcher.inventory.mistakes import shown
-from launcher.payload.batch.job import Format
 
 _ENDINGS: dict[str, Format] = {
     ".txt": "text",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launcher.batch.places import Bounds, Misplaced, split_pattern, told
 from launcher.batch.shape import Job, Source
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import shown
 
 MOST_FILES = 10_000

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.batch.driver import job as driver
+from launcher.batch.driver.job import DataParallel, Node
 from launcher.batch.inputs import Shipped
 from launcher.batch.shape import Job, Source
-from launcher.errors import RequestError
-from launcher.model import Inventory
-from launcher.payload.batch import job as driver
-from launcher.payload.batch.job import DataParallel, Node
+from launcher.core.domain import Inventory
+from launcher.core.errors import RequestError
 
 # bytes of `job.json`, which comes back with the names of the files that are there in one answer,
 # cut at 8 MiB

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import secret_patterns
 from launcher.batch.shape import Source
+from launcher.core import secret_patterns
 from launcher.inventory.mistakes import shown
 
 NODES = "nodes:"

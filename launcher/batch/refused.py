@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import Mistake
 
 if TYPE_CHECKING:  # which imports yaml, and only a file needs that

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from launcher import secret_patterns
 from launcher.batch import formats, templates
 from launcher.batch.draft import Draft
+from launcher.batch.driver.job import RESULTS
 from launcher.batch.schema import PromptSection
 from launcher.batch.shape import Source
+from launcher.core import secret_patterns
 from launcher.inventory.engine_args import OWNED, SHORT, python_name
 from launcher.inventory.mistakes import Mistake, Where, shown
-from launcher.payload.batch.job import RESULTS
 
 ROW = "row"
-# What an error row has besides the row's id (launcher/payload/batch/encode.py).
+# What an error row has besides the row's id (launcher/batch/driver/encode.py).
 ERROR = (ROW, "reason", "stage", "input")
 _FORMS = ("column", "template", "chat", "pair")
 _MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")

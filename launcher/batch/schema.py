@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from launcher.batch import values
-from launcher.inventory.schema import Section
-from launcher.payload.batch.job import (
+from launcher.batch.driver.job import (
     ColumnType,
     DataParallel,
     Engine,
@@ -26,7 +25,8 @@ from launcher.payload.batch.job import (
     Task,
     Write,
 )
-from launcher.values import EngineArg, Model, Size, shorthand
+from launcher.core.values import EngineArg, Model, Size, shorthand
+from launcher.inventory.schema import Section
 
 # What a key is when it is left out is said by the driver's own classes.
 _READ, _WRITE = Read(sources=(), format="text"), Write()

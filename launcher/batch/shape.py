@@ -2,7 +2,7 @@
 
 `launcher.batch.flags` makes a `Job` of a command line, and of the file it names;
 `launcher.batch.job_spec` writes it for the driver inside the cluster, whose shapes these are
-(`launcher/payload/batch/job.py`).
+(`launcher/batch/driver/job.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.payload.batch import job as driver
+from launcher.batch.driver import job as driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

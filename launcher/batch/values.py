@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.payload.batch.job import ColumnType
-from launcher.values import Like, plain, plainly, should
+from launcher.batch.driver.job import ColumnType
+from launcher.core.values import Like, plain, plainly, should
 
 MOST = 4096
 _LONGEST_TEMPLATE = 256 * 1024

@@ -18,83 +18,115 @@ from typing import NoReturn
 import click
 
 from launcher import __version__
-from launcher.errors import VlaunchError
-from launcher.redaction import guarded
+from launcher.core.errors import VlaunchError
+from launcher.core.redaction import guarded
 
 # name → (module, attribute, one line of help), in the order in which people need them.
 COMMANDS = {
-    "init": ("launcher.cli.init", "init", "look at hosts and write an inventory"),
-    "check": ("launcher.cli.check", "check", "preflight: every check, with its fix"),
-    "up": ("launcher.cli.up", "up", "bring the cluster up, or to the inventory's state"),
+    "init": ("launcher.hosts.init_command", "init", "look at hosts and write an inventory"),
+    "check": ("launcher.hosts.check_command", "check", "preflight: every check, with its fix"),
+    "up": (
+        "launcher.cluster.up_command",
+        "up",
+        "bring the cluster up, or to the inventory's state",
+    ),
     "check-nccl": (
-        "launcher.cli.check_nccl",
+        "launcher.network.check_nccl_command",
         "check_nccl",
         "prove the network between the containers that will serve",
     ),
     "plan": (
-        "launcher.cli.plan",
+        "launcher.planner.plan_command",
         "plan",
         "what to run where, whether it fits, and why",
     ),
     "recipes": (
-        "launcher.cli.recipes",
+        "launcher.recipes.recipes_command",
         "recipes",
         "the vLLM project's recipes: list, show",
     ),
-    "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
-    "rollback": ("launcher.cli.rollback", "rollback", "return to the server that answered before"),
-    "batch": ("launcher.cli.batch", "batch", "answer every row of a file, and lose none"),
-    "jobs": ("launcher.cli.jobs", "jobs", "batch jobs: how far they are"),
+    "serve": (
+        "launcher.serving.serve_command",
+        "serve",
+        "start the server and wait until it has answered",
+    ),
+    "rollback": (
+        "launcher.serving.rollback_command",
+        "rollback",
+        "return to the server that answered before",
+    ),
+    "batch": ("launcher.batch.batch_command", "batch", "answer every row of a file, and lose none"),
+    "jobs": ("launcher.batch.jobs_command", "jobs", "batch jobs: how far they are"),
     "status": (
-        "launcher.cli.status",
+        "launcher.serving.status_command",
         "status",
         "what is there: nodes, containers, Ray, server, drift",
     ),
     "metrics": (
-        "launcher.cli.metrics",
+        "launcher.serving.metrics_command",
         "metrics",
         "what servers do: requests, tokens per second, latencies, KV cache, ranks",
     ),
-    "soak": ("launcher.cli.soak", "soak", "load a running server, then judge it"),
-    "chat": ("launcher.cli.chat", "chat", "talk to the served model"),
-    "logs": ("launcher.cli.logs", "logs", "logs of all nodes, each line with its node"),
+    "soak": ("launcher.serving.soak_command", "soak", "load a running server, then judge it"),
+    "chat": ("launcher.serving.chat_command", "chat", "talk to the served model"),
+    "logs": (
+        "launcher.diagnose.logs_command",
+        "logs",
+        "logs of all nodes, each line with its node",
+    ),
     "doctor": (
-        "launcher.cli.doctor",
+        "launcher.diagnose.doctor_command",
         "doctor",
         "what went wrong: known failures in the logs of all nodes, with fixes",
     ),
-    "collect": ("launcher.cli.collect", "collect", "a bundle for a bug report, without secrets"),
-    "exec": ("launcher.cli.exec", "exec_", "run a command in every node's container"),
-    "tunnel": ("launcher.cli.tunnel", "tunnel", "make the API reachable on this machine"),
-    "stop": ("launcher.cli.stop", "stop", "stop the server, or batch jobs; the cluster stays"),
-    "down": ("launcher.cli.down", "down", "remove everything from every node, verified"),
+    "collect": (
+        "launcher.diagnose.collect_command",
+        "collect",
+        "a bundle for a bug report, without secrets",
+    ),
+    "exec": ("launcher.serving.exec_command", "exec_", "run a command in every node's container"),
+    "tunnel": (
+        "launcher.serving.tunnel_command",
+        "tunnel",
+        "make the API reachable on this machine",
+    ),
+    "stop": (
+        "launcher.serving.stop_command",
+        "stop",
+        "stop the server, or batch jobs; the cluster stays",
+    ),
+    "down": (
+        "launcher.cluster.down_command",
+        "down",
+        "remove everything from every node, verified",
+    ),
     "lock": (
-        "launcher.cli.lock",
+        "launcher.app.lock_command",
         "lock",
         "who works on the cluster; break a lock that is left over",
     ),
-    "audit": ("launcher.cli.audit", "audit", "who changed what on the nodes, and when"),
+    "audit": ("launcher.app.audit_command", "audit", "who changed what on the nodes, and when"),
     "model": (
-        "launcher.cli.model",
+        "launcher.distribute.model_command",
         "model",
         "list, download, copy and remove models",
     ),
     "image": (
-        "launcher.cli.image",
+        "launcher.distribute.image_command",
         "image",
         "list, pull and copy images",
     ),
     "secrets": (
-        "launcher.cli.secrets",
+        "launcher.cluster.secrets_command",
         "secrets",
         "where secrets come from and lie; make new ones",
     ),
     "export": (
-        "launcher.cli.export",
+        "launcher.export.export_command",
         "export",
         "for other programs: firewalls, Prometheus, Kubernetes",
     ),
-    "lab": ("launcher.cli.lab", "lab", "a practice cluster on this machine"),
+    "lab": ("launcher.lab.lab_command", "lab", "a practice cluster on this machine"),
     "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
     "completion": (
         "launcher.cli.completion",
@@ -219,7 +251,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _misused(error: click.ClickException) -> None:
     """Show what click has to say of a command line, on standard error."""
-    from launcher.ui.terminal import say
+    from launcher.app.terminal import say
 
     text = io.StringIO()
     error.show(text)
@@ -230,12 +262,12 @@ def _misused(error: click.ClickException) -> None:
 
 def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:
     """Show an error, and where it came from when that was asked for; returns the exit code."""
-    from launcher.ui import errors
+    from launcher.app import error_text
 
     words = _words(argv)
     if "--verbose" in words[: words.index("--") if "--" in words else None]:
         uncaught(type(error), error, error.__traceback__)
-    errors.show(error)
+    error_text.show(error)
     return error.exit_code
 
 
@@ -246,7 +278,7 @@ def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackTy
     """
     import traceback
 
-    from launcher.tools import untrusted
+    from launcher.core import untrusted
 
     for line in "".join(traceback.format_exception(kind, error, trace)).splitlines():
         click.echo(untrusted.plain(line), err=True)

@@ -13,9 +13,9 @@ import click
 @click.option("--py-spy", "architecture", help="Print py-spy for this architecture instead.")
 def payload(architecture: str | None) -> None:
     """Print the helper files as a tar archive."""
-    from launcher.cli.prepare import cache
-    from launcher.plan.files import payload_tar
-    from launcher.remote.py_spy import fetch
+    from launcher.cluster.prepare import cache
+    from launcher.cluster.py_spy_wheel import fetch
+    from launcher.tools.node_files import payload_tar
     from launcher.tools.py_spy import BUILDS
 
     if architecture is None:

@@ -1,0 +1,1 @@
+"""The same cluster for other programs: Kubernetes, Prometheus, firewalls."""

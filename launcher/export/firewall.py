@@ -16,11 +16,11 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from launcher.checks.ports import DYNAMIC_PORTS
-from launcher.model import Inventory, Ports
+from launcher.core.domain import Inventory, Ports
+from launcher.hosts.checks.ports import DYNAMIC_PORTS
 
 # From `mp_master` on: so many are used at most by the ranks of a data-parallel batch
-# (payload/batch/rank_pool.py).
+# (batch/driver/rank_pool.py).
 MP_PORTS = 8
 
 WHAT: Mapping[str, str] = {

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.errors import RequestError
+from launcher.agent.desired import Desired, Policy
+from launcher.core.domain import Inventory, Logging, Node, RaySettings
+from launcher.core.errors import RequestError
 from launcher.export.target import Target
-from launcher.model import Inventory, Logging, Node, RaySettings
-from launcher.payload.agent.desired import Desired, Policy
-from launcher.plan import wanted
-from launcher.plan.request import Request
-from launcher.site import Site
-from launcher.state.snapshot import ClusterSnapshot
+from launcher.serving import wanted
+from launcher.tools.serve_request import Request
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 
 Object = dict[str, Any]
 # Every pod network calls a pod's interface so, whatever the host's NIC is called.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from launcher.core.domain import Node
 from launcher.export import pods
 from launcher.export.group import RAY_HEAD, Group, Object
-from launcher.model import Node
 
 KIND = "RayJob"
 CONDITION = "jsonpath='{.status.jobStatus}'=RUNNING"

@@ -8,24 +8,24 @@ import base64
 import json
 from dataclasses import replace
 
-from launcher.errors import RequestError
+from launcher.agent.desired import Policy
+from launcher.batch import batch_plan
+from launcher.core.domain import Inventory, Node
+from launcher.core.errors import RequestError
 from launcher.export import group as groups
 from launcher.export import kuberay, kubernetes, pods, programs
 from launcher.export.group import Group, Object
 from launcher.export.kubernetes import Manifests
 from launcher.export.target import Target
-from launcher.model import Inventory, Node
-from launcher.payload.agent.desired import Policy
-from launcher.placement import Placement
-from launcher.plan import batch
-from launcher.plan.request import Request
+from launcher.tools.placement import Placement
+from launcher.tools.serve_request import Request
 
 _FILES = "/opt/vlaunch-job"  # the job's files in the head's pod
 _RETRIES = 2  # each continues where the one before has ended
 _MOST = 1 << 20  # bytes of a ConfigMap (kubernetes.io/docs/concepts/configuration/configmap)
 
 
-def group(inventory: Inventory, asked: batch.Request, target: Target) -> Group:
+def group(inventory: Inventory, asked: batch_plan.Request, target: Target) -> Group:
     """Return the pods of a job: as many nodes as it can use.
 
     Raises RequestError for what pods cannot do.
@@ -50,7 +50,7 @@ def group(inventory: Inventory, asked: batch.Request, target: Target) -> Group:
     return replace(made, batch=True)
 
 
-def manifests(group: Group, asked: batch.Request) -> Manifests:
+def manifests(group: Group, asked: batch_plan.Request) -> Manifests:
     """Return the export of a job; raises RequestError where its files are too large."""
     job = kuberay.job(group, _command(asked), {}, retries=_RETRIES)
     files, volume = _files(group, asked)
@@ -67,7 +67,7 @@ def manifests(group: Group, asked: batch.Request) -> Manifests:
     )
 
 
-def _refuse(asked: batch.Request) -> None:
+def _refuse(asked: batch_plan.Request) -> None:
     job, wrong, hints = asked.job, [], []
     if job.mode == "data-parallel":
         wrong.append("data-parallel ranks are placed by addresses, which pods do not have yet")
@@ -83,7 +83,7 @@ def _refuse(asked: batch.Request) -> None:
         )
 
 
-def _nodes(inventory: Inventory, asked: batch.Request) -> list[Node]:
+def _nodes(inventory: Inventory, asked: batch_plan.Request) -> list[Node]:
     """Return the nodes that a job can use: all, where it says nothing of GPUs."""
     most = asked.job.gpus[1] or float("inf")
     chosen: list[Node] = []
@@ -93,7 +93,7 @@ def _nodes(inventory: Inventory, asked: batch.Request) -> list[Node]:
     return chosen
 
 
-def _command(asked: batch.Request) -> str:
+def _command(asked: batch_plan.Request) -> str:
     """Return the entrypoint: it copies the job's files to its folder, where retries find what was
     done, and starts the driver.
     """
@@ -101,7 +101,7 @@ def _command(asked: batch.Request) -> str:
     return f"mkdir -p {asked.work} && cp -RL {_FILES}/* {asked.work}/ && exec env {run}"
 
 
-def _files(group: Group, asked: batch.Request) -> tuple[Object, Object]:
+def _files(group: Group, asked: batch_plan.Request) -> tuple[Object, Object]:
     """Return the ConfigMap with the job's files, and its volume.
 
     Raises RequestError: they are larger than it takes.
@@ -130,7 +130,7 @@ def _files(group: Group, asked: batch.Request) -> tuple[Object, Object]:
     return {**config, **({"binaryData": others} if others else {})}, volume
 
 
-def _header(group: Group, asked: batch.Request) -> list[str]:
+def _header(group: Group, asked: batch_plan.Request) -> list[str]:
     job, target = asked.job, group.target
     chosen = ",".join(f"{key}={value}" for key, value in kuberay.selector(group).items())
     pod = f'"$({target.kubectl} get pods -l {chosen} -o name)"'

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from launcher.agent.task import CHAT
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, programs, yaml_text
 from launcher.export.group import Group, Object
-from launcher.payload.agent.task import CHAT
-from launcher.plan import files
-from launcher.tools import curl, vllm
+from launcher.tools import curl, node_files, vllm
 
 KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
 # A reason above a line that may surprise.
@@ -182,7 +181,7 @@ def _secret(group: Group) -> str:
     words = [
         "d=$(mktemp -d)",
         "trap 'rm -rf \"$d\"' EXIT",
-        *(f'{files.shown(group.original, name)} >"$d/{name}"' for name in group.secrets),
+        *(f'{node_files.shown(group.original, name)} >"$d/{name}"' for name in group.secrets),
         '! find "$d" -type f -empty | grep .',
         f'{target.kubectl} create secret generic {target.name}-secrets --from-file="$d"',
     ]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from launcher.errors import RequestError
+from launcher.agent.desired import Process
+from launcher.core.errors import RequestError
 from launcher.export import pods
 from launcher.export.group import LWS_INDEX, LWS_LEADER, Group, Object
-from launcher.payload.agent.desired import Process
 
 KIND = "LeaderWorkerSet"
 CONDITION = "condition=Available"

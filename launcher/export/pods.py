@@ -11,17 +11,16 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import PurePosixPath
 
-from launcher import containers
-from launcher.checks.network import transport
+from launcher.core.domain import Argv, Mount, Node, Secret
+from launcher.core.expectations import Expectations
 from launcher.export import programs
 from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Group, Object
 from launcher.export.target import GPUS
-from launcher.model import Argv, Mount, Node, Secret
-from launcher.plan import network
-from launcher.site import Site
-from launcher.state.verdict import Ask
+from launcher.network import network_plan, transport
+from launcher.tools import containers
 from launcher.tools.docker import ContainerSpec
-from launcher.tools.expectations import Expectations
+from launcher.tools.network_verdict import Ask
+from launcher.tools.site import Site
 
 INSTANCE = "app.kubernetes.io/instance"  # the label that all objects of a group carry
 HOST_IP = "VLLM_HOST_IP"
@@ -74,7 +73,7 @@ def deadline(group: Group) -> float:
     images take as long as a start may.
     """
     inventory = replace(group.inventory, nodes=group.nodes)
-    return network.deadline(inventory, Ask(nonce="")) + group.desired.policy.start_timeout
+    return network_plan.deadline(inventory, Ask(nonce="")) + group.desired.policy.start_timeout
 
 
 def gate(group: Group, rank: str, master: str) -> Argv:

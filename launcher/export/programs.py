@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_PAYLOAD = Path(__file__).parent.parent / "payload"
+_LAUNCHER = Path(__file__).parents[1]
 FOLDER = "/opt/vlaunch"  # the archives' folder in pods
 NETWORK, BATCH = "network.pyz", "batch.pyz"
 _MAIN = b"import network_gate\nnetwork_gate.main()\n"
@@ -15,14 +15,17 @@ _MAIN = b"import network_gate\nnetwork_gate.main()\n"
 
 def network() -> bytes:
     """Return the network check: `network_gate.py` and the modules that it imports."""
-    paths = (*_PAYLOAD.glob("network*.py"), _PAYLOAD / "tls.py")
+    paths = (
+        *(_LAUNCHER / "network" / "probe").glob("network*.py"),
+        _LAUNCHER / "distribute" / "tls.py",
+    )
     modules = {path.name: path.read_bytes() for path in paths}
     return _archive({**modules, "__main__.py": _MAIN})
 
 
 def batch() -> bytes:
     """Return the package of batch jobs, for PYTHONPATH."""
-    files = (_PAYLOAD / "batch").glob("*.py")
+    files = (_LAUNCHER / "batch" / "driver").glob("*.py")
     return _archive({f"vlaunch_batch/{path.name}": path.read_bytes() for path in files})
 
 

@@ -11,8 +11,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from launcher.core.domain import Inventory
 from launcher.export import yaml_text
-from launcher.model import Inventory
 
 _DATA = Path(__file__).parent / "monitoring"
 SCRAPE = "prometheus.yml"

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher import sizes
-from launcher.errors import RequestError
+from launcher.core import sizes
+from launcher.core.errors import RequestError
 
 Kind = Literal["lws", "kuberay"]
 GPUS = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}  # as device plugins call them

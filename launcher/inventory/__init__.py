@@ -1,0 +1,1 @@
+"""The inventory file: schema, rules, errors."""

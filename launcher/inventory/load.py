@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.errors import InventoryError
+from launcher.core.domain import Inventory
+from launcher.core.errors import InventoryError
 from launcher.inventory import document, merge, mount_rules, node_rules, rules, text
 from launcher.inventory.document import Document
 from launcher.inventory.draft import Draft, draft
 from launcher.inventory.mistakes import Mistake
-from launcher.model import Inventory
 
 MAX_BYTES = 256 * 1024
 

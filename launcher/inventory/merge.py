@@ -1,5 +1,5 @@
-"""A valid inventory file → the nouns of `launcher.model`: ranges expanded, cluster-wide values
-merged under nodes' own.
+"""A valid inventory file → the nouns of `launcher.core.domain`: ranges expanded, cluster-wide
+values merged under nodes' own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import itertools
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from launcher import model
+from launcher.core import domain
 from launcher.inventory import engine_args
 from launcher.inventory.schema import InventoryFile, NodeSection
 
@@ -21,7 +21,7 @@ class Placed:
     """
 
     entry: int
-    node: model.Node
+    node: domain.Node
 
 
 def place(file: InventoryFile, folder: Path) -> list[Placed]:
@@ -39,15 +39,15 @@ def place(file: InventoryFile, folder: Path) -> list[Placed]:
     return placed
 
 
-def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.Inventory:
+def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> domain.Inventory:
     """Put the checked parts together; the head is decided here."""
     head = head_name(file, placed)
-    backend: model.Backend = "mp" if file.ray.off else file.serve.backend
-    settings = {each.name: getattr(file, each.name) for each in fields(model.ClusterSettings)}
+    backend: domain.Backend = "mp" if file.ray.off else file.serve.backend
+    settings = {each.name: getattr(file, each.name) for each in fields(domain.ClusterSettings)}
     args = (*engine_args.flags(file.engine_args), *file.serve.args)
     settings["serve"] = replace(file.serve, backend=backend, args=args)
     settings["secrets"] = {name: _secret(name, source) for name, source in file.secrets.items()}
-    return model.Inventory(
+    return domain.Inventory(
         **settings,
         path=path,
         nodes=tuple(replace(one.node, head=one.node.name == head) for one in placed),
@@ -66,10 +66,10 @@ def head_name(file: InventoryFile, placed: list[Placed]) -> str:
     )
 
 
-def _node(file: InventoryFile, entry: NodeSection, ssh: model.Ssh, *who: str) -> model.Node:
+def _node(file: InventoryFile, entry: NodeSection, ssh: domain.Ssh, *who: str) -> domain.Node:
     host, name, ip = who
     hca = file.network.hca if entry.network.hca is None else entry.network.hca
-    return model.Node(
+    return domain.Node(
         name=name,
         host=host,
         ip=ip,
@@ -95,7 +95,7 @@ def _is_address(host: str) -> bool:
     return ":" in host or all(part.isdigit() for part in host.split("."))
 
 
-def _ssh(cluster: model.Ssh, own: model.Ssh, folder: Path) -> model.Ssh:
+def _ssh(cluster: domain.Ssh, own: domain.Ssh, folder: Path) -> domain.Ssh:
     said = {key: item for key, item in asdict(own).items() if item is not None}
     merged = replace(cluster, **said)
     return replace(
@@ -116,6 +116,6 @@ def _expanded(path: Path) -> Path:
         return path
 
 
-def _secret(name: str, source: model.SecretSource) -> model.SecretSource:
+def _secret(name: str, source: domain.SecretSource) -> domain.SecretSource:
     asked = f"Value of {name}" if source.prompt == "" else source.prompt
     return replace(source, prompt=asked)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping
 
+from launcher.core.domain import Mount
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
-from launcher.model import Mount
 
 # launcher/containers.py: what every container has, whatever the inventory says. Nothing can be
 # mounted inside the first two: they are read-only, and Docker must make the directory that it

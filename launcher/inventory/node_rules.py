@@ -7,9 +7,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator
 
+from launcher.core.domain import Node
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name
-from launcher.model import Node
 
 _LONGEST_NAME = 64
 

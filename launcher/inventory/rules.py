@@ -10,15 +10,15 @@ from dataclasses import asdict, astuple
 from itertools import pairwise
 from math import prod
 
-from launcher import secret_patterns
+from launcher.core import secret_patterns
+from launcher.core.domain import Argv
 from launcher.inventory.draft import Draft
 from launcher.inventory.engine_args import OWNED, SHORT, python_name
 from launcher.inventory.mistakes import Mistake, Where
-from launcher.model import Argv
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _SMALLEST_STORE = 75 * 2**20
-# launcher/tools/audit.py, launcher/tools/lock.py and launcher/site.py: beside the clusters' folders
+# launcher/app/audit.py, launcher/app/lock.py and launcher/site.py: beside the clusters' folders
 # in `state_dir`.
 _OWN_FOLDERS = ("audit", "cache", "locks")
 _SHOWN_BY_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"

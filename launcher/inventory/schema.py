@@ -1,7 +1,7 @@
 """The shape of an inventory file: every key, its type and its explanation.
 
-What the file says as the nouns of `launcher.model` do stands there: sections such as `Ports`, and
-the keys of the top level that are `ClusterSettings` and `NodeSettings`. Here is what the file
+What the file says as the nouns of `launcher.core.domain` do stands there: sections such as `Ports`,
+and the keys of the top level that are `ClusterSettings` and `NodeSettings`. Here is what the file
 writes otherwise. Rules between keys are in `rules`.
 """
 
@@ -22,8 +22,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from launcher.inventory import values
-from launcher.model import (
+from launcher.core.domain import (
     ClusterSettings,
     Connection,
     Fabric,
@@ -32,7 +31,7 @@ from launcher.model import (
     Required,
     Ssh,
 )
-from launcher.values import (
+from launcher.core.values import (
     Bounds,
     EnvName,
     EnvValue,
@@ -42,6 +41,7 @@ from launcher.values import (
     Words,
     without_unset,
 )
+from launcher.inventory import values
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from launcher.core.values import LABEL, LONGEST, Bounds, Like, plainly, should
 from launcher.inventory import ranges
-from launcher.values import LABEL, LONGEST, Bounds, Like, plainly, should
 
 # IFNAMSIZ is 16 with the closing NUL; the kernel's dev_valid_name() forbids `.`, `..`, `/`, `:` and
 # spaces.

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from launcher.core.values import Wrong
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name, shown
 from launcher.inventory.schema import Section, known, sections
-from launcher.values import Wrong
 
 _KINDS = {
     "int_type": "a whole number",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.lab import (
     devices,
     gpu_image,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 
 BUSY = "busy"
 DISPLAY = "display"

@@ -9,7 +9,7 @@ import socket
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import VlaunchError
+from launcher.core.errors import VlaunchError
 from launcher.lab import machine, processes, render
 from launcher.lab.layout import HF_HOME, Host, Lab
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from launcher import shell
-from launcher.errors import VlaunchError
+from launcher.core import shell
+from launcher.core.errors import VlaunchError
 from launcher.lab import machine, wheels
 from launcher.lab.machine import Say
 from launcher.lab.wheels import PYTHON

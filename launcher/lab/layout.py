@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.lab import gpu_trouble
 from launcher.lab.gpu_models import BUSES, MODELS
 from launcher.lab.gpu_trouble import Trouble

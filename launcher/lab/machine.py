@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from launcher.errors import DeadlineError, VlaunchError
+from launcher.core.errors import DeadlineError, VlaunchError
 
 Say = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.lab import layout, machine
 from launcher.lab.layout import Host, Lab
 

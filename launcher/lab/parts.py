@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.lab import machine
 from launcher.lab.machine import Say
 

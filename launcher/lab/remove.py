@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import DeadlineError, RequestError
+from launcher.core.errors import DeadlineError, RequestError
 from launcher.lab import layout, machine, network, processes
 from launcher.lab.machine import Say
 

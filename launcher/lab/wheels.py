@@ -12,7 +12,7 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
-from launcher.errors import VlaunchError
+from launcher.core.errors import VlaunchError
 from launcher.lab import machine
 from launcher.lab.machine import Say
 from launcher.tools.image import pip_download

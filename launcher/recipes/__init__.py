@@ -1,0 +1,1 @@
+"""The vLLM project's recipes, and pasted `vllm serve` commands."""

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher import redaction, secret_patterns
-from launcher.errors import RequestError
-from launcher.model import Backend, Inventory
+from launcher.core import redaction, secret_patterns
+from launcher.core.domain import Backend, Inventory
+from launcher.core.errors import RequestError
 from launcher.recipes.merge import numbers
 from launcher.recipes.vllm_command import Option, VllmCommand, options
 from launcher.tools import vllm
 
-# Variables that vlaunch sets on each node (`launcher/containers.py`, `plan/wanted.py`,
-# `state/engine_log.py`), with what they follow from. Options: `vllm.RESERVED`.
+# Variables that vlaunch sets on each node (`launcher/containers.py`, `serving/wanted.py`,
+# `network/engine_log.py`), with what they follow from. Options: `vllm.RESERVED`.
 _RESERVED_ENV = {
     r"\w+_SOCK(ET)?_IFNAME|MN_IF_NAME|OMPI_MCA_btl_tcp_if_include": (
         "`network: {interface: …}` of the inventory"

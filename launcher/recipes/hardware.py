@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import did_you_mean
 from launcher.tools.host import Gpu
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.inventory import document, text
 from launcher.inventory.mistakes import did_you_mean
 from launcher.inventory.partial_validation import validated

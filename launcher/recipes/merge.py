@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import did_you_mean
 from launcher.recipes.hardware import Hardware
 from launcher.recipes.schema import Feature, Layer, Mode, Recipe, Variant

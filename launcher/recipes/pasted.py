@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
+from launcher.core.secret_patterns import clean
 from launcher.recipes.vllm_command import Option, VllmCommand, options
-from launcher.secret_patterns import clean
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SKIPPED = ("$", "sudo", "env", "export", "exec", "&&", ";", "uv", "run")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from launcher.core.values import Argument, Bounds, EnvName, EnvValue, Model, NonEmpty, Read
 from launcher.inventory.schema import Section
-from launcher.values import Argument, Bounds, EnvName, EnvValue, Model, NonEmpty, Read
 
 
 class Part(Section):

@@ -1,0 +1,1 @@
+"""Docker, Ray, vLLM and the host: commands for each, and parsers of their output."""

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.x509.oid import NameOID
 
-from launcher.model import Inventory, Node, Secret
+from launcher.core.domain import Inventory, Node, Secret
 from launcher.tools.host import HostFacts
 
 AUTHORITY, CERTIFICATE = "AGENT_CA", "AGENT_CERTIFICATE"

@@ -6,8 +6,8 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from launcher import shell
-from launcher.model import Argv
+from launcher.core import shell
+from launcher.core.domain import Argv
 
 # Of Linux, as findmnt(8) and stat(1) call them. A FUSE file system may be local, but what keeps
 # models that way on servers (sshfs, s3fs, GlusterFS, JuiceFS, GCS) is not.

@@ -1,4 +1,4 @@
-"""The plugin that lets vLLM's CPU build run under Ray: the files of `launcher/payload/cpu_platform`
+"""The plugin that lets vLLM's CPU build run under Ray: the files of `launcher/lab/cpu_platform`
 as pip would install them.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = "vlaunch_cpu_ray"
-SOURCE = Path(__file__).parents[1] / "payload" / "cpu_platform"
+SOURCE = Path(__file__).parents[1] / "lab" / "cpu_platform"
 _INFO = f"{PACKAGE}-1.0.dist-info"
 
 

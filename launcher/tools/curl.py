@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from launcher.payload.agent.task import HEALTH, TRANSCRIPTION, Task
+from launcher.agent.task import HEALTH, TRANSCRIPTION, Task
 
 _PROMPT = "Say hello."
 

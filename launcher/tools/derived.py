@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import RequestError, VlaunchError
-from launcher.model import Argv
+from launcher.core.domain import Argv
+from launcher.core.errors import RequestError, VlaunchError
 from launcher.tools import cpu_plugin
 from launcher.tools.image import RAY_EXTRAS, ImagePython
 

@@ -8,8 +8,8 @@ so that no log can pretend to be another part.
 
 from __future__ import annotations
 
-from launcher import shell
-from launcher.model import Argv
+from launcher.core import shell
+from launcher.core.domain import Argv
 
 # the parts of an answer
 STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.payload.agent import state
-from launcher.tools import untrusted
+from launcher.agent import state
+from launcher.core import untrusted
 
 DRIVER = "job driver"  # what the log of a batch job's driver is called
 _ROLES = ("head", "worker", "probe")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from launcher.model import Argv, ExistingMount, Mount, Node
+from launcher.core.domain import Argv, ExistingMount, Mount, Node
 
 CLUSTER = "vlaunch.cluster"
 ROLE = "vlaunch.role"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from launcher.errors import UnreadableAnswer
-from launcher.tools import untrusted
+from launcher.core import untrusted
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools.docker import NODE, ROLE, SPEC, Container, Given, Image
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.tools import untrusted
+from launcher.core import untrusted
 from launcher.tools.survey import GpuProcess, GpuState, NvlinkFabric
 
 _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underlined even into a pipe

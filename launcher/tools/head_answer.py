@@ -1,10 +1,10 @@
-"""The form of what the head's agent and `payload/desk.py` answer.
+"""The form of what the head's agent and `batch/desk.py` answer.
 
 Whoever reads such an answer takes it for granted, so it is looked at once, here; what is not named
 here is left to who asked for it.
 
-The rows of Ray's own tables are read by `tools/ray.py` and `checks/serving.py`, and what the keeper
-of servers wrote by `state/servers.py`.
+The rows of Ray's own tables are read by `tools/ray.py` and `tools/serving_judges.py`, and what the
+keeper of servers wrote by `tools/servers.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.tools import decode
-from launcher.tools.decode import Whole
+from launcher.core import decode
+from launcher.core.decode import Whole
 
 
 @dataclass(frozen=True, kw_only=True)

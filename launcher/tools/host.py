@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher import shell
-from launcher.model import Argv, Node
+from launcher.core import shell
+from launcher.core.domain import Argv, Node
 from launcher.tools import docker as docker_tool
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.survey import GpuProcess, Survey

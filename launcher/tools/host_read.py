@@ -7,15 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.errors import UnreadableAnswer
-from launcher.tools import (
-    compile_cache,
-    docker_read,
-    gpu_survey,
-    survey_read,
-    unfinished,
-    untrusted,
-)
+from launcher.core import untrusted
+from launcher.core.errors import UnreadableAnswer
+from launcher.tools import compile_cache, docker_read, gpu_survey, survey_read, unfinished
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
 from launcher.tools.parts import MARK, read_parts
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from launcher.errors import RequestError, UnreadableAnswer
-from launcher.model import Argv
-from launcher.tools import decode
+from launcher.core import decode
+from launcher.core.domain import Argv
+from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.tools.docker import throw_away
 
 # The parts of Ray we need: its dashboard, state API and job submission, Ray Data for batches, and

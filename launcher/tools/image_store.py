@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher import shell
-from launcher.errors import UnreadableAnswer
-from launcher.model import Argv
-from launcher.tools import docker_read, host_read, untrusted
+from launcher.core import shell, untrusted
+from launcher.core.domain import Argv
+from launcher.core.errors import UnreadableAnswer
+from launcher.tools import docker_read, host_read
 from launcher.tools.docker import Image
 from launcher.tools.parts import Parts, read_parts
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher import shell
-from launcher.model import Argv
+from launcher.core import shell
+from launcher.core.domain import Argv
 from launcher.tools import docker
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from launcher.model import Answer, Argv
-from launcher.tools import decode, payload
+from launcher.core import decode
+from launcher.core.domain import Answer, Argv
+from launcher.tools import agent_queries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,10 @@ class Inside:
 
 
 def look() -> Argv:
-    """Print what a container sees, as one JSON object (`payload/inside.py`); to be run inside it,
-    with the image's Python.
+    """Print what a container sees, as one JSON object (`hosts/node/inside.py`); to be run inside
+    it, with the image's Python.
     """
-    return ("python3", "-c", payload.source("inside"))
+    return ("python3", "-c", agent_queries.source("inside"))
 
 
 def parse_look(answer: Answer) -> Inside:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.tools import untrusted
+from launcher.core import untrusted
 from launcher.tools.diagnosis_read import Log, Told, log_of
 
 _KUBECTL = re.compile(r"\[pod/([a-z0-9.-]{1,253})/([a-z0-9-]{1,63})\] ?(.*)")

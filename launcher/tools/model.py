@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher import shell
-from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
-from launcher.tools import untrusted
+from launcher.core import shell, untrusted
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import UnreadableAnswer
 
 WEIGHTS = ".safetensors"
 Where = Literal["there", "missing", "not cached", "begun", "lacks", "unknown"]

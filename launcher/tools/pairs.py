@@ -1,7 +1,7 @@
 """The probe of connections between nodes: TCP on the cluster's ports and a high one, large
 transfers, packets that must not be split.
 
-All nodes listen and connect to each other at the same time (`payload/pairs.py`, standard library
+All nodes listen and connect to each other at the same time (`hosts/node/pairs.py`, standard library
 only).
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
-from launcher.tools import decode, payload, untrusted
+from launcher.core import decode, untrusted
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import UnreadableAnswer
+from launcher.tools import agent_queries
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
 
@@ -105,7 +106,12 @@ def probe(
         "patience": patience,
         "peers": [{"name": each.name, "ip": each.ip, "ports": list(each.ports)} for each in peers],
     }
-    return ("python3", "-c", payload.source("pairs"), json.dumps(asked, separators=(",", ":")))
+    return (
+        "python3",
+        "-c",
+        agent_queries.source("pairs"),
+        json.dumps(asked, separators=(",", ":")),
+    )
 
 
 def parse(answer: Answer) -> tuple[PortProbe, ...]:

@@ -10,7 +10,7 @@ import io
 import zipfile
 from dataclasses import dataclass
 
-from launcher.errors import UnreadableAnswer
+from launcher.core.errors import UnreadableAnswer
 
 VERSION = "0.4.3"
 FILE = "payload/py-spy"  # below a node's state directory; mounted as /opt/vlaunch/py-spy

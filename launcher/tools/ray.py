@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import UnreadableAnswer
-from launcher.model import Argv, Inventory, Node, options
-from launcher.payload.agent.rank_name import rank_name
-from launcher.tools import untrusted
+from launcher.agent.rank_name import rank_name
+from launcher.core import untrusted
+from launcher.core.domain import Argv, Inventory, Node, options
+from launcher.core.errors import UnreadableAnswer
 
 _AMOUNT = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the file's name

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
-from launcher.model import natural
-from launcher.tools import gpu_survey, untrusted
+from launcher.core import untrusted
+from launcher.core.domain import natural
+from launcher.tools import gpu_survey
 from launcher.tools.parts import Parts
 from launcher.tools.survey import Gid, Lookup, Nic, RdmaDevice, RdmaPort, Survey
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from launcher.tools import untrusted
+from launcher.core import untrusted
 from launcher.tools.symptom import Symptom
 from launcher.tools.symptom_table import TABLE
 

@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
-from launcher import shell
-from launcher.sizes import told
+from launcher.core import shell
+from launcher.core.sizes import told
 
 PATTERN: Final = r"^unfinished (copy|download): ([0-9]{1,15}) KiB of (.+)$"
 _PART = "unfinished"

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from launcher.model import Argv, ServerSpec, options
-from launcher.payload.agent import cause
-from launcher.tools import untrusted
+from launcher.agent import cause
+from launcher.core import untrusted
+from launcher.core.domain import Argv, ServerSpec, options
 
 # Who hands requests to replicas: the API of all, each node's own, or each replica's own.
 Balancing = Literal["internal", "hybrid", "external"]

@@ -13,8 +13,8 @@ import pytest
 from launcher.batch.flags import Flags, over
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
+from launcher.core.domain import Inventory
 from launcher.inventory.load import loads as load_inventory
-from launcher.model import Inventory
 
 Load = Callable[..., Job]
 Mistakes = Callable[..., list[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.batch.build import with_defaults
-from launcher.model import Inventory
+from launcher.core.domain import Inventory
 from tests.batch.conftest import Load
 
 DEFAULTS = {"max-model-len": 512, "dtype": "float32", "enforce_eager": True}

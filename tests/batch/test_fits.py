@@ -8,8 +8,8 @@ import pytest
 
 from launcher.batch import fits
 from launcher.batch.refused import JobError
-from launcher.errors import PlacementError
-from launcher.model import Inventory
+from launcher.core.domain import Inventory
+from launcher.core.errors import PlacementError
 from tests.batch.conftest import Load
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.batch import flags
+from launcher.batch.driver.job import Message, Prompt
 from launcher.batch.flags import Flags
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
-from launcher.payload.batch.job import Message, Prompt
 
 _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output": "out"}
 

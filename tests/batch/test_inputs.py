@@ -11,7 +11,7 @@ import pytest
 
 from launcher.batch import inputs, places
 from launcher.batch.places import Bounds, Misplaced
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from tests.batch.conftest import Load, Mistakes
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from launcher.batch import inputs, job_spec
+from launcher.batch.driver import job as driver
 from launcher.batch.shape import Job
-from launcher.errors import RequestError
-from launcher.model import Inventory
-from launcher.payload.batch import job as driver
-from launcher.remote import output
+from launcher.core.domain import Inventory
+from launcher.core.errors import RequestError
+from launcher.ssh import output
 from tests.batch.conftest import Load
 
 _CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {thinking: false}}"

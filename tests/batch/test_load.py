@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.batch.driver.job import Limits, Message
 from launcher.batch.flags import Flags, over
 from launcher.batch.load import name_of
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
-from launcher.payload.batch.job import Limits, Message
 
 GOOD = """\
 model: Qwen/Qwen3-8B

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.batch import schema
+from launcher.batch.driver import job as driver
 from launcher.inventory.schema import Section
-from launcher.payload.batch import job as driver
 
 
 @pytest.mark.parametrize(

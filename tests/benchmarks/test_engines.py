@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import engines
 from benchmarks.faults.practice import until
-from launcher.payload.agent import process
+from launcher.agent import process
 
 
 @pytest.mark.parametrize(("name", "marked"), [("default", True), ("other", False), ("def", False)])

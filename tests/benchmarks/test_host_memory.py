@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import host_memory
-from launcher.errors import VlaunchError
+from launcher.core.errors import VlaunchError
 
 
 def test_a_limit_that_the_kernel_refuses(tmp_path: Path) -> None:

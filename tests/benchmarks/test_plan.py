@@ -6,8 +6,8 @@ import statistics
 
 from benchmarks import plan
 from benchmarks.plan import FIXTURES, Known, error, fit_of, fitted, known, table
-from launcher.capacity import working
-from launcher.capacity.choice import verdict_of
+from launcher.planner import working
+from launcher.planner.choice import verdict_of
 
 CASES = [each for path in sorted(FIXTURES.glob("*.yaml")) for each in known(path)]
 # It ran out of memory beside its own budget, after the KV cache was allocated:

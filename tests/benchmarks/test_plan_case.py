@@ -9,8 +9,8 @@ import yaml
 
 from benchmarks.plan import FIXTURES
 from benchmarks.plan_case import Case, read, version_of
-from launcher.errors import RequestError
-from tests.capacity import models
+from launcher.core.errors import RequestError
+from tests.planner import models
 
 
 def case(**fields: Any) -> Case:

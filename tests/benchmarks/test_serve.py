@@ -16,9 +16,9 @@ from benchmarks import serve
 from benchmarks.client import Endpoint
 from benchmarks.faults.practice import until
 from benchmarks.serve import Bench, Row
+from launcher.agent import desired
+from launcher.agent.desired import Process
 from launcher.inventory.load import loads
-from launcher.payload.agent import desired
-from launcher.payload.agent.desired import Process
 
 INVENTORY = loads(
     "cluster: c\nimage: i\ndocker: [sudo, -n, docker]\n"

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import spread_tools
 from benchmarks.spread import CASES, CHUNK, SIZES, Bench, Row, cases, table, when
 from benchmarks.spread_network import Busy
-from launcher.events import Event
+from launcher.core.events import Event
 
 
 def test_each_kind_is_measured_with_a_goal() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks import up
 from launcher.inventory.load import load
-from launcher.plan import files
-from launcher.site import Site
+from launcher.tools import node_files
+from launcher.tools.site import Site
 
 INVENTORY = load(Path(__file__).parents[2] / "inventory" / "h100-infiniband.yaml")
 
@@ -32,7 +32,7 @@ def test_the_script_sends_what_the_containers_run() -> None:
     """The head's own program is asked whether the nodes are there; it is more than one file, and so
     is the agent.
     """
-    with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(node_files.payload_tar())) as archive:
         names = set(archive.getnames())
 
     assert {

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from launcher.cli.main import run
-from tests.cli.conftest import VLAUNCH
+from tests.command_line import VLAUNCH
 
 pytestmark = pytest.mark.processes
 

@@ -15,8 +15,8 @@ import pytest
 from launcher import __version__
 from launcher.cli import main
 from launcher.cli.main import COMMANDS, run
-from launcher.errors import RequestError, VlaunchError
-from tests.cli.conftest import VLAUNCH
+from launcher.core.errors import RequestError, VlaunchError
+from tests.command_line import VLAUNCH
 
 pytestmark = pytest.mark.processes
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from launcher.plan.files import payload_tar
-from tests.cli.conftest import VLAUNCH
+from launcher.tools.node_files import payload_tar
+from tests.command_line import VLAUNCH
 
 pytestmark = pytest.mark.processes
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.ports import DYNAMIC_PORTS
+from launcher.batch.driver import rank_pool
 from launcher.cli.main import run
+from launcher.core.domain import Ports
 from launcher.export.firewall import FORMATS, MP_PORTS, WHAT, PortRule, rules
+from launcher.hosts.checks.ports import DYNAMIC_PORTS
 from launcher.inventory.load import loads
-from launcher.model import Ports
-from launcher.payload.batch import rank_pool
 from tests import golden
-from tests.remote import sshd
+from tests.ssh import sshd
 
 GOLDEN = Path(__file__).parent / "golden"
 NODES = """\

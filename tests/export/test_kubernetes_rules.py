@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from launcher import secret_patterns
 from launcher.cli.main import run
+from launcher.core import secret_patterns
 from tests.export.exports import CASES, JOB_CASES, KINDS, PAIRS, inventory, job, objects
 
 Object = Mapping[str, Any]

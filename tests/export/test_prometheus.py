@@ -206,7 +206,7 @@ def metrics_of(expr: str) -> list[str]:
 
 def known() -> set[str]:
     """Return the names of all metrics that have been seen."""
-    from launcher.payload.agent.metrics import HELP
+    from launcher.agent.metrics import HELP
 
     fixtures = Path(__file__).parents[1] / "fixtures"
     recorded = (fixtures / "vllm" / "mp_pp2_buckets.metrics", fixtures / "ray" / "metrics_node.txt")

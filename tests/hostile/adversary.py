@@ -11,8 +11,8 @@ from pathlib import Path
 
 import paramiko
 
-from launcher.model import Node, Ssh
-from tests.remote import sshd
+from launcher.core.domain import Node, Ssh
+from tests.ssh import sshd
 
 # What is done about a command: a channel, and the line that came.
 Act = Callable[[paramiko.Channel, str], None]

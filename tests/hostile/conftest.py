@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import cluster  # noqa: F401 - a fixture
+from tests.command_line import cluster  # noqa: F401 - a fixture
 from tests.hostile.adversary import Act, Adversary
 
 Start = Callable[..., Adversary]

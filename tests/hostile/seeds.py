@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.observed import EndpointHealth, Wedge
+from launcher.core.domain import Inventory, Secret
 from launcher.inventory.load import loads
-from launcher.model import Inventory, Secret
-from launcher.payload.agent.observed import EndpointHealth, Wedge
-from launcher.state import observe
+from launcher.tools import observe
 from tests import kept
-from tests.plan import case
+from tests import plan_case as case
 from tests.simulated import World
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

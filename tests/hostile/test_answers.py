@@ -16,49 +16,46 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from launcher import watch, watch_batch
-from launcher.checks import catalogue, serving
-from launcher.checks import ray as ray_checks
-from launcher.checks.network import expected, transport
-from launcher.checks.network.shape import Measurement
-from launcher.checks.shape import Evidence
-from launcher.discovery import local_assets
-from launcher.errors import VlaunchError
-from launcher.model import Answer
-from launcher.plan import network, up
-from launcher.site import Site
-from launcher.state import (
-    batches,
-    observe,
-    preflight,
-    running,
-    status,
-    verdict,
-)
-from launcher.state.snapshot import ClusterSnapshot
+from launcher.app import error_text as ui_errors
+from launcher.app import json_line
+from launcher.batch import batches, job_store
+from launcher.batch import jobs_view as ui_jobs
+from launcher.batch import watch as watch_batch
+from launcher.cluster import up_plan
+from launcher.core import expectations_read, untrusted
+from launcher.core.check import Evidence
+from launcher.core.domain import Answer
+from launcher.core.errors import VlaunchError
+from launcher.hosts import checks_view as ui_checks
+from launcher.hosts import preflight
+from launcher.hosts.checks import catalogue
+from launcher.hosts.discovery import local_assets
+from launcher.network import expected, network_plan, transport
+from launcher.network import network_view as ui_network
+from launcher.network.network_shape import Measurement
+from launcher.serving import status, watch
+from launcher.serving import status_view as ui_status
 from launcher.tools import (
     docker,
     docker_read,
-    expectations_read,
     gpu_survey,
     host,
     host_read,
     image,
     inside,
-    job_store,
     model,
+    network_verdict,
+    observe,
     pairs,
     ray,
+    running,
+    serving_judges,
     symptoms,
-    untrusted,
     vllm,
 )
-from launcher.ui import checks as ui_checks
-from launcher.ui import errors as ui_errors
-from launcher.ui import jobs as ui_jobs
-from launcher.ui import json_line
-from launcher.ui import network as ui_network
-from launcher.ui import status as ui_status
+from launcher.tools import ray_judges as ray_checks
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 from tests import kept
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds
@@ -137,7 +134,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         preflight.look_inside(Site(inventory, facts))
         preflight.probe_ports(Site(inventory, facts), high=40000, nonce="n")
         if not silent:
-            up.plan_image(Site(inventory, facts))
+            up_plan.plan_image(Site(inventory, facts))
 
     survived(read, capsys)
     harmless(capsys.readouterr().err)
@@ -176,14 +173,14 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
 
     def read() -> None:
         payload = ray_checks.try_payload(response)
-        record = verdict.parse_record(answer(mutate.text(seeds.RECORD, chance)))
+        record = network_verdict.parse_record(answer(mutate.text(seeds.RECORD, chance)))
         snapshot = ClusterSnapshot(site=Site(inventory, facts), said=payload, network=record)
         jobs = answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))
         holders = running.holders(payload)
-        serving.free_gpus(inventory, 2, "TP 2", payload, holders)
-        serving.job_room(inventory, 1, 2, payload, holders, queue=False)
-        serving.jobs_stopped(["batch-rows-1"], payload, [])
-        survived(lambda: serving.busy_by_node(payload))
+        serving_judges.free_gpus(inventory, 2, "TP 2", payload, holders)
+        serving_judges.job_room(inventory, 1, 2, payload, holders, queue=False)
+        serving_judges.jobs_stopped(["batch-rows-1"], payload, [])
+        survived(lambda: serving_judges.busy_by_node(payload))
         cluster = status.read(snapshot, {}, jobs)
         harmless(shown(ui_status.render(cluster)))
         json.loads(json_line.dumps(cluster.as_json()))
@@ -265,7 +262,7 @@ def _port_probes(said: Answer) -> None:
 def _reports(said: Answer) -> None:
     inventory = seeds.inventory()
     other = {**_report(), "node": "gpu02"}
-    reports, missing = network.read(
+    reports, missing = network_plan.read(
         {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
     )
     known = expectations_read.load()
@@ -277,7 +274,7 @@ def _reports(said: Answer) -> None:
     nothing = Evidence(inventory=inventory, facts={}, expectations=known)
     expected.judge(seen, nothing, ranks_per_node=1)
     harmless(shown(ui_network.render(seen)))
-    json.loads(json_line.dumps(verdict.as_json(seen)))
+    json.loads(json_line.dumps(network_verdict.as_json(seen)))
 
 
 def _containers(said: Answer) -> None:
@@ -350,7 +347,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
         inside.parse_look,
     ),
     "a model": (lambda: {"architectures": ["X"], "num_hidden_layers": 4}, model.parse_look),
-    "a verdict": (lambda: seeds.RECORD, verdict.parse_record),
+    "a verdict": (lambda: seeds.RECORD, network_verdict.parse_record),
 }
 
 

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from launcher import gather, watch, watch_batch
-from launcher.model import Answer
-from launcher.tools import audit
-from launcher.tools.audit import Entry
-from launcher.transport import Command
+from launcher.app import audit
+from launcher.app.audit import Entry
+from launcher.batch import gather
+from launcher.batch import watch as watch_batch
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
+from launcher.serving import watch
 from tests import kept
-from tests.cli import batch_job
-from tests.cli.conftest import Cluster
-from tests.cli.told import Telling, state, tell
+from tests.batch import batch_job
+from tests.command_line import Cluster
+from tests.diagnose.told import Telling, state, tell
 from tests.hostile import mutate, seeds
 from tests.hostile.mutate import EVIL
 from tests.hostile.test_answers import harmless
@@ -220,7 +222,7 @@ def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Ans
         cluster.world.answer = good  # type: ignore[method-assign]
     assert ran.code in (0, 1, 2, 3, 124, 255), f"{words}: {ran.err}"
     harmless(ran.err, words)
-    # into a pipe, the model's words are data; see tests/cli/test_chat.py for terminals
+    # into a pipe, the model's words are data; see tests/serving/test_chat_command.py for terminals
     if not words.startswith("chat"):
         harmless(ran.out, words)
     said = ran.out + ran.err

@@ -13,10 +13,10 @@ from typing import Any
 import paramiko
 import pytest
 
-from launcher.errors import NodeError
-from launcher.remote import channel, docker_api
-from launcher.remote.fleet import Fleet
-from launcher.remote.output import Lines
+from launcher.core.errors import NodeError
+from launcher.ssh import channel, docker_api
+from launcher.ssh.fleet import Fleet
+from launcher.ssh.output import Lines
 from tests.hostile.adversary import Adversary, inventory_of, marker
 from tests.hostile.conftest import Start
 

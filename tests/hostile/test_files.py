@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from launcher import gather
-from launcher.cli import prepare
-from launcher.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
-from launcher.model import Answer
-from launcher.output_folder import OutputFolder
-from launcher.remote import wheels
-from launcher.site import Site
+from launcher.batch import gather
+from launcher.batch.output_folder import OutputFolder
+from launcher.cluster import prepare, wheels
+from launcher.core.domain import Answer
+from launcher.core.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools import derived, image
+from launcher.tools.site import Site
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds
 

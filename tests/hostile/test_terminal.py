@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from launcher.app import error_text, json_line
+from launcher.app.progress import JsonLines, LiveLines, PlainLines, plain_line
 from launcher.cli import main
-from launcher.errors import NodeError
-from launcher.events import Event
-from launcher.tools import untrusted
-from launcher.ui import errors, json_line
-from launcher.ui.progress import JsonLines, LiveLines, PlainLines, plain_line
+from launcher.core import untrusted
+from launcher.core.errors import NodeError
+from launcher.core.events import Event
 from tests.hostile import mutate
 from tests.hostile.mutate import EVIL
 from tests.hostile.test_answers import harmless
@@ -118,7 +118,7 @@ def test_events_on_a_terminal() -> None:
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """No line of an error is a node's idea of a hint, and none goes on for megabytes."""
-    errors.show(
+    error_text.show(
         NodeError(f"n{EVIL}", f"failed {EVIL}", evidence=[EVIL, "x" * 8_000_000], hint="do this")
     )
     err = capsys.readouterr().err

@@ -15,14 +15,14 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from launcher.model import Answer
-from launcher.remote import channel, fleet
-from launcher.remote.fleet import Fleet, Line
-from launcher.remote.output import LIMIT, LONGEST_LINE, Output
-from launcher.transport import Command
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
+from launcher.ssh import channel, fleet
+from launcher.ssh.fleet import Fleet, Line
+from launcher.ssh.output import LIMIT, LONGEST_LINE, Output
 from tests.hostile.adversary import Adversary, inventory_of, marker
 from tests.hostile.conftest import Start
-from tests.remote import sshd
+from tests.ssh import sshd
 
 GARBAGE = random.Random(1).randbytes(100_000)
 

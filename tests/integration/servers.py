@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.faults.judge import Sample
 from benchmarks.faults.traffic import Traffic, ask
 from launcher.lab.render import MODEL
-from launcher.state.servers import DEFAULT
+from launcher.tools.servers import DEFAULT
 from tests.integration.batches import kill_one, until
 from tests.integration.conftest import API_KEY, Practice, Ran
 

@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from launcher.model import Ports
-from launcher.tools import payload
+from launcher.core.domain import Ports
+from launcher.tools import agent_queries
 from tests.integration.batches import MODEL, kill_one, rows_of
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.servers import asking, recovers, serve
@@ -298,7 +298,7 @@ def test_secrets_are_nowhere(practice: Practice) -> None:
             for host in practice.lab.hosts
         ),
         "what the head knows": practice.docker(
-            "node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports())
+            "node1", "exec", "vlaunch-lab-node1", *agent_queries.jobs(Ports())
         ),
     }
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import host_faults
-from launcher.model import Ports
-from launcher.tools import payload
+from launcher.core.domain import Ports
+from launcher.tools import agent_queries
 from tests.integration import outsiders
 from tests.integration.conftest import Practice, ended
 
@@ -261,7 +261,7 @@ def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
     """
     measured(cut_pair, "--pair-timeout", "4", code=1)
     ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", timeout=400)
-    jobs = cut_pair.docker("node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports()))
+    jobs = cut_pair.docker("node1", "exec", "vlaunch-lab-node1", *agent_queries.jobs(Ports()))
 
     assert ran.code == 1, ran.said
     assert "node2 ↔ node3" in ran.err

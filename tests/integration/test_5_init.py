@@ -12,7 +12,7 @@ import pytest
 from launcher.inventory.load import load
 from launcher.lab import image
 from tests.integration.conftest import VLAUNCH, Practice
-from tests.remote import sshd
+from tests.ssh import sshd
 
 pytestmark = pytest.mark.lab
 

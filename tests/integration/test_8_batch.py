@@ -24,9 +24,9 @@ import pytest
 import yaml
 
 from benchmarks.faults import host_faults
+from launcher.core.domain import Ports
 from launcher.lab import hosts
-from launcher.model import Ports
-from launcher.tools import payload
+from launcher.tools import agent_queries
 from tests.integration.batches import (
     ARGS,
     EMBEDS,
@@ -217,7 +217,7 @@ def test_no_secret_is_in_a_command_line(chat: Batch, store: Store) -> None:
     places = {
         "command lines": practice.command_lines(),
         "docker inspect": practice.docker("node1", "inspect", "vlaunch-lab-node1"),
-        "jobs": practice.docker("node1", "exec", "vlaunch-lab-node1", *payload.jobs(Ports())),
+        "jobs": practice.docker("node1", "exec", "vlaunch-lab-node1", *agent_queries.jobs(Ports())),
         "dry run": practice.vlaunch("batch", str(chat.path), "--dry-run").out,
         "all that was said": "\n".join(practice.said),
     }

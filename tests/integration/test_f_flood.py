@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks import client, flood
 from benchmarks.client import Endpoint
+from launcher.core.domain import Inventory
 from launcher.inventory.load import load
-from launcher.model import Inventory
-from launcher.state.servers import DEFAULT
+from launcher.tools.servers import DEFAULT
 from tests.integration.conftest import Practice
 from tests.integration.servers import serve, status
 

@@ -18,7 +18,7 @@ from tests.integration.servers import serve
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
-_WHEELS = Path("/var/cache/vlaunch-lab")  # launcher/cli/lab.py
+_WHEELS = Path("/var/cache/vlaunch-lab")  # launcher/lab/lab_command.py
 _TOOLS = "/data/huggingface/toolchain"
 _SITE = "/usr/local/lib/python3.11/dist-packages"
 # Debian's compiler of another place; each run of it that is no question is a line of `compiled`.

@@ -12,7 +12,7 @@ from launcher.inventory.load import load
 from launcher.lab import gpu_image
 from launcher.lab.render import MODEL
 from tests.integration.conftest import Practice
-from tests.remote import sshd
+from tests.ssh import sshd
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 

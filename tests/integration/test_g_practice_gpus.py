@@ -21,7 +21,7 @@ from launcher.lab.render import MODEL
 from tests import golden
 from tests.integration.batches import until
 from tests.integration.conftest import VLAUNCH, Practice, Ran, ended
-from tests.remote import sshd
+from tests.ssh import sshd
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 

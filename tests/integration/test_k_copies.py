@@ -2,7 +2,7 @@
 brought to a host that lacks one before it is served.
 
 Four light hosts copy with their own Python; two with the image download and serve. What a program
-does by itself is in tests/payload/chain, what they do together in tests/test_spread.py. When and
+does by itself is in tests/distribute/node, what they do together in tests/distribute/test_run_copy.py. When and
 where something breaks is drawn by a seed: `VLAUNCH_SEEDS=5` tries five of them.
 """
 

@@ -1,7 +1,7 @@
 """Images on real hosts with real Dockers: copied over limited links, to hosts that have none, some
 or all of the layers, while things break.
 
-What a program does by itself is in tests/payload/chain, what they do together in
+What a program does by itself is in tests/distribute/node, what they do together in
 tests/test_spread_images.py.
 """
 

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from launcher.agent.node import RUN, Order
+from launcher.app.issue_certificates import Authority
 from launcher.lab.layout import Host
-from launcher.payload.agent.node import RUN, Order
-from launcher.remote.certificate import Authority
 from tests.integration.batches import until
 from tests.integration.conftest import Practice
 from tests.integration.servers import asking, lost, record, serve

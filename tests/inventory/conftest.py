@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InventoryError
+from launcher.core.domain import Inventory
+from launcher.core.errors import InventoryError
 from launcher.inventory.load import load, loads
-from launcher.model import Inventory
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]

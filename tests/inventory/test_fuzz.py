@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import InventoryError
+from launcher.core.domain import Inventory
+from launcher.core.errors import InventoryError
 from launcher.inventory.load import loads
 from launcher.inventory.schema import InventoryFile, known
-from launcher.model import Inventory
 from tests import fuzz
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "inventory").glob("*.yaml"))

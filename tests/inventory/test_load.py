@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InventoryError
+from launcher.core.domain import Inventory
+from launcher.core.errors import InventoryError
 from launcher.inventory.load import load
-from launcher.model import Inventory
 from tests.inventory.conftest import GOOD, mistake_of, mistakes_of
 
 BAD = """\

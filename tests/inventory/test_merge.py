@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.model import (
+from launcher.core.domain import (
     Inventory,
     Mount,
     Node,

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher import containers
-from launcher.model import Inventory, Secret
-from launcher.site import Site
-from launcher.tools import docker
+from launcher.core.domain import Inventory, Secret
+from launcher.tools import containers, docker
+from launcher.tools.site import Site
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.model import Inventory
+from launcher.core.domain import Inventory
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.core.domain import fold
 from launcher.inventory import ranges
-from launcher.model import fold
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import placement
-from launcher.errors import InventoryError, PlacementError
+from launcher.app import audit, lock
+from launcher.core.domain import Backend, Inventory
+from launcher.core.errors import InventoryError, PlacementError
 from launcher.inventory.load import load as load_file
 from launcher.inventory.load import loads
-from launcher.model import Backend, Inventory
-from launcher.tools import audit, lock
+from launcher.tools import placement
 from tests.inventory.conftest import GOOD
 
 Load = Callable[..., Inventory]

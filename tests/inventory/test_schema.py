@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import ValidationError
 
+from launcher.core.values import Bounds, FromMapping, Read, User
 from launcher.inventory.json_schema import json_schema
 from launcher.inventory.schema import InventoryFile, Section, known
-from launcher.values import Bounds, FromMapping, Read, User
 
 
 def _read(value: object) -> object:

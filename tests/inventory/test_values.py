@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.model import Inventory
+from launcher.core.domain import Inventory
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]
@@ -142,7 +142,7 @@ def _load_image(image: str) -> str:
 )
 def test_image_references_that_docker_would_refuse(image: str) -> None:
     """Better here than on every node."""
-    from launcher.errors import InventoryError
+    from launcher.core.errors import InventoryError
 
     with pytest.raises(InventoryError, match="1 mistake"):
         _load_image(image)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher import shell
+from launcher.core import shell
 from launcher.lab import devices, layout, render
 from launcher.lab.layout import Lab
 from launcher.tools.survey import Gid, RdmaDevice

@@ -10,7 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from launcher import shell
+from launcher.core import shell
 from launcher.lab import image, wheels
 
 

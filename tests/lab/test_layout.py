@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.lab import layout
 from launcher.lab.layout import Lab
 

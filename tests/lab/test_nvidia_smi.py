@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import shell
+from launcher.agent import gpu as agent
+from launcher.agent import inspection
+from launcher.core import shell
 from launcher.lab import gpus, layout, nvidia_smi
-from launcher.payload.agent import gpu as agent
-from launcher.payload.agent import inspection
 from launcher.tools import gpu_survey
 from launcher.tools.survey import GpuProcess
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.lab import layout, remove
 
 # Recorded from /proc/self/mountinfo, two lines made longer by hand for the cases.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import VlaunchError
+from launcher.core.errors import VlaunchError
 from launcher.lab import machine, wheels
 from tests import wheel
 

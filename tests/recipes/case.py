@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.core.domain import Inventory
 from launcher.inventory.load import loads
-from launcher.model import Inventory
 from launcher.recipes import library
 from launcher.recipes.hardware import Hardware, named
 from launcher.recipes.schema import Recipe

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher import redaction
-from launcher.errors import RequestError
-from launcher.model import Inventory
+from launcher.core import redaction
+from launcher.core.domain import Inventory
+from launcher.core.errors import RequestError
 from launcher.recipes.adapt import Adapted, adapt
 from launcher.recipes.pasted import parse
 from launcher.recipes.vllm_command import VllmCommand

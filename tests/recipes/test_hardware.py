@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.recipes import library
 from launcher.recipes.hardware import named, of_gpus
 from launcher.tools.host import Gpu

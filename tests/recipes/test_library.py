@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import package_recipes
 from launcher.cli.main import run
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.recipes import library
 from launcher.recipes.adapt import adapt
 from launcher.recipes.merge import merge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.recipes.hardware import Hardware
 from launcher.recipes.merge import merge, numbers
 from launcher.recipes.vllm_command import VllmCommand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.core.errors import RequestError
 from launcher.recipes.pasted import parse
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.model import RaySettings
+from launcher.core.domain import RaySettings
 from launcher.tools.image import RAY_EXTRAS
 
 pytestmark = pytest.mark.processes

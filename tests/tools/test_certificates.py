@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app import issue_certificates
+from launcher.core.domain import Inventory
 from launcher.inventory.load import loads
-from launcher.model import Inventory
-from launcher.remote import certificate
 from launcher.tools import certificates
 from launcher.tools.host import HostFacts
 
@@ -28,7 +28,7 @@ def cluster(settings: str = "", ip: str = "10.0.0.12") -> Inventory:
 
 def issue(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
     """Issue certificates like `up`, and return the facts of the nodes."""
-    authority, nodes = certificate.issue(inventory or cluster(), at)
+    authority, nodes = issue_certificates.issue(inventory or cluster(), at)
     return {
         name: HostFacts(
             secret_names=certificates.NAMES,

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from launcher.payload.agent.task import (
+from launcher.agent.task import (
     CHAT,
     CLASSIFY,
     EMBEDDING,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RequestError, VlaunchError
+from launcher.core.errors import RequestError, VlaunchError
 from launcher.tools import derived, image
 from launcher.tools.derived import Recipe, WheelFile, WheelSet
 from launcher.tools.image import ImagePython

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import redaction
+from launcher.core import redaction
 from launcher.tools.diagnosis_read import read
 
 MARK = "@@f00d"

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import pytest
 
-from launcher.model import Argv, Mount, Node
-from launcher.remote import local
-from launcher.remote.held import Running
+from launcher.core.domain import Argv, Mount, Node
+from launcher.core.transport import Command
+from launcher.ssh import local
+from launcher.ssh.held import Running
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
-from launcher.transport import Command
 from tests import containers
 from tests.simulated import read_run
 

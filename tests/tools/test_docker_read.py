@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import UnreadableAnswer
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import docker_read
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"

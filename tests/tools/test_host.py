@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.model import Node
+from launcher.core.domain import Node
 from launcher.tools import host, host_read
 from launcher.tools.host import Gpu, HostFacts
 

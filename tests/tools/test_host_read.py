@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import UnreadableAnswer
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import host_read
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RequestError, UnreadableAnswer
+from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.tools import image
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "image"

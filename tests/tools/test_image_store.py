@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import UnreadableAnswer
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import image_store
 from launcher.tools.docker import Image
 from launcher.tools.image_store import Store, is_named

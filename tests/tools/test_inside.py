@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import UnreadableAnswer
-from launcher.model import Answer
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import inside
 from launcher.tools.inside import Inside
 

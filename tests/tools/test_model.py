@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import model
 
 

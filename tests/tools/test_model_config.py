@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.tools.model_config import shape_of
-from tests.test_placement import LLAMA_70B, MOE
+from tests.tools.test_placement import LLAMA_70B, MOE
 
 
 @pytest.mark.parametrize(

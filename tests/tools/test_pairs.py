@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Argv
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import pairs
 from launcher.tools.pairs import Peer, PortProbe
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import UnreadableAnswer
+from launcher.core.domain import Inventory
+from launcher.core.errors import UnreadableAnswer
 from launcher.inventory.load import loads
-from launcher.model import Inventory
 from launcher.tools import ray
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"

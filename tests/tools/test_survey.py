@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import shell
-from launcher.errors import UnreadableAnswer
+from launcher.core import shell
+from launcher.core.errors import UnreadableAnswer
 from launcher.tools import host, host_read
 from launcher.tools.survey import LOOKUP_DEADLINE, Gid, GpuState, Lookup, NvlinkFabric, Survey
 

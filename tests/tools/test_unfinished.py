@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from launcher import shell
+from launcher.core import shell
 from launcher.tools import unfinished
 
 

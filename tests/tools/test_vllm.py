@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.model import Argv, ServerSpec
+from launcher.core.domain import Argv, ServerSpec
 from launcher.tools import vllm
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"

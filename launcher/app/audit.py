@@ -1,0 +1,180 @@
+"""The audit trail of a node: how a line is appended before something changes, and how the lines are
+read back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+
+from launcher.core import decode, secret_patterns, shell
+from launcher.core.domain import Answer, Argv, Node, natural
+from launcher.core.errors import UnreadableAnswer
+from launcher.core.transport import Command
+
+FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
+# A line of at most this many bytes is one write of every shell (dash buffers 8 KiB, bash and
+# busybox a block of 4 KiB), and one write to a file that is open for appending is never mixed with
+# another one's.
+LONGEST = 4000
+_COMMAND = 1000
+
+_Change = Annotated[str, decode.shortened(2000), decode.DROPPED]
+_Text = Annotated[str, decode.shortened(2000), decode.Or("")]
+
+# Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and
+# passwords within addresses.
+_OPTION = re.compile(
+    r"(--[\w-]*(?:token|secrets?|passwo?r?d|api[_-]?keys?|credentials?))(=.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+_ADDRESS = re.compile(r"(\w://)[^/@\s]+@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line: who did what, from where.
+
+    `at` is the launcher's clock; `id` is the same for all lines of one command.
+    """
+
+    at: Annotated[str, decode.shortened(40)]
+    who: Annotated[str, decode.shortened(200)]
+    host: Annotated[str, decode.shortened(200)]
+    verb: Annotated[str, decode.shortened(40)]
+    command: _Text
+    node: _Text
+    changes: Annotated[tuple[_Change, ...], decode.Or(())] = ()
+    id: _Text = ""
+    inventory: _Text = ""
+    vlaunch: _Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What one command did on some nodes: `entry` with the nodes that it says the same of."""
+
+    entry: Entry
+    nodes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        said = asdict(self.entry)
+        del said["node"]
+        return {**said, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
+
+
+def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
+    """Return the words in front of a command that append a line first; when that fails, the command
+    runs unless `strict`.
+    """
+    return (
+        "sh",
+        "-c",
+        shell.program("audit_append"),
+        "audit",
+        state_dir,
+        cluster,
+        line(entry),
+        "strict" if strict else "lenient",
+    )
+
+
+def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
+    """Print a node's last lines, the newest last; all of them when `last` is 0."""
+    count = str(last) if last else "+1"
+    return ("sh", "-c", shell.program("audit_read"), "audit", state_dir, cluster, count)
+
+
+def ask(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
+    """Ask each node for its last lines."""
+    return [
+        Command(node=node.name, argv=read(node.state_dir or "", cluster, last), timeout=30)
+        for node in nodes
+    ]
+
+
+def line(entry: Entry) -> str:
+    """Return an entry as one line of JSON, short enough to be written at once; changes that find no
+    room are counted.
+    """
+    changes = counted(entry.changes)
+    kept = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
+    while len(text := json.dumps(asdict(kept))) > LONGEST and changes:
+        changes.pop()
+        kept = replace(kept, changes=(*changes, f"… {len(entry.changes)} in all"))
+    return (
+        text
+        if len(text) <= LONGEST
+        else json.dumps(asdict(replace(kept, command=kept.command[:100])))
+    )
+
+
+def counted(changes: Sequence[str]) -> list[str]:
+    """Return each title once, with how often it comes."""
+    times = {title: changes.count(title) for title in dict.fromkeys(changes)}
+    return [title if count == 1 else f"{title} (× {count})" for title, count in times.items()]
+
+
+def parse(answer: Answer) -> tuple[list[Entry], int]:
+    """Read a node's lines; returns the entries, and how many lines are none.
+
+    Raises:
+        UnreadableAnswer: the node gave none.
+    """
+    if not answer.ok:
+        raise UnreadableAnswer(
+            f"{answer.node}: its audit trail cannot be read", evidence=answer.tail
+        )
+    entries, strange = [], 0
+    for text in answer.out.splitlines():
+        entry = _entry(text, answer.node)
+        if entry is not None:
+            entries.append(entry)
+        elif text.strip():
+            strange += 1
+    return entries, strange
+
+
+def merge(entries: Iterable[Entry]) -> list[Happened]:
+    """Put the entries of all nodes in the order of time; what is the same on several nodes, or was
+    read twice, is said once.
+
+    Nodes that share a home share a file, and each of them tells all of it.
+    """
+    same: dict[Entry, list[str]] = {}
+    for entry in dict.fromkeys(entries):
+        same.setdefault(replace(entry, node=""), []).append(entry.node)
+    found = [
+        Happened(entry=entry, nodes=tuple(sorted(nodes, key=natural)))
+        for entry, nodes in same.items()
+    ]
+    return sorted(found, key=lambda each: each.entry.at)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command line as people read it, without what looks like a secret."""
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        option = _OPTION.fullmatch(word)
+        if hide and not word.startswith("-"):
+            shown.append("***")
+        elif option is not None:
+            shown.append(f"{option[1]}=***" if option[2] else word)
+        else:
+            shown.append(_ADDRESS.sub(r"\1***@", secret_patterns.VALUE.sub("***", word)))
+        # One option may have several values (`--api-key A B`).
+        hide = not option[2] if option is not None else hide and not word.startswith("-")
+    return " ".join(shown)
+
+
+def _entry(text: str, node: str) -> Entry | None:
+    try:
+        found = decode.read(Entry, text, "the line")
+    except UnreadableAnswer:
+        return None
+    return replace(found, node=found.node or node)

@@ -1,0 +1,152 @@
+"""How a command that works on a cluster is declared: which of the shared flags it has, and the one
+value that carries what they say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from launcher.app import options
+from launcher.app.hooks import Hooks, hooks
+from launcher.app.locked import locked
+from launcher.app.progress import Printer, printer
+from launcher.app.refusal import recorded
+from launcher.app.session import Session, reach, read
+from launcher.core.domain import Inventory, Node
+
+if TYPE_CHECKING:
+    from launcher.core.plan import Plan
+
+# Who sees what happens: everybody (machines with --json), people alone, for --json is an answer
+# then, or nobody.
+Shows = Literal["all", "people", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What the shared flags of one command line say; a command has those that it declares.
+
+    `path` and `named` are where the inventory was named: as an argument, and with `-i`.
+    """
+
+    shows: Shows = "all"
+    path: str | None = None
+    named: str | None = None
+    accept_new_host_keys: bool = False
+    verbose: bool = False
+    as_json: bool = False
+    dry_run: bool = False
+    offline: bool = False
+    lock_wait: int = 0
+    fetch: bool = False
+    no_hooks: bool = False
+    strict: bool = False
+    pair_timeout: float = 20.0
+
+    @functools.cached_property
+    def inventory(self) -> Inventory:
+        """The inventory, found and read when it is first asked for; raises VlaunchError."""
+        return read(self.path, self.named)
+
+    def printer(self) -> Printer:
+        """Return what shows events to whom this command shows them."""
+        if self.shows == "all":
+            return printer(as_json=self.as_json, quiet=self.dry_run)
+        return printer(quiet=self.as_json or self.shows == "none")
+
+    @contextmanager
+    def session(
+        self,
+        *,
+        nodes: Sequence[Node] | None = None,
+        partial: bool = False,
+        hooks_of: str = "",
+        about: Mapping[str, str] | None = None,
+        to: Printer | None = None,
+        inventory: Inventory | None = None,
+    ) -> Iterator[Session]:
+        """Connect to every node of the inventory, or to `nodes` (see `reach`); events go to `to`,
+        or to whom the command shows them.
+
+        With `hooks_of`, the hooks of that verb are the session's, and they are told what it is
+        `about`; `on-failure` is run when the block fails.
+        """
+        inventory = inventory or self.inventory
+        programs = Hooks(inventory=inventory, verb=hooks_of)
+        if hooks_of:
+            programs = hooks(inventory, hooks_of, skip=self.no_hooks, dry_run=self.dry_run)
+        with ExitStack() as stack:
+            if self.shows == "all" and not self.dry_run:
+                stack.enter_context(recorded(inventory.cluster))
+            shown = stack.enter_context(self.printer()) if to is None else to
+            told = stack.enter_context(programs.watching(shown, **(about or {})))
+            yield stack.enter_context(
+                reach(
+                    inventory,
+                    shown,
+                    accept_new_host_keys=self.accept_new_host_keys,
+                    verbose=self.verbose,
+                    partial=partial,
+                    nodes=nodes,
+                    hooks=programs,
+                    told=told,
+                )
+            )
+
+    def locked(
+        self, session: Session, *, unless: bool = False, needed: bool = True
+    ) -> AbstractContextManager[Session]:
+        """Hold the cluster's lock (see `launcher.app.locked`), unless this is a dry run."""
+        return locked(session, wait=self.lock_wait, unless=self.dry_run or unless, needed=needed)
+
+    def print_script(self, plans: Sequence[Plan]) -> None:
+        """Print what a dry run would send."""
+        from launcher.app.script import script
+
+        click.echo(script(self.inventory, plans), nl=False)
+
+
+def command(
+    name: str | None = None,
+    *,
+    under: click.Group | None = None,
+    kind: type[click.Command] = click.Command,
+    shows: Shows = "all",
+    inventory: bool = True,
+    path: bool = False,
+    flags: Sequence[click.Option] = (),
+    **more: Any,
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that takes a `Call` and what its own flags say.
+
+    Each reaches nodes, and can name its inventory unless `inventory` is false (with `path` as an
+    argument, too); `flags` are which other shared ones it has. In the help they come after its own.
+    """
+    first = [options.PATH] if path else []
+    last = [
+        *flags,
+        *([options.INVENTORY] if inventory else ()),
+        options.ACCEPT_NEW,
+        options.VERBOSE,
+    ]
+    shared = {str(each.name) for each in (*first, *last)}
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def called(**given: Any) -> Any:
+            said = {key: given.pop(key) for key in shared}
+            return function(Call(shows=shows, **said), **given)
+
+        made = click.command(name, cls=kind, **more)(called)
+        made.params = [*first, *made.params, *last]
+        if under is not None:
+            under.add_command(made)
+        return made
+
+    return make

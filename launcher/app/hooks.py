@@ -1,0 +1,232 @@
+"""The user's own programs around commands: executables in `hooks/` beside the inventory, run on
+this machine.
+
+`pre-VERB` runs with the cluster's lock held and before the nodes are looked at, and stops the
+command when it fails. `post-VERB` and `on-failure` run when the lock is free again, so that they
+may call `vlaunch` themselves; when they fail, that is told and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from launcher.app.progress import Printer
+from launcher.app.terminal import say
+from launcher.core.domain import Inventory
+from launcher.core.errors import HookError, LockError, RequestError, VlaunchError
+from launcher.core.events import Event
+from launcher.core.redaction import redact
+
+FOLDER: Final = "hooks"
+FAILURE: Final = "on-failure"
+NAMES: Final = ("pre-up", "post-up", "pre-serve", "post-serve", "pre-down", "post-down", FAILURE)
+DEADLINE: Final = 300.0  # seconds for each
+# its name; a command that a hook runs has no hooks, or it would run itself for ever
+INSIDE: Final = "VLAUNCH_HOOK"
+_GRACE: Final = 5.0  # seconds to end politely
+_LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
+_LINE: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """The hooks of one command; `files` are those that are there, by name."""
+
+    inventory: Inventory
+    verb: str
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def pre(self, to: Printer, **more: str) -> None:
+        """Run `pre-VERB`; raises HookError when it fails, before anything is touched."""
+        self._run(f"pre-{self.verb}", to, more)
+
+    def post(self, to: Printer, **more: str) -> None:
+        """Run `post-VERB`; that it fails is told, and changes nothing."""
+        self._leniently(f"post-{self.verb}", to, more)
+
+    @contextlib.contextmanager
+    def watching(self, to: Printer, **more: str) -> Iterator[dict[str, str]]:
+        """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is
+        somebody else's or lost.
+
+        The block may add to what the hook is told.
+        """
+        try:
+            yield more
+        except (VlaunchError, OSError) as error:
+            if not isinstance(error, (RequestError, LockError)):
+                text = error.message if isinstance(error, VlaunchError) else str(error)
+                self._leniently(FAILURE, to, {**more, "error": redact(text)})
+            raise
+
+    def _leniently(self, name: str, to: Printer, more: Mapping[str, str]) -> None:
+        try:
+            self._run(name, to, more)
+        except HookError as error:
+            to.show(Event(kind="warning", stage="hook", text=error.message, state="warn"))
+
+    def _run(self, name: str, to: Printer, more: Mapping[str, str]) -> None:
+        path = self.files.get(name)
+        if path is None:
+            return
+        began = time.monotonic()
+        to.show(Event(kind="stage", stage="hook", text=f"Run the hook {name}", state="running"))
+        code = _execute(
+            path, self._environment(name, more), self.inventory.path.parent, DEADLINE, name, to
+        )
+        if code is None:
+            raise HookError(
+                f"hook {name} did not end within {DEADLINE:g}s, and was ended", hint=_skip(path)
+            )
+        if code != 0:
+            how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+            raise HookError(f"hook {name} {how}", hint=_skip(path))
+        seconds = time.monotonic() - began
+        to.show(Event(kind="step", stage="hook", text=f"hook {name}", state="ok", seconds=seconds))
+
+    def _environment(self, name: str, more: Mapping[str, str]) -> dict[str, str]:
+        """Return what a hook is told; variables that the inventory takes secrets from are not
+        handed on.
+        """
+        inventory = self.inventory
+        sources = {source.env for source in inventory.secrets.values()}
+        return {
+            **{key: value for key, value in os.environ.items() if key not in sources},
+            INSIDE: name,
+            "VLAUNCH_VERB": self.verb,
+            "VLAUNCH_CLUSTER": inventory.cluster,
+            "VLAUNCH_INVENTORY": str(inventory.path.absolute()),
+            "VLAUNCH_NODES": " ".join(node.name for node in inventory.nodes),
+            "VLAUNCH_HEAD": inventory.head.name,
+            **{f"VLAUNCH_{key.upper()}": value.replace("\0", "") for key, value in more.items()},
+        }
+
+
+def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool = False) -> Hooks:
+    """Find the hooks of a command; a dry run only says which there are, and runs none.
+
+    Raises:
+        RequestError: one is there that cannot be run.
+    """
+    names = (f"pre-{verb}", f"post-{verb}", FAILURE)
+    folder = inventory.path.absolute().parent / FOLDER
+    if not skip:
+        _odd(folder)
+    found = {name: folder / name for name in names if os.path.lexists(folder / name)}
+    if skip or not found:
+        return Hooks(inventory=inventory, verb=verb)
+    if inside := os.environ.get(INSIDE):
+        say(f"no hooks within the hook {inside}")
+        return Hooks(inventory=inventory, verb=verb)
+    _require_programs(found.values())
+    if dry_run:
+        say(f"dry run: no hook is run; the run would know {', '.join(found)}")
+        return Hooks(inventory=inventory, verb=verb)
+    return Hooks(inventory=inventory, verb=verb, files=found)
+
+
+def _require_programs(paths: Iterable[Path]) -> None:
+    wrong = [path for path in paths if not _is_program(path)]
+    if wrong:
+        raise RequestError(
+            "a hook cannot be run",
+            evidence=[
+                f"{path} {'is not executable' if path.is_file() else 'is no file'}"
+                for path in wrong
+            ],
+            hint=f"`chmod +x {wrong[0]}`, take it away, or leave hooks out with `--no-hooks`",
+        )
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _odd(folder: Path) -> None:
+    """Tell of programs whose names are no hooks' (`pre-up.sh`): they would never be run, and nobody
+    would know.
+    """
+    try:
+        there = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in there:
+        if path.stem in NAMES and path.name not in NAMES and _is_program(path):
+            say(f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}")
+
+
+def _skip(path: Path) -> str:
+    return f"look at {path}; `--no-hooks` leaves hooks out"
+
+
+def _execute(
+    path: Path, env: Mapping[str, str], folder: Path, deadline: float, name: str, to: Printer
+) -> int | None:
+    """Run a program to its end, showing its lines; returns its exit code, or None when it took too
+    long.
+
+    It has a process group of its own, all of which is ended with it when it takes too long or the
+    user interrupts.
+    """
+    try:
+        process = subprocess.Popen(
+            [path],
+            env=dict(env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise HookError(
+            f"hook {name} cannot be started: {(error.strerror or str(error)).lower()}",
+            hint=(
+                f"{path} should begin with a line such as `#!/bin/sh`; `--no-hooks` leaves"
+                " hooks out"
+            ),
+        ) from None
+    over = threading.Event()
+
+    def show_lines() -> None:
+        """Show what the program prints, and drop what a child that it left behind prints later."""
+        with process.stdout as out:  # type: ignore[union-attr]
+            for line in iter(lambda: out.readline(_LINE), ""):
+                if not over.is_set():
+                    text = f"{name}: {line.rstrip()}"
+                    to.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))
+
+    reader = threading.Thread(target=show_lines, daemon=True)
+    reader.start()
+    try:
+        process.wait(timeout=deadline)
+        reader.join(timeout=_LINGER)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        over.set()
+        if process.poll() is None:
+            _end(process)
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the whole group: politely, then for certain, for a child may ignore what its parent
+    obeys.
+    """
+    for sign, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=seconds)

@@ -1,0 +1,127 @@
+"""Certificates: for one run of programs on several nodes, such as a copy, and for the agents of a
+cluster.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from launcher.core import redaction
+from launcher.core.domain import Inventory, Secret
+
+# Nodes' clocks may be anything; who holds the key is judged by nothing else.
+_FROM, _UNTIL = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 2100))
+_AGENTS = timedelta(days=5 * 365)
+_FORM = serialization.Encoding.PEM
+
+
+def make(name: str) -> str:
+    """Return a certificate with its private key as text (PEM), of an elliptic curve that every TLS
+    1.3 has.
+    """
+    key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
+    certificate = _unsigned(subject, subject, key, _UNTIL).sign(key, hashes.SHA256())
+    return _pem(certificate) + _pem_of_key(key)
+
+
+def issue(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
+    """Return the certificate of a new authority, and those of the nodes with their private keys,
+    as text (PEM); the authority ends with this function.
+    """
+    until = now + _AGENTS
+    authority = Authority(inventory.cluster, until)
+    issued = {node.name: authority.sign(node.name, node.ip, until) for node in inventory.nodes}
+    redaction.learn(*(line for pair in issued.values() for line in _lines_of_key(pair)))
+    return authority.certificate, issued
+
+
+class Authority:
+    """What signs the certificates of one cluster's agents; its key is in memory only."""
+
+    def __init__(self, cluster: str, until: datetime) -> None:
+        self._cluster, self._name = cluster, _name("vlaunch", cluster)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        public = self._key.public_key()
+        self._identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
+        self.certificate = _pem(
+            _unsigned(self._name, self._name, self._key, until)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def sign(self, node: str, ip: str, until: datetime) -> Secret:
+        """Return a node's certificate and its private key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName(node), x509.IPAddress(ipaddress.ip_address(ip))]
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        signed = (
+            _unsigned(_name(node, self._cluster), self._name, key, until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(self._identifier, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return Secret(_pem(signed) + _pem_of_key(key))
+
+
+def _lines_of_key(pair: Secret) -> Iterable[str]:
+    """Return the lines of a private key, which may be shown one by one."""
+    lines = pair.reveal().splitlines()
+    return lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1 : -1]
+
+
+def _name(name: str, cluster: str = "") -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    if cluster:
+        parts.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster))
+    return x509.Name(parts)
+
+
+def _unsigned(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FROM)
+        .not_valid_after(until)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    """Return what a key is for: an authority's signs certificates, a node's proves who it is."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(_FORM).decode()
+
+
+def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        _FORM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()

@@ -1,0 +1,111 @@
+"""The lock of a cluster: a kernel lock on a file of the head, held by a process that lives as long
+as its launcher listens.
+
+Whoever dies or disconnects frees it, so that no lock outlives its owner; the file only tells who
+holds it. Where the head's sshd still holds a connection that is dead, the holder's process is ended
+by `break_`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from launcher.core import decode, shell
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import UnreadableAnswer
+
+FILE = "locks"  # {state_dir}/locks/{cluster}
+# exit codes: somebody else holds it, and there is neither `flock` nor Python
+BUSY, MISSING = 75, 69
+# characters; in JSON each may take twelve, and the line of an owner is read up to 4000
+_COMMAND = 250
+
+_Text = Annotated[str, decode.shortened(1000), decode.Or("")]
+_Process = Annotated[int, decode.within(2, 1 << 31), decode.Or(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who holds a lock, as they said themselves.
+
+    `since` is the head's clock; `pid` the holder there; `launcher` tells the launcher's process
+    from all others, in words of its own machine; `raw` is the line that is there.
+    """
+
+    who: _Text = ""
+    host: _Text = ""
+    since: _Text = ""
+    command: _Text = ""
+    pid: _Process = 0
+    launcher: _Text = ""
+    raw: str = ""
+
+    @property
+    def words(self) -> str:
+        """Who it is and what they do, in a few words."""
+        if not self.who:
+            return "somebody who left no name"
+        return f"{self.who}@{self.host} since {self.since} (`{self.command}`)"
+
+
+def hold(state_dir: str, cluster: str, wait: float = 0.0) -> Argv:
+    """Take the lock and keep it until standard input ends.
+
+    Prints `held OWNER` while another one has it, then `locked`.
+    """
+    return ("sh", "-c", shell.program("lock_hold"), "lock", state_dir, cluster, f"{wait:.0f}")
+
+
+def look(state_dir: str, cluster: str) -> Argv:
+    """Print `free`, or `held OWNER`."""
+    return ("sh", "-c", shell.program("lock_look"), "lock-look", state_dir, cluster)
+
+
+def break_(state_dir: str, cluster: str, owner: Owner) -> Argv:
+    """End the process of `owner`, if it still is the one that holds the lock.
+
+    Prints `freed`; `free` when nobody holds it, `changed` when somebody else does, `stranger` when
+    the process is another one.
+    """
+    words = (state_dir, cluster, str(owner.pid), owner.raw)
+    return ("sh", "-c", shell.program("lock_break"), "lock-break", *words)
+
+
+def said(who: str, host: str, command: str, launcher: str = "") -> bytes:
+    """Return what `hold` and `break_` read: the owner's line without what only the head knows."""
+    text = json.dumps(
+        {"who": who, "host": host, "command": command[:_COMMAND], "launcher": launcher}
+    )
+    return (text[1:] + "\n").encode()
+
+
+def owner(text: str) -> Owner:
+    """Read the line of an owner; whoever could write it is a stranger, so that nothing is believed
+    but its form.
+    """
+    try:
+        found = decode.read(Owner, text, "the lock's owner")
+    except UnreadableAnswer:
+        found = Owner()
+    return replace(found, raw=text)
+
+
+def breaker(text: str) -> Owner:
+    """Read the line of who broke a lock, as `said` wrote it."""
+    return owner("{" + text)
+
+
+def parse_look(answer: Answer) -> Owner | None:
+    """Read the answer of `look`: the owner, or None when nobody holds the lock.
+
+    Raises:
+        UnreadableAnswer: the head could not say.
+    """
+    word, _, rest = answer.out.strip().partition(" ")
+    if answer.ok and word == "free":
+        return None
+    if answer.ok and word == "held":
+        return owner(rest)
+    raise UnreadableAnswer(f"{answer.node}: does not say who holds the lock", evidence=answer.tail)

@@ -1,0 +1,123 @@
+"""`vlaunch lock`: who works on the cluster, and how to be rid of a lock that nobody will give
+back.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+
+import click
+
+from launcher.app import json_line, options
+from launcher.app import lock as tool
+from launcher.app.command import Call, command
+from launcher.app.lock import Owner
+from launcher.app.session import Session
+from launcher.app.terminal import say
+from launcher.core import untrusted
+from launcher.core.errors import LockError, NodeError, RequestError
+from launcher.core.transport import Command
+
+
+@command(shows="none", flags=[options.JSON])
+@click.option("--break", "broken", is_flag=True, help="Take the lock away from whoever holds it.")
+@click.option("--yes", is_flag=True, help="With --break: do not ask.")
+def lock(call: Call, broken: bool, yes: bool) -> None:
+    """Show who holds the cluster's lock.
+
+    Commands that change the cluster take it, and give it back however they end.
+
+    Only a head that has lost its connection to a launcher without a word still holds a lock that is
+    nobody's: --break shows whose it is, asks, and ends its process on the head. A launcher that
+    still works stops before its next step.
+    """
+
+    if yes and not broken:
+        raise click.UsageError("--yes goes with --break")
+    with call.session(nodes=[call.inventory.head]) as session:
+        owner = look(session)
+        freed = False
+        if broken and owner is not None:
+            _ask(session, owner, yes=yes)
+            freed = _break(session, owner)
+    _print(call.inventory.cluster, owner, freed, as_json=call.as_json)
+
+
+def look(session: Session) -> Owner | None:
+    """Ask the head who holds the lock."""
+    head = session.inventory.head
+    argv = tool.look(head.state_dir or "", session.inventory.cluster)
+    (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=20)])
+    return tool.parse_look(answer)
+
+
+def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
+    """Show whose lock it is, and have it confirmed."""
+    head, cluster = session.inventory.head.name, session.inventory.cluster
+    if not owner.pid:
+        folder = session.inventory.head.state_dir or "~/.vlaunch"
+        raise NodeError(
+            head,
+            f"does not say which process holds the lock of cluster {cluster}",
+            hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
+        )
+    say(untrusted.brief(f"held by {owner.words}, process {owner.pid} on {head}"))
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RequestError(
+            "nobody can be asked whether the lock should be broken",
+            hint="say it: `vlaunch lock --break --yes`",
+        )
+    click.confirm("Break it? What its command is doing is left half-done", abort=True, err=True)
+
+
+def _break(session: Session, owner: Owner) -> bool:
+    """End the holder's process; returns whether that was needed. An audit line says who did it."""
+    head, cluster, by = session.inventory.head, session.inventory.cluster, session.author
+    record = session.transport.record(
+        "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}
+    )
+    command = Command(
+        node=head.name,
+        argv=tool.break_(head.state_dir or "", cluster, owner),
+        timeout=40,
+        stdin=partial(tool.said, by.who, by.host, by.command),
+        before=record[head.name],
+    )
+    (answer,) = session.transport.run([command])
+    word = answer.out.strip()
+    if answer.ok and word in ("freed", "free"):
+        return word == "freed"
+    if answer.ok and word in ("changed", "stranger"):
+        raise LockError(
+            head.name, "the lock has changed hands meanwhile", hint="look again: `vlaunch lock`"
+        )
+    raise LockError(
+        head.name,
+        f"the process {owner.pid} that holds the lock could not be ended",
+        evidence=answer.tail,
+        hint=f"its login, or root, can do it: on {head.name}, `kill {owner.pid}`",
+    )
+
+
+def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
+
+    if as_json:
+        said = (
+            {}
+            if owner is None
+            else {key: value for key, value in asdict(owner).items() if key != "raw"}
+        )
+        held = owner is not None and not freed
+        click.echo(
+            json_line.dumps({"cluster": cluster, "held": held, "broken": freed, "owner": said})
+        )
+    elif owner is None:
+        say(f"{cluster}: nobody holds the lock", err=False)
+    elif freed:
+        say(untrusted.brief(f"{cluster}: broken; it was held by {owner.words}"), err=False)
+    else:
+        say(untrusted.brief(f"{cluster}: held by {owner.words}"), err=False)

@@ -1,0 +1,222 @@
+"""The cluster's lock around everything that changes it: taken before the first look, for plans
+depend on what is seen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from launcher.app import lock, process
+from launcher.app.session import Session
+from launcher.core.domain import Answer, Argv, Node
+from launcher.core.errors import LockError, NodeError, VlaunchError
+from launcher.core.transport import Command, Recording
+
+if TYPE_CHECKING:
+    from launcher.ssh.fleet import Line
+    from launcher.ssh.held import Held
+
+_ANSWERS = 30.0  # seconds beyond what is waited for anyway
+_TOLD = 6  # lines of what a head complains of that are shown
+
+
+@contextmanager
+def locked(
+    session: Session, *, wait: float = 0.0, unless: bool = False, needed: bool = True
+) -> Iterator[Session]:
+    """Hold the cluster's lock inside the block, which gets a session that stops when the lock is
+    lost.
+
+    Args:
+        session: where.
+        wait: seconds to wait for another operator; with 0 they are only named.
+        unless: take none, for a dry run.
+        needed: without it a head that cannot be asked is no reason to stop: cleaning up goes as far
+            as it can.
+
+    Raises:
+        LockError: another operator holds the lock, or, inside the block, it was lost.
+        NodeError: the head cannot lock.
+    """
+    head = session.inventory.head
+    if unless:
+        yield session
+        return
+    if head.name in session.missing:
+        _unlocked(session, f"{head.name} is not reached")
+        yield session
+        return
+    held = _ask(session, head, wait)
+    why = ""
+    try:
+        try:
+            if (dead := _taken(session, head, held, wait)) is not None:
+                held.end()
+                _bury(session, head, dead)
+                held = _ask(session, head, wait)
+                _taken(session, head, held, wait, again=True)
+        except LockError:
+            raise
+        except NodeError as error:
+            if needed:
+                raise
+            why = (error.evidence.strip() or error.message).splitlines()[-1]
+        if why:
+            _unlocked(session, why)
+            yield session
+        else:
+            yield replace(session, transport=Guarded(session.transport, head, held))
+    finally:
+        held.end()
+
+
+class Guarded:
+    """A transport that sends nothing any more once the lock is lost."""
+
+    def __init__(self, inner: Recording, head: Node, held: Held) -> None:
+        self._inner, self._head, self._held = inner, head, held
+        self._breaker: lock.Owner | None = None
+
+    def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Run all commands, if the lock is still ours; see `Transport.run`. Raises LockError."""
+        while (said := self._held.next(0)) is not None and not isinstance(said, Answer):
+            word, _, rest = said.text.partition(" ")
+            if word == "broken" and not said.error:
+                self._breaker = lock.breaker(rest)
+        if self._breaker is not None or self._held.over is not None:
+            raise _lost(self._head, self._breaker, self._held.over)
+        return self._inner.run(commands)
+
+    def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
+        """Have it written down what changes; see `Recording.record`."""
+        return self._inner.record(verb, changes)
+
+
+def _ask(session: Session, head: Node, wait: float) -> Held:
+    by = session.author
+    said = partial(lock.said, by.who, by.host, by.command, process.own())
+    argv = lock.hold(head.state_dir or "", session.inventory.cluster, wait)
+    return session.fleet.hold(
+        Command(node=head.name, argv=argv, timeout=math.inf, stdin=said, hold_stdin=True)
+    )
+
+
+def _bury(session: Session, head: Node, dead: lock.Owner) -> None:
+    """Take the lock away from a launcher of this machine that is dead, and of which the head has
+    not heard yet.
+    """
+    text = f"the lock is left of a launcher that is dead: {dead.words}; it is taken over"
+    session.note("lock", text, node=head.name)
+    by = session.author
+    argv = lock.break_(head.state_dir or "", session.inventory.cluster, dead)
+    said = partial(lock.said, by.who, by.host, by.command)
+    list(session.transport.run([Command(node=head.name, argv=argv, timeout=40, stdin=said)]))
+
+
+def _taken(
+    session: Session, head: Node, held: Held, wait: float, *, again: bool = False
+) -> lock.Owner | None:
+    """Return None when the lock is ours, or its owner when that is dead, which is looked for
+    once.
+    """
+    began = time.monotonic()
+    owner, complained = lock.Owner(), list[str]()
+    while True:
+        said = _next(head, held, wait, began + wait + _ANSWERS)
+        if isinstance(said, Answer):
+            over = replace(said, err="\n".join((*complained[-_TOLD:], said.err)))
+            raise _refused(session, head, over, owner, wait)
+        word, _, rest = said.text.partition(" ")
+        if said.error:
+            complained.append(said.text)
+            continue
+        if word == "held":
+            owner = lock.owner(rest)
+            if not again and _dead(owner):
+                return owner
+            if wait:
+                text = f"the cluster's lock, which {owner.words} holds"
+                session.wait("lock", text, deadline=wait)
+        elif word == "locked":
+            if owner.raw:
+                _tell_ours(session, head, time.monotonic() - began)
+            return None
+
+
+def _dead(owner: lock.Owner) -> bool:
+    """True for a launcher of this machine that runs no more."""
+    return bool(owner.pid) and process.dead(owner.launcher)
+
+
+def _next(head: Node, held: Held, wait: float, until: float) -> Line | Answer:
+    """Return what the head says next about the lock; raises NodeError when it says nothing until
+    then.
+    """
+    left = until - time.monotonic()
+    said: Line | Answer | None = held.next(left) if left > 0 else None
+    if said is None:
+        raise NodeError(
+            head.name,
+            f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock",
+        )
+    return said
+
+
+def _tell_ours(session: Session, head: Node, seconds: float) -> None:
+    session.step("lock", "the cluster's lock is ours", node=head.name, seconds=seconds)
+
+
+def _refused(
+    session: Session, head: Node, answer: Answer, owner: lock.Owner, wait: float
+) -> VlaunchError:
+    if answer.code == lock.BUSY:
+        waited = f" (waited {wait:.0f}s)" if wait else ""
+        return LockError(
+            head.name,
+            f"another operator works on cluster {session.inventory.cluster}: {owner.words}{waited}",
+            hint=(
+                f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
+                "if it is gone for good and this is left of it: `vlaunch lock --break`"
+            ),
+        )
+    hint = f"see what is wrong there: `ls -ld {head.state_dir or '~/.vlaunch'}/{lock.FILE}`"
+    if answer.code == lock.MISSING:
+        hint = f"install it on {head.name}: `apt-get install util-linux`"
+    elif answer.code == 255:
+        hint = "run the same command again"
+    return NodeError(
+        head.name, "the cluster's lock cannot be taken", evidence=answer.tail, hint=hint
+    )
+
+
+def _lost(head: Node, breaker: lock.Owner | None, over: Answer | None) -> LockError:
+    text, evidence = (
+        "the cluster's lock was lost with the connection; nothing more was done",
+        over.tail if over else "",
+    )
+    if breaker is not None:
+        who = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
+        text, evidence = (
+            f"{who} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
+            "",
+        )
+    return LockError(
+        head.name,
+        text,
+        evidence=evidence,
+        hint="see what is there with `vlaunch status`; the same command goes on from there",
+    )
+
+
+def _unlocked(session: Session, why: str) -> None:
+    text = (
+        f"goes on without the cluster's lock ({why}): nobody else is kept from changing it"
+        " meanwhile"
+    )
+    session.warn("lock", text)

@@ -1,0 +1,323 @@
+"""Events as people see them: a live display in a terminal, plain lines in a pipe, JSON lines for
+machines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import click
+
+from launcher.app import json_line, terminal
+from launcher.app.terminal import Line
+from launcher.core import untrusted
+from launcher.core.domain import fold, natural
+from launcher.core.events import Event, State
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+T = TypeVar("T")
+
+_PER_SECOND = 8  # times that what runs is redrawn: after each event is too often with many nodes
+
+_SIGNS: dict[State, tuple[str, str, str]] = {
+    "ok": ("✓", "ok", "green"),
+    "failed": ("✗", "failed", "red"),
+    "warn": ("!", "warning", "yellow"),
+    "skip": ("-", "skipped", "yellow"),
+    "unchanged": ("=", "unchanged", "green"),
+    "running": ("…", "…", "cyan"),
+    "": ("·", "", "cyan"),
+}
+
+
+class Printer(Protocol):
+    """Shows events, one at a time, until it is closed."""
+
+    def show(self, event: Event) -> None:
+        """Show one event."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Leave the terminal alone inside the block: somebody is asked something there."""
+
+    def __enter__(self) -> Printer: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
+    """Choose how to show events: JSON lines on standard output, a live display, or plain lines on
+    standard error.
+    """
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Silent()
+    return LiveLines() if sys.stderr.isatty() else PlainLines()
+
+
+class Silent:
+    """Shows nothing; the others show more."""
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        """Show nothing."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Do nothing: what is shown stays as it is."""
+        return nullcontext()
+
+
+class _Fold:
+    """Holds back a step's good news until the last node has it: one line for all nodes instead of
+    one each.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], list[str]] = {}
+        self._done: dict[tuple[str, str], list[Event]] = {}
+
+    def take(self, event: Event) -> Event | None:
+        """Return what to show now: the event, several of them as one, or nothing yet."""
+        key = (event.stage, event.text)
+        if event.kind != "step" or not event.node:
+            return event
+        if event.state == "running":
+            self._open.setdefault(key, []).append(event.node)
+            return event
+        waiting = self._open.get(key, [])
+        if event.node not in waiting:
+            return event
+        waiting.remove(event.node)
+        if event.state != "ok":
+            return event
+        self._done.setdefault(key, []).append(event)
+        return self._together(key) if not waiting else None
+
+    def rest(self) -> list[Event]:
+        """Return what is still held back, when no more will come."""
+        return [event for key in list(self._done) if (event := self._together(key))]
+
+    def _together(self, key: tuple[str, str]) -> Event | None:
+        events = self._done.pop(key, [])
+        if not events:
+            return None
+        nodes = fold(sorted((event.node for event in events), key=natural))
+        return replace(events[0], node=nodes, seconds=max(event.seconds for event in events))
+
+
+class JsonLines(Silent):
+    """One JSON object a line on standard output."""
+
+    def show(self, event: Event) -> None:
+        """Print the event as JSON."""
+        click.echo(json_line.dumps(event.as_json()))
+
+
+class PlainLines(Silent):
+    """One line an event on standard error; repeated waits and the start of steps are left out."""
+
+    def __init__(self) -> None:
+        self._fold = _Fold()
+
+    def show(self, event: Event) -> None:
+        """Print the event, if it says something new."""
+        event = cleaned(event)
+        folded = self._fold.take(event)
+        if folded is not None:
+            self._print(folded)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for event in self._fold.rest():
+            self._print(event)
+
+    def _print(self, event: Event) -> None:
+        line = plain_line(event)
+        if line:
+            click.echo(line, err=True)
+
+
+def cleaned(event: Event) -> Event:
+    """Return the event without terminal codes: parts of it were read from nodes."""
+    return replace(event, text=untrusted.brief(event.text), node=untrusted.brief(event.node))
+
+
+def plain_line(event: Event) -> str:
+    """Return an event as one line of text without colour; empty when it is not worth a line."""
+    where = f"{event.node}: " if event.node else ""
+    took = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
+    text = event.text
+    if event.kind == "stage":
+        return f"== {text}" if event.state == "running" else ""
+    if event.kind == "wait":
+        return _waiting(event)
+    if event.kind == "step" and event.state == "running":
+        return f"  {where}{text} …" if event.data.get("slow") else ""
+    word = _SIGNS[event.state][1]
+    return f"  {word + ' ' if word else ''}{where}{text}{took}"
+
+
+def _waiting(event: Event) -> str:
+    if event.state != "running":
+        return ""
+    # What tells how far it is does more than wait.
+    return f"  {event.text}" if event.data else f"  waiting: {event.text}"
+
+
+class LiveLines(Silent):
+    """Finished lines scroll by; what runs is redrawn below them, with its time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+
+        self._clock = clock
+        self._told = 0.0
+        self._drawn = -1.0
+        self._console = Console(stderr=True, highlight=False)
+        self._fold = _Fold()
+        self._running: dict[tuple[str, str], Event] = {}
+        self._wait: Event | None = None
+        self._live = self._display()
+
+    def __enter__(self) -> Printer:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for event in self._fold.rest():
+            self._print(event)
+        self._running.clear()
+        self._wait = None
+        self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Draw the event."""
+        event = cleaned(event)
+        if event.kind == "wait":
+            self._wait, self._told = event, self._clock()
+        elif event.state == "running" and event.kind == "step":
+            self._running[event.stage, event.node] = event
+        else:
+            self._wait = None
+            self._running.pop((event.stage, event.node), None)
+        folded = self._fold.take(event)
+        if (
+            folded is not None
+            and event.kind != "wait"
+            and (event.kind, event.state) != ("step", "running")
+        ):
+            self._print(folded)
+        if (now := self._clock()) - self._drawn >= 1 / _PER_SECOND:
+            self._drawn = now
+            self._live.refresh()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the display away inside the block: its repaints would erase the question, and the
+        line that is typed.
+        """
+        self._live.stop()
+        try:
+            yield
+        finally:
+            # Another one: the old one would go up by as many rows as it had and erase what was
+            # asked.
+            self._live = self._display()
+            self._live.start()
+
+    def _display(self) -> Live:
+        from rich.live import Live
+
+        return Live(
+            console=self._console,
+            refresh_per_second=_PER_SECOND,
+            transient=True,
+            get_renderable=self._draw,
+        )
+
+    def _print(self, event: Event) -> None:
+        line = self._line(event)
+        if line is not None:
+            terminal.show(line, self._console)
+
+    def _line(self, event: Event) -> Line | None:
+        from rich.text import Text
+
+        if event.kind == "stage":
+            return Line(Text(event.text, style="bold")) if event.state == "running" else None
+        sign, _, colour = _SIGNS[event.state]
+        line = Text("  ").append(sign + " ", style=colour)
+        if event.node:
+            line.append(event.node + " ", style="bold")
+        lead = len(line)
+        line.append(event.text)
+        if event.seconds >= 0.05:
+            line.append(f"  {event.seconds:.1f}s", style="dim")
+        return Line(line, lead)
+
+    def _draw(self) -> Text:
+        from rich.text import Text
+
+        by_text: dict[str, list[str]] = {}
+        for event in self._running.values():
+            by_text.setdefault(event.text, []).append(event.node)
+        lines = [f"  … {fold(nodes)} {text}" for text, nodes in by_text.items()]
+        if self._wait is not None:
+            limit = f" of {self._wait.deadline:.0f}s" if self._wait.deadline else ""
+            # A gate that asks for minutes says nothing meanwhile; its time goes on.
+            seconds = self._wait.seconds + self._clock() - self._told
+            lines.append(f"  … {self._wait.text}  {seconds:.0f}s{limit}")
+        # One row each: a display that wraps cannot be redrawn in place.
+        rows = [Text(line) for line in lines]
+        for row in rows:
+            row.truncate(max(20, self._console.width - 1), overflow="ellipsis")
+        return Text("\n", style="cyan").join(rows)
+
+
+def show_all(events: Iterable[Event], to: Printer) -> None:
+    """Show every event of a stream."""
+    for event in events:
+        to.show(event)
+
+
+def show_through(events: Generator[Event, None, T], to: Printer) -> T:
+    """Show every event of a stream, and return what comes of it."""
+    while True:
+        try:
+            to.show(next(events))
+        except StopIteration as over:
+            result: T = over.value
+            return result

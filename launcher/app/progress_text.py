@@ -1,0 +1,62 @@
+"""How far a batch job is, in words: the same ones wherever it is told."""
+
+from __future__ import annotations
+
+from launcher.batch.job_store import OVER, Progress
+
+_DOING = {
+    "": "starting the driver",
+    "starting": "starting the driver",
+    "reading": "reading the input",
+    "waiting": "waiting for room in the cluster",
+    "loading": "loading the model",
+    "running": "answering rows",
+    "finishing": "committing the last rows",
+    **dict.fromkeys(OVER, "ending the driver"),
+}
+
+
+def doing(state: str) -> str:
+    """Return what a job does in one of its states."""
+    return _DOING.get(state, state)
+
+
+def line(progress: Progress) -> str:
+    """Return one line: what matters most comes first, for a narrow terminal cuts it."""
+    parts = [rows(progress)]
+    if progress.errors:
+        parts.append(f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}")
+    if progress.rows_per_second:
+        parts.append(f"{rate(progress.rows_per_second)} rows/s")
+    if progress.eta is not None and progress.state == "running":
+        parts.append(f"{duration(progress.eta)} left")
+    if progress.ready < progress.wanted:
+        parts.append(f"{progress.ready} of {progress.wanted} replicas")
+    if progress.restarts:
+        parts.append(f"{progress.restarts} restart{'' if progress.restarts == 1 else 's'}")
+    if progress.tokens_per_second:
+        parts.append(f"{rate(progress.tokens_per_second)} tokens/s")
+    return ", ".join(parts)
+
+
+def rows(progress: Progress) -> str:
+    """Return how many rows are accounted for, of how many."""
+    return (
+        f"{progress.accounted:,} of {'?' if progress.rows is None else f'{progress.rows:,}'} rows"
+    )
+
+
+def rate(value: float) -> str:
+    """Write a rate with as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time span with its two largest units."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"

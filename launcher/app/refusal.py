@@ -1,0 +1,74 @@
+"""The last request that was refused before anything started, for `vlaunch doctor`.
+
+Such a request leaves no log on any node, so it is kept on the operator's machine: one file for each
+cluster, until the same command succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from launcher.core.errors import GateError, RequestError
+from launcher.core.redaction import redact
+from launcher.tools.diagnosis_read import Log
+from launcher.tools.log_times import write
+
+_LINES = 10  # lines of evidence that are kept
+
+
+@contextmanager
+def recorded(cluster: str) -> Iterator[None]:
+    """Record that the block was refused; when it succeeds, forget a refusal of the same command."""
+    verb = click.get_current_context().info_name or ""
+    try:
+        yield
+    except (GateError, RequestError) as error:
+        evidence = [line.strip() for line in error.evidence.splitlines()[:_LINES]]
+        lines = [f"{verb} was refused: {error.message}", *evidence]
+        lines += [f"hint: {line}" for line in error.hint.splitlines()]
+        _write(
+            cluster, {"verb": verb, "at": time.time(), "lines": [redact(line) for line in lines]}
+        )
+        raise
+    if _verb(load(cluster)) == verb:
+        _path(cluster).unlink(missing_ok=True)
+
+
+def load(cluster: str) -> Log | None:
+    """Return the refusal as a log, or None when there is none that can be read."""
+    try:
+        kept = json.loads(_path(cluster).read_text(encoding="utf-8"))
+        lines = tuple(f"vlaunch: {line}" for line in kept["lines"])
+        stamps = dict.fromkeys(range(len(lines)), write(float(kept["at"])))
+        return Log(part="command", what=f"vlaunch {kept['verb']}", lines=lines, stamps=stamps)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _verb(log: Log | None) -> str:
+    return log.what.removeprefix("vlaunch ") if log is not None else ""
+
+
+def _write(cluster: str, refusal: dict[str, object]) -> None:
+    """Write the file as a whole; a state folder that cannot be written is no failure."""
+    path = _path(cluster)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(refusal, file)
+        Path(file.name).replace(path)
+    except OSError:
+        return
+
+
+def _path(cluster: str) -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("vlaunch")) / f"refused-{cluster}.json"

@@ -1,0 +1,141 @@
+"""A plan as the shell script that does the same: what `--dry-run` prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from launcher.core.domain import Inventory, Node
+from launcher.core.plan import Plan, Stage, in_waves
+from launcher.core.transport import Command
+from launcher.core.untrusted import brief
+from launcher.tools import containers, node_files, ray
+from launcher.tools.site import Site
+
+
+def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
+    """Render plans as bash.
+
+    Secrets are named by their source, never by value; `on NODE argv…` is what the run sends.
+    """
+    lines = [
+        "#!/usr/bin/env bash",
+        (
+            f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes,"
+            f" from {brief(inventory.path.name)}"
+        ),
+        (
+            "# Each `on NODE …` is one command that the run sends, word for word; the run adds a"
+            " deadline to it on both ends."
+        ),
+        "set -euo pipefail",
+        "{  # read whole before it begins, so that it may be piped into bash",
+        "",
+        "# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.",
+        """quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\\\$q$q}"; done; }""",
+        "",
+        "on() {",
+        "  local node=$1; shift",
+        "  case $node in",
+        *(f"    {shlex.quote(node.name)}) {_reach(node)} ;;" for node in inventory.nodes),
+        "  esac",
+        "}",
+        "",
+        "# Waits for everything that was started with `&`; one that failed ends the script.",
+        'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
+        *_token(inventory, plans),
+        *_certificates(inventory, plans),
+    ]
+    for plan in plans:
+        lines += [f"# note: {line}" for note in plan.notes for line in note.splitlines()]
+        for stage in plan.stages:
+            lines += _stage(stage)
+    lines += ["", "exit", "} </dev/null"]
+    return "\n".join(lines) + "\n"
+
+
+def _stage(stage: Stage) -> list[str]:
+    lines = ["", f"# == {stage.title}"]
+    for wave in in_waves(stage.steps):
+        jobs = [_step(step.command) for step in wave]
+        lines += [*(f"{job} &" for job in jobs), "all"] if len(jobs) > 1 else jobs
+    return [*lines, *(f"# gate {gate.id}: {gate.what}" for gate in stage.gates)]
+
+
+def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
+    """Say where the Ray token comes from: a head that stays has it, and a head that starts gets a
+    new one.
+    """
+    writes = [
+        step.command
+        for plan in plans
+        for step in plan.steps
+        if ray.TOKEN in step.command.shown_stdin
+    ]
+    if not writes:
+        return []
+    head = inventory.head
+    if any(command.node == head.name for command in writes):
+        said = (
+            "The run takes the token that the head has, or makes one; labels that hash secrets"
+            " depend on it."
+        )
+        source = "openssl rand -hex 32"
+    else:
+        said = "The head keeps running, and its token is the cluster's."
+        path = f"{containers.SECRETS}/{ray.TOKEN}"
+        source = shlex.join(("on", head.name, *Site(inventory).inside(head, ("cat", path)).argv))
+    return ["", f"# {said}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
+
+
+# What launcher/app/issue_certificates.py does, for OpenSSL 3.
+_ISSUE = r"""
+# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+certificates=$(mktemp -d)
+trap 'rm -rf "$certificates"' EXIT
+signer=()
+issue() {
+  local file=$certificates/$1 name=$2; shift 2
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$file.key"
+  openssl req -x509 -new -key "$file.key" ${signer[@]+"${signer[@]}"} -days 1825 -out "$file.pem" \
+    -subj "/O=CLUSTER/CN=$name" -config <(printf '%s\n' '[req]' distinguished_name=name \
+    x509_extensions=more '[name]' '[more]' "$@")
+}
+issue .ca vlaunch basicConstraints=critical,CA:TRUE,pathlen:0 keyUsage=critical,keyCertSign \
+  subjectKeyIdentifier=hash
+signer=(-CA "$certificates"/.ca.pem -CAkey "$certificates"/.ca.key)
+node() {
+  issue "$1" "$1" basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
+    extendedKeyUsage=serverAuth,clientAuth authorityKeyIdentifier=keyid \
+    subjectAltName=DNS:"$1",IP:"$2"
+  cat "$certificates/$1.key" >>"$certificates/$1.pem"
+}
+"""
+
+
+def _certificates(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
+    """Issue the certificates of the nodes' agents, where the plans write them."""
+    steps = (step for plan in plans for step in plan.steps)
+    if not any(step.command.shown_stdin.startswith(node_files.ISSUED) for step in steps):
+        return []
+    issue = _ISSUE.replace("CLUSTER", inventory.cluster).splitlines()
+    issued = [shlex.join(("node", node.name, node.ip)) for node in inventory.nodes]
+    return [*issue, *issued, 'rm "$certificates"/.ca.key']
+
+
+def _step(command: Command) -> str:
+    sent = shlex.join(("on", command.node, *command.argv))
+    return f"{command.shown_stdin} | {sent}" if command.shown_stdin else sent
+
+
+def _reach(node: Node) -> str:
+    if node.connection == "local":
+        return '"$@"'
+    options = [
+        *(("-p", str(node.ssh.port)) if node.ssh.port else ()),
+        *(("-i", node.ssh.identity) if node.ssh.identity else ()),
+        *(("-J", node.ssh.jump) if node.ssh.jump else ()),
+        *(("-o", f"UserKnownHostsFile={node.ssh.known_hosts}") if node.ssh.known_hosts else ()),
+    ]
+    login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
+    return f'ssh {shlex.join((*options, login))} "$(quoted "$@")"'

@@ -1,0 +1,79 @@
+"""Which secrets lie on a node, in which files, how old, and who may read them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from launcher.core import shell
+from launcher.core.domain import Argv
+from launcher.core.errors import UnreadableAnswer
+
+_MARK = "@@secrets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretFile:
+    """A file with a secret, or (`name` is empty) the directory of them.
+
+    `own` means that it belongs to the login, `handed` that its group is that of the image's user,
+    who is not root.
+    """
+
+    name: str
+    path: str
+    place: str
+    mode: str
+    own: bool
+    age: float
+    handed: bool = False
+
+    @property
+    def private(self) -> bool:
+        """True when the login owns it and nobody else may read it, but for the image's user."""
+        alone, handed = ("600", "640") if self.name else ("700", "750")
+        return self.own and (self.mode == alone or (self.handed and self.mode == handed))
+
+
+def listing(cluster: str, state_dir: str) -> Argv:
+    """Ask for the files of a cluster; a `state_dir` of "" is the one in the login's home."""
+    return ("sh", "-c", shell.program("secret_files"), "secrets", cluster, state_dir)
+
+
+def certificates(text: str) -> str:
+    """Return the public certificates (PEM) in the answer to `listing`."""
+    return text.rpartition(f"{_MARK} end\n")[2]
+
+
+def parse(text: str) -> tuple[SecretFile, ...]:
+    """Read the answer to `listing`; raises UnreadableAnswer when it is not whole."""
+    said = re.search(
+        rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}}) (-|\d{{1,10}})\n(.*?)^{_MARK} end$",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
+    if said is None:
+        raise UnreadableAnswer("the node does not say which secrets lie there")
+    now, user, handed, rows = int(said[1]), said[2], said[3], said[4]
+    found = []
+    for row in rows.splitlines():
+        match = re.fullmatch(
+            r"(disk|memory) ([0-7]{1,4}) (\d{1,10}) (\d{1,10}) (\d{1,12})"
+            r" (/.*/secrets(?:/([^/]+))?)",
+            row,
+        )
+        if match is None:
+            raise UnreadableAnswer("the node's list of secrets cannot be read")
+        place, mode, owner, group, changed, path, name = match.groups()
+        found.append(
+            SecretFile(
+                name=name or "",
+                path=path,
+                place=place,
+                mode=mode,
+                own=owner == user,
+                age=float(max(0, now - int(changed))),
+                handed=group == handed,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,256 @@
+"""Fetch the secrets an inventory names, on the machine the launcher runs on.
+
+Values never reach a message, an argv or a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import click
+
+from launcher.core import redaction
+from launcher.core.domain import Secret, SecretSource
+from launcher.core.errors import RequestError
+from launcher.tools import ray
+
+COMMAND_SECONDS = 30.0
+_MAX_BYTES = 64 * 1024
+_TOKEN_LENGTH = 32
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def resolve(
+    sources: Mapping[str, SecretSource],
+    base: Path,
+    *,
+    seconds: float = COMMAND_SECONDS,
+    ask: Callable[[str, str], str] | None = None,
+) -> dict[str, Secret]:
+    """Return each secret's value; from here on no output of the program shows it.
+
+    Args:
+        sources: where each comes from.
+        base: where relative files start.
+        seconds: how long a command may take.
+        ask: asks a person, with a secret's name and the question; in the terminal, once, when it is
+            left out.
+
+    Raises:
+        RequestError: names every secret that could not be had, and why, without showing any value.
+            Nobody is asked for anything before all the others are there.
+    """
+    secrets: dict[str, Secret] = {}
+    failures: list[str] = []
+    for name, source in sorted(sources.items(), key=lambda item: item[1].prompt is not None):
+        if failures and _asks(source, ask):
+            continue
+        try:
+            value = _checked(_fetch(name, source, base, seconds, ask or from_terminal))
+            if name == ray.TOKEN and len(value) < _TOKEN_LENGTH:
+                raise _Unavailable(
+                    f"should have at least {_TOKEN_LENGTH} characters, for whoever guesses it runs"
+                    " code on the nodes; `openssl rand -hex 32` makes one"
+                )
+        except _Unavailable as error:
+            failures.append(f"{name}: {error}")
+        else:
+            redaction.learn(value)
+            secrets[name] = Secret(value)
+    if failures:
+        raise _not_fetched(failures)
+    return {name: secrets[name] for name in sources}
+
+
+def _asks(source: SecretSource, ask: Callable[[str, str], str] | None) -> bool:
+    """True when a person would be asked for it."""
+    return source.prompt is not None and (ask is not None or sys.stdin.isatty())
+
+
+def _not_fetched(failures: Sequence[str]) -> RequestError:
+    number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
+    hint = "`secrets` in the inventory says where each value comes from"
+    return RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
+
+
+def recall(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
+    """Hide the values that can be had without asking anybody or running anything, for commands that
+    do not need them; return the names of the others.
+
+    They turn up in logs all the same. What cannot be had is no failure here.
+    """
+    unknown = []
+    for name, source in sources.items():
+        value = ""
+        with contextlib.suppress(_Unavailable):
+            if source.env is not None:
+                value = _checked(_from_env(source.env))
+            elif source.file is not None:
+                value = _checked(_from_file(source.file, base))
+        redaction.learn(value)
+        unknown += [] if value else [name]
+    return unknown
+
+
+def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
+    """Replace every value of at least six characters by `***`, the longest first, whether or not
+    the program knows it.
+    """
+    known = secrets.values() if isinstance(secrets, Mapping) else secrets
+    pattern = redaction.matching(secret.reveal() for secret in known)
+    return text if pattern is None else pattern.sub(redaction.MASK, text)
+
+
+@cache
+def from_terminal(name: str, question: str) -> str:
+    """Ask in the terminal without showing what is typed; the same question is asked once."""
+    if not sys.stdin.isatty():
+        text = (
+            "is asked for in the terminal, and there is none; run it in one, or name another"
+            " source: `env`, `file`, `command`"
+        )
+        raise _Unavailable(text)
+    value: str = click.prompt(
+        question if name in question else f"{question} ({name})", hide_input=True, err=True
+    )
+    return value
+
+
+class _Unavailable(Exception):
+    """Why one secret could not be had."""
+
+
+def _fetch(
+    name: str, source: SecretSource, base: Path, seconds: float, ask: Callable[[str, str], str]
+) -> str:
+    if source.env is not None:
+        return _from_env(source.env)
+    if source.file is not None:
+        return _from_file(source.file, base)
+    if source.command is not None:
+        return _from_command(source.command, seconds)
+    if source.prompt is not None:
+        return ask(name, source.prompt)
+    raise _Unavailable("has no source")
+
+
+def _checked(value: str) -> str:
+    if not value:
+        raise _Unavailable("is empty")
+    if _CONTROL.search(value):
+        raise _Unavailable(
+            "should be one line of text, and has a line break or another control character inside"
+        )
+    return value
+
+
+def _from_env(name: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise _Unavailable(
+            f"the environment variable `{name}` is not set; run `export {name}=…` first"
+        )
+    return value
+
+
+def _from_file(name: str, base: Path) -> str:
+    try:
+        path = base / Path(name).expanduser()
+        # Checked on the open file, so that it cannot be swapped in between; a pipe must not make
+        # the open wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _Unavailable(f"`{name}` cannot be read: {reason.lower()}") from error
+    try:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise _Unavailable(f"`{path}` is not a regular file")
+        if state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            mode = f"{stat.S_IMODE(state.st_mode):04o}"
+            raise _Unavailable(
+                f"`{path}` has mode {mode}; run `chmod 600 {shlex.quote(str(path))}`"
+            )
+        with open(descriptor, "rb", closefd=False) as file:
+            return _text(file.read(_MAX_BYTES + 1))
+    finally:
+        os.close(descriptor)
+
+
+def _from_command(command: str, seconds: float) -> str:
+    try:
+        argv = shlex.split(command)
+    except ValueError as error:
+        raise _Unavailable(f"`{command}` is not a command: {str(error).lower()}") from error
+    if not argv:
+        raise _Unavailable("the command is empty")
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _Unavailable(
+            f"`{argv[0]}` cannot be run: {(error.strerror or str(error)).lower()}"
+        ) from error
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise _Unavailable(f"`{argv[0]}` did not answer within {seconds:g} s") from None
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        raise _Unavailable(
+            f"`{argv[0]}` failed with exit status {process.returncode}{_reason(out, err)}"
+        )
+    return _text(out)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind: what the command started is in its process group."""
+    if process.returncode is None:
+        # `sudo` runs it as somebody else, who sees the streams close
+        with contextlib.suppress(PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1.0)
+
+
+def _reason(out: bytes, err: bytes) -> str:
+    """The last line of what the command complained about, without anything it also printed as an
+    answer.
+    """
+    lines = err.decode(errors="replace").strip().splitlines()
+    said = (
+        redact(lines[-1], [Secret(word) for word in out.decode(errors="replace").split()])
+        if lines
+        else ""
+    )
+    return f": {said[:200]}" if said.isprintable() and said else ""
+
+
+def _text(content: bytes) -> str:
+    if len(content) > _MAX_BYTES:
+        raise _Unavailable(f"is larger than {_MAX_BYTES // 1024} KiB")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        # `from None`: the exception carries the bytes.
+        raise _Unavailable(f"is not UTF-8 text (byte {error.start + 1})") from None
+    return text.removesuffix("\n")

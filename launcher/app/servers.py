@@ -1,0 +1,104 @@
+"""What `serve`, `batch`, `chat` and `stop` begin with: look at the nodes, and ask the head which
+servers and which jobs run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from launcher.app.session import Session
+from launcher.core.errors import NodeError, RequestError
+from launcher.core.transport import Command, by_node
+from launcher.serving.serve_plan import ask_model, plan_files
+from launcher.tools import history, network_verdict, running
+from launcher.tools import model as models
+from launcher.tools.observe import observe
+from launcher.tools.ray_judges import try_payload
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+
+if TYPE_CHECKING:
+    from launcher.batch.batches import BatchStatus
+    from launcher.core.plan import Plan
+
+
+def look(
+    session: Session, *, model: str = "", head_only: bool = False, planning: bool = False
+) -> ClusterSnapshot:
+    """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
+    named, every node for it; for `planning` the head also for the size of its weights, and for what
+    has answered before.
+
+    What nobody could say is not in `ClusterSnapshot.said`, which then has an `error`: without
+    `servers` nobody knows which there are, without `jobs` what runs in Ray.
+    """
+    inventory, head = session.inventory, session.inventory.head
+    scanned = replace(inventory, nodes=(head,)) if head_only else inventory
+    facts = observe(scanned, session.transport, [inventory.image])
+    site = Site(inventory, facts)
+    jobs, files, history_query = list[Command](), list[Command](), None
+    if site.head_runs:
+        jobs = [running.ask_jobs(site)]
+        if planning:
+            files = [site.inside(head, models.list_files(model, head.hf_home))]
+            history_query = history.ask_all(site)
+    queries = [
+        *(*jobs, network_verdict.query_record(site), *files),
+        *([history_query] if history_query else []),
+        *(ask_model(site, model) if model else ()),
+    ]
+    answers = by_node(session.transport, queries)
+    from_head = answers[head.name]
+    return ClusterSnapshot(
+        site=site,
+        said=try_payload(from_head.pop(0)) if jobs else {},
+        network=network_verdict.parse_record(from_head.pop(0)),
+        weight_bytes=models.weight_bytes(from_head.pop(0)) if files else 0,
+        answered=history.read_all(from_head.pop(0)) if history_query else (),
+        models={node: models.parse_look(rest[0]) for node, rest in answers.items() if rest},
+    )
+
+
+def look_updated(
+    session: Session, *, verb: str, dry_run: bool, **what: Any
+) -> tuple[ClusterSnapshot, Plan]:
+    """Observe as `look` does, with the node programs brought up to date before, for they are
+    queried; return the plan that does it, which a dry run only shows.
+    """
+    snapshot = look(session, **what)
+    files = plan_files(snapshot.site, verb=verb)
+    if files.steps and not dry_run:
+        session.apply(files)
+        snapshot = look(session, **what)
+    return snapshot, files
+
+
+def require_servers(session: Session, snapshot: ClusterSnapshot) -> None:
+    """Raise NodeError when the head could not say which servers there are."""
+    if "servers" not in snapshot.said and "error" in snapshot.said:
+        raise silent(session, snapshot)
+
+
+def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
+    """Return the batch job called `name`; raises RequestError when there is none."""
+    for each in found:
+        if each.name == name:
+            return each
+    near = difflib.get_close_matches(name, [each.name for each in found], n=1)
+    raise RequestError(
+        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+        hint="see which there are: `vlaunch jobs`",
+    )
+
+
+def silent(session: Session, snapshot: ClusterSnapshot) -> NodeError:
+    """Return the error that the head could not be asked what runs."""
+    return NodeError(
+        session.inventory.head.name,
+        "does not say what runs",
+        evidence=str(snapshot.said["error"]),
+        hint="look at `vlaunch status`; `vlaunch down` ends everything",
+    )

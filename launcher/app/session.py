@@ -1,0 +1,216 @@
+"""What every command that reaches nodes works in: the inventory, a connection to each node, a place
+to show events, and the user's hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from launcher.app.author import Author, Recorder, author
+from launcher.app.find_inventory import find_inventory
+from launcher.app.hooks import Hooks
+from launcher.app.progress import Printer, show_all, show_through
+from launcher.app.secrets import recall
+from launcher.core import untrusted
+from launcher.core.domain import Answer, Inventory, Node, fold
+from launcher.core.errors import ConnectError, together
+from launcher.core.events import Event, Kind, State
+from launcher.core.transport import Command, Recording, Transport
+
+if TYPE_CHECKING:
+    from launcher.core.plan import Plan
+    from launcher.ssh.fleet import Fleet
+    from launcher.tools.site import Site
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """An inventory and open connections to its nodes; `missing` are the nodes that could not be
+    reached.
+
+    What is changed through `transport` by a plan leaves a line on the node, with the name of
+    `author`. `told` is what the hook `on-failure` will know.
+    """
+
+    inventory: Inventory
+    fleet: Fleet
+    transport: Recording
+    to: Printer
+    hooks: Hooks
+    told: dict[str, str] = field(default_factory=dict)
+    author: Author = field(default_factory=author)
+    missing: dict[str, ConnectError] = field(default_factory=dict)
+
+    @property
+    def site(self) -> Site:
+        """The inventory, of which nothing has been seen: enough to ask what runs in containers."""
+        from launcher.tools.site import Site
+
+        return Site(self.inventory)
+
+    @property
+    def reached(self) -> tuple[Node, ...]:
+        """The nodes that are reached, in the inventory's order."""
+        return self.reached_of(self.inventory.nodes)
+
+    def reached_of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return those of some nodes that are reached, in their order."""
+        return tuple(node for node in nodes if node.name not in self.missing)
+
+    def apply(self, plan: Plan) -> None:
+        """Run a plan and show what happens; raises what `launcher.core.apply.apply` does."""
+        from launcher.core.apply import apply
+
+        show_all(apply(plan, self.transport), self.to)
+
+    def show(self, events: Generator[Event, None, T]) -> T:
+        """Show a stream of events, and return what comes of it."""
+        return show_through(events, self.to)
+
+    # --- what is told, as it happens
+
+    def begin(self, stage: str, text: str) -> None:
+        """Tell that a stage begins."""
+        self._tell("stage", stage, text, state="running")
+
+    def wait(self, stage: str, text: str, *, deadline: float = 0.0) -> None:
+        """Tell what takes its time, and how many seconds at the most."""
+        self._tell("wait", stage, text, state="running", deadline=deadline)
+
+    def step(
+        self, stage: str, text: str, *, node: str = "", state: State = "ok", seconds: float = 0.0
+    ) -> None:
+        """Tell that something has been done, or, with the state `running`, is being done."""
+        self._tell("step", stage, text, node=node, state=state, seconds=seconds)
+
+    def note(
+        self,
+        stage: str,
+        text: str,
+        *,
+        node: str = "",
+        state: State = "",
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell what is worth knowing."""
+        self._tell("note", stage, text, node=node, state=state, data=data or {})
+
+    def warn(self, stage: str, text: str, *, data: Mapping[str, Any] | None = None) -> None:
+        """Tell what may go wrong, or has."""
+        self._tell("warning", stage, text, state="warn", data=data or {})
+
+    def done(
+        self,
+        text: str,
+        *,
+        stage: str = "",
+        state: State = "ok",
+        seconds: float = 0.0,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell what has come of the command."""
+        self._tell("done", stage, text, state=state, seconds=seconds, data=data or {})
+
+    def _tell(self, kind: Kind, stage: str, text: str, **more: Any) -> None:
+        self.to.show(Event(kind=kind, stage=stage, text=text, **more))
+
+
+def read(argument: str | None, option: str | None) -> Inventory:
+    """Find and load the inventory, as every command does; the secrets it names are not shown from
+    here on.
+    """
+    from launcher.inventory.load import load
+
+    inventory = load(find_inventory(argument, option))
+    recall(inventory.secrets, inventory.path.parent)
+    return inventory
+
+
+@contextmanager
+def reach(
+    inventory: Inventory,
+    to: Printer,
+    *,
+    accept_new_host_keys: bool = False,
+    verbose: bool = False,
+    partial: bool = False,
+    nodes: Sequence[Node] | None = None,
+    hooks: Hooks | None = None,
+    told: dict[str, str] | None = None,
+) -> Iterator[Session]:
+    """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop
+    it.
+
+    With `partial`, nodes that cannot be reached are left to the caller in `missing`; otherwise they
+    raise ConnectError, every node's story told.
+    """
+    from launcher.ssh.fleet import Fleet
+
+    with Fleet(
+        inventory,
+        accept_new_host_keys=accept_new_host_keys,
+        terminal=to.paused if sys.stdin.isatty() else None,
+    ) as fleet:
+        began = time.monotonic()
+        names = [node.name for node in (inventory.nodes if nodes is None else nodes)]
+        to.show(
+            Event(
+                kind="stage",
+                stage="connect",
+                text="Connect to 1 node" if len(names) == 1 else f"Connect to {len(names)} nodes",
+                state="running",
+            )
+        )
+        missing = fleet.connect(names)
+        reached = [name for name in names if name not in missing]
+        if reached:
+            to.show(
+                Event(
+                    kind="step",
+                    stage="connect",
+                    node=fold(reached),
+                    text="connected",
+                    state="ok",
+                    seconds=time.monotonic() - began,
+                )
+            )
+        if missing and not partial:
+            raise together(list(missing.values()))
+        transport: Transport = Verbose(fleet) if verbose else fleet
+        by = author()
+        recorder = Recorder(transport, inventory, by)
+        yield Session(
+            inventory=inventory,
+            fleet=fleet,
+            transport=recorder,
+            to=to,
+            hooks=hooks or Hooks(inventory=inventory, verb=""),
+            told={} if told is None else told,
+            author=by,
+            missing=missing,
+        )
+
+
+class Verbose:
+    """A transport that says what it sends before it sends it (`--verbose`)."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Show each command, then run all of them."""
+        for command in commands:
+            words = " ".join(
+                untrusted.plain(word) if len(word) < 200 else "'…'" for word in command.argv
+            )
+            click.echo(f"  + {command.node}: {words}", err=True)
+        yield from self._inner.run(commands)

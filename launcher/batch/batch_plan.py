@@ -1,0 +1,316 @@
+"""From a checked job and what was seen, everything that starts a batch as a Ray job.
+
+Watching it is `launcher.batch.watch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from launcher.app import progress_text
+from launcher.batch import fits, job_store, transfer
+from launcher.batch.difference import difference
+from launcher.batch.inputs import Shipped
+from launcher.batch.shape import Job
+from launcher.core.domain import Argv
+from launcher.core.errors import RequestError
+from launcher.core.plan import Gate, Plan, Stage, Step, observed
+from launcher.core.transport import Command
+from launcher.tools import agent_queries, room, running, serving_judges
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+
+PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A batch job that is asked for: as it was checked, as its driver reads it, and the files of
+    this machine that it needs.
+    """
+
+    job: Job
+    spec: Mapping[str, Any]
+    files: tuple[Shipped, ...] = ()
+
+    @property
+    def work(self) -> str:
+        """The job's folder on the head."""
+        return str(self.spec["work"])
+
+    @property
+    def digest(self) -> str:
+        """What is equal exactly when the same rows get the same answers."""
+        return str(self.spec["digest"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a job is to be begun, beyond what it is."""
+
+    restart: bool = False
+    retry_errors: bool = False
+    queue: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSnapshot:
+    """What was observed before anything is decided: the cluster, and the job's folder on the
+    head.
+    """
+
+    cluster: ClusterSnapshot
+    entry: job_store.Entry = field(default_factory=lambda: job_store.Entry(absent=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What will be done.
+
+    `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to
+    do; `anew`: what an earlier run of this name left is removed.
+    """
+
+    plan: Plan
+    job: str = ""
+    attached: bool = False
+    finished: bool = False
+    anew: bool = False
+
+
+def query_entry(site: Site, work: str) -> Command:
+    """Ask the head for one batch job."""
+    return site.inside(site.head, job_store.ask("look", work))
+
+
+def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start:
+    """Decide what the same command means now: begin, go on, watch, or nothing at all.
+
+    Raises:
+        RequestError: this is not the job that was begun under its name, it runs and is not to, or
+            it can never fit.
+    """
+    entry, name = seen.entry, request.job.name
+    fits.check(request.job, seen.cluster.site.inventory)
+    runs = next(
+        (job for job in serving_judges.batches(seen.cluster.said) if job.name == name), None
+    )
+    live = runs is not None or entry.alive
+    changed = entry.digest not in ("", request.digest)
+    if live and options.restart:
+        raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
+    if changed and not options.restart and (live or entry.written):
+        raise _changed(request, entry, live=live)
+    if live:
+        return _attach(seen, request, options, runs)
+    anew = (options.restart or changed) and not entry.absent
+    done = entry.progress.state == "done"
+    # Only a job that is done has counted all of its error rows.
+    has_errors = not entry.absent and (entry.progress.errors > 0 or not done)
+    retry = options.retry_errors and not anew and has_errors
+    if done and not anew and not retry:
+        notes = ("there are no error rows to try again",) if options.retry_errors else ()
+        return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
+    return _begin(seen, request, options, anew=anew, retry=retry)
+
+
+def _attach(
+    seen: BatchSnapshot, request: Request, options: Options, runs: serving_judges.Batch | None
+) -> Start:
+    """Watch the job that runs; RequestError where that cannot be, or is not what was asked for."""
+    name = request.job.name
+    if options.retry_errors:
+        raise RequestError(
+            f"batch job `{name}` runs; its error rows can be tried again when it is over",
+            hint=(
+                "run the same command again when it has ended; without --retry-errors it is watched"
+            ),
+        )
+    if runs is not None:
+        return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
+    if "error" in seen.cluster.said:
+        raise RequestError(
+            f"`{name}` runs, and Ray does not say as which job: {seen.cluster.said['error']}",
+            hint="look at `vlaunch status`, then run the same command again",
+        )
+    raise RequestError(
+        f"the driver of an earlier run of `{name}` is still ending",
+        hint="run the same command again",
+    )
+
+
+def _begin(
+    seen: BatchSnapshot, request: Request, options: Options, *, anew: bool, retry: bool
+) -> Start:
+    site = seen.cluster.site
+    job = _next_id(request.job.name, seen)
+    # What an earlier run brought is what this one would bring: the same digest says so.
+    have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
+    ship = transfer.steps(site, request.work, have, request.files)
+    gates = _gates(seen, request, options, have) if site.facts else ()
+    clear = Step(
+        title=f"removing what an earlier run of {request.job.name} left",
+        command=site.inside(site.head, job_store.ask("remove", request.work), timeout=300),
+    )
+    stages = (
+        Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
+        Stage(id="clear", title="Begin anew", steps=(clear,) if anew else ()),
+        Stage(
+            id="prepare",
+            title="Write the job down on the head",
+            steps=(_prepare(site, request, retry=retry, restart=options.restart),),
+        ),
+        Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship)),
+        Stage(id="submit", title="Submit the job to Ray", steps=(_submit(site, request, job),)),
+    )
+    words = notes(request, seen.entry, anew=anew, retry=retry)
+    plan = Plan(verb="batch", stages=stages, notes=words)
+    return Start(plan=plan, job=job, anew=anew)
+
+
+def notes(request: Request, entry: job_store.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
+    """Say in words what will be done, and from where it goes on."""
+    job, progress = request.job, entry.progress
+    said = [
+        f"{job.name}: {_what(job)}, answers to {job.to.shown}",
+        *_from_where(request, entry, anew=anew),
+    ]
+    if retry:
+        count = f"{progress.errors:,} " if progress.errors else ""
+        said.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
+    if not anew and entry.job:
+        said += [
+            f"changed since the last run: {line}"
+            for line in difference(_tuning(entry.job), _tuning(request.spec))
+        ]
+    return tuple(said)
+
+
+def _from_where(request: Request, entry: job_store.Entry, *, anew: bool) -> list[str]:
+    """Say what becomes of what is there: nothing when there is nothing."""
+    progress = entry.progress
+    if not anew:
+        begun = progress.accounted or progress.rows is not None
+        if not begun or progress.state == "done":
+            return []
+        return [f"goes on where it stopped: {progress_text.rows(progress)} are done"]
+    if entry.digest != request.digest and not entry.written:
+        return [
+            "another job was begun under this name, of which no row was written: it is replaced"
+        ]
+    if progress.accounted:
+        return [f"begins anew; what was done ({progress_text.rows(progress)}) is removed"]
+    return []
+
+
+def _what(job: Job) -> str:
+    if job.predict is not None and job.mode == "predict":
+        return job.predict.target
+    least, most = job.engine.replicas
+    if job.data_parallel is not None:
+        return f"{job.model}, {job.data_parallel.size} data-parallel ranks × TP {job.engine.tp}"
+    count = f"{least}" if least == most else f"{least} to {most}"
+    return f"{job.model}, {count} × (TP {job.engine.tp} × PP {job.engine.pp})"
+
+
+def _tuning(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may change between two runs of a job, flat, by the keys of a job file."""
+    flat: dict[str, Any] = {}
+    for name in ("engine", "data_parallel", "predict", "preprocess", "write", "limits"):
+        section = spec.get(name)
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            pairs = value.items() if isinstance(value, Mapping) else ()
+            flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {
+                f"{name}.{key}": value
+            }
+    return flat
+
+
+def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> RequestError:
+    name = request.job.name
+    done = progress_text.rows(entry.progress)
+    begin = f"start over with `--discard-results`, which deletes what is done ({done})"
+    named = "`job:` in its file" if request.job.path else "`--name`"
+    hints = [
+        f"stop it first: `vlaunch stop {name}`; then {begin}" if live else begin,
+        f"or keep both: give this one another name ({named}), and another output",
+    ]
+    return RequestError(
+        f"`{name}` is not the job that {'runs' if live else 'was begun'} under this name",
+        evidence=difference(entry.identity, request.spec["meaning"]),
+        hint="\n".join(hints),
+    )
+
+
+def _gates(
+    seen: BatchSnapshot, request: Request, options: Options, have: Mapping[str, int]
+) -> tuple[Gate, ...]:
+    job, cluster, site = request.job, seen.cluster, seen.cluster.site
+    least, most = job.gpus
+    size = sum(file.bytes for file in transfer.missing(have, request.files))
+    jobs, holders = cluster.said, running.holders(cluster.said)
+    judge_room = partial(
+        serving_judges.job_room, site.inventory, least, most, jobs, holders, queue=options.queue
+    )
+    judge_disk = partial(
+        serving_judges.job_disk, site.head, size, site.facts_of(site.head) or HostFacts()
+    )
+    gates = [room.cluster(cluster)]
+    if job.mode != "predict":
+        gates.append(room.model(cluster, site.nodes, job.model))
+    if least:
+        gates.append(observed("room", "Ray has room for the job", judge_room))
+    if size:
+        gates.append(observed("disk", "the head has room for the job's files", judge_disk))
+    return tuple(gates)
+
+
+def _next_id(name: str, seen: BatchSnapshot) -> str:
+    """Return a name that neither Ray nor the job's own folder has known: old progress must not be
+    taken for the new one's.
+    """
+    taken = [str(each["submission_id"]) for each in seen.cluster.said.get("jobs", ())]
+    used = [
+        int(match[1])
+        for each in (*taken, seen.entry.progress.submission)
+        if (match := re.fullmatch(rf"batch-{re.escape(name)}-([0-9]{{1,9}})", each))
+    ]
+    return f"batch-{name}-{max(used, default=0) + 1}"
+
+
+def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Step:
+    # Where the output lies beyond the head's reach, in an object store, the driver clears it
+    # itself: only when it is told to.
+    text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    argv = job_store.ask("put", request.work, "job.json", offset=0, last=digest)
+    return Step(title="writing job.json", command=_send(site, argv, text, 60))
+
+
+def _submit(site: Site, request: Request, job: str) -> Step:
+    metadata = {job_store.NAME: request.job.name, job_store.GPUS: f"{request.job.gpus[0]:g}"}
+    text = json.dumps(
+        {"argv": (*PACKAGE, request.work), "submission_id": job, "metadata": metadata}
+    )
+    return Step(
+        title=f"submitting {request.job.name} as Ray job {job}",
+        command=_send(site, agent_queries.submit(site.inventory.ports), text, 90),
+    )
+
+
+def _send(site: Site, argv: Argv, text: str, timeout: float) -> Command:
+    return site.inside(
+        site.head,
+        argv,
+        timeout=timeout,
+        stdin=text.encode,
+        shown_stdin=f"printf %s {shlex.quote(text)}",
+    )

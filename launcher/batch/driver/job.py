@@ -1,0 +1,322 @@
+"""A batch job as its driver is told of it: the shape of `job.json`, said once.
+
+The launcher fills these classes in and writes them (`to_json`), and takes from them what a job file
+leaves out; the driver reads them again (`read`). The order of the fields is that of the file. Also
+the two ways in which a job can be impossible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+VERSION = 1
+Mode = Literal["engine", "predict", "data-parallel"]
+Format = Literal["text", "jsonl", "csv", "parquet"]
+OutputFormat = Literal["parquet", "jsonl"]
+Task = Literal["generate", "embed", "score"]
+Order = Literal["prefix", "given"]
+ColumnType = Literal["text", "integer", "number", "boolean", "json"]
+# Of a field that `job.json` has only where it says something: a job that does not need it stays the
+# same to the byte.
+LATER = {"left out": True}
+# What a row of answers has besides the kept columns, of a model; a class has columns of its own.
+ANSWER: Mapping[str, ColumnType] = {
+    "answer": "text",
+    "finish_reason": "text",
+    "prompt_tokens": "integer",
+    "output_tokens": "integer",
+}
+# The same for what a pooling model makes of a row; a vector has as many numbers as the model says.
+RESULTS: Mapping[Task, Mapping[str, str]] = {
+    "generate": ANSWER,
+    "embed": {"embedding": "vector", "prompt_tokens": "integer"},
+    "score": {"score": "number", "prompt_tokens": "integer"},
+}
+# Of a row's prompt, the tokens that vLLM had in its cache: counted, not written.
+CACHED = "_cached"
+
+
+class Failed(Exception):
+    """The job cannot go on: what happened, the lines that show it, and what to do."""
+
+    def __init__(self, message: str, evidence: str = "", hint: str = "") -> None:
+        # all three: exceptions travel between processes by their arguments
+        super().__init__(message, evidence, hint)
+        self.message, self.evidence, self.hint = message, evidence, hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Refused(Failed):
+    """The job cannot begin as it stands; nothing was read or written in vain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """The input: paths and addresses as the head's container sees them.
+
+    Rows larger than `row_bytes` become error rows; `limit` takes only the first rows.
+    """
+
+    sources: tuple[str, ...]
+    format: Format
+    id: str | None = None
+    limit: int | None = None
+    row_bytes: int = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a chat; `content` is a template over the row's columns."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """How a row becomes a prompt: exactly one of the first four.
+
+    `pair` are the templates of two texts that are compared. `chat_args` go to the model's chat
+    template.
+    """
+
+    column: str | None = None
+    template: str | None = None
+    chat: tuple[Message, ...] = ()
+    pair: tuple[str, ...] = field(default=(), metadata=LATER)
+    chat_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the
+    most of them; `placement` is Ray's word for how a replica's GPUs lie on the nodes; `order` of
+    `prefix`: rows whose prompts begin alike are asked one after the other, and long ones early.
+    """
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+    tp: int = 1
+    pp: int = 1
+    replicas: tuple[int, int] = (1, 1)
+    batch_size: int = 256
+    placement: str = "PACK"
+    order: Order = field(default="prefix", metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that ranks may run on; the head is the first."""
+
+    ip: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """One engine per rank, which meet at `port` of the first node.
+
+    `expert_parallel` of None follows from the model; `timeout` is per rank and round, in seconds.
+    """
+
+    size: int
+    expert_parallel: bool | None = None
+    timeout: float = 600.0
+    round_rows: int = 256
+    port: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predict:
+    """A Python class of the user's, called on batches."""
+
+    target: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    num_gpus: float = 0.0
+    num_cpus: float = 1.0
+    batch_size: int = 256
+    replicas: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """A Python function of the user's, called on batches before inference, as a stage of its own on
+    CPUs.
+    """
+
+    target: str
+    num_cpus: float = 1.0
+    batch_size: int = 256
+    replicas: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """The output.
+
+    A file is committed when it has `rows_per_file` rows, or after `seconds` with any.
+    """
+
+    format: OutputFormat = "parquet"
+    rows_per_file: int = 10_000
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a job gives up: restarts of replicas, seconds without a row, error rows. None: never."""
+
+    restarts: int = 5
+    stall: float = 1800.0
+    errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job. It works in the folder `work` and writes to `out`.
+
+    `identity` is what its answers follow from, `digest` the SHA-256 of that. `keep` of None keeps
+    every column; a type of None is found out from the first rows.
+    """
+
+    name: str
+    cluster: str
+    mode: Mode
+    work: str
+    out: str
+    identity: Mapping[str, Any] = field(default_factory=dict, metadata={"key": "meaning"})
+    digest: str = ""
+    model: str = ""
+    task: Task = field(default="generate", metadata=LATER)
+    read: Read
+    prompt: Prompt | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    keep: Mapping[str, ColumnType | None] | None = None
+    engine: Engine = field(default_factory=Engine)
+    data_parallel: DataParallel | None = None
+    predict: Predict | None = None
+    preprocess: Preprocess | None = None
+    write: Write = field(default_factory=Write)
+    limits: Limits = field(default_factory=Limits)
+    retry_errors: bool = False
+    restart: bool = False
+
+    @property
+    def results(self) -> Mapping[str, str]:
+        """The columns that a row of answers has besides the kept ones, of a model."""
+        return RESULTS[self.task]
+
+    @property
+    def kept_columns(self) -> tuple[str, ...] | None:
+        """The columns that go into the answers, the rows' ids among them; None for all."""
+        if self.keep is None:
+            return None
+        ids = (self.read.id,) if self.read.id else ()
+        return tuple(dict.fromkeys((*self.keep, *ids)))
+
+
+def read(work: str) -> Job:
+    """Read WORK/job.json.
+
+    Raises:
+        Refused: there is none, or this version does not understand it.
+    """
+    path = os.path.join(work, "job.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            asked = json.load(file)
+        if not isinstance(asked, dict) or asked.get("version") != VERSION:
+            found = asked.get("version") if isinstance(asked, dict) else type(asked).__name__
+            raise Refused(
+                f"{path} is of version {found}, this driver understands {VERSION}",
+                hint="run `vlaunch batch` again",
+            )
+        return job({**asked, "work": os.path.abspath(work)})
+    except OSError as error:
+        raise Refused(
+            f"{path} cannot be read", str(error), "run `vlaunch batch` again: it writes this file"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise Refused(
+            f"{path} does not describe a job",
+            said,
+            "run `vlaunch batch` again: it writes this file",
+        ) from error
+
+
+def job(asked: Mapping[str, Any]) -> Job:
+    """Make a job of what `job.json` holds; keys that this version does not know are left out."""
+    found: Job = typed(Job, asked)
+    return found
+
+
+def to_json(job: Job) -> dict[str, Any]:
+    """Return what `job.json` holds, of which `read` makes the same job; what a subclass adds stays
+    out of it.
+    """
+    return {"version": VERSION, **said(job, Job)}
+
+
+def said(value: Any, shape: Any) -> dict[str, Any]:
+    """Return the fields of `shape` as JSON has them."""
+    told = {each: getattr(value, each.name) for each in dataclasses.fields(shape)}
+    return {
+        key(each): untyped(found)
+        for each, found in told.items()
+        if not (each.metadata.get("left out") and found == each.default)
+    }
+
+
+def key(each: dataclasses.Field[Any]) -> str:
+    """Return what a field is called in `job.json`."""
+    return str(each.metadata.get("key", each.name))
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """Make a value of the type `kind` of what JSON has in its place."""
+    if dataclasses.is_dataclass(kind):
+        kinds = typing.get_type_hints(kind)
+        fields = [each for each in dataclasses.fields(kind) if key(each) in value]
+        make: Any = kind
+        return make(**{each.name: typed(kinds[each.name], value[key(each)]) for each in fields})
+    inner = typing.get_args(kind)
+    if type(None) in inner:
+        return None if value is None else typed(inner[0], value)
+    if typing.get_origin(kind) is tuple:
+        each_kind = inner[:1] * len(value) if inner[-1] is ... else inner
+        return tuple(typed(*each) for each in zip(each_kind, value, strict=True))
+    return value
+
+
+def untyped(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if dataclasses.is_dataclass(value):
+        return said(value, value)
+    if isinstance(value, Mapping):
+        return {name: untyped(each) for name, each in value.items()}
+    return [untyped(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two identities of a job, a line each."""
+    return [
+        f"{key}: {brief(before, key)} → {brief(now, key)}"
+        for key in sorted({*before, *now})
+        if before.get(key, ...) != now.get(key, ...)
+    ]
+
+
+def brief(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "(nothing)"
+    text = json.dumps(values[key], ensure_ascii=False, default=str)
+    return text if len(text) <= 120 else text[:117] + "…"

@@ -1,0 +1,251 @@
+"""Copy a batch's output from the head to this machine: only missing files, each verified before it
+gets its name. `output_folder` says what the folder here may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.batch import job_store
+from launcher.batch.job_store import Output
+from launcher.batch.output_folder import OutputFolder, new_file, size, some
+from launcher.core.errors import BatchError, NodeError, UnreadableAnswer, VlaunchError
+from launcher.core.events import Event
+from launcher.core.transport import Transport
+from launcher.tools.site import Site
+
+_LONGEST_LIST = 256 * 2**20  # bytes of the list of files
+_STAGE = "gather"
+_LOST = 45.0  # seconds without an answer until gathering is given up
+_TELL = 10.0  # seconds between two lines where every line stays
+T = TypeVar("T")
+# Yields the content of a file in the head's container; raises NodeError.
+Read = Callable[[str], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What was done: files that were fetched, that were there already, and that were removed;
+    `bytes` of the fetched.
+    """
+
+    fetched: int
+    kept: int
+    removed: int
+    bytes: int
+
+
+def gather(
+    site: Site,
+    work: str,
+    folder: OutputFolder,
+    transport: Transport,
+    read: Read,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Generator[Event, None, Gathered]:
+    """Fetch every output file that is missing here or differs, and remove error files whose rows
+    have been tried again.
+
+    Raises:
+        BatchError: the head cannot be asked any more.
+        NodeError: what it sent is not what it announced.
+        VlaunchError: this machine cannot take the files.
+    """
+    output = _OnHead(site, work, transport, read, clock, sleep)
+    yield Event(
+        kind="stage", stage=_STAGE, text=f"Gather the output in {folder.shown}", state="running"
+    )
+    files = _announced(output, folder)
+    with folder.writing():
+        missing = [each for each in files if not folder.has(each)]
+    gone = _outdated(output, folder, files)
+    total = sum(each.bytes for each in missing)
+    folder.check_room(total)
+    yield from _fetch_all(output, folder, missing, clock)
+    with folder.writing():
+        for name in gone:
+            (folder.path / name).unlink(missing_ok=True)
+    done = Gathered(
+        fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total
+    )
+    yield Event(
+        kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged"
+    )
+    return done
+
+
+def _announced(output: _OnHead, folder: OutputFolder) -> list[Output]:
+    """Return the files that the head has, the summary last: who sees it has all the rest.
+
+    Raises NodeError when the head has none.
+    """
+    listed = output.listed()
+    if not listed:
+        raise NodeError(
+            output.head,
+            f"has no output of `{folder.job}` any more, not even a summary",
+            hint="it was removed from the job's folder there; start over with `--discard-results`",
+        )
+    return sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
+
+
+def _outdated(output: _OnHead, folder: OutputFolder, files: Sequence[Output]) -> list[str]:
+    """Return the error files here that the head has no more: their rows have been tried again.
+
+    Raises NodeError when answers are among them.
+    """
+    known = {each.path for each in files}
+    gone = [name for name in folder.parts() if name not in known]
+    if unknown := [name for name in gone if name.startswith("rows/")]:
+        raise NodeError(
+            output.head,
+            f"does not know answers that {folder.shown} holds",
+            evidence=some(unknown),
+            hint=(
+                "somebody changed the job's folder on the head; start over with"
+                " `--discard-results`, or name another folder"
+            ),
+        )
+    return gone
+
+
+def _fetch_all(
+    output: _OnHead,
+    folder: OutputFolder,
+    files: Sequence[Output],
+    clock: Callable[[], float],
+) -> Iterator[Event]:
+    """Fetch files one after another, and report the progress after each block."""
+    total, so_far, told = sum(each.bytes for each in files), 0, clock()
+    for at, each in enumerate(files, start=1):
+        path = folder.path / each.path
+        with folder.writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for count in output.fetch(path, each):
+                now = so_far + count
+                text = f"gathering file {at} of {len(files)}, {size(now)} of {size(total)}"
+                tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
+                yield Event(
+                    kind="wait",
+                    stage=_STAGE,
+                    text=text,
+                    state="running" if tell else "",
+                    data={"bytes": now, "total": total},
+                )
+            so_far += each.bytes
+
+
+class _OnHead:
+    """The output on the head. Every question is repeated for a while: a connection may break and
+    come back.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        work: str,
+        transport: Transport,
+        read: Read,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._site, self._work, self._transport, self._read = site, work, transport, read
+        self._clock, self._sleep = clock, sleep
+
+    @property
+    def head(self) -> str:
+        return self._site.head.name
+
+    def listed(self) -> tuple[Output, ...]:
+        """Return the committed files; raises BatchError."""
+        command = self._site.inside(
+            self._site.head, job_store.ask("outputs", self._work), timeout=900
+        )
+        began = self._clock()
+        while True:
+            (answer,) = self._transport.run([command])
+            try:
+                job_store.parse(answer)
+                return job_store.parse_outputs(self.head, self._list())
+            except UnreadableAnswer as error:
+                # Only silence may pass: an answer that cannot be read would come again.
+                self._wait(error, began if answer.code == 255 else -math.inf)
+            except NodeError as error:
+                self._wait(error, began)
+
+    def fetch(self, path: Path, file: Output) -> Iterator[int]:
+        """Copy one file into a hidden one beside it, and rename it when it is what was announced;
+        yields how many bytes have come.
+        """
+        part = path.with_name(f".{path.name}~")
+        began = self._clock()
+        try:
+            while True:
+                try:
+                    digest = yield from self._copy(part, file)
+                    break
+                except NodeError as error:
+                    self._wait(error, began)
+            if digest != file.sha256:
+                raise NodeError(
+                    self.head,
+                    f"{file.path} changed while it was fetched",
+                    hint="run the same command again",
+                )
+            part.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _list(self) -> str:
+        text = bytearray()
+        for block in self._read(job_store.outputs_file(self._work)):
+            text += block
+            if len(text) > _LONGEST_LIST:
+                raise BatchError(f"{self.head}: the list of output files is too long")
+        return text.decode(errors="replace")
+
+    def _copy(self, part: Path, file: Output) -> Generator[int, None, str]:
+        """Write a file's content; yields how many bytes have come, and returns their SHA-256."""
+        digest, count = hashlib.sha256(), 0
+        with new_file(part) as out:
+            for block in self._read(job_store.output_file(self._work, file)):
+                count += len(block)
+                if count > file.bytes:
+                    return ""
+                out.write(block)
+                digest.update(block)
+                yield count
+            out.flush()
+            os.fsync(out.fileno())
+        return digest.hexdigest()
+
+    def _wait(self, error: VlaunchError, began: float) -> None:
+        """Sleep until the next try; raises BatchError when there have been enough."""
+        if self._clock() - began >= _LOST:
+            raise BatchError(
+                f"the output cannot be gathered: {error.message}",
+                evidence=error.evidence,
+                hint="it stays on the head: the same command fetches what is missing",
+            ) from None
+        self._sleep(1.0)
+
+
+def _told(done: Gathered) -> str:
+    if not done.fetched and not done.removed:
+        return f"all {done.kept} files are there"
+    removed = f"; {done.removed} removed, whose error rows were tried again" if done.removed else ""
+    return (
+        f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched"
+        f" ({size(done.bytes)}){removed}"
+    )

@@ -1,0 +1,280 @@
+"""Commands for `batch/desk.py`, which manages the folders of batch jobs on the head, and parsers
+of its answers.
+
+The head is not trusted with paths: only names that this program itself would give are taken from
+it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from launcher.core import decode, untrusted
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import UnreadableAnswer
+
+_PROGRAM = ("python3", "/opt/vlaunch/desk.py")
+# What the metadata of a batch's Ray job tells a later run.
+NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
+# What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever
+# replaced or removed.
+OUTPUT = re.compile(
+    r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
+)
+_JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
+OVER = ("done", "failed", "refused", "stopped")
+_LARGEST = 2**53  # bytes of a file, of which no disk has as many
+_ENDLESS = 1e18  # of what is counted or timed
+_WARNINGS = 50
+_TEXT = 4000  # characters of a sentence that came from the head
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return " ".join(value.split())[:_TEXT] if isinstance(value, str) else ""
+
+
+# What a driver wrote down may be of another version: a value that has no sense is left at its
+# default.
+_Sentence = Annotated[str, decode.Then(_text), decode.Or("")]
+_Lines = Annotated[str, decode.shortened(_TEXT), decode.Then(str.strip), decode.Or("")]
+_Number = Annotated[float, decode.within(0, _ENDLESS), decode.Or(0.0)]
+_Count = Annotated[int, decode.within(0, _ENDLESS), decode.Or(0)]
+_Warning = Annotated[str, decode.Then(_text), decode.DROPPED]
+_Warnings = Annotated[
+    tuple[_Warning, ...], decode.Then(lambda each: each[-_WARNINGS:]), decode.Or(())
+]
+_Object = Annotated[Mapping[str, Any], decode.Or({})]
+_Size = Annotated[int, decode.within(0, _LARGEST), decode.DROPPED]
+
+
+def named(metadata: Mapping[str, Any]) -> str:
+    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
+    ours has.
+    """
+    name = metadata.get(NAME)
+    return name if isinstance(name, str) and _JOB.fullmatch(name) else ""
+
+
+def ask(verb: str, *words: str, **options: object) -> Argv:
+    """Return a command for the program, with `--name VALUE` for each option but empty ones."""
+    given = (
+        word for name, value in options.items() if value != "" for word in (f"--{name}", str(value))
+    )
+    return (*_PROGRAM, verb, *words, *given)
+
+
+def outputs_file(work: str) -> str:
+    """Return the file in which the verb `outputs` lists the committed files."""
+    return f"{work}/outputs.json"
+
+
+def output_file(work: str, output: Output) -> str:
+    """Return where a committed file is, as the head's container sees it."""
+    return f"{work}/output/{output.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why a driver ended, in its own words."""
+
+    message: _Sentence
+    evidence: _Lines = ""
+    hint: _Lines = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a job is, as its driver wrote it down last.
+
+    `rows` of None: the input has not been counted yet.
+    """
+
+    state: _Sentence = ""
+    text: _Sentence = ""
+    submission: _Sentence = ""
+    started: _Number = 0.0
+    updated: _Number = 0.0
+    rows: _Count | None = None
+    done: _Count = 0
+    errors: _Count = 0
+    before: _Count = 0
+    tokens_in: _Count = 0
+    tokens_out: _Count = 0
+    tokens_cached: _Count = 0
+    rows_per_second: _Number = 0.0
+    tokens_per_second: _Number = 0.0
+    eta: _Number | None = None
+    ready: _Count = 0
+    wanted: _Count = 0
+    restarts: _Count = 0
+    warnings: _Warnings = ()
+    error: Annotated[Trouble | None, decode.Or(None)] = None
+
+    @property
+    def over(self) -> bool:
+        """True when the driver wrote down its own end."""
+        return self.state in OVER
+
+    @property
+    def accounted(self) -> int:
+        """Rows that have an answer or an error row."""
+        return self.done + self.errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A job's folder on the head.
+
+    `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
+
+    `written` is False when it is known that no row of it is in a file. A job in a list has neither
+    `job` nor `inputs`.
+    """
+
+    name: _Sentence = ""
+    absent: bool = False
+    job: _Object = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    alive: Annotated[bool, decode.Or(False)] = False
+    inputs: Annotated[Mapping[str, _Size], decode.Or({})] = field(default_factory=dict)
+    written: Annotated[bool, decode.Or(True)] = True
+
+    @property
+    def digest(self) -> str:
+        """The digest of the identity of the job there; empty when it was never prepared."""
+        return _text(self.job.get("digest"))
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What may not change between runs of the job there."""
+        return _object(self.job.get("meaning"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A committed file of a job's output, on the head; `path` is relative and one of ours."""
+
+    path: str
+    bytes: Annotated[int, decode.within(0, _LARGEST)]
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    files: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUpdate:
+    """One look at a running job: Ray's word on its process, the driver's own progress, and new
+    lines of its log.
+    """
+
+    status: str
+    message: str = ""
+    exit_code: int | None = None
+    progress: Progress = field(default_factory=Progress)
+    lines: tuple[str, ...] = ()
+    offset: int = 0
+
+
+def parse_entry(answer: Answer) -> Entry:
+    """Read the answer to `look`; raises UnreadableAnswer."""
+    said = parse(answer)
+    return Entry(absent=True) if said.get("absent") else _entry(said)
+
+
+def parse_list(answer: Answer) -> tuple[Entry, ...]:
+    """Read the answer to `list`; raises UnreadableAnswer."""
+    said = parse(answer).get("jobs")
+    if not isinstance(said, list):
+        raise UnreadableAnswer(
+            f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
+        )
+    found = [_entry(each) for each in said if isinstance(each, dict)]
+    # A folder of another name, or one that somebody made by hand, is no job of ours.
+    return tuple(each for each in found if _JOB.fullmatch(each.name))
+
+
+def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
+    """Read the list of committed files.
+
+    Raises UnreadableAnswer, also for a path that no output of ours has.
+    """
+    files = decode.read(_Outputs, text, f"{node}: the list of output files").files
+    paths = [file.path for file in files]
+    if wrong := [path for path in paths if not OUTPUT.fullmatch(path)]:
+        raise UnreadableAnswer(
+            f"{node}: names an output file that no job of vlaunch writes; nothing of it was taken",
+            evidence=repr(wrong[0])[:200],
+        )
+    if len(set(paths)) < len(paths):
+        raise UnreadableAnswer(
+            f"{node}: names an output file twice", evidence=untrusted.shown(text)
+        )
+    return files
+
+
+def parse_follow(answer: Answer) -> JobUpdate:
+    """Read the answer to `follow`; raises UnreadableAnswer."""
+    said = parse(answer)
+    job, offset = said.get("job"), said.get("offset")
+    if (
+        not isinstance(job, dict)
+        or not job.get("status")
+        or type(offset) is not int
+        or not 0 <= offset < _LARGEST
+    ):
+        raise UnreadableAnswer(
+            f"{answer.node}: {_text(said.get('error')) or 'Ray does not say how the job stands'}",
+            evidence=answer.tail,
+        )
+    code, log = job.get("driver_exit_code"), said.get("log")
+    log = log if isinstance(log, str) else ""
+    return JobUpdate(
+        status=_text(job.get("status")),
+        message=_text(job.get("message")),
+        exit_code=code if type(code) is int else None,
+        progress=parse_progress(said.get("progress")),
+        lines=tuple(each for each in re.split(r"[\r\n]+", untrusted.cut(log)) if each.strip()),
+        offset=offset,
+    )
+
+
+def parse_progress(said: object) -> Progress:
+    """Read a driver's progress as it was written; what has no sense is left at its default."""
+    given = _object(said)
+    replicas = _object(given.get("replicas"))
+    found = {**given, "ready": replicas.get("ready"), "wanted": replicas.get("wanted")}
+    return decode.fit(Progress, found, "the progress of a job")
+
+
+def parse(answer: Answer) -> dict[str, Any]:
+    """Read the one JSON object that the program prints; raises UnreadableAnswer, also for its own
+    `error`.
+    """
+    try:
+        said = untrusted.loads(answer.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = None
+    if not isinstance(said, dict):
+        raise UnreadableAnswer(
+            f"{answer.node}: the head container gave no answer", evidence=answer.tail
+        )
+    if "error" in said and "job" not in said:
+        raise UnreadableAnswer(
+            f"{answer.node}: {_text(said['error'])}", evidence=_text(said["error"])
+        )
+    return said
+
+
+def _entry(said: Mapping[str, Any]) -> Entry:
+    found = decode.fit(Entry, {**said, "absent": False, "progress": {}}, "a batch job")
+    return replace(found, progress=parse_progress(said.get("progress")))

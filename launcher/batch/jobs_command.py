@@ -1,0 +1,117 @@
+"""`vlaunch jobs`: the cluster's batch jobs, how far they are, and how to be rid of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.app import json_line, options
+from launcher.app.command import Call, command
+from launcher.app.session import Session
+from launcher.app.terminal import say, show
+from launcher.batch import job_store
+from launcher.core.errors import NodeError, RequestError
+
+if TYPE_CHECKING:
+    from launcher.batch.batches import BatchStatus
+    from launcher.tools.snapshot import ClusterSnapshot
+
+
+@command(flags=[options.LOCK_WAIT, options.JSON])
+@click.option(
+    "--remove",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Remove a job that is over, and its output on the head.",
+)
+def jobs(call: Call, names: tuple[str, ...]) -> None:
+    """Show the batch jobs that the head knows: those that run, and those that are over.
+
+    A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on
+    with it.
+    """
+
+    if call.lock_wait and not names:
+        raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")
+    shown = call if names else replace(call, shows="none")  # without names, JSON is an answer
+    with (
+        shown.session(nodes=[call.inventory.head]) as session,
+        call.locked(session, unless=not names) as ours,
+    ):
+        seen, found = look(ours, update=bool(names))
+        if names:
+            _remove(ours, found, names)
+            return
+    if call.as_json:
+        click.echo(
+            json_line.dumps(
+                {"cluster": call.inventory.cluster, "jobs": [each.as_json() for each in found]}
+            )
+        )
+        return
+    _print(seen, found)
+
+
+def look(
+    session: Session, *, update: bool = False
+) -> tuple[ClusterSnapshot, tuple[BatchStatus, ...]]:
+    """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper
+    program is brought up to date.
+
+    Raises:
+        NodeError: the head has no container that runs, or no helper program, or cannot say which
+            jobs there are.
+    """
+
+    from launcher.app import servers as server
+    from launcher.batch import batches
+    from launcher.batch.batches import query_list
+    from launcher.serving.serve_plan import plan_files
+
+    inventory = session.inventory
+    seen = server.look(session, head_only=True)
+    if not seen.site.head_runs:
+        raise NodeError(inventory.head.name, "its container does not run", hint="run `vlaunch up`")
+    if update:
+        session.apply(plan_files(seen.site))
+    elif not seen.site.facts[inventory.head.name].files.get("payload/desk.py"):
+        text = "has no helper program that knows its batch jobs"
+        raise NodeError(
+            inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
+        )
+    (answer,) = session.transport.run([query_list(seen.site)])
+    return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
+
+
+def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
+    from launcher.batch import jobs_view as ui
+    from launcher.tools import servers
+
+    remarks = [
+        f"{each.what} with {each.model} runs beside them"
+        for each in servers.read(seen.said).running
+    ]
+    if "error" in seen.said:
+        remarks.append(f"Ray does not say which jobs run: {seen.said['error']}")
+    if not found:
+        say("no batch job is known on this cluster")
+        return
+    show(ui.render(found, remarks))
+
+
+def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
+    from launcher.app import servers as server
+    from launcher.serving.stop_plan import plan_remove
+
+    chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
+    if runs := [each.name for each in chosen if each.runs]:
+        raise RequestError(
+            f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
+        )
+    session.apply(plan_remove(session.site, chosen))
+    said = ", ".join(each.name for each in chosen)
+    session.done(f"removed {said}", data={"removed": [each.name for each in chosen]})

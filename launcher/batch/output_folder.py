@@ -1,0 +1,235 @@
+"""The folder of this machine that a batch's output is gathered in: whether it may take it, whose it
+is, and how files come into it.
+
+Nothing is replaced or removed but files that carry the names of a batch's parts, in a folder that
+carries the mark of this very job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.batch import job_store
+from launcher.batch.job_store import Output
+from launcher.core.errors import RequestError, VlaunchError
+
+_MARK = ".vlaunch-batch.json"
+_SPARE = 2**30  # bytes that stay free on this machine
+_PARTS = ("rows", "errors")
+_OTHER = "name another folder (`write:`, or `--output`), or move it away"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFolder:
+    """A folder of this machine that holds the output of one job: `digest` says of what it is made,
+    `shown` is how its user wrote it.
+    """
+
+    path: Path
+    shown: str
+    cluster: str
+    job: str
+    digest: str
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """What the folder says of itself."""
+        return {"cluster": self.cluster, "job": self.job, "digest": self.digest}
+
+    def parts(self) -> list[str]:
+        """Return the output files that are there, as paths relative to the folder."""
+        return sorted(name for name in self._names() if job_store.OUTPUT.fullmatch(name))
+
+    def has(self, file: Output) -> bool:
+        """True when a file of this machine is the one that the head has."""
+        path = self.path / file.path
+        if not path.is_file() or path.stat().st_size != file.bytes:
+            return False
+        digest = hashlib.sha256()
+        with path.open("rb") as content:
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest() == file.sha256
+
+    def check(self, *, begun: bool, restart: bool) -> None:
+        """See that the folder may take the output; touches nothing.
+
+        Args:
+            begun: the head has, or had, rows of this job.
+            restart: the job is begun anew, so that older output of it will be removed.
+
+        Raises:
+            RequestError: the folder holds something else.
+        """
+        self._check_folders()
+        mark = self._read_mark()
+        self._check_strangers(marked=mark is not None)
+        if parts := self.parts():
+            self._check_owner(mark or {}, parts)
+        if parts and not restart:
+            self._check_same_run(mark or {}, parts, begun=begun)
+
+    def claim(self, *, clear: bool) -> None:
+        """Make the folder this job's; with `clear` older output of it is removed.
+
+        Raises VlaunchError when it cannot be written.
+        """
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            if clear:
+                for name in (*self.parts(), "summary.json"):
+                    (self.path / name).unlink(missing_ok=True)
+            if self._read_mark() != self.mark:
+                _replace(self.path / _MARK, json.dumps(self.mark).encode())
+
+    def check_room(self, total: int) -> None:
+        """Raise VlaunchError when `total` bytes would fill the disk of this machine, which others
+        need too.
+        """
+        with self.writing():
+            disk = shutil.disk_usage(self.path)
+        # A part of a small disk, as file systems themselves keep it back, and of a large one what
+        # nobody misses.
+        room = disk.free - min(disk.total // 20, _SPARE)
+        if total > max(room, 0):
+            raise VlaunchError(
+                f"{self.shown} has room for {size(max(room, 0))}, the output that is missing there"
+                f" has {size(total)}",
+                hint=(
+                    "free some space, or name another folder (`write:`, or `--output`); the output"
+                    " stays on the head"
+                ),
+            )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise VlaunchError for this machine's own troubles, which says what they mean for the
+        output.
+        """
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise VlaunchError(
+                f"{self.shown} cannot take the output:"
+                f" {'this machine’s disk is full' if full else error}",
+                hint=(
+                    f"{'free some space' if full else 'see that it can be written'}; the output"
+                    " stays on the head, and the same command fetches what is missing"
+                ),
+            ) from None
+
+    def _names(self) -> Iterator[str]:
+        for name in _PARTS:
+            if (self.path / name).is_dir():
+                yield from (f"{name}/{each.name}" for each in (self.path / name).iterdir())
+
+    def _read_mark(self) -> dict[str, str] | None:
+        try:
+            said = json.loads((self.path / _MARK).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(said, dict):
+            return None
+        return {str(key): str(value) for key, value in said.items()}
+
+    def _check_folders(self) -> None:
+        """Raise RequestError where a folder is something else."""
+        for path in (self.path, *(self.path / name for name in _PARTS)):
+            if path.exists() and not path.is_dir():
+                raise RequestError(
+                    f"the output should be a folder, and {path} is none", hint=_OTHER
+                )
+        # Where a link leads is not what was named: a job that somebody else wrote may have brought
+        # it along.
+        if links := [name for name in _PARTS if (self.path / name).is_symlink()]:
+            raise RequestError(
+                f"{self.shown} holds links, through which nothing is written",
+                evidence=links,
+                hint=_OTHER,
+            )
+
+    def _check_strangers(self, *, marked: bool) -> None:
+        """Raise RequestError where files lie among the output that no gathering put there; halves
+        that one left are its own.
+        """
+        whole = (
+            (name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names()
+        )
+        strangers = sorted(name for name, meant in whole if not job_store.OUTPUT.fullmatch(meant))
+        if not marked and os.path.lexists(self.path / "summary.json"):
+            strangers.append("summary.json")
+        if strangers:
+            raise RequestError(
+                f"{self.shown} holds files that are no output of vlaunch",
+                evidence=some(strangers),
+                hint=_OTHER,
+            )
+
+    def _check_owner(self, mark: Mapping[str, str], parts: list[str]) -> None:
+        """Raise RequestError where the output is another job's."""
+        if (mark.get("job"), mark.get("cluster")) == (self.job, self.cluster):
+            return
+        whose = (
+            f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}"
+            if mark
+            else "another batch job"
+        )
+        raise RequestError(
+            f"{self.shown} holds the output of {whose}", evidence=some(parts), hint=_OTHER
+        )
+
+    def _check_same_run(self, mark: Mapping[str, str], parts: list[str], *, begun: bool) -> None:
+        """Raise RequestError where older output of the job is not what this run goes on with."""
+        again = "start over with `--discard-results`, which deletes it; or name another folder"
+        if mark.get("digest") != self.digest:
+            raise RequestError(
+                f"{self.shown} holds output that `{self.job}` made of another input, or with other"
+                " settings",
+                evidence=some(parts),
+                hint=again,
+            )
+        if not begun:
+            raise RequestError(
+                f"{self.shown} holds output of `{self.job}`, of which the head knows nothing any"
+                " more",
+                evidence=some(parts),
+                hint=again,
+            )
+
+
+def size(count: int) -> str:
+    """Write down how many bytes something has."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
+
+
+def some(names: list[str]) -> list[str]:
+    """Return the first five names, and how many more there are."""
+    return [*names[:5], *([f"… and {len(names) - 5} more"] if len(names) > 5 else [])]
+
+
+def new_file(path: Path) -> BinaryIO:
+    """Open a file that is new: a link in its place would be written through, to wherever it
+    leads.
+    """
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}~")
+    with new_file(part) as out:
+        out.write(data)
+    part.replace(path)

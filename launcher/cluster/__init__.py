@@ -1,0 +1,1 @@
+"""The containers of a cluster and Ray in them: `up`, `down`, `secrets`."""

@@ -1,0 +1,250 @@
+"""What `up` and `serve` need besides nodes: the image that Ray runs in, and the cluster's
+secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets as random
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+from launcher.app.session import Session
+from launcher.cluster import wheels as resolver
+from launcher.cluster.up_plan import RayImage, base_image
+from launcher.core import redaction
+from launcher.core.domain import Inventory, Secret
+from launcher.core.errors import NodeError, VlaunchError
+from launcher.core.transport import Command
+from launcher.tools import certificates, cpu_plugin, derived, image, ray
+from launcher.tools.certificates import Renewal
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+
+_KEPT = 100  # answers of images
+_PLACE = "made-from-the-image"
+
+
+def cache() -> Path:
+    """Return our folder for what can be made again: wheels, and what images said about
+    themselves.
+    """
+    from platformdirs import user_cache_path
+
+    return user_cache_path("vlaunch")
+
+
+def with_token(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    secrets: Mapping[str, Secret],
+    *,
+    make: bool = True,
+) -> dict[str, Secret]:
+    """Add the cluster's token: the one the head already has, or a new one of 32 random bytes (empty
+    unless `make`).
+
+    Its agents prove themselves to each other with it, and, where the inventory says so, Ray's
+    programs. A token that is among the secrets already stays.
+    """
+    if ray.TOKEN in secrets:
+        return dict(secrets)
+    there = facts[inventory.head.name].token if inventory.head.name in facts else ""
+    token = Secret(there or (random.token_hex(32) if make else ""))
+    redaction.learn(token)
+    return {**secrets, ray.TOKEN: token}
+
+
+def renewal(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    *,
+    make: bool = True,
+    force: bool = False,
+) -> Renewal | None:
+    """Issue certificates for all nodes' agents if one is missing, wrong or expires soon, or with
+    `force`; without `make`, they are placeholders.
+    """
+    now = datetime.now(timezone.utc)
+    reasons = certificates.reasons(inventory, facts, now)
+    if not reasons and not force:
+        return None
+    if not make:
+        return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, reasons=reasons)
+    from launcher.app import issue_certificates
+
+    authority, issued = issue_certificates.issue(inventory, now)
+    return Renewal(authority=authority, nodes=issued, reasons=reasons)
+
+
+def unknown_image(inventory: Inventory) -> RayImage:
+    """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that
+    are not known named.
+    """
+    if inventory.ray.off:
+        return base_image(inventory)
+    version = inventory.ray.version
+    recipe = derived.Recipe(tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", files={})
+    return RayImage(
+        tag=recipe.tag,
+        ray_version=version,
+        python_version="",
+        recipe=recipe,
+        shown=(
+            'cat "${CONTEXT:?the build context is made when the image has been asked what it has}"'
+        ),
+    )
+
+
+def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
+    """Find out what the image has, resolve what it lacks on this machine, and say which image the
+    containers will run.
+
+    Without Ray it is the inventory's image as it is.
+
+    Raises:
+        NodeError: the image could not be asked.
+        RequestError: its vLLM is too old, or it lacks programs that the agents need.
+        VlaunchError: the wheels cannot be found, or do not fit what the image has.
+    """
+    inventory = session.inventory
+    base = facts[inventory.head.name].images[inventory.image]
+    assert base is not None  # noqa: S101 - the image stage has just put it there
+    python = _ask(session, base.identity)
+    image.refuse(python, inventory.image)
+    if inventory.ray.off:
+        return base_image(inventory)
+    missing = image.wanted_ray(python, inventory.ray.version)
+    plugin = cpu_plugin.files() if inventory.accelerator == "cpu" else None
+    version = python.ray or inventory.ray.version
+    if missing or plugin:
+        there = _everywhere(inventory, facts, base.identity, version, plugin)
+        if there is not None:
+            return RayImage(tag=there, ray_version=version, python_version=python.python)
+    wheels = _wheels(session, python, missing) if missing is not None else None
+    recipe = derived.recipe(
+        base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin
+    )
+    return RayImage(
+        tag=recipe.tag if recipe else inventory.image,
+        ray_version=version,
+        python_version=python.python,
+        recipe=recipe,
+        shown=_shown(recipe),
+    )
+
+
+def py_spy(
+    session: Session, site: Site, *, download: bool = True
+) -> dict[str, Callable[[], bytes]]:
+    """Return loaders of py-spy for the architectures of the nodes that lack it.
+
+    With `download` it is loaded now, and a failure is a warning.
+    """
+    from launcher.cluster.py_spy_wheel import fetch
+    from launcher.tools.node_files import lacks_py_spy
+    from launcher.tools.py_spy import BUILDS
+
+    loaders: dict[str, Callable[[], bytes]] = {}
+    for architecture in sorted({lacks_py_spy(site, node) for node in site.nodes} - {""}):
+        load = partial(fetch, BUILDS[architecture], cache() / "py-spy")
+        try:
+            loaders[architecture] = partial(bytes, load()) if download else load
+        except (VlaunchError, OSError) as error:
+            session.warn("py-spy", f"{error}: the stacks of a rank that hangs cannot be shown")
+    return loaders
+
+
+def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
+    """Resolve what the image lacks of Ray, on this machine."""
+    began = time.monotonic()
+    text = f"resolving Ray {version} for Python {python.python} of the image"
+    session.step("ray-image", text, state="running")
+    wheels = resolver.resolve(python, version, cache() / "wheels")
+    seconds = time.monotonic() - began
+    session.step("ray-image", text, seconds=seconds)
+    return wheels
+
+
+def _everywhere(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    identity: str,
+    ray_version: str,
+    plugin: Mapping[str, bytes] | None,
+) -> str | None:
+    """Return a derived image that fits and that every node has, so that nothing needs resolving or
+    building.
+
+    Of several, the one that the head runs: what runs and is right stays.
+    """
+    fitting = [
+        {
+            tag
+            for tag, each in node.images.items()
+            if each and derived.fits(each.labels, identity=identity, ray=ray_version, plugin=plugin)
+        }
+        for node in facts.values()
+    ]
+    tags = set.intersection(*fitting)
+    head = Site(inventory, facts).container(inventory.head)
+    return head.image if head is not None and head.image in tags else min(tags, default=None)
+
+
+def _ask(session: Session, identity: str) -> image.ImagePython:
+    """Ask the image once; an image never changes, so its answer is kept under its identity."""
+    kept = cache() / "images" / f"{identity[:32]}-{image.PROBE_ID}.json"
+    if kept.is_file():
+        return image.parse_probe(kept.read_text(encoding="utf-8"))
+    head, name = session.inventory.head, session.inventory.image
+    text = "asking the image for its Python, Ray and packages"
+    session.step("ray-image", text, node=head.name, state="running")
+    argv = image.probe(head.docker, name, cluster=session.inventory.cluster, node=head.name)
+    (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=180)])
+    if not answer.ok:
+        raise NodeError(
+            head.name,
+            f"cannot run {name} to see what is in it",
+            evidence=answer.tail,
+            hint=f"try it there: `docker run --rm --entrypoint python3 {name} -V`",
+        )
+    found = image.parse_probe(answer.out)
+    session.step("ray-image", text, node=head.name, seconds=answer.seconds)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(".part")
+    part.write_text(image.telling(answer.out), encoding="utf-8")
+    part.replace(kept)
+    _forget_old(kept.parent)
+    return found
+
+
+def _forget_old(folder: Path) -> None:
+    """Keep the newest answers: whoever says each time that it has another image must not fill the
+    disk.
+    """
+    with contextlib.suppress(OSError):  # another run may do the same right now
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[
+            _KEPT:
+        ]:
+            old.unlink(missing_ok=True)
+
+
+def _shown(recipe: derived.Recipe | None) -> str:
+    """Write the build context to a folder; return the command with which a script sends it."""
+    if recipe is None:
+        return ""
+    folder = cache() / "contexts" / recipe.content
+    if not (folder / "Dockerfile").is_file():
+        for name, content in recipe.files.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            if isinstance(content, bytes):
+                target.write_bytes(content)
+            else:
+                target.symlink_to(content.path)
+        (folder / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
+    return f"tar -chf - -C {folder} ."

@@ -1,0 +1,304 @@
+"""`vlaunch secrets`: where secrets come from and where they lie, and new ones for the cluster.
+
+Values are never shown.
+"""
+
+from __future__ import annotations
+
+import secrets as random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.app import json_line, options, secret_files
+from launcher.app.command import Call, command
+from launcher.app.secrets import resolve
+from launcher.app.session import Session
+from launcher.app.terminal import show
+from launcher.cluster.up_command import bring_up
+from launcher.core import redaction, untrusted
+from launcher.core.domain import Inventory, Secret, SecretSource, fold
+from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
+from launcher.core.transport import Command
+from launcher.tools import ray
+
+if TYPE_CHECKING:
+    from launcher.app.secret_files import SecretFile
+    from launcher.tools.site import Site
+
+
+@click.group()
+def secrets() -> None:
+    """Show where secrets come from and where they lie, and make new ones. Values are never
+    shown.
+    """
+
+
+@command(
+    "list",
+    under=secrets,
+    path=True,
+    shows="none",
+    flags=[options.JSON],
+    short_help="each secret: its source, its users, its files",
+)
+def list_(call: Call) -> int:
+    """Show all secrets: their sources, users, files on the nodes and the ages of these, and when
+    certificates end.
+
+    The exit code is 1 when a node cannot be reached, when a file is readable by others or belongs
+    to no secret, or when certificates end within 30 days.
+    """
+    from launcher.cluster.secrets_view import render
+    from launcher.tools import certificates
+
+    inventory = call.inventory
+    with call.session(partial=True) as session:
+        files, shown = _files(session)
+    rows = _rows(inventory, shown)
+    names = [row["name"] for row in rows]
+    remarks = [
+        f"{name}: {error.message.removeprefix(f'{name}: ')}"
+        for name, error in session.missing.items()
+    ]
+    remarks += [line for node, listed in files.items() for line in _remarks(node, listed, names)]
+    if ending := certificates.warning(shown, datetime.now(timezone.utc)):
+        remarks.append(ending)
+    if call.as_json:
+        data = {
+            "cluster": inventory.cluster,
+            "secrets_in": inventory.secrets_in,
+            "secrets": rows,
+            "nodes": {node: [asdict(file) for file in listed] for node, listed in files.items()},
+            "remarks": remarks,
+        }
+        click.echo(json_line.dumps(data))
+    else:
+        show(render(rows, files, remarks, fold([node.name for node in inventory.nodes])))
+    return 1 if remarks else 0
+
+
+@command(
+    under=secrets,
+    flags=[options.LOCK_WAIT, options.JSON],
+    short_help="new certificates and a new token, and the other secrets fetched again",
+)
+@click.argument("names", metavar="[NAME…]", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
+@click.option(
+    "--join-timeout",
+    default=180.0,
+    show_default=True,
+    help="Seconds for all nodes to be in the cluster.",
+)
+def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
+    """Give the agents new certificates and Ray a new token, and fetch the other secrets from their
+    sources again.
+
+    AGENT_CERTIFICATE alone renews the certificates and nothing else: nothing stops. RAY_AUTH_TOKEN
+    is the token's name: where others are named and it is not, it stays. All others are what their
+    sources say now, named or not. Containers restart when one of these has another value, so what
+    runs in them ends; servers come back by themselves.
+    """
+    from launcher.tools import certificates
+
+    inventory = call.inventory
+    token = _asked(inventory, names)
+    renew = not names or not set(names).isdisjoint(certificates.NAMES)
+    if names and set(names) <= set(certificates.NAMES):
+        with call.session() as session, call.locked(session) as ours:
+            _renew(ours)
+        return
+    given = {**resolve(inventory.secrets, inventory.path.parent), **token}
+    with call.session() as session, call.locked(session) as ours:
+        _rotate(ours, given, renew=renew, yes=yes, join_timeout=join_timeout)
+
+
+def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
+    """Return a new token when it is named, or, without names, where Ray uses it; raises
+    RequestError when a name is none.
+    """
+    known = [row["name"] for row in _rows(inventory)]
+    if strange := [name for name in names if name not in known]:
+        raise RequestError(
+            f"no secret `{strange[0]}` in this cluster"
+            if len(strange) == 1
+            else f"no secrets {', '.join(strange)} in this cluster",
+            hint=f"known are: {', '.join(known)}"
+            if known
+            else "the inventory names none under `secrets:`",
+        )
+    used = inventory.ray.token_auth and not inventory.ray.off
+    rotates = ray.TOKEN in names if names else used
+    if ray.TOKEN in inventory.secrets or not rotates:
+        return {}
+    token = Secret(random.token_hex(32))
+    redaction.learn(token)
+    return {ray.TOKEN: token}
+
+
+def _renew(session: Session) -> None:
+    """Give every node a new certificate, which its agent loads: containers and servers go on."""
+    from launcher.cluster import prepare
+    from launcher.cluster.up_plan import plan_certificates
+    from launcher.tools.observe import observe
+    from launcher.tools.site import Site
+
+    inventory = session.inventory
+    site = Site(inventory, observe(inventory, session.transport, [inventory.image]))
+    _refuse_without_containers(site)
+    renewal = prepare.renewal(inventory, site.facts, force=True)
+    assert renewal is not None  # noqa: S101 - `force`
+    session.apply(plan_certificates(site, renewal))
+    text = "the agents have new certificates; no container was restarted"
+    session.done(text, stage="secrets", data={"changed": len(inventory.nodes)})
+
+
+def _refuse_without_containers(site: Site) -> None:
+    if not any(site.container(node) for node in site.nodes):
+        raise RequestError(
+            f"cluster {site.inventory.cluster} has no container that could get new secrets",
+            hint="`vlaunch up` fetches every secret",
+        )
+
+
+def _rotate(
+    session: Session,
+    given: Mapping[str, Secret],
+    *,
+    renew: bool,
+    yes: bool,
+    join_timeout: float,
+) -> None:
+    """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster
+    than the one that runs.
+    """
+    from launcher.app.servers import look
+    from launcher.tools import serving_judges
+
+    inventory = session.inventory
+    snapshot = look(session)
+    _refuse_without_containers(snapshot.site)
+    kept, batches = snapshot.kept.running, serving_judges.batches(snapshot.said)
+    apply = partial(bring_up, session, given, join_timeout=join_timeout, renew=renew)
+    plans = apply(dry_run=True)
+    if not any(plan.steps for plan in plans):
+        text = "every source gives the value that the cluster has already; nothing was changed"
+        session.done(text, stage="secrets", data={"changed": 0})
+        return
+    stages = (stage for plan in plans for stage in plan.stages)
+    if not any(stage.steps for stage in stages if stage.id in ("head", "workers")):
+        apply(dry_run=False)  # no container is recreated
+        return
+    ends = [*(server.what for server in kept), *(f"batch job {job.name}" for job in batches)]
+    text = f"all containers of {inventory.cluster} start anew" + (
+        f"; this ends {', '.join(ends)}" if ends else ""
+    )
+    session.warn("secrets", text, data={"ends": ends})
+    if not yes:
+        _confirm(session)
+    apply(dry_run=False)
+    for server in kept:
+        supervised = server.desired is not None and server.desired.policy.restarts != 0
+        then = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
+        session.note("secrets", f"{server.what} {then}")
+    for job in batches:
+        text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
+        session.note("secrets", text)
+
+
+def _confirm(session: Session) -> None:
+    if not sys.stdin.isatty():
+        raise RequestError(
+            "nobody can be asked whether the containers may start anew",
+            hint="say it: `vlaunch secrets rotate --yes`",
+        )
+    with session.to.paused():
+        click.confirm("Go on?", abort=True, err=True)
+
+
+def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return what is known of each secret without a query; `shown` are the certificates of
+    the nodes.
+    """
+    from launcher.tools import certificates
+
+    sources = {name: _source(source) for name, source in sorted(inventory.secrets.items())}
+    sources.setdefault(ray.TOKEN, "made by `vlaunch up`")
+    end = certificates.ends(shown)
+    issued, date = "issued by `vlaunch up`", f"{end:%Y-%m-%d}" if end else ""
+    names = certificates.NAMES
+    return [
+        *({"name": name, "source": sources[name], "used_by": _use(name)} for name in sources),
+        *({"name": name, "source": issued, "used_by": _use(name), "ends": date} for name in names),
+    ]
+
+
+def _source(source: SecretSource) -> str:
+    if source.env is not None:
+        return f"environment variable {source.env}"
+    if source.file is not None:
+        return f"file {source.file}"
+    if source.command is not None:
+        # Its arguments may be nobody's business.
+        return f"command {source.command.split()[0]}"
+    return "asked for in the terminal"
+
+
+def _use(name: str) -> str:
+    users = {
+        "AGENT_CA": "the agents, to verify certificates",
+        "AGENT_CERTIFICATE": "the node's agent: mutual TLS with the others",
+        "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
+        "VLLM_API_KEY": "the endpoint asks for it",
+        "HF_TOKEN": "downloads from Hugging Face",
+    }
+    return users.get(name, "environment of the containers")
+
+
+def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[str]]:
+    """Ask every node that is reached for its files, and the certificates among them; raises
+    NodeError.
+    """
+    inventory = session.inventory
+    queries = [
+        Command(
+            node=node.name,
+            timeout=120,
+            argv=secret_files.listing(inventory.cluster, node.state_dir or ""),
+        )
+        for node in session.reached
+    ]
+    listed: dict[str, tuple[SecretFile, ...]] = {}
+    shown = []
+    for answer in session.transport.run(queries):
+        try:
+            listed[answer.node] = secret_files.parse(answer.out)
+            shown.append(secret_files.certificates(answer.out))
+        except UnreadableAnswer as error:
+            raise NodeError(
+                answer.node, error.message, evidence=untrusted.shown(answer.err.strip(), last=True)
+            ) from None
+    names = [node.name for node in inventory.nodes if node.name in listed]
+    return {name: listed[name] for name in names}, shown
+
+
+def _remarks(node: str, files: Sequence[SecretFile], known: Sequence[str]) -> list[str]:
+    said = []
+    for each in files:
+        if not each.private:
+            who = "" if each.own else ", of another user"
+            right = "700" if not each.name else "600"
+            said.append(
+                f"{node}: {each.path} has mode {each.mode}{who}; on it: `chmod {right} {each.path}`"
+            )
+        if each.name and each.name not in known:
+            said.append(
+                f"{node}: {each.path} is no secret of this inventory; `vlaunch down` removes it"
+            )
+    return said

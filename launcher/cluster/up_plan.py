@@ -1,0 +1,373 @@
+"""From what was asked and what was seen, everything that `up` will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from launcher.cluster import gates
+from launcher.core.check import Check, Evidence
+from launcher.core.domain import Inventory, Node, Secret, fold
+from launcher.core.plan import Gate, Plan, Stage, Step, observed
+from launcher.core.transport import Command
+from launcher.hosts.checks import container
+from launcher.hosts.checks.catalogue import ESSENTIAL
+from launcher.hosts.checks.gpu_memory import GPU_MEMORY, noticed
+from launcher.tools import containers, derived, docker, node_files
+from launcher.tools.certificates import Renewal
+from launcher.tools.site import Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayImage:
+    """The image that the containers run, and how to make it where it is missing.
+
+    When the base image has all that is needed, or the cluster has no Ray, `tag` is the base image
+    and there is no recipe. `shown` is the shell command that prints the build context.
+    """
+
+    tag: str
+    ray_version: str
+    python_version: str
+    recipe: derived.Recipe | None = None
+    shown: str = ""
+
+
+def base_image(inventory: Inventory) -> RayImage:
+    """Return the inventory's own image: what the containers of a cluster without Ray run."""
+    return RayImage(tag=inventory.image, ray_version="", python_version="")
+
+
+def plan_image(site: Site) -> Plan:
+    """Preflight, then the inventory's image present on every node, or on one that gives it to the
+    others (`image_source: nodes`).
+    """
+    image = site.inventory.image
+    pulls = tuple(
+        Step(
+            title=f"pulling {image}",
+            command=Command(node=node.name, argv=docker.pull(node.docker, image), timeout=3600),
+        )
+        for node in _fetching(site)
+    )
+    stages = (
+        [Stage(id="preflight", title="Look at the nodes", gates=_preflight(site))]
+        if site.facts
+        else []
+    )
+    if pulls:
+        stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
+    notes = (*rights(site.inventory), *_given(site))
+    return Plan(verb="up", stages=tuple(stages), notes=notes)
+
+
+def _fetching(site: Site) -> list[Node]:
+    """Return the nodes that pull the inventory's image."""
+    lacking = lacks_image(site)
+    if site.inventory.image_source == "registry":
+        return lacking
+    return [site.head] if len(lacking) == len(site.nodes) else []
+
+
+def lacks_image(site: Site) -> list[Node]:
+    """Return the nodes that do not have the inventory's image, as far as was seen."""
+    return _without(site, site.inventory.image)
+
+
+def _given(site: Site) -> tuple[str, ...]:
+    """Say who gets the image from another node, which no script does."""
+    getting = [node for node in lacks_image(site) if node not in _fetching(site)]
+    if site.inventory.image_source == "registry" or not getting:
+        return ()
+    names = fold([node.name for node in getting])
+    return (f"{names} gets the image from another node, as with `vlaunch image copy`",)
+
+
+def rights(inventory: Inventory) -> tuple[str, ...]:
+    """Say loudly that the containers get every right on their nodes."""
+    if not inventory.privileged:
+        return ()
+    return (
+        "PRIVILEGED: with `privileged: true` who gets into a container is root on its node;"
+        " `devices:` and `cap_add:` give single rights",
+    )
+
+
+def plan_up(
+    site: Site,
+    secrets: Mapping[str, Secret],
+    image: RayImage,
+    renewal: Renewal | None = None,
+    *,
+    py_spy: Mapping[str, Callable[[], bytes]] | None = None,
+    join_timeout: float = 180,
+) -> Plan:
+    """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
+
+    A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head
+    takes the workers with it, because their Ray session ends with the head's. New certificates
+    restart nothing, and `py_spy` has loaders of the program by architecture.
+    """
+    specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
+    reasons = _reasons_by_node(site, specs, secrets)
+    changed = [node for node in site.nodes if reasons[node.name] is not None]
+    there = {node.name: each for node in site.nodes if (each := site.container(node)) is not None}
+    replaced = [there[node.name] for node in changed if node.name in there]
+    stages = (
+        *_image_stages(site, changed, image),
+        Stage(
+            id="files",
+            title="Write helper files and secrets",
+            steps=(
+                *_writes(site, secrets, changed),
+                *node_files.py_spy_steps(site, py_spy or {}),
+            ),
+        ),
+        *node_files.certificate_stages(site, renewal),
+        *_start_stages(site, changed, specs),
+        *_verify_stages(site, changed, there, join_timeout),
+    )
+    return Plan(
+        verb="up",
+        stages=tuple(stages),
+        notes=(
+            *_differing(site, _merge_reasons(reasons, renewal)),
+            *_outdated(site, changed),
+            *_ending(replaced),
+        ),
+    )
+
+
+def plan_certificates(site: Site, renewal: Renewal) -> Plan:
+    """Write new certificates to all nodes; running agents load them."""
+    verify = Stage(
+        id="agents", title="Verify the agents", gates=(gates.agents(site, deadline=120),)
+    )
+    return Plan(verb="secrets", stages=(*node_files.certificate_stages(site, renewal), verify))
+
+
+def _merge_reasons(
+    reasons: Mapping[str, Sequence[str] | None], renewal: Renewal | None
+) -> Mapping[str, Sequence[str] | None]:
+    """Add the reasons to renew certificates, for nodes whose containers stay unchanged."""
+    certificates = {name: [reason] for name, reason in renewal.reasons.items()} if renewal else {}
+    return {name: known or certificates.get(name) for name, known in reasons.items()}
+
+
+def _reasons_by_node(
+    site: Site, specs: Mapping[str, docker.ContainerSpec], secrets: Mapping[str, Secret]
+) -> dict[str, list[str] | None]:
+    """Why each node's container must start anew: every one's, when the head's must."""
+    reasons = {node.name: _reasons(site, node, specs[node.name], secrets) for node in site.nodes}
+    if reasons[site.head.name] is not None:
+        for node in site.inventory.workers:
+            reasons[node.name] = reasons[node.name] or ["the head starts anew"]
+    return reasons
+
+
+def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[Stage]:
+    """Return what sees to the image before any container starts."""
+    stages = []
+    if site.facts:
+        stages.append(_same_image(site))
+    if not site.inventory.ray.off:
+        stages.append(_ray_image(site, image))
+    if site.inventory.accelerator == "nvidia" and site.facts:
+        stages.append(_gpus(site, changed, image))
+    return stages
+
+
+def _writes(site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]) -> tuple[Step, ...]:
+    started = {node.name for node in changed}
+    return tuple(
+        step
+        for node in site.nodes
+        for step in node_files.steps(site, node, secrets, fresh=node.name in started)
+    )
+
+
+def _start_stages(
+    site: Site,
+    changed: Sequence[Node],
+    specs: Mapping[str, docker.ContainerSpec],
+) -> list[Stage]:
+    """Start the head, and the workers as soon as it answers."""
+    ray = "" if site.inventory.ray.off else "Ray "
+    starts = {node.name: _start(site, node, specs[node.name], ray) for node in changed}
+    head = starts.get(site.head.name, [])
+    workers = [step for node in site.inventory.workers for step in starts.get(node.name, ())]
+    return [
+        Stage(
+            id="head",
+            title=f"Start the {ray}head",
+            steps=tuple(head),
+            gates=(gates.head(site),) if head else (),
+        ),
+        Stage(id="workers", title=f"Start the {ray}workers", steps=tuple(workers)),
+    ]
+
+
+def _verify_stages(
+    site: Site,
+    changed: Sequence[Node],
+    there: Mapping[str, docker.Container],
+    join_timeout: float,
+) -> list[Stage]:
+    """See that all nodes have joined, and that what was left alone stays as it is."""
+    stages = []
+    if not site.inventory.ray.off:
+        started = {node.name for node in changed}
+        restarts = {name: each.restarts for name, each in there.items() if name not in started}
+        stages.append(_ray_stage(site, restarts, join_timeout, changed=bool(changed)))
+    agents = gates.agents(site, deadline=join_timeout)
+    return [*stages, Stage(id="agents", title="Verify the agents", gates=(agents,))]
+
+
+def _differing(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
+    """Say what differs from the inventory, nodes of which the same is true together."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in reasons.items():
+        for reason in (why or ()) if node in site.facts else ():
+            nodes.setdefault(reason, []).append(node)
+    return [f"{fold(names)}: {reason}" for reason, names in nodes.items()]
+
+
+def _outdated(site: Site, changed: Sequence[Node]) -> list[str]:
+    """Say which agents go on as they were while their files are replaced."""
+    kept = [node for node in site.nodes if node not in changed]
+    if not (names := [node.name for node in kept if node_files.replaces_agent(site, node)]):
+        return []
+    return [
+        f"{fold(names)}: the agent is of another version of vlaunch, and keeps running; hint: when"
+        " its servers may stop, run `vlaunch down` and `vlaunch up`"
+    ]
+
+
+def _ending(containers_: Sequence[docker.Container]) -> list[str]:
+    """Say what becomes of what runs in containers that are replaced."""
+    if not containers_:
+        return []
+    return [
+        "a server that runs in these containers starts again in the new ones; a batch job ends"
+        " with them"
+    ]
+
+
+def _ray_image(site: Site, image: RayImage) -> Stage:
+    return Stage(
+        id="ray-image",
+        title=f"Have Ray {image.ray_version} in the image",
+        steps=_builds(site, image),
+        gates=_image_gates(site, image),
+    )
+
+
+def _ray_stage(site: Site, restarts: Mapping[str, int], deadline: float, *, changed: bool) -> Stage:
+    gate = gates.cluster(site, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
+    return Stage(id="ray", title="Verify the Ray cluster", gates=(gate,))
+
+
+def _without(site: Site, image: str) -> list[Node]:
+    """Return the nodes that do not have an image, as far as was seen."""
+    return [node for node in site.nodes if site.image(node, image) is None]
+
+
+def _preflight(site: Site) -> tuple[Gate, ...]:
+    checks = [check for check in ESSENTIAL if check.applies(site.inventory)]
+    memory = () if site.inventory.secrets_in == "disk" else (gates.memory(site),)
+    held = (_gpu_memory(site),) if GPU_MEMORY.applies(site.inventory) else ()
+    return (*(_observed_gate(check, site) for check in checks), *held, *memory)
+
+
+def _gpu_memory(site: Site) -> Gate:
+    evidence = Evidence(inventory=site.inventory, facts=site.facts)
+    return observed(GPU_MEMORY.id, GPU_MEMORY.what, lambda: noticed(evidence))
+
+
+def _observed_gate(check: Check, site: Site) -> Gate:
+    model = site.inventory.serve.model or ""
+    evidence = Evidence(inventory=site.inventory, facts=site.facts, model=model)
+    return observed(check.id, check.what, lambda: check.judge(evidence))
+
+
+def _same_image(site: Site) -> Stage:
+    evidence = Evidence(inventory=site.inventory, facts=site.facts)
+    gate = observed(
+        "image",
+        f"{site.inventory.image} is the same on every node",
+        lambda: container.same_identity(evidence),
+    )
+    return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))
+
+
+def _gpus(site: Site, changed: Sequence[Node], image: RayImage) -> Stage:
+    waiting = [node for node in changed if node.gpus]
+    counted = (gates.gpus(site.inventory.cluster, waiting, image.tag),) if waiting else ()
+    return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=counted)
+
+
+def _builds(site: Site, image: RayImage) -> tuple[Step, ...]:
+    recipe = image.recipe
+    if recipe is None:
+        return ()
+    # made once, however many nodes build
+    context = cache(partial(derived.context, recipe))
+    return tuple(
+        Step(
+            title=f"building {image.tag} (no network needed)",
+            command=Command(
+                node=node.name,
+                argv=derived.build(node.docker, recipe),
+                timeout=1200,
+                stdin=context,
+                shown_stdin=image.shown,
+            ),
+        )
+        for node in _without(site, image.tag)
+    )
+
+
+def _image_gates(site: Site, image: RayImage) -> tuple[Gate, ...]:
+    cluster, fresh = site.inventory.cluster, _without(site, image.tag)
+    if not fresh:
+        return ()
+    return (gates.versions(cluster, fresh, image.tag, image.ray_version, image.python_version),)
+
+
+def _reasons(
+    site: Site, node: Node, spec: docker.ContainerSpec, secrets: Mapping[str, Secret]
+) -> list[str] | None:
+    """Why a node's container must start anew, in words; `None` when it must not."""
+    there = site.container(node)
+    if there is None:
+        return ["not there yet"]
+    if there.spec != spec.hash:
+        base = site.image(node, there.image) or site.image(node, spec.image)
+        return docker.differences(there, spec, base.env if base else {})
+    if not there.running:
+        return [f"its container is {there.status} (exit code {there.exit_code})"]
+    in_memory = site.facts[node.name].in_memory or ()
+    if site.inventory.secrets_in == "memory" and not set(secrets) <= set(in_memory):
+        return ["its secrets are gone: a reboot empties what lies in memory"]
+    return None
+
+
+def _start(site: Site, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
+    steps = node_files.handed_over(site, node)
+    if site.container(node) is not None:
+        steps.append(
+            Step(
+                title=f"removing the old {spec.role} container",
+                command=Command(
+                    node=node.name, argv=docker.remove(node.docker, spec.name), timeout=90
+                ),
+            )
+        )
+    steps.append(
+        Step(
+            title=f"starting the {ray}{spec.role}",
+            command=Command(node=node.name, argv=docker.run(node.docker, spec), timeout=120),
+        )
+    )
+    return steps

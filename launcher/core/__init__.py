@@ -1,0 +1,1 @@
+"""The nouns of the domain, plans and their execution, checks, events and errors."""

@@ -1,0 +1,1 @@
+"""Causes of faults and their evidence: `doctor`, `logs`, `collect`."""

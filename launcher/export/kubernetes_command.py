@@ -1,0 +1,95 @@
+"""`vlaunch export kubernetes`: a server as manifests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.app import options
+from launcher.export import files, pod_options
+
+if TYPE_CHECKING:
+    from launcher.export.target import Kind
+
+
+@click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
+@click.option("--model", metavar="MODEL", help="What to serve (default: the inventory's).")
+@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size.")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size.")
+@click.option("--dp", type=click.IntRange(1), help="Replicas (default: the inventory's).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 86400),
+    metavar="SECONDS",
+    help="Time for a start (default: the inventory's).",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["lws", "kuberay"]),
+    default="lws",
+    show_default=True,
+    help="Controller of the pods: LeaderWorkerSet for vLLM's own ranks (mp), KubeRay for Ray.",
+)
+@click.option("--name", metavar="NAME", help="Name of the objects (default: the cluster's).")
+@pod_options.flags
+@click.option("--skip-network-check", is_flag=True, help="Start vLLM without a network check.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Write a folder for kustomize, with the network check as a file of its own.",
+)
+@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+def kubernetes(
+    named: str | None,
+    model: str | None,
+    timeout: float | None,
+    kind: Kind,
+    name: str | None,
+    skip_network_check: bool,
+    output: str | None,
+    args: tuple[str, ...],
+    **said: Any,
+) -> None:
+    """Print a server as manifests for Kubernetes: a group of pods that check the network and then
+    run the ranks, a Service and a NetworkPolicy.
+
+    No node is contacted. The first comments name what the cluster must have, the commands that
+    check, apply and test it, and what is not carried over. Everything after `--` goes to `vllm
+    serve`.
+    """
+    from launcher.app import session
+    from launcher.app.choose import chosen_model
+    from launcher.export import kubernetes as made
+    from launcher.export.group import group
+    from launcher.export.target import Target, object_name
+    from launcher.serving.start import StartSpec, policy
+    from launcher.serving.vllm_args import arguments
+
+    pods = pod_options.taken(said)
+    inventory, image = session.read(None, named), pods.pop("image")
+    inventory = replace(inventory, image=image or inventory.image)
+    if args and not args[0].startswith("-"):
+        raise click.UsageError(
+            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+        )
+    spec = StartSpec(
+        name="default",
+        model=chosen_model(model, inventory),
+        backend="ray" if kind == "kuberay" else "mp",
+        host=inventory.serve.bind,
+        port=inventory.ports.api,
+        args=arguments(inventory, args),
+        policy=policy(inventory, timeout),
+        **said,
+    )
+    target = Target(
+        name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
+    )
+    manifests = made.manifests(group(inventory, spec.request(inventory, None), spec.policy, target))
+    if output is None:
+        click.echo(manifests.text, nl=False)
+    else:
+        files.write(output, manifests.folder())

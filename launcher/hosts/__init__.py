@@ -1,0 +1,1 @@
+"""Hosts before they are a cluster: `check` and `init`."""

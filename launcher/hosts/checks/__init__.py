@@ -1,0 +1,1 @@
+"""The checks of nodes, with the fix of each finding."""

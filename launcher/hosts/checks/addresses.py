@@ -1,0 +1,399 @@
+"""Addresses, interfaces and names of nodes: declared ones are there, alike, and found in time."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from launcher.core.check import (
+    UNSURVEYED,
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    alike,
+    each,
+    failed,
+    one_node,
+    passed,
+    skipped,
+    warned,
+)
+from launcher.core.domain import Inventory
+from launcher.tools.host import Address
+from launcher.tools.survey import LOOKUP_DEADLINE, Lookup, Nic
+
+_NO_IP = "`ip` is not installed; addresses were not compared"
+_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_SLOW = 1.0  # seconds; a name in /etc/hosts or of a server near by takes milliseconds
+_MANY = 8  # nodes whose lines for /etc/hosts a fix still shows
+
+
+def _address(host: Host) -> Finding | None:
+    node, addresses = host.node, host.facts.addresses
+    if addresses is None:
+        return skipped(node, _NO_IP)
+    wanted = ipaddress.ip_address(node.ip)
+    has = next((address for address in addresses if _parsed(address.ip) == wanted), None)
+    known = "\n".join(
+        f"{address.interface} {address.ip}" for address in addresses if address.interface != "lo"
+    )
+    if has is None:
+        return failed(
+            node,
+            f"no interface carries {node.ip}",
+            evidence=known,
+            fix=f"set `ip:` of {node.name} to one of its addresses (the network between the nodes)",
+        )
+    if node.interface and has.interface != node.interface:
+        fix = f"set `network: {{interface: {has.interface}}}` for {node.name}"
+        text = f"there is no interface `{node.interface}` with an address"
+        if node.interface in {address.interface for address in addresses}:
+            text = f"{node.ip} is on `{has.interface}`, not on `{node.interface}`"
+            fix += ", or correct its `ip:`"
+        return failed(node, text, evidence=known, fix=fix)
+    if not has.up:
+        return failed(
+            node,
+            f"`{has.interface}` is down",
+            fix=f"run `sudo ip link set {has.interface} up` on {node.name}",
+        )
+    return None
+
+
+def _parsed(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address without the scope that `ip` writes behind link-local ones."""
+    return ipaddress.ip_address(ip.partition("%")[0])
+
+
+def _unique(host: Host) -> Finding:
+    if host.facts.addresses is None:
+        return skipped(host, _NO_IP)
+    # Whoever has an address that the inventory gives to another node is the one to look at.
+    for owner in host.inventory.nodes:
+        for address in host.facts.addresses:
+            if owner.name != host.name and address.ip == owner.ip:
+                return failed(
+                    host,
+                    f"`{address.interface}` has {address.ip}, the address of {owner.name}",
+                    fix=(
+                        f"run `sudo ip addr del {address.ip}/{address.prefix} dev"
+                        f" {address.interface}` on {host.name}, or correct `ip:` of {owner.name}"
+                    ),
+                )
+    return passed(host, "no other node has its address")
+
+
+def _subnet(host: Host) -> str | Finding:
+    ip = host.node.ip
+    own = next((address for address in host.facts.addresses or () if address.ip == ip), None)
+    return skipped(host, f"the interface with {ip} is not known") if own is None else _network(own)
+
+
+def _other_subnet(host: Host, net: str, common: str, others: str) -> Finding:
+    return warned(
+        host,
+        f"{host.node.ip} is in {net}, while {others} is in {common}",
+        fix=(
+            f"set `ip:` of {host.name} to its address in {common}, or its prefix length on the"
+            " interface; packets go through a router otherwise"
+        ),
+    )
+
+
+def _network(address: Address) -> str:
+    return str(ipaddress.ip_interface(f"{_parsed(address.ip)}/{address.prefix}").network)
+
+
+def _one_nic(host: Host) -> Finding:
+    if host.facts.addresses is None:
+        return skipped(host, _NO_IP)
+    by_net: dict[str, dict[str, str]] = {}
+    for address in filter(_in_subnet, host.facts.addresses):
+        by_net.setdefault(_network(address), {}).setdefault(address.interface, address.ip)
+    for net, nics in by_net.items():
+        if len(nics) > 1:
+            return warned(
+                host,
+                f"{' and '.join(f'`{name}`' for name in nics)} are both in {net}",
+                evidence="\n".join(f"{name} {ip}" for name, ip in nics.items()),
+                fix=(
+                    f"give each a subnet of its own; until then, on {host.name}: `sudo sysctl -w"
+                    " net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`"
+                ),
+            )
+    return passed(host, "each interface has a subnet of its own")
+
+
+def _in_subnet(address: Address) -> bool:
+    """True for an address through which an interface that is up reaches other hosts directly."""
+    parsed = _parsed(address.ip)
+    if parsed.is_loopback or parsed.is_link_local:
+        return False
+    return address.up and address.prefix < parsed.max_prefixlen
+
+
+def nic_of(host: Host) -> Nic | None:
+    """Return the interface that has the node's address."""
+    nics = host.survey.nics if host.survey is not None else None
+    name = host.facts.interface_of(host.node.ip)
+    return next((nic for nic in nics or () if nic.name == name), None)
+
+
+def _mtu(host: Host) -> int | Finding:
+    nic = nic_of(host)
+    return _not_surveyed(host) if nic is None else nic.mtu
+
+
+def _not_surveyed(host: Host) -> Finding:
+    return skipped(host, f"the interface with {host.node.ip} was not surveyed")
+
+
+def _other_mtu(host: Host, mtu: int, common: int, others: str) -> Finding:
+    nic = host.facts.interface_of(host.node.ip)
+    return failed(
+        host,
+        f"mtu {mtu} on `{nic}`, while {others} has {common}",
+        fix=(
+            f"run `sudo ip link set {nic} mtu {common}` on {host.name}, and make it last in its"
+            " network configuration"
+        ),
+    )
+
+
+def _speed(host: Host) -> int | Finding:
+    nic = nic_of(host)
+    if nic is None:
+        return _not_surveyed(host)
+    return nic.speed or skipped(host, f"`{nic.name}` tells no speed (a virtual one)")
+
+
+def _other_speed(host: Host, speed: int, common: int, others: str) -> Finding:
+    nic = host.facts.interface_of(host.node.ip)
+    return warned(
+        host,
+        f"`{nic}` runs at {_bits(speed)}, while {others} has {_bits(common)}",
+        fix=f"look at `sudo ethtool {nic}` on {host.name}: cable, switch port, what was negotiated",
+    )
+
+
+def _bits(mbits: int) -> str:
+    return f"{mbits / 1000:g} Gbit/s" if mbits >= 1000 else f"{mbits} Mbit/s"
+
+
+def _hostname(host: Host) -> Finding:
+    """Judge that a node's own name resolves to an address on the cluster's network."""
+    node, own = host.node, host.survey.own_names if host.survey else None
+    if own is None:
+        return skipped(node, "what its own name resolves to is not known")
+    name = host.facts.hostname or node.name
+    add = f"echo '{node.ip} {name}' | sudo tee -a /etc/hosts"
+    loopback = [address for address in own if _within(address, ("127.0.0.0/8", "::1/128"))]
+    if loopback:
+        script = f"/^(127[.]|::1)/s/[[:space:]]{name}([[:space:]]|$)/ /g"
+        return failed(
+            node,
+            f"its name `{name}` resolves to {', '.join(loopback)}",
+            fix=f"run on {node.name}: `sudo sed -E -i '{script}' /etc/hosts; {add}`",
+        )
+    if not own:
+        text = f"its name `{name}` resolves to nothing"
+        return warned(node, text, fix=f"run on {node.name}: `{add}`")
+    networks = [
+        _network(address) for address in host.facts.addresses or () if address.ip == node.ip
+    ]
+    if any(address == node.ip or _within(address, networks) for address in own):
+        return passed(node, "its own name resolves to an address on the cluster's network")
+    if not networks:
+        return skipped(
+            node, "its addresses are not known, so what its own name resolves to was not compared"
+        )
+    return warned(
+        node,
+        f"its name `{name}` resolves to {', '.join(own[:3])}, which is not on the network of"
+        f" {node.ip}",
+        fix=f"run on {node.name}: `{add}`, and take out other lines of the name",
+    )
+
+
+def _within(address: str, networks: Sequence[str]) -> bool:
+    try:
+        parsed = _parsed(address)
+    except ValueError:
+        return False
+    return any(parsed in ipaddress.ip_network(network) for network in networks)
+
+
+def _interface(host: Host) -> Finding:
+    node, facts = host.node, host.facts
+    names = {address.interface for address in facts.addresses or ()}
+    if facts.survey is not None and facts.survey.nics:
+        names = {nic.name for nic in facts.survey.nics}
+    given = {variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)}
+    if not given:
+        return passed(
+            node, "no variable names an interface; vlaunch gives the one with the node's address"
+        )
+    if not names:
+        return skipped(node, "its interfaces were not asked")
+    for variable, value in given.items():
+        if unmatched := _unmatched(variable, value, names):
+            right = facts.interface_of(node.ip) or "the right one"
+            return failed(
+                node,
+                f"{variable} names `{', '.join(unmatched)}`, which is not there",
+                evidence="interfaces: " + ", ".join(sorted(names - {"lo"})),
+                fix=(
+                    f"take {variable} out of `env:` (vlaunch sets it for each node), or set it to"
+                    f" {right} under {node.name}'s own `env:`"
+                ),
+            )
+    return passed(node, ", ".join(f"{variable}={value}" for variable, value in given.items()))
+
+
+def _unmatched(variable: str, value: str, names: set[str]) -> list[str]:
+    """Return what a variable names that is not there; what it excludes (`^`) need not be.
+
+    NCCL takes prefixes unless the value starts with `=`; Gloo and TensorPipe take whole names.
+    """
+    if value.startswith("^"):
+        return []
+    words = [word for word in value.lstrip("=").split(",") if word]
+    if variable != "NCCL_SOCKET_IFNAME" or value.startswith("="):
+        return [word for word in words if word not in names]
+    return [word for word in words if not any(name.startswith(word) for name in names)]
+
+
+def _names_none(inventory: Inventory) -> str:
+    given = any(node.env.get(variable) for node in inventory.nodes for variable in _VARIABLES)
+    none = "env: names no interface; vlaunch gives each node the one with its address"
+    return "" if given else none
+
+
+def _lookups(host: Host) -> Finding:
+    survey = host.survey
+    if survey is None:
+        return skipped(host, UNSURVEYED)
+    if survey.lookups is None:
+        return skipped(host, "`getent` is not installed; no name was looked up")
+    slow = [lookup for lookup in survey.lookups if not lookup.answered or lookup.seconds >= _SLOW]
+    if not slow:
+        return passed(host, "names of nodes and its own are found within a second")
+    took = f"took {max(lookup.seconds for lookup in slow):.0f} s"
+    if silent := [lookup for lookup in slow if not lookup.answered]:
+        took = f"got no answer within {LOOKUP_DEADLINE} s"
+    text = f"looking up {_sought(silent or slow)} {took}"
+    return warned(host, text, evidence="\n".join(survey.asks), fix=_hosts_lines(host.evidence))
+
+
+def _sought(slow: Sequence[Lookup]) -> str:
+    """Return in words what was looked up, the same on all nodes with the same trouble."""
+    parts = []
+    for kind, of in (("reverse", "the name of"), ("forward", "the address of")):
+        if words := sorted({lookup.what for lookup in slow if lookup.kind == kind}):
+            more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+            parts.append(f"{of} {', '.join(words[:3])}{more}")
+    if any(lookup.kind == "own" for lookup in slow):
+        parts.append("its own name")
+    return " and ".join(parts)
+
+
+def _hosts_lines(evidence: Evidence) -> str:
+    nodes = evidence.inventory.nodes
+    what = "a line `ADDRESS NAME` for each node in /etc/hosts"
+    if len(nodes) <= _MANY:
+        own = {host.name: host.facts.hostname for host in evidence.reached}
+        lines = " ".join(f"'{node.ip} {own.get(node.name) or node.name}'" for node in nodes)
+        what = f"`printf '%s\\n' {lines} | sudo tee -a /etc/hosts`"
+    return (
+        f"on every node: {what}; or correct the name server in /etc/resolv.conf. Then `vlaunch"
+        " down` and `vlaunch up`: containers take both files along as they start"
+    )
+
+
+CHECKS = (
+    Check(
+        id="address",
+        what="the declared address is on the declared interface",
+        why="Ray, NCCL and Gloo bind to it; a wrong one hangs the start without a message",
+        judge=each(_address),
+        group="network",
+    ),
+    Check(
+        id="address-unique",
+        what="no two nodes have the same address",
+        why="packets for one of them reach the other, now and then",
+        judge=each(_unique),
+        group="network",
+        skip_reason=one_node,
+    ),
+    Check(
+        id="subnet",
+        what="the nodes' addresses are in one subnet",
+        why=(
+            "addresses of different networks were mixed up more often than they were meant to be"
+            " routed"
+        ),
+        judge=alike(_subnet, _other_subnet),
+        group="network",
+        skip_reason=one_node,
+    ),
+    Check(
+        id="one-nic-per-subnet",
+        what="no node has two interfaces in one subnet",
+        why=(
+            "Linux answers for either address on either interface, so that traffic takes another"
+            " card than the one chosen"
+        ),
+        judge=each(_one_nic),
+        group="network",
+    ),
+    Check(
+        id="hostname",
+        what="a node's own name does not resolve to loopback",
+        why=(
+            "Gloo and other libraries offer peers the address of the own name; 127.0.1.1 makes them"
+            " wait for themselves"
+        ),
+        judge=each(_hostname),
+        group="network",
+    ),
+    Check(
+        id="interface",
+        what="the interfaces that variables name are there",
+        why=(
+            "the name of one node's interface, given to all, lets NCCL or Gloo find no interface on"
+            " another"
+        ),
+        judge=each(_interface),
+        group="network",
+        skip_reason=_names_none,
+    ),
+    Check(
+        id="mtu",
+        what="the MTU is the same on all nodes",
+        why=(
+            "where one side sends larger packets than the other takes, transfers hang though pings"
+            " pass"
+        ),
+        judge=alike(_mtu, _other_mtu, lambda host, mtu: passed(host, f"mtu {mtu}")),
+        group="network",
+    ),
+    Check(
+        id="link-speed",
+        what="the links run at one speed",
+        why="a link that fell back to a lower speed holds up every collective",
+        judge=alike(_speed, _other_speed, lambda host, speed: passed(host, _bits(speed))),
+        group="network",
+    ),
+    Check(
+        id="names-resolve",
+        what="names of nodes are found in time",
+        why=(
+            "a name server that does not answer holds up each connection of torch's store and each"
+            " sudo for 10 s, and Ray's start for half a minute"
+        ),
+        judge=each(_lookups),
+        group="network",
+    ),
+)

@@ -1,0 +1,314 @@
+"""Images and containers: one identity, Ray and Python, GPUs, RDMA devices and rights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from launcher.core import untrusted
+from launcher.core.check import (
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    Judge,
+    alike,
+    each,
+    failed,
+    no_rdma,
+    passed,
+    skipped,
+    warned,
+)
+from launcher.core.domain import Answer, Node, fold
+from launcher.tools import symptoms
+from launcher.tools.inside import Inside
+
+_AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]
+_RECREATE = "run `vlaunch down` and `vlaunch up`"
+# CUresult (cuda.h), which nvidia-smi does not notice: the cause and the fix.
+_CUDA = {
+    802: (
+        "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
+        "start it: `sudo systemctl start nvidia-fabricmanager` on {node}; its version must be the"
+        " driver's",
+    ),
+    803: (
+        "CUDA and the driver do not fit (803, system driver mismatch)",
+        "reboot {node}: its driver was replaced, and the old one is still loaded",
+    ),
+    804: (
+        "CUDA's compatibility libraries are not for these GPUs (804)",
+        "leave `cuda-compat` out of the image, or update the driver of {node}",
+    ),
+}
+
+
+def same_identity(evidence: Evidence) -> Sequence[Finding]:
+    """Judge that the inventory's image is on every node, with the same layers and configuration."""
+    image = evidence.inventory.image
+    images = {host.name: host.facts.images.get(image) for host in evidence.reached}
+    there = {name: found for name, found in images.items() if found is not None}
+    findings = [
+        failed(
+            name,
+            f"image {image} is not there",
+            fix=(
+                f"run `docker pull {image}` on {name}, or bring it from another node: "
+                f"`vlaunch image copy {image}`"
+            ),
+        )
+        for name in images
+        if name not in there
+    ]
+    groups: dict[str, list[str]] = {}
+    for name, found in there.items():
+        groups.setdefault(found.identity, []).append(name)
+    usual, *others = sorted(groups.values(), key=len, reverse=True) or [[]]
+    findings += [
+        failed(
+            name,
+            f"{image} is another image than on {fold(usual)}",
+            evidence="\n".join(f"{name}: {found.id[:19]}" for name, found in there.items()),
+            fix=(
+                f"bring one to all: `vlaunch image copy {image} --from {usual[0]}`; or give the"
+                " image by digest in the inventory"
+            ),
+        )
+        for group in others
+        for name in group
+    ]
+    return findings or [passed(host) for host in evidence.reached]
+
+
+def _image(evidence: Evidence) -> Sequence[Finding]:
+    """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
+    image = evidence.inventory.image
+    images = {host.name: host.facts.images.get(image) for host in evidence.reached}
+    have = {name: facts for name, facts in evidence.facts.items() if images.get(name) is not None}
+    findings = same_identity(replace(evidence, facts=have))
+    other = {finding.node: finding for finding in findings if finding.status != "pass"}
+    return [
+        skipped(name, f"{image} is not on this node yet: `vlaunch up` fetches it")
+        if found is None
+        else other.get(name) or passed(name, f"{image} is {found.id.removeprefix('sha256:')[:12]}")
+        for name, found in images.items()
+    ]
+
+
+def judge_versions(nodes: Sequence[Node], ray_version: str, python_version: str) -> _AnswersJudge:
+    """Return the judge of what `python3 -c` printed in each node's image: `{"ray": …, "python":
+    …}`.
+    """
+    expected = {"ray": ray_version, "python": python_version}
+    return lambda answers: [_versions(node, answers[node.name][0], expected) for node in nodes]
+
+
+def judge_gpus(nodes: Sequence[Node]) -> _AnswersJudge:
+    """Return the judge of `docker.try_gpus` in a container that asked for the declared GPUs."""
+    return lambda answers: [_gpus(node, answers[node.name][0]) for node in nodes]
+
+
+def _versions(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:
+    try:
+        said = untrusted.loads(answer.out.strip().splitlines()[-1]) if answer.ok else None
+    except (ValueError, IndexError):
+        said = None
+    if said == expected:
+        return passed(node, f"Ray {expected['ray']}, Python {expected['python']}")
+    text = f"the image does not run Ray {expected['ray']} and Python {expected['python']}"
+    evidence = str(said) if said else answer.tail
+    return failed(node, text, evidence=evidence, fix=_pull_again(node.name))
+
+
+def _pull_again(name: str) -> str:
+    return f"remove the image on {name} with `docker rmi --force` and run `vlaunch up` again"
+
+
+def _gpus(node: Node, answer: Answer) -> Finding:
+    seen = sum(line.startswith("GPU ") for line in answer.out.splitlines())
+    cuda = re.search(r"^cuInit (\d{1,4})$", answer.out, re.MULTILINE)
+    if seen == node.gpus and cuda is not None:
+        code = int(cuda[1])
+        if code == 0:
+            return passed(node, f"{seen} GPUs in a container")
+        other = (
+            f"CUDA does not start (cuInit: {code})",
+            "look at `sudo dmesg | grep NVRM` on {node}",
+        )
+        text, fix = _CUDA.get(code, other)
+        return failed(node, text, fix=fix.format(node=node.name))
+    if seen == node.gpus and "libcuda.so" in answer.err:
+        return warned(
+            node,
+            f"{seen} GPUs in a container, but no CUDA driver library to try them with",
+            evidence=answer.tail,
+            fix="let the toolkit bring it: no `NVIDIA_DRIVER_CAPABILITIES` without `compute`",
+        )
+    fix = f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there"
+    text = f"a container sees {seen} GPUs, {node.gpus} declared"
+    if seen == node.gpus:
+        text, fix = "the GPUs could not be tried", f"try it on {node.name}: `nvidia-smi`"
+    if known := symptoms.first(answer.err + "\n" + answer.out):
+        text, fix = known.cause, known.fix
+    return failed(node, text, evidence=answer.tail, fix=fix)
+
+
+def _view(host: Host) -> Inside | Finding:
+    """Return what is known of a node's container, or a SKIP with its reason."""
+    inside = host.evidence.inside.get(host.name)
+    if inside is None:
+        why = "no container was looked into"
+        if host.facts.images.get(host.inventory.image) is None:
+            why = "the image is not on this node yet: run `vlaunch up`"
+        return skipped(host, host.evidence.inside_missing.get(host.name) or why)
+    if inside.error:
+        error = untrusted.shown(inside.error.strip().splitlines()[-1])
+        return skipped(host, f"a container could not be looked into: {error}")
+    return inside
+
+
+def _inside(judge: Callable[[str, Inside], Finding]) -> Judge:
+    def one(host: Host) -> Finding:
+        inside = _view(host)
+        return inside if isinstance(inside, Finding) else judge(host.name, inside)
+
+    return each(one)
+
+
+def _devices(name: str, inside: Inside) -> Finding:
+    if inside.infiniband:
+        return passed(name, f"/dev/infiniband has {len(inside.infiniband)} devices")
+    return failed(
+        name,
+        "the container has no /dev/infiniband",
+        fix=f"load the drivers on {name} (`sudo modprobe mlx5_ib ib_uverbs`), then {_RECREATE}",
+    )
+
+
+def _memlock(name: str, inside: Inside) -> Finding:
+    if inside.memlock_unlimited:
+        return passed(name, "memory may be locked without limit")
+    if inside.memlock is None:
+        return skipped(name, "the container's limit on locked memory is not known")
+    return failed(
+        name,
+        f"the container may lock {inside.memlock // 1024} KiB of memory only",
+        fix=(
+            f"on {name}: `sudo systemctl edit docker`, add `[Service]` with"
+            f" `LimitMEMLOCK=infinity`, `sudo systemctl restart docker`, then {_RECREATE}"
+        ),
+    )
+
+
+def _ipc_lock(name: str, inside: Inside) -> Finding:
+    if inside.ipc_lock is None:
+        return skipped(name, "the container's capabilities are not known")
+    if inside.ipc_lock:
+        return passed(name, "the container has IPC_LOCK")
+    return failed(
+        name,
+        "the container lacks the capability IPC_LOCK",
+        fix=f"{_RECREATE}, which starts it with `--cap-add IPC_LOCK`",
+    )
+
+
+def _libibverbs(name: str, inside: Inside) -> Finding:
+    if inside.libibverbs:
+        return passed(name, inside.libibverbs)
+    return failed(
+        name,
+        "the image has no libibverbs.so.1",
+        fix=(
+            "use an image that has it: `RUN apt-get install -y libibverbs1 ibverbs-providers` in a"
+            " Dockerfile from this one"
+        ),
+    )
+
+
+def _one_version(program: str, version: Callable[[Inside], str], lacking: str) -> Judge:
+    """Make the judge of a version that must be one in all containers."""
+
+    def value(host: Host) -> str | Finding:
+        inside = _view(host)
+        if isinstance(inside, Finding):
+            return inside
+        return version(inside) or skipped(host, lacking.format(ray=host.inventory.ray.version))
+
+    def differs(host: Host, version: str, common: str, others: str) -> Finding:
+        text = f"{program} {version}, while {others} has {common}"
+        return failed(host, text, fix=_pull_again(host.name))
+
+    return alike(value, differs, lambda host, version: passed(host, f"{program} {version}"))
+
+
+CHECKS = (
+    Check(
+        id="rdma-container",
+        what="the containers have the RDMA devices",
+        why="without /dev/infiniband in the container NCCL uses TCP and does not say so",
+        judge=_inside(_devices),
+        group="rdma",
+        skip_reason=no_rdma,
+        needs=("docker", "rdma-devices"),
+    ),
+    Check(
+        id="memlock",
+        what="the containers may lock memory without limit",
+        why="RDMA registers memory by locking it: `ibv_reg_mr … Cannot allocate memory` otherwise",
+        judge=_inside(_memlock),
+        group="rdma",
+        skip_reason=no_rdma,
+        needs=("docker",),
+    ),
+    Check(
+        id="ipc-lock",
+        what="the containers have the capability IPC_LOCK",
+        why="NCCL ends with an unhandled system error at its start without it, and gives no reason",
+        judge=_inside(_ipc_lock),
+        group="rdma",
+        skip_reason=no_rdma,
+        needs=("docker",),
+    ),
+    Check(
+        id="libibverbs",
+        what="the image has libibverbs",
+        why="NCCL loads it at run time, and uses TCP where it is not there",
+        judge=_inside(_libibverbs),
+        group="rdma",
+        skip_reason=no_rdma,
+        needs=("docker",),
+    ),
+    Check(
+        id="image",
+        what="the image is the same on every node",
+        why=(
+            "a tag can move between two pulls, and ranks of different builds fail in ways that do"
+            " not say so"
+        ),
+        judge=_image,
+        group="image",
+        needs=("docker",),
+    ),
+    Check(
+        id="ray-version",
+        what="the containers have one version of Ray",
+        why="Ray lets no node join whose version differs",
+        judge=_one_version(
+            "Ray", lambda inside: inside.ray, "the image has no Ray; `vlaunch up` adds {ray}"
+        ),
+        group="image",
+        needs=("docker",),
+    ),
+    Check(
+        id="python-version",
+        what="the containers have one version of Python",
+        why="Ray lets no node join whose Python differs, for pickled functions would not be read",
+        judge=_one_version(
+            "Python", lambda inside: inside.python, "the container did not tell its Python"
+        ),
+        group="image",
+        needs=("docker",),
+    ),
+)

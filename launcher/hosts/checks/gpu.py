@@ -1,0 +1,432 @@
+"""GPUs: there and of one model, without hardware trouble, with a driver for the image's CUDA."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.core.check import (
+    UNSURVEYED,
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    alike,
+    cpu_has_none,
+    each,
+    failed,
+    not_nvidia,
+    passed,
+    skipped,
+    warned,
+)
+from launcher.core.domain import Inventory, Node
+
+_MIB_PER_GB = 1e9 / 1024**2
+# Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the
+# driver's, the GPU's or the slot's.
+_OF_APPLICATIONS = {13, 31, 43, 45}
+# Oldest driver branch for each major version of CUDA
+# (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
+NEEDS = {11: 450, 12: 525, 13: 580}
+_IMEX = "/dev/nvidia-caps-imex-channels"
+_IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"  # of NVIDIA's hook: libnvidia-container pull request 242
+_CDI = (29, 2)  # the first Docker whose `--gpus` uses CDI instead of the hook: moby pull 50228
+
+
+def _accelerator(host: Host) -> Finding | None:
+    node, facts = host.node, host.facts
+    declared = f"{', '.join(node.gpu_ids) or node.gpus} declared"
+    if host.inventory.accelerator == "amd":
+        there = len(facts.amd_renders or ())
+        needed = max((int(index) + 1 for index in node.gpu_ids), default=node.gpus)
+        if there < needed:
+            return failed(
+                node,
+                f"{there} AMD GPUs visible, {declared}",
+                evidence=facts.said.get("gpus", ""),
+                fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
+            )
+        return _privileged(host, there)
+    if facts.lost_gpus:
+        lost = len(facts.lost_gpus)
+        return failed(
+            node,
+            f"the driver has lost {'a GPU' if lost == 1 else f'{lost} GPUs'}",
+            evidence="\n".join(facts.lost_gpus),
+            fix=(
+                f"reboot {node.name}, for no container with GPUs starts there before; `sudo dmesg |"
+                " grep Xid` tells why, and one that gets lost again is to be replaced"
+            ),
+        )
+    if facts.gpus is None:
+        return failed(
+            node,
+            "no NVIDIA GPU visible",
+            evidence=facts.said.get("gpus", "`nvidia-smi` gave no GPU"),
+            fix=(
+                "install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the"
+                " inventory"
+            ),
+        )
+    if len(facts.used(node)) < node.gpus:
+        fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
+        return failed(
+            node,
+            f"{len(facts.gpus)} GPUs visible, {declared}",
+            evidence=", ".join(gpu.name for gpu in facts.gpus),
+            fix=f"set {fewer} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
+        )
+    return _privileged(host, len(facts.gpus))
+
+
+def _privileged(host: Host, there: int) -> Finding | None:
+    """Refuse a privileged container for some of a node's GPUs: no option of Docker's limits which
+    ones it sees, and Ray and vLLM count from the first one.
+    """
+    node = host.node
+    if not host.inventory.privileged or node.gpus == there:
+        return None
+    return failed(
+        node,
+        f"a container with `privileged: true` sees all {there} GPUs, {node.gpus} declared",
+        fix=(
+            f"set `gpus: {there}` for {node.name}, or replace `privileged: true` by `devices:` and"
+            " `cap_add:` (docs/security.md)"
+        ),
+    )
+
+
+def _models(host: Host) -> tuple[str, ...] | Finding:
+    """Return the models of a node's declared GPUs."""
+    if host.facts.gpus is None:
+        nvidia = host.inventory.accelerator == "nvidia"
+        unnamed = "the models of AMD GPUs are not asked"
+        return skipped(host, "`nvidia-smi` gave no GPU" if nvidia else unnamed)
+    return tuple(sorted({gpu.name for gpu in host.facts.used(host.node)}))
+
+
+def _counted(host: Host) -> str:
+    counts = Counter(gpu.name for gpu in host.facts.used(host.node))
+    text = "; ".join(f"{count} × {model}" for model, count in counts.items())
+    return text or "no GPU is declared"
+
+
+def _other_models(host: Host, _: object, common: Sequence[str], others: str) -> Finding:
+    text = f"{_counted(host)}, while {others} has {' and '.join(common)}"
+    fix = f"use nodes with one model of GPU, or leave {host.name} out of the inventory"
+    return failed(host, text, fix=fix)
+
+
+def _usual_models(host: Host, models: Sequence[str]) -> Finding:
+    """Judge that GPUs are of one model, and the first has the memory its model is sold with."""
+    text, expected = _counted(host), host.expected_gpu
+    if len(models) > 1:
+        fix = f"lower `gpus:` of {host.name} to those of one model"
+        return warned(host, f"{text}: GPUs of several models", fix=fix)
+    gpu = next(iter(host.facts.used(host.node)), None)
+    if gpu is None or expected is None or expected.memory is None or not gpu.memory_total:
+        return passed(host, text)
+    if gpu.memory_total >= 0.9 * expected.memory * _MIB_PER_GB:
+        return passed(host, text)
+    return warned(
+        host,
+        f"{text} with {gpu.memory_total / _MIB_PER_GB:.0f} GB, {expected.memory:g} GB expected",
+        fix=f"see whether it is split: `nvidia-smi -L` on {host.name} lists MIG instances",
+    )
+
+
+def _errors(host: Host) -> Finding:
+    node, survey = host.node, host.survey
+    if survey is None:
+        return skipped(host, UNSURVEYED)
+    used = {gpu.index for gpu in host.facts.used(node)}
+    others = {gpu.index for gpu in host.facts.gpus or ()} - used
+    counts = ", ".join(
+        f"GPU {gpu.index}: {gpu.ecc_errors}"
+        for gpu in survey.gpus
+        if gpu.ecc_errors and gpu.index not in others
+    )
+    if counts:
+        text, lines = f"uncorrected memory errors ({counts})", "\n".join(survey.xid or ())
+        return failed(node, text, evidence=lines, fix=_replace(node))
+    if survey.xid is None:
+        return skipped(
+            node,
+            "the kernel's log may not be read, so nothing is known of Xid errors",
+            fix=(
+                "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or log in as a member of the"
+                " group adm"
+            ),
+        )
+    if survey.xid:
+        return _reported(node, survey.xid)
+    if not survey.gpus:
+        return skipped(node, "no Xid, but `nvidia-smi` told nothing of memory errors")
+    if all(gpu.ecc_errors is None for gpu in survey.gpus):
+        return passed(node, "no Xid; these GPUs do not count memory errors")
+    return passed(node, "no uncorrected memory error and no Xid")
+
+
+def _reported(node: Node, lines: Sequence[str]) -> Finding:
+    """Judge the Xids in a kernel's log: a failure, unless applications brought them all about."""
+    serious = [line for line in lines if _xid(line) not in _OF_APPLICATIONS]
+    shown = serious or lines
+    codes = ", ".join(sorted({str(_xid(line) or "?") for line in shown}))
+    text, evidence = f"the driver reported Xid {codes} since the node booted", "\n".join(shown[-5:])
+    if serious:
+        return failed(node, text, evidence=evidence, fix=_replace(node))
+    return warned(
+        node,
+        f"{text}, which applications bring about",
+        evidence=evidence,
+        fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
+    )
+
+
+def _replace(node: Node) -> str:
+    return (
+        f"reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot {node.name}; when it comes back,"
+        " have the GPU replaced (https://docs.nvidia.com/deploy/xid-errors/)"
+    )
+
+
+def _xid(line: str) -> int | None:
+    found = re.search(r"Xid \([^)]*\): (\d+)", line)
+    return int(found[1]) if found else None
+
+
+def _fabric(host: Host) -> Finding:
+    nvlink = host.survey.nvlink if host.survey else None
+    if nvlink is None:
+        return skipped(host, UNSURVEYED)
+    unready = sorted({state for state in nvlink.states if state != "Completed"})
+    if not nvlink.states and not nvlink.switches:
+        return passed(host, "no NVSwitch")
+    # GPUs before Hopper have no state; then the service's is all there is.
+    stopped = not nvlink.states and nvlink.service not in ("active", "")
+    if not unready and not stopped:
+        return passed(host, "Fabric Manager has set the NVLink fabric up")
+    text = f"the NVLink fabric between the GPUs is not ready: {', '.join(unready)}"
+    return failed(
+        host,
+        f"Fabric Manager is {nvlink.service}" if stopped else text,
+        fix=f"`sudo systemctl enable --now nvidia-fabricmanager` on {host.name}; its version must"
+        " be the driver's",
+    )
+
+
+def image_cuda(host: Host) -> str:
+    """Return the CUDA version of the inventory's image as its environment says it, or nothing when
+    it is not known.
+    """
+    image = host.facts.images.get(host.inventory.image)
+    if image is None:
+        return ""
+    required = re.search(r"cuda>=(\d+\.\d+)", image.env.get("NVIDIA_REQUIRE_CUDA", ""))
+    return image.env.get("CUDA_VERSION", "") or (required[1] if required else "")
+
+
+def tag_cuda(image: str) -> str:
+    """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a
+    suffix, and `-cu129`.
+
+    vLLM's image is built with CUDA 13 since 0.20
+    (https://github.com/NVIDIA/Model-Optimizer/pull/2042); its other builds name their version in a
+    suffix.
+    """
+    tag = image.partition("@")[0]
+    suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
+    if suffix:
+        return f"{suffix[1]}.{suffix[2]}"
+    own = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v(\d+)\.(\d+)(?:\.\d+)*", tag)
+    return "13" if own and (int(own[1]), int(own[2])) >= (0, 20) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuda:
+    """The image's CUDA, empty where it is not known; where the image is on no node (`there`), only
+    its tag can tell.
+    """
+
+    version: str
+    there: bool
+
+    @property
+    def major(self) -> int:
+        """The major version, 0 where it is not known."""
+        found = re.match(r"\d+", self.version)
+        return int(found[0]) if found else 0
+
+
+def _cuda(evidence: Evidence) -> _Cuda:
+    """Return the image's CUDA, from its environment on the first node that tells it."""
+    image = evidence.inventory.image
+    if not any(host.facts.images.get(image) for host in evidence.reached):
+        return _Cuda(version=tag_cuda(image), there=False)
+    return _Cuda(version=next(filter(None, map(image_cuda, evidence.reached)), ""), there=True)
+
+
+def _driver(host: Host) -> str | Finding:
+    if not host.facts.gpus:
+        return skipped(host, "`nvidia-smi` gave no driver version")
+    version, cuda, expected = host.facts.gpus[0].driver, _cuda(host.evidence), host.expected_gpu
+    branch = re.match(r"\d+", version)
+    if branch is None:
+        return skipped(host, f"the driver's version cannot be read: {version}")
+    need = NEEDS.get(cuda.major)
+    if need is not None and int(branch[0]) < need:
+        told = " of the image, which" if cuda.there else ", which the image's tag tells and which"
+        fix, image = f"install driver {need} or newer on {host.name}", host.inventory.image
+        if re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v[\d.]+", image) and cuda.major == 13:
+            fix += f", or set `image: {image}-cu129`"
+        if expected is None or expected.datacenter:
+            fix += "; on data-centre GPUs the image's `cuda-compat` may bridge it"
+        text = f"driver {version} is too old for CUDA {cuda.version}{told} needs {need} or newer"
+        return failed(host, text, fix=fix)
+    if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
+        return failed(
+            host,
+            f"driver {version} is older than {expected.driver}, the first that knows"
+            f" {expected.model}",
+            fix=f"install driver {expected.driver} or newer on {host.name}",
+        )
+    return version
+
+
+def _other_driver(host: Host, version: str, common: str, others: str) -> Finding:
+    text = f"driver {version}, while {others} has {common}"
+    return warned(host, text, fix=f"install {common} on {host.name}")
+
+
+def _usual_driver(host: Host, version: str) -> Finding:
+    cuda = _cuda(host.evidence)
+    if cuda.version:
+        told = "of the image" if cuda.there else "by the image's tag"
+        return passed(host, f"driver {version}, for CUDA {cuda.version} {told}")
+    unknown = "the image is not here yet, so its CUDA is not known"
+    if cuda.there:
+        unknown = "the image does not say its CUDA"
+    return skipped(host, f"driver {version}; {unknown}")
+
+
+def _no_imex(inventory: Inventory) -> str:
+    """Say why there is nothing to share."""
+    if len(inventory.nodes) == 1:
+        return "one node shares memory with nobody"
+    return not_nvidia(inventory)
+
+
+def _imex(host: Host) -> Finding:
+    """Judge that a container has the channel by which GPUs of several nodes share memory (GB200
+    NVL72).
+    """
+    gpu = next(iter(host.facts.gpus or ()), None)
+    if gpu is None or not re.search(r"\bGB[23]00\b", gpu.name):
+        return skipped(host, "no GPU here has NVLink to other nodes")
+    if host.survey is None or host.survey.imex is None:
+        return skipped(host, UNSURVEYED)
+    if not host.survey.imex:
+        return warned(
+            host,
+            "there is no IMEX channel, without which NVLink ends at the node",
+            evidence=f"{_IMEX} has none",
+            fix=(
+                f"on {host.name}: `sudo systemctl start nvidia-imex`, and a channel of the driver's"
+                " (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/)"
+            ),
+        )
+    inventory, channels = host.inventory, ", ".join(host.survey.imex[:3])
+    given = inventory.privileged or any(name.startswith(_IMEX) for name in inventory.devices)
+    fix = f"add `devices: [{_IMEX}/channel0]` to the inventory and run `vlaunch up`"
+    if given:
+        fix = "run `vlaunch up`, which starts the container with the channel"
+    inside = host.evidence.inside.get(host.name)
+    if inside is not None and not inside.error:
+        if inside.imex:
+            return passed(host, f"{', '.join(inside.imex[:3])}, in the container")
+        return warned(host, "the container has no IMEX channel", fix=fix)
+    if given:
+        return passed(host, f"{channels}, given to the container")
+    if _IMEX_VARIABLE not in host.node.env:
+        return warned(host, "its IMEX channel is not given to the container", fix=fix)
+    version = re.match(r"(\d+)\.(\d+)", host.facts.docker_version or "")
+    if version is None or (int(version[1]), int(version[2])) < _CDI:
+        return passed(host, f"{channels}, which {_IMEX_VARIABLE} asks for")
+    text = f"Docker {version[0]} does not read {_IMEX_VARIABLE} where it hands out GPUs through CDI"
+    return warned(host, text, fix=fix)
+
+
+ACCELERATOR = Check(
+    id="accelerator",
+    what="the declared accelerators are there",
+    why=(
+        "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour"
+        " and then fail"
+    ),
+    judge=each(_accelerator),
+    skip_reason=cpu_has_none,
+    group="accelerator",
+)
+CHECKS = (
+    ACCELERATOR,
+    Check(
+        id="gpu-model",
+        what="all nodes have the same GPUs",
+        why=(
+            "the slowest and smallest GPU sets the pace and the memory for all, and kernels differ"
+            " between models"
+        ),
+        judge=alike(_models, _other_models, _usual_models),
+        group="accelerator",
+        skip_reason=cpu_has_none,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="fabric-manager",
+        what="the fabric between GPUs is set up where there is one",
+        why=(
+            "behind NVSwitches CUDA does not start without Fabric Manager (error 802), although"
+            " `nvidia-smi` lists the GPUs"
+        ),
+        judge=each(_fabric),
+        group="accelerator",
+        skip_reason=not_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="gpu-errors",
+        what="no GPU reported trouble since the node booted",
+        why=(
+            "a GPU with memory errors or on a bad slot gives wrong numbers or ends a rank hours"
+            " later"
+        ),
+        judge=each(_errors),
+        group="accelerator",
+        skip_reason=not_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="driver",
+        what="the driver is one version, and new enough for the image's CUDA",
+        why=(
+            "an older driver ends every process that touches a GPU: unsupported display driver /"
+            " cuda driver combination"
+        ),
+        judge=alike(_driver, _other_driver, _usual_driver),
+        group="accelerator",
+        skip_reason=not_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="imex",
+        what="GPUs whose NVLink reaches other nodes may use it",
+        why="without an IMEX channel in the container NCCL takes the slower network between nodes",
+        judge=each(_imex),
+        group="accelerator",
+        skip_reason=_no_imex,
+        needs=("accelerator",),
+    ),
+)

@@ -1,0 +1,386 @@
+"""Hosts: the login, the clock, disks, shared memory, and what a logout or a reboot would end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from statistics import median_low
+
+from launcher.core import sizes
+from launcher.core.check import (
+    UNSURVEYED,
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    each,
+    failed,
+    not_nvidia,
+    passed,
+    skipped,
+    ssh_command,
+    surveyed,
+    surveys,
+    warned,
+)
+from launcher.core.domain import Node
+from launcher.tools import certificates
+from launcher.tools.site import Site
+from launcher.tools.survey import Survey
+
+# Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token
+# expiry tell nonsense.
+_WARN, _FAIL = 2.0, 30.0
+_SYSTEM_USERS = 999  # systemd leaves users up to SYSTEM_UID_MAX alone
+_GIB = 1024**3
+# Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
+_ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
+# An image that must be pulled: vllm/vllm-openai is 28.6 GB unpacked
+# (https://github.com/vllm-project/vllm/pull/22377); the CPU build has no CUDA libraries, and a
+# tenth of that.
+_IMAGE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
+# Programs take a MiB, secrets a few bytes; what servers write down grows.
+_STATE = 64 * 1024**2
+# Free space is told in steps, so that nodes that differ by a few files are told once.
+_STEPS = (1, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10_240)
+# Ray's defaults: three tenths of the free memory, at most 200 GB and 0.95 of /dev/shm, but 10 GB
+# even where /dev/shm is smaller (DEFAULT_OBJECT_STORE_MEMORY_PROPORTION,
+# DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES, REQUIRE_SHM_SIZE_THRESHOLD in Ray's source).
+_SHARE, _MOST, _LEAST_CAP, _OF_SHM = 0.3, 200 * 10**9, 10**10, 0.95
+
+
+def _ssh(evidence: Evidence) -> Sequence[Finding]:
+    findings = []
+    for node in evidence.inventory.nodes:
+        if node.name in evidence.facts:
+            user = evidence.facts[node.name].user
+            how = "is this machine" if node.connection == "local" else "answers"
+            findings.append(passed(node, f"{how}, as {user}" if user else how))
+            continue
+        reason = evidence.missing.get(node.name, "").strip() or "it gave no answer"
+        first, _, rest = reason.partition("\n")
+        fix = (
+            f"make `{ssh_command(node)} true` work without a question, or correct `host:` and"
+            f" `ssh:` of {node.name}"
+        )
+        findings.append(failed(node, f"cannot be reached: {first}", evidence=rest, fix=fix))
+    return findings
+
+
+def _skew(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
+    skews = {name: survey.skew for name, survey in found.items() if survey.skew is not None}
+    findings += [skipped(name, "its clock was not read") for name in found if name not in skews]
+    if not skews:
+        return findings
+    # Of two that disagree, the one nearer to this machine's is taken to be right.
+    right = median_low(skews.values()) if len(skews) > 2 else min(skews.values(), key=abs)
+    for name, skew in skews.items():
+        apart = skew - right
+        if abs(apart) <= _WARN:
+            agrees = "its clock agrees with the others"
+            findings.append(passed(name, agrees if len(skews) > 1 else "its clock was read"))
+            continue
+        judge = warned if abs(apart) <= _FAIL else failed
+        direction = "ahead of" if apart > 0 else "behind"
+        fix = f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where"
+        text = f"its clock is {abs(apart):.0f} s {direction} the other nodes'"
+        findings.append(judge(name, text, fix=f"{fix} chrony runs"))
+    if abs(right) > _WARN:
+        direction = "behind" if right > 0 else "ahead of"
+        text = f"this machine's clock is {abs(right):.0f} s {direction} the nodes'"
+        fix = "set this machine's clock: `sudo timedatectl set-ntp true`"
+        findings.append(warned("", text, fix=fix))
+    return findings
+
+
+def _synced(node: Node, survey: Survey) -> Finding:
+    if survey.synced is None:
+        return skipped(node, "no time daemon was found that could say so")
+    if survey.synced:
+        return passed(node, "its clock is kept by a time daemon")
+    fix = f"run `sudo timedatectl set-ntp true` on {node.name}"
+    return warned(node, "nothing keeps its clock", fix=fix)
+
+
+def _remove_ipc(host: Host) -> Finding:
+    node, survey, user = host.node, host.survey, host.facts.user
+    if survey is None:
+        return skipped(node, UNSURVEYED)
+    if host.inventory.shm != "host":
+        return passed(node, "the containers have shared memory of their own")
+    if survey.remove_ipc is None or survey.uid is None:
+        return skipped(node, "what logind does at logout is not known")
+    if survey.uid <= _SYSTEM_USERS:
+        return passed(node, "logs in as a system user, whom logind spares")
+    if not survey.remove_ipc:
+        return passed(node, "RemoveIPC=no")
+    if survey.linger:
+        return passed(node, f"`{user}` lingers")
+    if survey.linger is None:
+        return skipped(node, f"RemoveIPC=yes, and whether `{user}` lingers is not known")
+    return warned(
+        node,
+        f"RemoveIPC=yes: when `{user}` logs out, shared memory that belongs to its user id is"
+        " removed",
+        fix=f"run `sudo loginctl enable-linger {user}` on {node.name}",
+    )
+
+
+def _next_boot(node: Node, survey: Survey) -> Finding:
+    if survey.next_kernel_has_driver is None:
+        return skipped(node, "which kernel boots next, and what modules it has, is not known")
+    if survey.next_kernel_has_driver:
+        return passed(node, "the next kernel has the nvidia module")
+    return warned(
+        node,
+        f"the kernel of the next boot, {survey.next_kernel or 'a new one'}, has no nvidia module",
+        evidence=f"running now: {survey.kernel}" if survey.kernel else "",
+        fix=(
+            f"run `sudo dkms autoinstall -k {survey.next_kernel or 'KERNEL'}` on {node.name}, or"
+            " install its driver package"
+        ),
+    )
+
+
+def _shm(host: Host) -> Finding:
+    """Judge that Ray's object store fits into shared memory."""
+    survey, shm, wanted = host.survey, host.inventory.shm, host.inventory.ray.object_store
+    memory = survey.memory if survey is not None else None
+    if memory is None and wanted is None:
+        return skipped(host, "the node's memory is not known, and so neither is Ray's object store")
+    size: int | None
+    if shm == "private":
+        size, whose = memory and memory // 2, "the container's /dev/shm, half of the memory,"
+        larger = "give `shm:` a size"
+    elif shm == "host":
+        size, whose = survey.shm if survey is not None else None, "the host's /dev/shm"
+        larger = f"`sudo mount -o remount,size={{}}G /dev/shm` on {host.name}"
+    else:
+        size, whose, larger = shm, "`shm:`", "raise `shm:`"
+    if size is None:
+        return skipped(host, "the size of /dev/shm is not known")
+    free = size
+    # While the cluster runs, what is taken is its own.
+    running = any(container.running for container in host.facts.containers)
+    if shm == "host" and survey is not None and survey.shm_free is not None and not running:
+        free = survey.shm_free
+    store = object_store(wanted, memory or 0, size)
+    if store < free:
+        return passed(host, f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}")
+    smaller = max(int(free * 0.5) // 1024**2, 75)
+    return failed(
+        host,
+        f"Ray's object store of {_gib(store)} does not fit: {whose} has {_gib(size)}, {_gib(free)}"
+        " of it free",
+        fix=(
+            f"set `ray: {{object_store: {smaller}MiB}}` in the inventory, or make it larger:"
+            f" {larger.format(store * 2 // _GIB + 1)}"
+        ),
+    )
+
+
+def object_store(wanted: int | None, memory: int, shm: int) -> int:
+    """Return the bytes that Ray's object store takes on a node with so much memory and shared
+    memory.
+    """
+    if wanted is not None:
+        return wanted
+    return int(min(memory * _SHARE, _MOST, max(_LEAST_CAP, shm * _OF_SHM)))
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
+
+
+def _disk(host: Host) -> Finding:
+    node, facts, room = host.node, host.facts, _ROOM[host.inventory.accelerator]
+    missing, told = _model_size(host)
+    home = str(PurePosixPath(node.hf_home).parent)
+    # Nothing must be pulled: an image that vlaunch made of the inventory's counts.
+    pulled = any(image is not None for image in facts.images.values()) or bool(facts.containers)
+    need = room if pulled else max(room, _IMAGE[host.inventory.accelerator])
+    free, docker_free = facts.disk_free, facts.docker_disk_free
+    if free is not None and free < missing + room:
+        why = " for the model" if missing else ""
+        text = f"{_gib(free)} free under {home}, {(missing + room) / _GIB:.0f} GiB needed{why}"
+        fix = "set `hf_home:` to a larger disk, or free some space there"
+        return failed(node, text, fix=fix)
+    if docker_free is not None and docker_free < need:
+        why = "" if pulled else " to pull the image"
+        return failed(
+            node,
+            f"{_gib(docker_free)} free under Docker's own directory, {need / _GIB:.0f} GiB"
+            f" needed{why}",
+            fix=(
+                "free some space (`docker image prune -a` removes images that no container uses), "
+                "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
+            ),
+        )
+    if free is None:
+        return skipped(node, "`df` gave no answer; free space is not known")
+    if not pulled and docker_free is None:
+        return skipped(
+            node,
+            "the image is not here yet, and what is free in Docker's own directory is not known",
+        )
+    image = "the image is here" if pulled else f"room for the image ({need / _GIB:.0f} GiB)"
+    step = max((step for step in _STEPS if step * _GIB <= free), default=0)
+    more = f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
+    return passed(node, f"{image}, more than {more} free under {home}; {told}")
+
+
+def _model_size(host: Host) -> tuple[int, str]:
+    """Return the bytes of the model that a node lacks, as far as another node's files tell its
+    size, with the words for it.
+    """
+    evidence = host.evidence
+    if not evidence.model:
+        return 0, "no model is named, so its size is not known"
+    whole = max((sum(files.values()) for files in evidence.files.values() if files), default=0)
+    missing = whole - sum((evidence.files.get(host.name) or {}).values())
+    if whole and not missing:
+        return 0, "the model is here"
+    # A path is filled by hand, and need not be on the disk of the Hugging Face home.
+    if not whole or evidence.model.startswith("/"):
+        return 0, "the model's size is not known"
+    return missing, f"the model needs {missing / _GIB:.0f} GiB more"
+
+
+def _certificates(evidence: Evidence) -> list[Finding]:
+    texts = [host.facts.certificates for host in evidence.reached]
+    end = certificates.ends(texts)
+    if end is None:
+        return [skipped("", "there are none: the cluster is not up")]
+    if certificates.warning(texts, evidence.now):
+        text = f"the first ends on {end:%Y-%m-%d}"
+        return [warned("", text, fix="run `vlaunch up`, which renews them and restarts nothing")]
+    return [passed("", f"until {end:%Y-%m-%d}")]
+
+
+def _state_dir(host: Host) -> Finding:
+    node, seen = host.node, host.facts.state
+    folder = Site(host.inventory, host.evidence.facts).state_dir(node)
+    if seen is None:
+        return skipped(node, f"{folder} could not be looked at")
+    elsewhere = "or set `state_dir:` in the inventory to a folder that the login may write to"
+    if seen.read_only:
+        fix = f"remount it (`sudo mount -o remount,rw …`), {elsewhere}"
+        return failed(node, f"{folder} is on a read-only file system", fix=fix)
+    if not seen.writable:
+        user = host.facts.user or node.ssh.user or "the login"
+        fix = f"see `ls -ld` of it and of the folders above it on {node.name}, {elsewhere}"
+        return failed(node, f"{folder} cannot be written to by `{user}`", fix=fix)
+    if seen.free < _STATE:
+        fix = f"free some space there: `df -h` and `du -sh ~` on {node.name}, {elsewhere}"
+        text = f"{seen.free / 2**20:.0f} MiB free for {folder}, {_STATE / 2**20:.0f} MiB needed"
+        return failed(node, text, fix=fix)
+    return passed(node, "the state directory can be written to")
+
+
+def _cache_dir(host: Host) -> Finding:
+    """Judge where engines keep what they compile; that it is not there yet is no fault."""
+    found = host.facts.compiled
+    if found is None:
+        return skipped(host, "the file system of `cache_dir` is not known")
+    if found.remote:
+        return warned(
+            host,
+            f"what engines compile would lie on {found.kind}, a file system over the network",
+            fix=(
+                f"set `cache_dir:` of {host.name}, or `state_dir:` for all of its files, to a"
+                " folder on a disk of its own"
+            ),
+        )
+    if found.size is None or found.size < sizes.MIB:
+        return passed(host, f"{found.kind}, nothing compiled yet")
+    return passed(host, f"{found.kind}, {sizes.told(found.size)} compiled")
+
+
+CHECKS = (
+    Check(
+        id="ssh",
+        what="every node can be logged in to",
+        why=(
+            "nothing is known of a node that does not answer, and the cluster cannot be whole"
+            " without it"
+        ),
+        judge=_ssh,
+        group="reach",
+    ),
+    Check(
+        id="time-skew",
+        what="the clocks agree within two seconds",
+        why=(
+            "logs of several nodes cannot be put in order otherwise, and tokens and certificates"
+            " expire at the wrong time"
+        ),
+        judge=_skew,
+        group="host",
+    ),
+    Check(
+        id="time-sync",
+        what="a time daemon keeps the clock",
+        why="clocks that agree today drift apart",
+        judge=surveyed(_synced),
+        group="host",
+    ),
+    Check(
+        id="remove-ipc",
+        what="a logout does not remove the containers' shared memory",
+        why=(
+            "containers that share the host's IPC and run under the login's user id lose semaphores"
+            " and segments at its logout"
+        ),
+        judge=each(_remove_ipc),
+        group="host",
+    ),
+    Check(
+        id="next-boot",
+        what="the kernel of the next boot has the GPU driver",
+        why="an update that waits for a reboot takes the GPUs away at the worst moment",
+        judge=surveyed(_next_boot),
+        skip_reason=not_nvidia,
+        group="host",
+    ),
+    Check(
+        id="certificates",
+        what="the agents' certificates last for a month and more",
+        why="agents without a valid one do not connect, and servers on several nodes end",
+        judge=_certificates,
+        group="host",
+    ),
+    Check(
+        id="shm",
+        what="shared memory holds Ray's object store",
+        why="Ray falls back to files in /tmp otherwise, or does not start at all",
+        judge=each(_shm),
+        group="memory",
+    ),
+    Check(
+        id="disk",
+        what="there is room for the image, and for the model where its size is known",
+        why="a full disk ends the pull, the build or the download half-way",
+        judge=each(_disk),
+        group="storage",
+    ),
+    Check(
+        id="state-dir",
+        what="the state directory can be written to",
+        why=(
+            "the programs and secrets that containers mount, and what servers write down, lie there"
+        ),
+        judge=each(_state_dir),
+        group="storage",
+    ),
+    Check(
+        id="cache-dir",
+        what="what engines compile is kept on each node's own disk",
+        why=(
+            "it is thousands of small files, for this node's GPUs alone: over a network they are"
+            " slow, and nodes that share them spoil them for each other"
+        ),
+        judge=each(_cache_dir),
+        group="storage",
+    ),
+)

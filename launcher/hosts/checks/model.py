@@ -1,0 +1,180 @@
+"""The model: the same files on all nodes, and a Hugging Face token that may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.core.check import Check, Evidence, Finding, Host, Hub, failed, passed, skipped
+from launcher.core.domain import Node, fold
+
+_UNNAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
+_TRUE = {"1", "true", "yes", "on"}
+
+Files = Mapping[str, int]
+
+
+def _model(evidence: Evidence) -> Sequence[Finding]:
+    if not evidence.model:
+        return [skipped(host, _UNNAMED) for host in evidence.reached]
+    asked = [host for host in evidence.reached if host.name in evidence.files]
+    findings = [
+        skipped(host, "could not be asked whether it has the model")
+        for host in evidence.reached
+        if host.name not in evidence.files
+    ]
+    there = {host.name: files for host in asked if (files := evidence.files[host.name])}
+    if not there:
+        return [*findings, *(_nowhere(host.node, evidence.model) for host in asked)]
+    right = _right(there)
+    return [*findings, *(_judge(host, right, there) for host in asked)]
+
+
+def _right(there: Mapping[str, Files]) -> Files:
+    """Return the files that most nodes have; of those that tie, the complete ones, then the
+    largest.
+    """
+    known = list(there.values())
+    return max(
+        known, key=lambda files: (known.count(files), not _partial(files), sum(files.values()))
+    )
+
+
+def _partial(files: Files) -> list[str]:
+    return sorted(name for name in files if name.endswith(".incomplete"))
+
+
+def _judge(host: Host, right: Files, there: Mapping[str, Files]) -> Finding:
+    """Judge a node's files of the model against the right ones; `there` has those of all nodes that
+    have some.
+    """
+    model, files = host.evidence.model, there.get(host.name)
+    owners = [each for each, known in there.items() if known == right]
+    fix = _copy(model, host.inventory.node(owners[0]), host.node)
+    if not files:
+        return failed(host, f"has no {model}, while {fold(list(there))} has it", fix=fix)
+    if partial := _partial(files):
+        return failed(
+            host,
+            f"{model} was not downloaded completely",
+            evidence="\n".join(partial[:5]),
+            fix=fix,
+        )
+    if files != right:
+        lines = _differences(files, right, fold(owners))
+        more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+        text = f"{model} differs from the one on {fold(owners)}: {lines[0]}{more}"
+        return failed(host, text, evidence="\n".join(lines[:5]), fix=fix)
+    return passed(host, f"{model}: {len(files)} files, {_size(sum(files.values()))}")
+
+
+def _differences(files: Files, right: Files, owners: str) -> list[str]:
+    """Say how a node's files differ from those of their owners: what is lacking comes first."""
+    lines = [f"lacks {each}" for each in sorted(set(right) - set(files))]
+    lines += [f"has {each} besides" for each in sorted(set(files) - set(right))]
+    lines += [
+        f"{each} has {files[each]} bytes, {right[each]} on {owners}"
+        for each in sorted(set(files) & set(right))
+        if files[each] != right[each]
+    ]
+    return lines
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 10**8 else f"{size / 1e6:.2f} MB"
+
+
+def _nowhere(node: Node, model: str) -> Finding:
+    if model.startswith("/"):
+        return failed(
+            node,
+            f"has no {model}",
+            fix=(
+                f"copy it from this machine: `vlaunch model copy ./FOLDER --as {model}`; it must"
+                " lie below `hf_home:` or one of `mounts:`"
+            ),
+        )
+    if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        return failed(
+            node,
+            f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
+            fix=(
+                f"bring it: `vlaunch model pull {model}`, or from this machine `vlaunch model copy"
+                f" {model} --here`; or take HF_HUB_OFFLINE out"
+            ),
+        )
+    return skipped(node, f"{model} is on no node yet: each downloads it when it is served first")
+
+
+def _copy(model: str, source: Node, target: Node) -> str:
+    if source.name == target.name:
+        return f"go on with the download: `vlaunch model pull {model}`"
+    line = f"vlaunch model copy {model} --from {source.name} --to {target.name}"
+    return f"copy it from {source.name}: `{line}`"
+
+
+def _token(evidence: Evidence) -> Sequence[Finding]:
+    hub, model = evidence.hub or Hub(), evidence.model
+    if model.startswith("/"):
+        return [skipped("", f"{model} is a path; Hugging Face is not asked for it")]
+    if not model:
+        return [skipped("", _UNNAMED)]
+    if reason := _unanswered(hub):
+        return [skipped("", reason)]
+    if hub.status == "ok":
+        return [passed("", hub.text or f"Hugging Face gives {model} with this token")]
+    text, fix = {
+        "unauthorized": (
+            "Hugging Face does not accept the token",
+            (
+                "make a new one at https://huggingface.co/settings/tokens and set it: `secrets:"
+                " {HF_TOKEN: {env: HF_TOKEN}}`"
+            ),
+        ),
+        "gated": (
+            f"{model} is gated, and the token's account has not been let in",
+            (
+                f"accept its licence at https://huggingface.co/{model} with that account, and set"
+                " HF_TOKEN under `secrets:`"
+            ),
+        ),
+        "not found": (
+            f"Hugging Face knows no {model}, or does not show it to this token",
+            (
+                "correct the model's name, or set a token that may read it: `secrets: {HF_TOKEN:"
+                " {env: HF_TOKEN}}`"
+            ),
+        ),
+    }[hub.status]
+    return [failed("", text, evidence=hub.text, fix=fix)]
+
+
+def _unanswered(hub: Hub) -> str:
+    """Say why Hugging Face said nothing of the token, and nothing where it did."""
+    if hub.status == "not asked":
+        return hub.text or "Hugging Face was not asked"
+    if hub.status == "offline":
+        return f"this machine cannot reach Hugging Face{': ' * bool(hub.text)}{hub.text}"
+    if hub.status == "no token":
+        return hub.text or "no HF_TOKEN under `secrets:`; a public model needs none"
+    return ""
+
+
+CHECKS = (
+    Check(
+        id="model",
+        what="the model is the same on all nodes",
+        why=(
+            "a node without it downloads alone while the others wait, and ranks with other weights"
+            " answer nonsense"
+        ),
+        judge=_model,
+        group="model",
+    ),
+    Check(
+        id="hf-token",
+        what="Hugging Face gives the model with this token",
+        why="each node would fail by itself, after minutes, with a stack trace",
+        judge=_token,
+        group="model",
+    ),
+)

@@ -1,0 +1,135 @@
+"""The fixed ports of a cluster: what they are for, and whether somebody else has them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from launcher.core.check import (
+    UNSURVEYED,
+    Check,
+    Finding,
+    Host,
+    each,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
+from launcher.core.domain import Inventory, Node
+
+# A throw-away container holds no port for the others.
+_LASTING = ("head", "worker")
+# What Linux hands out to who asks for any port (net.ipv4.ip_local_port_range) unless it is told
+# otherwise. Ray's metrics of the autoscaler (44217) and the dashboard (44227), which cannot be set
+# on its command line, lie in it as well.
+DYNAMIC_PORTS = (32768, 60999)
+_PORT = re.compile("[0-9]{1,5}")
+
+
+def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
+    """Return the fixed ports a node must have free, with what they are for."""
+    ports, serve = inventory.ports, inventory.serve
+    common = {
+        ports.node_manager: "Ray node manager",
+        ports.object_manager: "Ray object manager",
+        ports.runtime_env_agent: "Ray runtime env agent",
+        ports.dashboard_agent_grpc: "Ray dashboard agent",
+        ports.dashboard_agent_http: "Ray dashboard agent",
+        ports.metrics_export: "Ray metrics",
+    }
+    of_ray = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client"}
+    # The `mp` backend's ranks meet where the server's first one is, which is here unless the server
+    # is put elsewhere.
+    meet = (
+        {ports.dp_rpc: "the replicas' rendezvous"}
+        if serve.dp > 1
+        else {ports.mp_master: "vLLM's rendezvous"}
+    )
+    head = {
+        **({} if inventory.ray.off else of_ray),
+        ports.group: "the nodes' agents",
+        ports.metrics: "the agent's metrics",
+        ports.api: "vLLM API",
+        ports.probe: "network check",
+        **(meet if serve.backend == "mp" and len(inventory.nodes) > 1 else {}),
+    }
+    return {**({} if inventory.ray.off else common), **(head if node.head else {})}
+
+
+def _own(host: Host) -> set[int]:
+    """Return the ports that the cluster's running containers have, whatever the inventory says
+    now.
+    """
+    running = [container for container in host.facts.containers if container.running]
+    own = {
+        int(value)
+        for container in running
+        if container.role in _LASTING
+        for option, value in pairwise(container.argv)
+        if option.endswith("port") and _PORT.fullmatch(value)
+    }
+    if any(container.role == "head" for container in running):
+        # A server or a batch may have these, and no command line of a container tells. `serve`
+        # looks at them again.
+        ports = host.inventory.ports
+        own |= {ports.api, ports.mp_master, ports.dp_rpc}
+    return own
+
+
+def _ports(host: Host) -> Finding | None:
+    node, listening = host.node, host.facts.listening
+    if listening is None:
+        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
+    taken = {port for _, port in listening}
+    found = {port: use for port, use in ports_of(host.inventory, node).items() if port in taken}
+    own = _own(host)
+    clash = {port: use for port, use in found.items() if port not in own}
+    if not clash:
+        return (
+            passed(node, "the ports are the cluster's own: its containers run") if found else None
+        )
+    first = min(clash)
+    return failed(
+        node,
+        "port " + ", ".join(f"{port} ({clash[port]})" for port in sorted(clash)) + " is taken",
+        fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
+        "or choose others under `ports:` in the inventory",
+    )
+
+
+def _port_range(host: Host) -> Finding:
+    node, ports = host.node, host.survey.port_range if host.survey else None
+    if ports is None:
+        return skipped(node, "the range is not known" if host.survey else UNSURVEYED)
+    (low, high), text = DYNAMIC_PORTS, "{} to {}".format(*ports)
+    if low <= ports[0] and ports[1] <= high:
+        return passed(node, text)
+    return warned(
+        node,
+        f"{text}; without `--scan`, `vlaunch export firewall` closes only {low} to {high}",
+        fix=(
+            "close the nodes' own ranges: `vlaunch export firewall --scan`; or set the usual one on"
+            f' {node.name}: `sudo sysctl -w net.ipv4.ip_local_port_range="{low} {high}"`'
+        ),
+    )
+
+
+CHECKS = (
+    Check(
+        id="ports",
+        what="the cluster's ports are free",
+        why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
+        judge=each(_ports),
+        group="ports",
+    ),
+    Check(
+        id="port-range",
+        what="the kernel hands out ports that the firewall closes",
+        why=(
+            "ranks listen on such ports without a password, and some of them run what they are sent"
+        ),
+        judge=each(_port_range),
+        group="ports",
+    ),
+)

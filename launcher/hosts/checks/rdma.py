@@ -1,0 +1,425 @@
+"""RDMA devices on the hosts: used, named as they are called, links up at one rate, RoCE's GIDs, and
+GPUDirect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from launcher.core.check import (
+    UNSURVEYED,
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    alike,
+    cpu_has_none,
+    each,
+    failed,
+    no_rdma,
+    passed,
+    skipped,
+    surveyed,
+    surveys,
+    warned,
+)
+from launcher.core.domain import Inventory, Node, fold
+from launcher.tools.survey import Gid, RdmaDevice, RdmaPort, Survey
+
+_Port = tuple[RdmaDevice, RdmaPort]
+
+# Soft RoCE and Soft iWARP, by the names that rdma-core's documentation gives them: RDMA in form,
+# sockets in fact.
+_SOFTWARE = re.compile(r"rxe|siw")
+_PEER = ("nvidia_peermem", "nv_peer_mem")
+
+
+def _devices(host: Host) -> Finding | None:
+    fabric = host.inventory.fabric
+    if fabric == "ethernet" or host.facts.infiniband:
+        return None
+    return failed(
+        host,
+        f"no /dev/infiniband, though the inventory says {fabric}",
+        evidence=host.facts.said.get("infiniband", ""),
+        fix=(
+            "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
+            " ethernet}`"
+        ),
+    )
+
+
+def _ports(survey: Survey) -> list[_Port]:
+    return [(device, port) for device in survey.rdma for port in device.ports]
+
+
+def _active(ports: Sequence[_Port]) -> list[_Port]:
+    return [(device, port) for device, port in ports if port.state == "ACTIVE"]
+
+
+def _name(device: RdmaDevice, port: RdmaPort) -> str:
+    return f"{device.name}:{port.number}"
+
+
+def _state(device: RdmaDevice, port: RdmaPort) -> str:
+    return f"{_name(device, port)} is {port.state or '?'} ({port.physical or '?'})"
+
+
+def apart(survey: Survey) -> bool:
+    """Tell whether no GPU shares a PCIe switch with an RDMA device (`nvidia-smi topo -m`)."""
+    levels = {level for gpu in survey.gpus for level in gpu.affinity.values()}
+    return bool(levels) and not levels & {"PIX", "PXB"}
+
+
+def active(survey: Survey) -> list[str]:
+    """Return a node's RDMA ports whose link is up, such as `mlx5_0:1`, without those that are made
+    of software.
+    """
+    ports = _active(_ports(survey))
+    return [_name(device, port) for device, port in ports if not _SOFTWARE.match(device.name)]
+
+
+def _unused(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
+    inventory = evidence.inventory
+    up = {name: active(survey) for name, survey in found.items()}
+    have, lacking = [name for name in up if up[name]], [name for name in up if not up[name]]
+    unseen = [node.name for node in inventory.nodes if node.name not in found]
+    judge = warned if evidence.required == "any" else failed
+    for name, ports in up.items():
+        fabric, told = f"`network: {{fabric: {_fabric(found[name])}}}`", ", ".join(ports)
+        if well := _none_needed(inventory, ports, have):
+            findings.append(passed(name, well))
+        elif not ports:
+            fix = (
+                f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out"
+                " or `--skip rdma-unused`"
+            )
+            states = "\n".join(_state(*port) for port in _ports(found[name]))
+            text = f"no active RDMA port, while {fold(have)} has some: all are left to TCP"
+            findings.append(judge(name, text, evidence=states, fix=fix))
+        elif lacking:
+            fix = f"mend {fold(lacking)}, then set {fabric} in the inventory"
+            why = f"which stay unused because {fold(lacking)} has none: {told}"
+            findings.append(judge(name, f"has active RDMA ports, {why}", fix=fix))
+        elif unseen:
+            text = f"has active RDMA ports; whether {fold(unseen)} has any is not known"
+            findings.append(skipped(name, text))
+        else:
+            fix = f"set {fabric} in the inventory{_plugin(found[name])}"
+            text = f"has active RDMA ports that the cluster will not use: {told}"
+            findings.append(judge(name, text, fix=fix))
+    return findings
+
+
+def _none_needed(inventory: Inventory, ports: Sequence[str], have: Sequence[str]) -> str:
+    """Say why a node with these ports goes without RDMA rightly, and nothing where it does not;
+    `have` are the nodes that have some.
+    """
+    cpu = inventory.accelerator == "cpu"
+    if ports and cpu:
+        return "processors talk over TCP (Gloo), which uses no RDMA"
+    if ports and len(inventory.nodes) < 2:
+        return "a single node needs no network"
+    return "no active RDMA port" if cpu or not have else ""
+
+
+def _layers(survey: Survey) -> set[str]:
+    return {port.link_layer for _, port in _active(_ports(survey))}
+
+
+def _fabric(survey: Survey) -> str:
+    return "roce" if "Ethernet" in _layers(survey) else "infiniband"
+
+
+def _plugin(survey: Survey) -> str:
+    """Say what a fabric needs besides the devices when it is neither InfiniBand nor Ethernet, as
+    AWS's EFA is.
+    """
+    known = _layers(survey) & {"InfiniBand", "Ethernet", ""}
+    return "" if known else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
+
+
+def _named(node: Node) -> tuple[str, ...]:
+    """Return the RDMA devices that the inventory names for a node, as written: `mlx5_0`,
+    `mlx5_0:1`, or a prefix.
+    """
+    value = node.env.get("NCCL_IB_HCA", "")
+    return node.hca or tuple(
+        word for word in value.lstrip("^=").split(",") if word and not value.startswith("^")
+    )
+
+
+def _exact(node: Node) -> bool:
+    """True when the names of a node's devices are whole ones, not prefixes."""
+    return bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
+
+
+def _is(word: str, device: RdmaDevice, exact: bool) -> bool:
+    name = word.partition(":")[0]
+    return device.name == name if exact else device.name.startswith(name)
+
+
+def in_use(node: Node, survey: Survey) -> list[_Port]:
+    """Return the ports that NCCL may use on a node: those that are named, else all."""
+    words, exact = _named(node), _exact(node)
+    return [
+        (device, port)
+        for device, port in _ports(survey)
+        if not words
+        or any(
+            _is(word, device, exact) and word.partition(":")[2] in ("", str(port.number))
+            for word in words
+        )
+    ]
+
+
+def _names(node: Node, survey: Survey) -> Finding:
+    words = _named(node)
+    if not words:
+        return passed(node, "no device is named; NCCL chooses")
+    lost = [word for word in words if not _has(survey, word, _exact(node))]
+    if not lost:
+        return passed(node, f"has {', '.join(words)}")
+    fix = (
+        f"take `hca:` and NCCL_IB_HCA away from {node.name}, or load its driver: `sudo modprobe"
+        " mlx5_ib`"
+    )
+    if survey.rdma:
+        there = ", ".join(device.name for device in survey.rdma)
+        fix = f"set `network: {{hca: [{there}]}}` for {node.name} alone"
+    ports = sorted({_name(*port) for port in _ports(survey)})
+    return failed(
+        node,
+        f"has no RDMA device `{', '.join(lost)}`",
+        evidence="devices: " + (", ".join(ports) or "none"),
+        fix=fix,
+    )
+
+
+def _has(survey: Survey, word: str, exact: bool) -> bool:
+    """True when a node has the device that a word names; where it is a whole name, the port too."""
+    if not any(_is(word, device, exact) for device in survey.rdma):
+        return False
+    return not exact or ":" not in word or word in {_name(*port) for port in _ports(survey)}
+
+
+def _names_none(inventory: Inventory) -> str:
+    named = any(_named(node) for node in inventory.nodes)
+    return "" if named else "network: names no RDMA device; NCCL chooses"
+
+
+def _rates(host: Host) -> str | Finding:
+    """Return a node's links that are up, in words: `2 × 400 Gbit/s Ethernet`."""
+    if host.survey is None:
+        return skipped(host, UNSURVEYED)
+    node, ports = host.node, in_use(host.node, host.survey)
+    if not ports:
+        return skipped(node, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`")
+    up = _active(ports)
+    # A port that nobody named may be unused on purpose.
+    if not up or (len(up) < len(ports) and _named(node)):
+        fix = (
+            f"look at `ibstat` on {node.name}: Polling means no cable or no switch, INIT that no"
+            " subnet manager runs"
+        )
+        states = ", ".join(_state(*port) for port in ports if port not in up)
+        return failed(node, f"no RDMA link: {states}", fix=fix)
+    counted = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in up)
+    return ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
+
+
+def _other_rates(host: Host, rates: str, common: str, others: str) -> Finding:
+    fix = f"look at `rdma link` and `ibstat` on {host.name}: cable, switch port, `hca:` of the"
+    text = f"{rates}, while {others} has {common}{_down(host)}"
+    return warned(host, text, fix=f"{fix} inventory")
+
+
+def _usual_rates(host: Host, rates: str) -> Finding:
+    """Judge that the links of a node run as fast as its network cards can."""
+    for device, port in _active(in_use(host.node, host.survey)) if host.survey else ():
+        expected = host.evidence.expectations.nic(device.model)
+        if expected and expected.rate and 0 < port.rate < expected.rate:
+            slow = f"{device.name} is a {expected.model}, which can do {expected.rate:g} Gbit/s"
+            fix = "look at the cable and the switch port: `ibstat` or `sudo ethtool` on"
+            return warned(host, f"{rates}: {slow}{_down(host)}", fix=f"{fix} {host.name}")
+    return passed(host, rates + _down(host))
+
+
+def _down(host: Host) -> str:
+    """Name the ports that are down, so that nobody takes them for counted."""
+    ports = in_use(host.node, host.survey) if host.survey else []
+    down = [port for port in ports if port not in _active(ports)]
+    return "".join(f"; {_name(*port)} is {port[1].state or '?'}" for port in down)
+
+
+def _gid(host: Host) -> int | Finding:
+    """Return the index of the RoCE v2 GID that NCCL will use."""
+    if host.survey is None:
+        return skipped(host, UNSURVEYED)
+    used = _active(in_use(host.node, host.survey))
+    ports = [(device, port) for device, port in used if port.link_layer == "Ethernet"]
+    if not ports:
+        return skipped(host, "no active RoCE port is there to judge")
+    given = host.node.env.get("NCCL_IB_GID_INDEX", "")
+    if re.fullmatch(r"\d+", given):
+        return _wrong_gid(host.name, ports, int(given)) or int(given)
+    for device, port in ports:
+        if _best(port) < 0:
+            netdev = next(iter(device.netdevs), "its interface")
+            return failed(
+                host,
+                f"{_name(device, port)} has no RoCE v2 GID",
+                evidence=_table(port.gids),
+                fix=f"give {netdev} of {host.name} an address: `sudo ip addr add ADDRESS/PREFIX dev"
+                f" {netdev}`",
+            )
+    return _best(ports[0][1])
+
+
+def _wrong_gid(name: str, ports: Sequence[_Port], index: int) -> Finding | None:
+    """Judge that the index the inventory gives is a RoCE v2 GID on every port in use."""
+    for device, port in ports:
+        gid = next((gid for gid in port.gids if gid.index == index), None)
+        if gid is None:
+            what = "is empty"
+        elif gid.kind == "RoCE v2" and (not device.netdevs or gid.netdev in ("", *device.netdevs)):
+            continue
+        else:
+            what = f"is {gid.kind or 'of an unknown kind'}" + f" on {gid.netdev}" * bool(gid.netdev)
+        right = _best(port)
+        fix = "take NCCL_IB_GID_INDEX out of `env:`"
+        return failed(
+            name,
+            f"NCCL_IB_GID_INDEX={index}, but GID {index} of {_name(device, port)} {what}",
+            evidence=_table(port.gids),
+            fix=f"{fix}, or set it to {right} for {name}" if right >= 0 else fix,
+        )
+    return None
+
+
+def _other_gid(host: Host, index: int, common: int, others: str) -> Finding:
+    return warned(
+        host,
+        f"its RoCE v2 GID has index {index}, while {others} has {common}",
+        fix=(
+            "leave NCCL_IB_GID_INDEX out of `env:`: NCCL 2.21 and newer choose for each port; with"
+            f" an older one, give {host.name} its own: `env: {{NCCL_IB_GID_INDEX: {index}}}`"
+        ),
+    )
+
+
+def _best(port: RdmaPort) -> int:
+    """Return the index of the RoCE v2 GID that stands for an IPv4 address, else of the first RoCE
+    v2 one, else -1.
+    """
+    candidates = [gid for gid in port.gids if gid.kind == "RoCE v2"]
+    mapped = [
+        gid for gid in candidates if re.match(r"(?:0000:){5}ffff:|::ffff:", gid.value.lower())
+    ]
+    return next((gid.index for gid in (*mapped, *candidates)), -1)
+
+
+def _table(gids: Sequence[Gid]) -> str:
+    return "\n".join(
+        f"{gid.index}: {gid.value} {gid.kind} {gid.netdev}".rstrip() for gid in gids[:8]
+    )
+
+
+def _no_roce(inventory: Inventory) -> str:
+    fabric = inventory.fabric
+    return "" if fabric == "roce" else f"network: fabric is {fabric}; GID indexes are for RoCE"
+
+
+def _gpudirect(host: Host) -> Finding:
+    node, survey, expected = host.node, host.survey, host.expected_gpu
+    if expected is not None and not expected.gpudirect:
+        return skipped(node, f"{expected.model} has no GPUDirect RDMA, and none is expected")
+    if survey is None or not survey.modules:
+        return skipped(node, "which kernel modules are loaded is not known")
+    there = next((name for name in _PEER if name in survey.modules), None)
+    if there is not None:
+        return passed(node, f"`{there}` is loaded")
+    judge = failed if host.evidence.required == "gdrdma" else warned
+    text = "`nvidia_peermem` is not loaded"
+    fix = f"run `sudo modprobe nvidia_peermem` on {node.name}, then `vlaunch check-nccl`"
+    version = re.match(r"(\d+)\.(\d+)", survey.kernel)
+    if version is not None and (int(version[1]), int(version[2])) >= (5, 12):
+        judge = warned
+        text += "; the kernel may do it by DMA-BUF, which only `vlaunch check-nccl` can prove"
+    return judge(node, text, evidence=survey.kernel, fix=fix)
+
+
+def _no_gpudirect(inventory: Inventory) -> str:
+    amd = "ROCm brings its own; `vlaunch check-nccl` proves it"
+    return no_rdma(inventory) or cpu_has_none(inventory) or amd * (inventory.accelerator == "amd")
+
+
+CHECKS = (
+    Check(
+        id="rdma-devices",
+        what="RDMA devices are there",
+        why="without them NCCL silently falls back to TCP",
+        judge=each(_devices),
+        skip_reason=no_rdma,
+        group="rdma",
+    ),
+    Check(
+        id="rdma-unused",
+        what="no RDMA is left unused",
+        why=(
+            "with `fabric: ethernet` the containers get no RDMA device, and NCCL uses TCP without a"
+            " word"
+        ),
+        judge=_unused,
+        group="rdma",
+        skip_reason=lambda inventory: (
+            "" if inventory.fabric == "ethernet" else "network: fabric says to use RDMA"
+        ),
+    ),
+    Check(
+        id="hca-names",
+        what="the RDMA devices that the inventory names are there",
+        why=(
+            "names of the head's devices, copied to a node that calls them otherwise, let NCCL fall"
+            " back to TCP"
+        ),
+        judge=surveyed(_names),
+        group="rdma",
+        skip_reason=_names_none,
+    ),
+    Check(
+        id="rdma-link",
+        what="the RDMA links are up, at one rate",
+        why="NCCL skips a port that is not ACTIVE, and the slowest port sets the pace",
+        judge=alike(_rates, _other_rates, _usual_rates),
+        group="rdma",
+        skip_reason=no_rdma,
+        needs=("rdma-devices", "hca-names"),
+    ),
+    Check(
+        id="gid-index",
+        what="the RoCE GID that NCCL will use is v2, and has the same index everywhere",
+        why=(
+            "a GID of RoCE v1, or an empty one, cannot be routed: the connection never comes about,"
+            " or falls back to TCP"
+        ),
+        judge=alike(
+            _gid, _other_gid, lambda host, index: passed(host, f"GID index {index}, RoCE v2")
+        ),
+        group="rdma",
+        skip_reason=_no_roce,
+        needs=("rdma-devices", "hca-names"),
+    ),
+    Check(
+        id="gpudirect",
+        what="network cards can reach GPU memory",
+        why="without GPUDirect RDMA every byte between nodes goes through the host's memory",
+        judge=each(_gpudirect),
+        group="rdma",
+        skip_reason=_no_gpudirect,
+        needs=("rdma-devices",),
+    ),
+)

@@ -1,0 +1,1 @@
+"""The inventory that `init` writes, from what hosts are."""

@@ -1,0 +1,97 @@
+"""The words of `vlaunch init` → the hosts to ask, checked by the rules that inventories are checked
+by.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from launcher.core.domain import Argv, Inventory, Ssh
+from launcher.core.errors import InventoryError, RequestError
+from launcher.hosts.discovery.shape import Wishes
+from launcher.inventory import ranges
+from launcher.inventory.load import loads
+
+_HOST = re.compile(
+    r"(?:([^@]+)@)?(\[[0-9A-Fa-f:]*:[0-9A-Fa-f:]*\]|[^:@]+"
+    r"|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f]*)(?::(\d{1,5}))?"
+)
+
+
+def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
+    """Return the hosts as an inventory to connect with.
+
+    `words` may be ranges (`gpu[01-16]`) and say `user@host:port`. The addresses in the result mean
+    nothing yet.
+
+    Raises RequestError with every mistake at once.
+    """
+    hosts = [one for word in words for one in _expanded(word)]
+    if len(hosts) > ranges.MAX_NODES:
+        raise RequestError(
+            f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have"
+        )
+    counts = Counter(host for host, _ in hosts)
+    document = {
+        "cluster": wishes.cluster,
+        "image": wishes.image or "vllm/vllm-openai",
+        "hf_home": wishes.hf_home,
+        "ssh": _login(wishes.ssh),
+        "docker": list(docker),
+        "nodes": [
+            {
+                "host": host,
+                "name": _name(host, ssh, alone=counts[host] == 1),
+                # A benchmarking network (RFC 2544), so that no real address is meant.
+                "ip": f"198.18.{at // 250}.{at % 250 + 1}",
+                "gpus": 1,
+                "ssh": _login(ssh),
+            }
+            for at, (host, ssh) in enumerate(hosts)
+        ],
+    }
+    try:
+        return loads(json.dumps(document), Path("inventory.yaml"))
+    except InventoryError as error:
+        lines = [line.split(": ", 1)[1] for line in error.mistakes]
+        raise RequestError(
+            "these hosts or options cannot be used",
+            evidence=lines,
+            hint="see `vlaunch init --help`",
+        ) from None
+
+
+def _name(host: str, ssh: Ssh, *, alone: bool) -> str:
+    """Return a node's name; a host that is several nodes, or an IPv6 address, is none by itself."""
+    if alone and ":" not in host:
+        return host
+    return f"{host.replace(':', '-')}-{ssh.port or 22}"
+
+
+def _login(ssh: Ssh) -> dict[str, str | int]:
+    return {key: value for key, value in asdict(ssh).items() if value is not None}
+
+
+def own_ssh(word: Ssh, common: Ssh) -> Ssh:
+    """Return what a host says about its login that `common` does not."""
+    usual = asdict(common)
+    return Ssh(**{key: value for key, value in asdict(word).items() if value != usual[key]})
+
+
+def _expanded(word: str) -> list[tuple[str, Ssh]]:
+    hint = "write NAME, user@NAME:PORT, or a range such as gpu[01-16]"
+    match = _HOST.fullmatch(word)
+    if match is None:
+        raise RequestError(f"`{word}` is not a host", hint=hint)
+    user, host, port = match[1], match[2], int(match[3]) if match[3] else None
+    if host.startswith("[") and ":" in host:
+        host = host[1:-1]
+    try:
+        return [(each, Ssh(user=user, port=port)) for each in ranges.expand(host)]
+    except ValueError as error:
+        raise RequestError(f"`{word}` {error}", hint=hint) from None

@@ -1,0 +1,117 @@
+"""Hosts in words: one line for what most of them are, and one for each that differs, with what
+differs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from launcher.core import untrusted
+from launcher.core.domain import Accelerator, fold
+from launcher.hosts.discovery.shape import Probed
+from launcher.tools.host import DEADLINE
+
+T = TypeVar("T", bound=Hashable)
+
+
+def grouped(pairs: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+    """Group the names of hosts by what is said of them."""
+    groups: dict[T, list[str]] = {}
+    for text, name in pairs:
+        groups.setdefault(text, []).append(name)
+    return groups
+
+
+def lines(pairs: Iterable[tuple[str, str]], hosts: Sequence[Probed]) -> tuple[str, ...]:
+    """Return each text once, with the names of its hosts where it is not said of all."""
+    return tuple(text + on_some(names, hosts) for text, names in grouped(pairs).items())
+
+
+def on_some(names: Sequence[str], hosts: Sequence[Probed]) -> str:
+    """Return ` (on gpu[01-03])` behind what only some hosts have; empty for what all have."""
+    return "" if len(names) == len(hosts) else f" (on {fold(list(names))})"
+
+
+def size_of(count: int) -> str:
+    """Write bytes as people do: `81 GiB`, `1.5 TiB`."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    whole = value >= 10 or units[0] == "B"
+    return f"{value:.0f} {units[0]}" if whole else f"{value:.1f} {units[0]}"
+
+
+def describe(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, ...]:
+    """Return `gpu[01-03]: …` for what is most common and `gpu04: differs: …` for the rest, hosts in
+    order.
+    """
+    groups = grouped((_parts(host, kind), host.name) for host in hosts)
+    usual = max(groups, key=lambda parts: len(groups[parts]))
+    told = [f"{fold(groups[usual])}: {', '.join(part for part in usual if part)}"]
+    for parts, names in groups.items():
+        other = [
+            part or f"not {usually}"
+            for part, usually in zip(parts, usual, strict=True)
+            if part != usually
+        ]
+        if other:
+            told.append(f"{fold(names)}: differs: {', '.join(other)}")
+    return tuple(told)
+
+
+def health(hosts: Sequence[Probed]) -> list[str]:
+    """Return what `vlaunch check` will find on hosts, as far as it shows already."""
+    silent = [(_silence(host), host.name) for host in hosts if host.facts.docker_version is None]
+    lost = [
+        (f"the driver has lost a GPU ({host.facts.lost_gpus[0]}): reboot", host.name)
+        for host in hosts
+        if host.facts.lost_gpus
+    ]
+    return [f"{fold(names)}: {text}" for text, names in grouped([*silent, *lost]).items()]
+
+
+def _silence(host: Probed) -> str:
+    facts, command = host.facts, " ".join(host.docker)
+    if facts.podman:
+        return f"`{command}` is Podman here, not Docker"
+    if "docker" in facts.late:
+        return f"`{command} version` did not answer within {DEADLINE} s"
+    words = (facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1]
+    return f"Docker does not answer: {untrusted.shown(words)}"
+
+
+def _parts(host: Probed, kind: Accelerator) -> tuple[str, ...]:
+    """Say what a host has, part by part; what it has not is empty."""
+    facts, survey = host.facts, host.survey
+    drivers = sorted({gpu.driver for gpu in facts.gpus or ()})
+    ports = [port for device in survey.rdma for port in device.ports]
+    active = sum(port.state == "ACTIVE" for port in ports)
+    models = ", ".join(sorted({device.model for device in survey.rdma if device.model}))
+    numa = survey.numa_nodes or 0
+    kernel = survey.kernel and f"kernel {survey.kernel}"
+    return (
+        _gpus(host, kind),
+        f"driver {' and '.join(drivers)}" if drivers and kind == "nvidia" else "",
+        f"{survey.cpus} CPUs" + f" in {numa} NUMA nodes" * (numa > 1) if survey.cpus else "",
+        # Rounded: what firmware keeps for itself differs by a little from board to board.
+        f"{size_of(survey.memory)} memory" if survey.memory else "",
+        f"{active} of {len(ports)} RDMA ports ACTIVE" + f" ({models})" * bool(models)
+        if ports
+        else "",
+        f"Docker {facts.docker_version}" if facts.docker_version else "no Docker",
+        ", ".join(filter(None, (survey.system, kernel))),
+    )
+
+
+def _gpus(host: Probed, kind: Accelerator) -> str:
+    if kind == "amd":
+        return f"{host.amd_gpus} × AMD GPU"
+    if kind == "cpu":
+        return ""
+    kinds = Counter((gpu.name, gpu.memory_total) for gpu in host.facts.gpus or ())
+    return " + ".join(
+        f"{count} × {name}, {size_of(memory * 2**20) if memory else 'memory shared with the host'}"
+        for (name, memory), count in kinds.items()
+    )

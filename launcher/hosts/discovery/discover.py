@@ -1,0 +1,211 @@
+"""From what the hosts said to what their inventory should say: every choice with its reason.
+
+Pure; nothing is asked here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.core.domain import Accelerator, fold
+from launcher.hosts.discovery import accelerators, described, rdma, software, subnets
+from launcher.hosts.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_MIB, _GIB = 2**20, 2**30
+_SMALLEST_STORE = 75 * _MIB
+_IMEX_CHANNEL = "channel0"  # the one that NVIDIA's guide to IMEX creates
+
+
+def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
+    """Decide what the inventory of these hosts says; the first is the head.
+
+    Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
+    some of them only.
+    """
+    hosts = [replace(host, name=name) for host, name in zip(hosts, names(hosts), strict=True)]
+    chosen = accelerators.choose(hosts, wishes)
+    kind = chosen.kind
+    fabric = rdma.choose(hosts) if kind != "cpu" else _no_rdma(hosts)
+    shared = subnets.choose(hosts, [devices.netdevs for devices in fabric.hosts])
+    nodes = tuple(
+        DiscoveredNode(
+            host=host.host,
+            name=host.name,
+            ip=place.ip,
+            gpus=count,
+            gpu_ids=ids,
+            interface=place.interface,
+            hca=devices.hca,
+            gid=devices.gid,
+            docker=host.docker,
+            ssh=host.ssh,
+        )
+        for host, place, count, ids, devices in zip(
+            hosts, shared.places, chosen.counts, chosen.ids, fabric.hosts, strict=True
+        )
+    )
+    state_dir, no_state_dir = software.state_dir(hosts)
+    args, why = _arguments(hosts, kind)
+    env, gid_why = _roce_gid(nodes) if fabric.fabric == "roce" else ({}, ())
+    if kind == "cpu":
+        env = _cpu_environment(hosts, chosen.counts)
+    behind = [host.name for host in hosts if host.docker[0] != "docker"]
+    return Discovery(
+        cluster=wishes.cluster,
+        image=software.image(hosts, kind, wishes.image),
+        accelerator=kind,
+        fabric=fabric.fabric,
+        hf_home=software.hf_home(hosts, wishes.hf_home),
+        state_dir=state_dir,
+        nodes=nodes,
+        ssh=wishes.ssh,
+        summary=described.describe(hosts, kind),
+        network=(*shared.why, *fabric.why),
+        docker=(f"{fold(behind)}: the login may not talk to Docker itself",) if behind else (),
+        gpus=chosen.why,
+        object_store=_object_store(hosts, kind),
+        rights=_rights(hosts, kind),
+        env=env,
+        engine_args=args,
+        engine_why=why,
+        gid_why=gid_why,
+        warnings=(
+            *described.health(hosts),
+            *no_state_dir,
+            *shared.warnings,
+            *fabric.warnings,
+            *_unequal(hosts, nodes, kind),
+        ),
+    )
+
+
+def _unequal(
+    hosts: Sequence[Probed], nodes: Sequence[DiscoveredNode], kind: Accelerator
+) -> Iterator[str]:
+    """Warn of GPUs that differ in number or model from host to host."""
+    if len({node.gpus for node in nodes}) > 1:
+        counts = ", ".join(f"{node.name} {node.gpus}" for node in nodes)
+        yield (
+            f"the hosts have different numbers of GPUs ({counts}): tensor parallel groups must fit"
+            " the smallest"
+        )
+    models = sorted({gpu.name for host in hosts for gpu in host.facts.gpus or ()})
+    if kind == "nvidia" and len(models) > 1:
+        yield f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace"
+
+
+def names(hosts: Sequence[Probed]) -> list[str]:
+    """Name the nodes: as they were asked for, or, where that is an address, by the host's own name
+    if it is a good one.
+    """
+    wanted = [
+        host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host for host in hosts
+    ]
+    counts = Counter(wanted)
+    given = {name for name in wanted if counts[name] == 1 and _is_name(name)}
+    found = []
+    for at, name in enumerate(wanted, start=1):
+        own = counts[name] == 1 and _is_name(name)
+        free = (f"node{number}" for number in range(at, 10_000) if f"node{number}" not in given)
+        found.append(name if own else next(free))
+        given.add(found[-1])
+    return found
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and text.lower() != "localhost"
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or all(part.isdigit() for part in host.split("."))
+
+
+def _no_rdma(hosts: Sequence[Probed]) -> rdma.Rdma:
+    unused = any(host.survey.rdma for host in hosts)
+    which = ", which uses no RDMA device" if unused else ""
+    return rdma.ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){which}"])
+
+
+def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
+    """Bound Ray's object store where it would take memory that the model needs."""
+    memory = min((host.survey.memory for host in hosts if host.survey.memory), default=None)
+    if memory is None or not (kind == "cpu" or _unified(hosts)):
+        return None
+    size = max(_SMALLEST_STORE, min(_GIB, memory // 8)) // _MIB
+    # https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
+    why = "Ray would keep 30 % of the memory for itself, which the model needs here"
+    return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
+
+
+def _unified(hosts: Sequence[Probed]) -> bool:
+    """Tell whether GPUs share the host's memory: `nvidia-smi` gives no size of their own then."""
+    return any(gpu.memory_total == 0 for host in hosts for gpu in host.facts.gpus or ())
+
+
+def _rights(hosts: Sequence[Probed], kind: Accelerator) -> dict[str, Choice]:
+    """Return devices and capabilities that the containers need beside those that the accelerator
+    and the fabric bring.
+    """
+    if kind == "amd":
+        why = "as in vLLM's and AMD's own commands for ROCm"
+        return {"cap_add": Choice(value="SYS_PTRACE", why=(why,))}
+    joined = all(_IMEX_CHANNEL in (host.survey.imex or ()) for host in hosts)
+    if kind == "nvidia" and joined and len(hosts) > 1:
+        why = "NVLink between the hosts (IMEX); Docker 29.2 does not read NVIDIA_IMEX_CHANNELS"
+        device = f"/dev/nvidia-caps-imex-channels/{_IMEX_CHANNEL}"
+        return {"devices": Choice(value=device, why=(why,))}
+    return {}
+
+
+def _roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice], tuple[str, ...]]:
+    """Return the GID index when it is the same on all nodes, or why it is not: where it differs,
+    each node says its own.
+    """
+    without = [node.name for node in nodes if node.gid is None]
+    if without:
+        why = "no index is RoCE v2 over IPv4 on all devices there"
+        return {}, (f"{GID} is left to NCCL on {fold(without)}: {why}",)
+    if len({node.gid for node in nodes}) > 1:
+        return {}, (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
+    why = "RoCE v2 over IPv4 in the GID table of every device (`show_gids`)"
+    return {GID: Choice(value=str(nodes[0].gid), why=(why,))}, ()
+
+
+def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str, Choice]:
+    """Say how much memory each slot may use for its cache, and leave threads unbound where NUMA
+    nodes do not show.
+    """
+    slots = [
+        host.survey.memory // count
+        for host, count in zip(hosts, counts, strict=True)
+        if host.survey.memory
+    ]
+    room = max(1, min(32, min(slots, default=4 * _GIB) // (4 * _GIB)))
+    why = "GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it"
+    env = {"VLLM_CPU_KVCACHE_SPACE": Choice(value=str(room), why=(why,))}
+    if max(counts) == 1:
+        why = "one slot a host: its threads may run on all processors"
+        env["VLLM_CPU_OMP_THREADS_BIND"] = Choice(value="nobind", why=(why,))
+    return env
+
+
+def _arguments(
+    hosts: Sequence[Probed], kind: Accelerator
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return vLLM's engine arguments that these hosts need, and why."""
+    if kind == "cpu":
+        args: dict[str, Any] = {"dtype": "float32"}
+        why = "every processor can compute in float32"
+        if len(hosts) > 1:
+            args["compilation_config"] = {"mode": 2, "backend": "eager"}
+            why += "; pipeline stages on processors need this compilation mode"
+        return args, (why,)
+    if not _unified(hosts):
+        return {}, ()
+    why = "the GPU shares the host's memory: vLLM's own share, 0.92, would make the host freeze"
+    return {"gpu_memory_utilization": 0.7}, (why,)

@@ -1,0 +1,162 @@
+"""Everything that `vlaunch check` looks at, gathered: one survey a node, then the questions that
+need it, all nodes at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from launcher.app.secrets import resolve
+from launcher.app.session import Session
+from launcher.core.check import Check, Evidence, Group, Hub
+from launcher.core.domain import Answer, Inventory, Level, Secret
+from launcher.core.errors import RequestError, UnreadableAnswer
+from launcher.core.expectations import Expectations
+from launcher.core.transport import by_node
+from launcher.hosts import hub, preflight
+from launcher.hosts.checks.rdma import active, apart
+from launcher.network import transport
+from launcher.tools import inside, observe, pairs
+from launcher.tools import model as models
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+
+_KNOCKS: tuple[Group, ...] = ("ports", "network")
+_INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
+_HIGH = range(40000, 60000)
+
+
+def gather(
+    session: Session, checks: Sequence[Check], *, model: str, known: Expectations, offline: bool
+) -> Evidence:
+    """Ask all nodes that were reached what the checks need; what could not be asked is in the
+    evidence with its reason.
+    """
+    groups = {check.group for check in checks}
+    evidence = _survey(session, model, known)
+    if groups & set(_INSIDE):
+        evidence = _look_inside(session, evidence)
+    if groups & set(_KNOCKS) and len(evidence.facts) > 1:
+        evidence = _probe_ports(session, evidence)
+    if "model" in groups and model:
+        files = _files(session, evidence, model)
+        evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
+    return evidence
+
+
+def _survey(session: Session, model: str, known: Expectations) -> Evidence:
+    """Ask what each node is made of; from that follows which level the network must reach."""
+    inventory = session.inventory
+    nodes = session.reached
+    began = time.monotonic()
+    session.begin("check", "Look at the nodes")
+    session.wait("check", "surveying every node")
+    asked = observe.commands(
+        inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
+    )
+    facts, silent = observe.read(session.transport.run(asked))
+    missing = {name: error.brief for name, error in (session.missing | silent).items()}
+    evidence = Evidence(
+        inventory=inventory,
+        facts=facts,
+        missing=missing,
+        model=model,
+        expectations=known,
+        required=_required(inventory, facts, known),
+    )
+    session.step("check", "surveyed", seconds=time.monotonic() - began)
+    return evidence
+
+
+def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expectations) -> Level:
+    """Return the level that the network must reach, with the hardware that was found."""
+    level, _ = transport.required(
+        inventory,
+        gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
+        rdma=[
+            name for name, each in facts.items() if each.survey is not None and active(each.survey)
+        ],
+        known=known,
+        apart=[name for name, each in facts.items() if each.survey and apart(each.survey)],
+    )
+    return level
+
+
+def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mapping[str, int] | None]:
+    """Return which files of the model each node has."""
+    answers = by_node(
+        session.transport, preflight.list_files(Site(session.inventory, evidence.facts), model)
+    )
+    files: dict[str, Mapping[str, int] | None] = {}
+    for node, said in answers.items():
+        # A node that is not in `files` could not be asked, which its SKIP says.
+        with suppress(UnreadableAnswer):
+            files[node] = models.parse_files(said[0])
+    return files
+
+
+def _look_inside(session: Session, evidence: Evidence) -> Evidence:
+    site = Site(session.inventory, evidence.facts)
+    asked = preflight.look_inside(site)
+    began = time.monotonic()
+    session.wait("check", "looking into the containers")
+    seen: dict[str, inside.Inside] = {}
+    missing = dict(asked.missing)
+    for answer in session.transport.run(asked.commands):
+        try:
+            seen[answer.node] = inside.parse_look(answer)
+        except UnreadableAnswer as error:
+            missing[answer.node] = _unread(answer, error)
+    if seen:
+        took = time.monotonic() - began
+        session.step("check", "looked into the containers", seconds=took)
+    return replace(evidence, inside=seen, inside_missing=missing)
+
+
+def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
+    draw = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
+    high = preflight.high_port(evidence.facts, draw)
+    asked = preflight.probe_ports(
+        Site(session.inventory, evidence.facts), high=high, nonce=secrets.token_hex(8)
+    )
+    began = time.monotonic()
+    session.wait("check", "every node knocks at all the others")
+    probes: list[pairs.PortProbe] = []
+    missing = dict(asked.missing)
+    for answer in session.transport.run(asked.commands):
+        try:
+            probes += pairs.parse(answer)
+        except UnreadableAnswer as error:
+            missing[answer.node] = _unread(answer, error)
+    took = time.monotonic() - began
+    session.step("check", "every node knocked at all the others", seconds=took)
+    return replace(evidence, port_probes=tuple(probes), probes_missing=missing)
+
+
+def _unread(answer: Answer, error: UnreadableAnswer) -> str:
+    return f"{error.message}: {error.evidence or answer.tail}".strip(": ")
+
+
+def _hub(session: Session, model: str, *, offline: bool) -> Hub:
+    inventory = session.inventory
+    if offline:
+        return Hub(status="not asked", text="asked to stay offline")
+    if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
+        return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
+    source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
+    if any(each.prompt is not None for each in source.values()):
+        return Hub(
+            status="not asked",
+            text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it",
+        )
+    try:
+        token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
+    except RequestError as error:
+        # A preflight tells all that it found; `up`, which needs the value, will refuse to go on
+        # without it.
+        return Hub(status="not asked", text=error.brief)
+    return hub.ask(model, token)

@@ -1,0 +1,269 @@
+"""`vlaunch init`: look at hosts and write their inventory, with the reason of every choice beside
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from launcher.app import options
+from launcher.app.command import Call, command
+from launcher.app.progress import Printer
+from launcher.app.session import Session
+from launcher.core.domain import Accelerator, Argv, Node, Ssh, fold
+from launcher.core.errors import (
+    InventoryError,
+    RequestError,
+    UnreadableAnswer,
+    VlaunchError,
+    together,
+)
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.hosts.discovery import local_assets
+from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.shape import DOCKER, HF_HOME, Discovery, Probed, Wishes
+from launcher.hosts.discovery.written import write
+from launcher.tools import compile_cache, host, observe
+
+_SUDO: Argv = ("sudo", "-n", "docker")
+
+
+@command(inventory=False, flags=[options.JSON])
+@click.argument("hosts", metavar="[HOST]...", nargs=-1)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write; `-` is standard output.  [default: ./inventory.yaml]",
+)
+@click.option("--user", help="Login name.")
+@click.option("--port", type=click.IntRange(1, 65535), help="SSH port.")
+@click.option("--identity", metavar="FILE", help="Private key on this machine.")
+@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="Host to go through.")
+@click.option("--cluster", metavar="NAME", help="Name of the cluster.  [default: vllm]")
+@click.option("--image", help="vLLM image.  [default: one that all hosts have, else vLLM's own]")
+@click.option(
+    "--hf-home", metavar="DIR", help="Hugging Face home on the hosts.  [default: where models are]"
+)
+@click.option(
+    "--accelerator",
+    type=click.Choice(["nvidia", "amd", "cpu"]),
+    help="What the model runs on.  [default: found out]",
+)
+@click.option(
+    "--docker",
+    metavar="WORDS",
+    help="How to call docker on the hosts.  [default: `docker`, else `sudo -n docker`]",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+def init(
+    call: Call,
+    hosts: tuple[str, ...],
+    output: str | None,
+    user: str | None,
+    port: int | None,
+    identity: str | None,
+    jump: str | None,
+    cluster: str | None,
+    image: str | None,
+    hf_home: str | None,
+    accelerator: Accelerator | None,
+    docker: str | None,
+    force: bool,
+) -> int:
+    """Look at hosts over SSH and write an inventory of them, with the reason of every choice beside
+    it.
+
+    The first HOST is the head. A HOST may be a range (gpu[01-16]) and say user@host:port;
+    ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
+    --force.
+    """
+    from launcher.hosts.discovery.asked import asked
+
+    if output == "-" and call.as_json:
+        raise click.UsageError(
+            "`-o -` writes the inventory to standard output, which --json needs itself"
+        )
+    if not hosts:
+        raise click.UsageError("name the hosts, the head first: vlaunch init gpu01 gpu02")
+    path = Path(output or "inventory.yaml")
+    if output != "-":
+        _may_write(path, force=force)
+    # So that the inventory may lie anywhere.
+    key = str(Path.cwd() / Path(identity).expanduser()) if identity else None
+    wishes = Wishes(
+        cluster=cluster or "vllm",
+        image=image,
+        hf_home=hf_home,
+        accelerator=accelerator,
+        ssh=Ssh(user=user, port=port, identity=key, jump=jump),
+    )
+    words = _words(docker)
+    with call.printer() as to:
+        with call.session(inventory=asked(hosts, wishes, words or DOCKER), to=to) as session:
+            probed = _look(session, wishes, words)
+        data = _write(discover(probed, wishes), path, to, stdout=output == "-", force=force)
+    click.echo(data, nl=False)  # after the display has gone
+    return 0
+
+
+def _look(reached: Session, wishes: Wishes, call: Argv | None) -> list[Probed]:
+    """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
+    `call` leaves that open. Raises NodeError, every host's story told.
+    """
+    from launcher.hosts.discovery.asked import own_ssh
+
+    nodes = reached.inventory.nodes
+    reached.begin("look", "Look at the hosts")
+    began = time.monotonic()
+    answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
+    if call is None:
+        answers |= _behind_sudo(reached, answers, wishes)
+    seconds = time.monotonic() - began
+    who = fold([node.name for node in nodes])
+    reached.step("look", "seen", node=who, seconds=seconds)
+    return [replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh)) for node in nodes]
+
+
+def _behind_sudo(
+    reached: Session, answers: Mapping[str, Probed], wishes: Wishes
+) -> dict[str, Probed]:
+    """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps, or
+    would in more time.
+    """
+    refused = [
+        node
+        for node in reached.inventory.nodes
+        if node.docker == DOCKER and _refused(answers[node.name])
+    ]
+    if not refused:
+        return {}
+    again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
+    return {
+        name: each
+        for name, each in again.items()
+        if each.facts.docker_version is not None or "docker" in each.facts.late
+    }
+
+
+def _refused(host: Probed) -> bool:
+    return "permission denied" in host.facts.said.get("docker", "").lower()
+
+
+def _ask(
+    reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
+) -> dict[str, Probed]:
+    """Send the probe, and behind it the question for what a host has; raises NodeError, every
+    host's story told.
+    """
+    commands = []
+    for node in nodes:
+        argv = host.probe(
+            docker[node.name],
+            cluster=wishes.cluster,
+            state_dir="",
+            hf_home=wishes.hf_home or HF_HOME,
+            accelerator=wishes.accelerator or "nvidia",
+            images=(),
+            survey=True,
+            more=compile_cache.script(None, wishes.cluster) + local_assets.script(),
+        )
+        commands.append(Command(node=node.name, argv=argv, timeout=240))
+    answers = {answer.node: answer for answer in reached.transport.run(commands)}
+    facts, failed = observe.read(answers.values())
+    if failed:
+        raise together(list(failed.values()))
+    found = {}
+    for node in nodes:
+        try:
+            has = local_assets.parse(answers[node.name].out)
+        except UnreadableAnswer:
+            has = local_assets.LocalAssets()  # what it is for can be chosen without it
+        found[node.name] = Probed(
+            host=node.host, facts=facts[node.name], assets=has, docker=docker[node.name]
+        )
+    return found
+
+
+def _words(docker: str | None) -> Argv | None:
+    try:
+        words = None if docker is None else tuple(shlex.split(docker))
+    except ValueError as error:
+        raise click.UsageError(f"--docker: {str(error).lower()}") from None
+    if words == ():
+        raise click.UsageError("--docker should be words, such as `sudo -n docker`")
+    return words
+
+
+def _may_write(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise RequestError(
+            f"`{path}` is a directory", hint=f"name a file: `-o {path / 'inventory.yaml'}`"
+        )
+    if path.exists() and not force:
+        raise RequestError(
+            f"`{path}` exists already, and is not overwritten",
+            hint="write elsewhere with `-o FILE`, or overwrite it with `--force`",
+        )
+    if not path.parent.is_dir():
+        raise RequestError(
+            f"`{path.parent}` is no directory, so nothing can be written there",
+            hint=f"mkdir -p {path.parent}",
+        )
+
+
+def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
+    """Write the file and return nothing for standard output, or the other way round."""
+    from launcher.inventory.load import loads
+
+    text = write(found)
+    try:
+        loads(text, path)
+    except InventoryError as error:
+        told = "what was found does not make an inventory that can be used; nothing was written"
+        raise VlaunchError(
+            told,
+            evidence=error.mistakes,
+            hint="write it by hand, starting from inventory/example.yaml",
+        ) from None
+    for warning in found.warnings:
+        to.show(Event(kind="warning", stage="look", text=warning, state="warn"))
+    hosts = f"{len(found.nodes)} host{'s' * (len(found.nodes) > 1)}"
+    what = f"cluster {found.cluster}, {hosts}, {found.accelerator}, {found.fabric}"
+    if stdout:
+        to.show(Event(kind="done", text=what, state="ok"))
+        return text
+    _replace(path, text, force=force)
+    data = {"path": str(path), "hosts": len(found.nodes), "warnings": len(found.warnings)}
+    to.show(Event(kind="done", text=f"wrote {path}: {what}", state="ok", data=data))
+    where = "" if path == Path("inventory.yaml") else f" -i {shlex.quote(str(path))}"
+    to.show(Event(kind="note", text=f"next: read it, then `vlaunch check{where}`"))
+    return ""
+
+
+def _replace(path: Path, text: str, *, force: bool) -> None:
+    """Write all of it or nothing; without `force`, a file that has come in between stays."""
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        if force:
+            part.replace(target)
+        else:
+            try:
+                target.hardlink_to(part)
+            except FileExistsError:
+                _may_write(path, force=False)
+                raise
+            except OSError:  # a file system without hard links
+                part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The network check: `check-nccl`, its verdicts and page. `probe/` runs in the containers."""

@@ -1,0 +1,219 @@
+"""Causes of a network below its level: NCCL's lines, its environment and its container against a
+table.
+
+Order matters: what explains the rest stands first. Sources: NVIDIA/nccl net_ib, net_socket.cc,
+plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.core.domain import Level
+
+# NCCL registers buffers of every channel, some hundreds of MiB a rank; Docker's own default is 64
+# KiB or 8 MiB.
+ENOUGH_MEMLOCK = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A pattern in what NCCL wrote, what is the matter, and the fix; `{0}` in both stands for the
+    pattern's group.
+
+    `explains` is what it is a cause of: TCP in place of RDMA, RDMA without GPUDirect, or anything.
+    """
+
+    pattern: str
+    cause: str
+    fix: str
+    explains: Literal["tcp", "no-gpudirect", "any"] = "any"
+
+
+_FABRIC = "set `network: {fabric: infiniband}` (or `roce`) in the inventory, then run `vlaunch up`"
+_NO_DEVICES = "the container has no /dev/infiniband"  # vllm PR 42075, nccl 451
+_MEMLOCK = "the container may not lock enough memory for RDMA"  # spark-vllm-docker 389
+_MEMLOCK_FIX = (
+    f"{_FABRIC}; where it is set, run `sudo systemctl edit docker` and add `[Service]` with"
+    " `LimitMEMLOCK=infinity`"
+)
+_NO_DEVICE = r"NET/\S+ ?: No device found"
+
+# Environment as NCCL logs it, so that one table reads both: `NCCL_IB_DISABLE set by environment to
+# 1.`
+_SET = r" set (?:by environment )?to "
+
+TABLE = (
+    Cause(
+        pattern=rf"NCCL_IB_DISABLE{_SET}(?!0\b)(\S+?)\.?$",
+        cause="RDMA is switched off by `NCCL_IB_DISABLE={0}`",
+        fix=(
+            "take `NCCL_IB_DISABLE` out of `env:` in the inventory and out of the image, then run"
+            " `vlaunch up`"
+        ),
+        explains="tcp",
+    ),
+    Cause(
+        pattern=rf"NCCL_NET{_SET}((?i:Socket))\b",  # NCCL compares names without regard to case
+        cause="NCCL is told to use TCP by `NCCL_NET={0}`",
+        fix=(
+            "take `NCCL_NET` out of `env:` in the inventory and out of the image, then run"
+            " `vlaunch up`"
+        ),
+        explains="tcp",
+    ),
+    Cause(
+        pattern=r"ailed to open (libibverbs\S*|libmlx5\S*)",
+        cause="the image has no {0}",
+        fix=(
+            "add it to the image (`apt-get install -y libibverbs1 ibverbs-providers`), name that as"
+            " `image:` in the inventory, then run `vlaunch up`"
+        ),
+        explains="tcp",
+    ),
+    # a missing libnccl-net.so, with no name in it, is no fault: no plugin is installed, and none is
+    # asked for
+    Cause(
+        pattern=r"(?:Could not find|No plugin found|Plugin load).*?(lib[nr]ccl-net-[\w-]+\.so)"
+        r"|(lib[nr]ccl-net[\w.-]*?): (?:undefined symbol|.*GLIBC)|(lib[nr]ccl-net-[\w-]+\.so)\S*:"
+        r" cannot open"
+        # `NET plugin IB` and `Socket` are NCCL's own since 2.26: that one has no device is told by
+        # another line.
+        r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin(?! (?:IB|Socket)\b)|Failed to find"
+        r" ncclNetPlugin symbol",
+        cause="the network plugin {0} failed to load",
+        fix=(
+            "install the plugin in the image, or take `NCCL_NET_PLUGIN` out of `env:` in the"
+            " inventory, then run `vlaunch up`"
+        ),
+        explains="tcp",
+    ),
+    Cause(
+        pattern=r"Unable to open device (\S+)",
+        cause="the container may not open the RDMA device {0}",
+        fix=_FABRIC,
+    ),
+    Cause(
+        pattern=_NO_DEVICE,
+        cause="NCCL found no RDMA device in the container",
+        fix=_FABRIC,
+        explains="tcp",
+    ),
+    Cause(pattern=r"(?:ibv_|reg_mr).*Cannot allocate memory", cause=_MEMLOCK, fix=_MEMLOCK_FIX),
+    Cause(
+        pattern=r"ibv_modify_qp failed|GID (?:table|index)|incorrect GID|(?:local|remote) ?GID",
+        cause="the two ends do not agree on a GID",
+        fix=(
+            "for RoCE v2 find the index with `show_gids` and set `env: {NCCL_IB_GID_INDEX: 3}` in"
+            " the inventory, the same on all nodes; or take it out, so that NCCL chooses"
+        ),
+    ),
+    Cause(
+        pattern=r"no (?:socket )?interface found|No usable listening interface",
+        cause="the interface that NCCL is told to use does not exist on this node",
+        fix=(
+            "see `ip -br link` on the node, and give it its own `network: {interface: …}` in the"
+            " inventory"
+        ),
+    ),
+    Cause(
+        pattern=(
+            r"returned (No route to host|Connection refused|Connection timed out|Network is"
+            r" unreachable)"
+        ),
+        cause="a connection between the nodes failed: {0}",
+        fix=(
+            "allow TCP between the nodes on all ports and compare their `network: {interface: …}`: "
+            "`vlaunch check --only ports-reachable`"
+        ),
+    ),
+    Cause(  # without DMA-BUF, GPUDirect needs the module nvidia_peermem
+        pattern=rf"(NCCL_NET_GDR_LEVEL){_SET}(?:LOC|0)\b|(NCCL_DMABUF_ENABLE){_SET}0\b",
+        cause="GPUDirect is switched off by `{0}`",
+        fix="take `{0}` out of `env:` in the inventory, then run `vlaunch up`",
+        explains="no-gpudirect",
+    ),
+    Cause(
+        pattern=(
+            r"GPU Direct RDMA Disabled for .*?(HCA \d+(?: '[^']+')?)|(?<!NCCL_)DMA-?BUF(?! is"
+            r" available)|peermem"
+        ),
+        cause="GPUDirect RDMA is off {0}",
+        fix=(
+            "load the driver's module on the node: `sudo modprobe nvidia_peermem` (or use a driver"
+            " and kernel with DMA-BUF); where it is loaded, see with `nvidia-smi topo -m` whether"
+            " GPU and NIC are near enough for NCCL_NET_GDR_LEVEL"
+        ),
+        explains="no-gpudirect",
+    ),
+)
+
+
+def cause(
+    *,
+    warnings: Sequence[str],
+    level: Level | None,
+    env: Mapping[str, str] | None = None,
+    infiniband: Sequence[str] | None = None,
+    memlock: int | None = None,
+) -> tuple[str, str, str] | None:
+    """Return the likeliest cause of a network that is below its level, the evidence for it, and the
+    fix; `None`: nothing says.
+
+    Args:
+        warnings: the telling lines of the log, as `tools.nccl` keeps them.
+        level: what the links reach: for `rdma` only the lack of GPUDirect is to be explained, else
+            (`None`: not known) that of RDMA.
+        env: NCCL's variables in the container.
+        infiniband: what is in the container's /dev/infiniband; `None` when it is not known.
+        memlock: bytes the container may lock, `None` when there is no limit or it is not known.
+    """
+    lines = [
+        *(f"{name} set by environment to {value}" for name, value in sorted((env or {}).items())),
+        *warnings,
+    ]
+    wanted = ("no-gpudirect",) if level == "rdma" else ("any", "tcp")
+    found = {
+        each: shown
+        for each in TABLE
+        if each.explains in wanted and (shown := _shown(each, lines)) is not None
+    }
+    switched_off = any("NCCL_IB_DISABLE" in each.pattern for each in found)
+    if level != "rdma" and infiniband is not None and not infiniband and not switched_off:
+        return _NO_DEVICES, "/dev/infiniband is missing or empty", _FABRIC
+    no_device = any(each.pattern == _NO_DEVICE for each in found)
+    for each, (line, name) in found.items():
+        if no_device and not name and "plugin" in each.cause:
+            continue  # a plugin that found no device could not start: the device is what is missing
+        if each.pattern == _NO_DEVICE and (hca := _hca(lines)) is not None:
+            return (
+                f"no RDMA device of this node is called `{hca}`",
+                f"NCCL_IB_HCA={hca}; {line}",
+                "see `ls /sys/class/infiniband` on the node, and give it its own `network:"
+                " {hca: […]}` in the inventory",
+            )
+        return " ".join(each.cause.format(name).split()), line, each.fix.replace("{0}", name)
+    if memlock is not None and memlock < ENOUGH_MEMLOCK and level != "rdma":
+        return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
+    return None
+
+
+def _hca(lines: Sequence[str]) -> str | None:
+    """Return the RDMA devices that NCCL was told to use."""
+    for line in lines:
+        # `^` excludes names, so that none of them need be there; `=` asks for whole names.
+        if match := re.search(rf"NCCL_IB_HCA{_SET}=?(?!\^)(\S+)", line):
+            return match[1]
+    return None
+
+
+def _shown(each: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first line that shows a cause, and the name in it."""
+    for line in lines:
+        if match := re.search(each.pattern, line):
+            name = next((group for group in match.groups() if group), "")
+            return line, f"for {name}" if name.startswith("HCA") else name
+    return None

@@ -1,0 +1,243 @@
+"""`vlaunch check-nccl`: prove the network between the containers that will serve, or read what a
+log says of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from launcher import __version__
+from launcher.app import json_line, options
+from launcher.app.command import Call, command
+from launcher.app.session import Session
+from launcher.app.terminal import say, show
+from launcher.core.domain import Secret
+from launcher.core.errors import RequestError
+from launcher.core.redaction import redact
+from launcher.core.transport import by_node
+
+if TYPE_CHECKING:
+    from launcher.network.network_shape import Verdict
+    from launcher.tools.network_verdict import Ask
+
+Require = Literal["auto", "any", "rdma", "gdrdma"]
+
+
+@command(
+    "check-nccl",
+    shows="people",
+    flags=[options.PAIR_TIMEOUT, options.LOCK_WAIT, options.STRICT, options.JSON],
+)
+@click.argument("paths", metavar="[INVENTORY]", nargs=-1)
+@click.option(
+    "--require",
+    type=click.Choice(["auto", "any", "rdma", "gdrdma"]),
+    help="The least that will do (default: the inventory's).",
+)
+@click.option(
+    "--from-log",
+    "logs",
+    metavar="FILE…",
+    multiple=True,
+    help="Read NCCL or RCCL logs instead (`-`: standard input); touch no node.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page with heat maps, too.",
+)
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1), help="Ranks on each node (default: its GPUs)."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(10),
+    help="Seconds until what has not finished is given up and named.",
+)
+@click.option(
+    "--expect",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Your figures of GPUs and NICs (YAML).",
+)
+def check_nccl(
+    call: Call,
+    paths: tuple[str, ...],
+    require: Require | None,
+    logs: tuple[str, ...],
+    html: Path | None,
+    ranks_per_node: int | None,
+    deadline: float | None,
+    expect: Path | None,
+) -> int:
+    """Measure every pair of nodes in the containers that will serve, and say what they talk over.
+
+    One rank per GPU: all_reduce over all of them, send and receive between every pair of nodes in
+    both directions. The verdict is what `vlaunch serve` asks for before it starts a model.
+    """
+
+    if logs:
+        if html is not None:
+            raise click.UsageError("--html shows what was measured; a log alone has no figures")
+        return _from_logs(call, (*logs, *paths), require)
+    from launcher.app import issue_certificates
+    from launcher.planner import expected
+    from launcher.tools.network_verdict import Ask
+
+    if len(paths) > 1:
+        raise click.UsageError(
+            f"one inventory at a time, not {len(paths)}; logs are named after --from-log"
+        )
+    call = replace(call, path=paths[0] if paths else None)
+    wanted = call.inventory
+    if len(wanted.nodes) == 1:
+        raise RequestError(
+            "a cluster of one node has no network between nodes",
+            hint="inside a node: `nvidia-smi topo -m`",
+        )
+    if html is not None:
+        _writable(html)
+
+    ask = Ask(
+        nonce=secrets.token_hex(4),
+        certificate=Secret(issue_certificates.make("vlaunch check-nccl")),
+        require=require,
+        ranks_per_node=ranks_per_node,
+        deadline=deadline,
+        pair_timeout=call.pair_timeout,
+        known=expected.load(expect),
+    )
+    with call.session() as session, call.locked(session) as ours:
+        verdict = measure(ours, ask)
+    _show(verdict, as_json=call.as_json)
+    if html is not None:
+        _page(verdict, wanted.cluster, html)
+    warned = any(each.status == "warn" for each in verdict.findings)
+    return options.exit_code(failed=not verdict.passed, warned=warned, strict=call.strict)
+
+
+def measure(session: Session, ask: Ask) -> Verdict:
+    """Bring the helper files up to date, run the probes on all nodes at once, judge, and keep the
+    verdict on the head.
+    """
+    from launcher.core.plan import Plan, Stage
+    from launcher.network import network_plan as plan
+    from launcher.tools import network_verdict as kept
+    from launcher.tools.network_verdict import Proof
+    from launcher.tools.observe import observe
+    from launcher.tools.site import Site
+
+    began = time.monotonic()
+    inventory = session.inventory
+    facts = observe(inventory, session.transport, [inventory.image], survey=True, clock=time.time)
+    site = Site(inventory, facts)
+    session.apply(plan.prepare(site))
+    proof = Proof()
+    gate = plan.gate(site, ask, proof)
+    session.begin("network", "Prove the network between the nodes")
+    session.wait("network", gate.doing, deadline=plan.deadline(inventory, ask))
+    findings = gate.judge(by_node(session.transport, gate.ask))
+    if any(each.status == "wait" for each in findings):
+        session.wait("network", findings[0].text)
+        gate.judge(by_node(session.transport, gate.ask))
+    assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
+    session.step("network", "measured", seconds=time.monotonic() - began)
+    if kept.incarnation(site):
+        keep = Stage(
+            id="verdict",
+            title="Keep the verdict",
+            steps=(plan.record(site, proof, taken=now()),),
+        )
+        session.apply(Plan(verb="check-nccl", stages=(keep,)))
+    return proof.verdict
+
+
+def now() -> str:
+    """Return the time as people and machines read it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S%z")
+
+
+def _show(verdict: Verdict, *, as_json: bool) -> None:
+    from launcher.network import network_view
+    from launcher.tools.network_verdict import as_json as plain
+
+    if as_json:
+        click.echo(json_line.dumps(plain(verdict)))
+    else:
+        show(network_view.render(verdict))
+
+
+def _writable(path: Path) -> None:
+    """Raise RequestError when a file cannot be written: to be known before the measuring, which
+    takes a minute.
+    """
+
+    there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        hint = "name a file in a folder that is there and may be written"
+        raise RequestError(f"--html {path}: {error.strerror}", hint=hint) from None
+
+
+def _page(verdict: Verdict, cluster: str, path: Path) -> None:
+    from launcher.network import page as network_page
+
+    page = network_page.page(verdict, cluster=cluster, taken=now(), version=__version__)
+    path.write_text(redact(page), encoding="utf-8")
+    say(f"wrote {path}")
+
+
+def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int:
+    _refuse_inventories(files)
+    from launcher.app import findings_view as ui
+    from launcher.core.check import worst
+    from launcher.network import levels, nccl
+
+    require = asked or "auto"
+    if call.named is not None and asked is None:
+        require = call.inventory.require
+    readings = {name: nccl.read(_blocks(name)) for name in dict.fromkeys(files)}
+    found = levels.judge_files(readings, require)
+    status = worst(found)
+    if call.as_json:
+        said = {
+            **levels.as_json(nccl.merge(readings.values())),
+            "required": require,
+            "passed": status != "fail",
+            "findings": [asdict(each) for each in found],
+        }
+        click.echo(json_line.dumps(said))
+    else:
+        ui.show(found)
+    return options.exit_code(failed=status == "fail", warned=status == "warn", strict=call.strict)
+
+
+def _refuse_inventories(files: Sequence[str]) -> None:
+    for name in files:
+        if Path(name).suffix in (".yaml", ".yml"):
+            raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
+
+
+def _blocks(name: str) -> Iterator[bytes]:
+    """Read a file (`-`: standard input) block by block; raises RequestError when it cannot be
+    read.
+    """
+
+    try:
+        with click.open_file(name, "rb") as file:
+            while block := file.read(1 << 20):
+                yield block
+    except OSError as error:
+        raise RequestError(
+            f"{name}: {error.strerror}", hint="name logs of NCCL, or `-` for standard input"
+        ) from None

@@ -1,0 +1,307 @@
+"""The node, rank, pair or direction that a bad network comes from, the likely cause, and the
+fix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from launcher.core.check import Finding, failed, warned
+from launcher.core.domain import Node
+from launcher.network import causes, nccl
+from launcher.network.network_shape import Cell, Measurement, by_node
+from launcher.network.probe_command import RankReport, Report
+
+# In the words of `network/probe/network_lanes.py`, heard from the node itself or from the rank on
+# the other side.
+_MISNAMED = re.compile(
+    r"(?:rank \d+ \((?P<node>[^)]+)\): )?(?P<text>(?P<variable>\w+) names .+, which is not"
+    r" here: .*)"
+)
+
+# Seconds. torch is imported in 3 to 10 s from a warm disk, its GPUs' first use included; ranks that
+# have it meet within a second or two.
+_SLOW_TORCH, _SLOW_MEETING = 30.0, 15.0
+_TORCH_FIX = (
+    "look at the disk and the load of {node} (`uptime`, `iostat -x 1`); with NVIDIA GPUs, switch"
+    " persistence mode on there: `sudo nvidia-smi -pm 1`"
+)
+_NAMES_FIX = "see whether names of nodes are found in time: `vlaunch check --only names-resolve`"
+
+
+def nodes(measured: Measurement) -> list[Finding]:
+    """Say of each node what its probe or one of its ranks came to grief with."""
+    arrived = [
+        name
+        for name, each in measured.reports.items()
+        if each.ranks and not any(_before(rank) for rank in each.ranks)
+    ]
+    findings = []
+    for node in measured.inventory.nodes:
+        if node.name in measured.missing:
+            text = f"its probe gave no report: {measured.missing[node.name]}"
+            fix = f"see whether its container runs: `vlaunch logs {node.name}`"
+            findings.append(failed(node, text, fix=fix))
+        else:
+            findings += _reported(measured, node, arrived)
+            findings += _slow_start(node, measured.reports[node.name])
+    return findings
+
+
+def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list[Finding]:
+    """Say what a node's report tells of its probe and of ranks that did not end well; `arrived`
+    are the nodes whose ranks met.
+    """
+    inventory, report = measured.inventory, measured.reports[node.name]
+    findings = []
+    if report.error:
+        fix = _probe_fix(node, report.error, inventory.ports.probe)
+        findings.append(failed(node, report.error, fix=fix))
+    for rank in report.ranks:
+        if rank.ended:
+            continue
+        others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
+        findings.append(
+            failed(
+                node,
+                f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
+                evidence=rank.error or rank.tail,
+                fix=_rank_fix(measured, node, rank),
+            )
+        )
+    return findings
+
+
+def _slow_start(node: Node, report: Report) -> list[Finding]:
+    """Return a warning for each thing that was slow before anything was measured."""
+    findings = []
+    torch = max((rank.torch or 0.0 for rank in report.ranks), default=0.0)
+    if torch > _SLOW_TORCH:
+        text = f"its ranks took {torch:.0f} s to load torch and NCCL; all others waited for them"
+        findings.append(warned(node, text, fix=_TORCH_FIX.format(node=node.name)))
+    meeting = max((rank.meeting or 0.0 for rank in report.ranks), default=0.0)
+    if meeting > _SLOW_MEETING:
+        text = f"its ranks took {meeting:.0f} s to meet the others, all of which had torch"
+        findings.append(warned(node, text, fix=_NAMES_FIX))
+    return findings
+
+
+def _absent(report: Report | None) -> bool:
+    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or
+    one that was killed.
+    """
+    if report is None or report.error or not report.ranks:
+        return True
+    return any(_before(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
+
+
+def _before(rank: RankReport) -> bool:
+    """True when a rank never met the others."""
+    return not rank.ended and (
+        "rendezvous" in rank.phase or "importing" in rank.phase or rank.phase == "starting"
+    )
+
+
+def _end(rank: RankReport) -> str:
+    if rank.exit is None:
+        return "did not finish before the deadline"
+    return (
+        f"was killed (signal {-rank.exit})"
+        if rank.exit < 0
+        else f"ended with exit code {rank.exit}"
+    )
+
+
+def _probe_fix(node: Node, error: str, port: int) -> str:
+    if "taken" in error:
+        return (
+            f"see who has it with `sudo ss -ltnp 'sport = :{port}'` on {node.name}, or choose"
+            " another: `ports: {probe: PORT}` in the inventory"
+        )
+    return f"run `vlaunch check --group network`, then look at `vlaunch logs {node.name}`"
+
+
+def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
+    """Say what to do about a rank that did not end well. Only who could not open the head's port is
+    told to allow it: who was late, or met nobody, got through.
+    """
+    inventory = measured.inventory
+    head, port = inventory.head, inventory.ports.probe
+    if "did not open" in rank.error:
+        said = measured.reports.get(head.name)
+        if said is None or said.error:
+            return f"see first what is said of {head.name}: nothing waited there for the others"
+        return (
+            f"allow TCP from {node.ip} to {head.ip}:{port}, then run `vlaunch check --only"
+            " ports-reachable`"
+        )
+    if "importing" in rank.phase and rank.exit in (None, -9):
+        return _TORCH_FIX.format(node=node.name)
+    if "rendezvous" in rank.phase and rank.exit in (None, -9):
+        return _NAMES_FIX
+    if rank.exit == -9:
+        return f"look for a lack of memory on {node.name}: `sudo dmesg | grep -i oom`"
+    return "run `vlaunch check --group network`"
+
+
+def cells(measured: Measurement, found: Sequence[Cell]) -> list[Finding]:
+    """Say who is to blame for cells that are not well: all, a node when all of its own are, else a
+    pair or a direction.
+    """
+    misnamed, found = _misnamed(_of_present(measured, found))
+    bad = [cell for cell in found if _is_bad(cell)]
+    if len(found) > 2 and len(bad) == len(found) and _one_trouble(bad):
+        return [*misnamed, _blamed("", bad[0], measured, whole="every pair: ")]
+    sick = _sick_nodes(measured.inventory.nodes, found)
+    rest = [cell for cell in bad if not sick.keys() & {cell.source, cell.target}]
+    return [
+        *misnamed,
+        *(
+            _blamed(name, cell, measured, whole="every pair with this node: ")
+            for name, cell in sick.items()
+        ),
+        *(_blamed(where, cell, measured) for where, cell in _by_pair(rest).items()),
+    ]
+
+
+def _of_present(measured: Measurement, found: Sequence[Cell]) -> list[Cell]:
+    """Leave out the cells of nodes that took no part: that is told once, of the node itself."""
+    reports = measured.reports
+    absent = {node.name for node in measured.inventory.nodes if _absent(reports.get(node.name))}
+    return [cell for cell in found if not absent & {cell.source, cell.target}]
+
+
+def _is_bad(cell: Cell) -> bool:
+    return cell.status in ("fail", "warn")
+
+
+def _one_trouble(bad: Sequence[Cell]) -> bool:
+    """True when cells have the same trouble, all of them equally bad."""
+    return len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
+
+
+def _sick_nodes(nodes: Sequence[Node], found: Sequence[Cell]) -> dict[str, Cell]:
+    """Return the nodes of which every cell failed in the same way, while others' did not, with one
+    of those cells; of two nodes neither can be told from the other.
+    """
+    if len(nodes) <= 2:
+        return {}
+    sick, of_node = {}, by_node(found)
+    for node in nodes:
+        own = of_node.get(node.name, [])
+        bad = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
+        if len(bad) == len(own) < len(found) and _one_trouble(bad):
+            sick[node.name] = bad[0]
+    return sick
+
+
+def _by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
+    """Return the directions that are bad, `a → b`, those with the same trouble both ways as one,
+    `a ↔ b`, each with its first cell.
+    """
+    directions = {(cell.source, cell.target): cell for cell in bad}
+    found: dict[str, Cell] = {}
+    for (source, target), cell in directions.items():
+        back = directions.get((target, source))
+        if back is None or _kind(back.text) != _kind(cell.text):
+            found[f"{source} → {target}"] = cell
+        elif f"{target} ↔ {source}" not in found:
+            found[f"{source} ↔ {target}"] = cell
+    return found
+
+
+def _blamed(where: str, cell: Cell, measured: Measurement, *, whole: str = "") -> Finding:
+    """Return the finding of a node, a pair or a direction (of the cluster, when `where` is empty),
+    with the reason that a cell of it shows.
+    """
+    text, evidence, fix = _why(measured, cell)
+    return Finding(node=where, status=cell.status, text=whole + text, evidence=evidence, fix=fix)
+
+
+def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
+    """Name each node whose variable names an interface that it has not, once; and return the cells
+    that are not its own.
+    """
+    said = {}
+    for cell in found:
+        if match := _MISNAMED.fullmatch(cell.text):
+            said[match["node"] or cell.target] = match
+    findings = [
+        failed(
+            name,
+            match["text"],
+            fix=(
+                f"take {match['variable']} out of `env:` (vlaunch sets it for each node), or set it"
+                f" under {name}'s own `env:`; see `vlaunch check --only interface`"
+            ),
+        )
+        for name, match in said.items()
+    ]
+    return findings, [cell for cell in found if not said.keys() & {cell.source, cell.target}]
+
+
+def _kind(text: str) -> str:
+    """Return a trouble without its figures and names, so that the same trouble of two cells is
+    equal.
+    """
+    return re.sub(r"[\d.]+", "#", text)[:40]
+
+
+def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
+    """Return what is wrong with a direction, the evidence for the likely cause, and the fix."""
+    inventory = measured.inventory
+    a, b = inventory.node(cell.source), inventory.node(cell.target)
+    if not cell.transport.startswith("Gloo"):
+        for name in (cell.source, cell.target):
+            if (report := measured.reports.get(name)) is not None and (
+                found := _cause(report, cell)
+            ) is not None:
+                return (
+                    f"{cell.text}: {found[0]} on {name}",
+                    found[1],
+                    _on_host(name, found[2], inventory.fabric),
+                )
+    if cell.bandwidth is None:
+        fix = (
+            f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group"
+            " network`"
+        )
+        return cell.text, "", fix
+    if "required" in cell.text:
+        fix = (
+            "see what NCCL says of its devices: `vlaunch check --group rdma`; with `network:"
+            f" {{require: {cell.level}}}`"
+        )
+        return cell.text, "", f"{fix} it is allowed"
+    interface = b.interface or "eth0"
+    fix = (
+        f"compare the links: `vlaunch check --only link-speed`, and `ethtool {interface}` on"
+        f" {a.name} and {b.name}"
+    )
+    return cell.text, "", fix
+
+
+def _on_host(name: str, fix: str, fabric: str) -> str:
+    """Return the fix for a node: with the fabric in the inventory, the node lacks its devices."""
+    if fabric == "ethernet" or "set `network: {fabric:" not in fix:
+        return fix
+    return (
+        f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, see `ls /dev/infiniband` there, then"
+        " `vlaunch down` and `up`"
+    )
+
+
+def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
+    """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a
+    link that never came up.
+    """
+    reading = nccl.read([report.log.encode()])
+    connected = cell.bandwidth is not None
+    return causes.cause(
+        warnings=list(reading.warnings),
+        level=cell.level,
+        env=report.env,
+        infiniband=report.infiniband if connected else None,
+        memlock=report.memlock if connected else None,
+    )

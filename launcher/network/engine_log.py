@@ -1,0 +1,48 @@
+"""What the engine's own ranks wrote about their links after the start: the last word on what they
+really use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.core.domain import Answer, Inventory
+from launcher.core.transport import Command
+from launcher.network import nccl
+from launcher.tools.site import Site
+
+_FOLDER = "/tmp/vlaunch-nccl"
+_TELLING = (
+    "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Direct|commId|NCCL version"
+)
+_LIMIT = 8_000_000
+
+
+def variables(inventory: Inventory, name: str) -> dict[str, str]:
+    """Return NCCL's variables that make every rank write a log (`%h` host, `%p` process); none on a
+    CPU, which has no NCCL.
+
+    Ray's driver hands its environment to the workers (vLLM's ray_executor_v2.py), so that the head
+    need only be told.
+    """
+    if inventory.accelerator == "cpu" or len(inventory.nodes) == 1:
+        return {}
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
+        "NCCL_DEBUG_FILE": f"{_FOLDER}.{name}.%h.%p.log",
+    }
+
+
+def ask(site: Site, nodes: Sequence[str], name: str) -> list[Command]:
+    """Ask the containers of `nodes` for the telling lines of their ranks' logs."""
+    script = f'grep -ahE "$1" {_FOLDER}."$2".*.log | head -c {_LIMIT}'
+    argv = ("sh", "-c", script, "log", _TELLING, name)
+    return [site.inside(node, argv) for node in site.nodes if node.name in nodes]
+
+
+def read(answers: Mapping[str, Sequence[Answer]]) -> nccl.Reading:
+    """Read all ranks' logs as one."""
+    return nccl.merge(
+        [nccl.read([answer.out.encode()]) for said in answers.values() for answer in said]
+    )

@@ -1,0 +1,98 @@
+"""Measured bandwidth and latency against what network cards are known to do: the right kind of link
+may still be sick.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from launcher.core.check import Evidence, Finding, Host
+from launcher.core.expectations import Nic
+from launcher.hosts.checks.rdma import in_use
+from launcher.network.network_shape import Cell, Verdict, rate
+from launcher.tools.survey import Survey
+
+_ANY = Nic(model="a network card", match=".", source="defaults")
+
+
+def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[Finding]:
+    """Warn of directions with less bandwidth, or more latency, than their cards should give; silent
+    where cards are unknown.
+
+    Args:
+        verdict: what was measured.
+        evidence: each node with its survey, for its cards and their rates, and what is expected of
+            cards.
+        ranks_per_node: as many cards work at once at most.
+    """
+
+    @cache  # a node is an end of many cells
+    def end_of(name: str, tcp: bool) -> tuple[float, float, str] | None:
+        host = evidence.host(name)
+        return None if host is None else _end(host, ranks_per_node, tcp)
+
+    findings = []
+    for cell in verdict.cells:
+        if cell.bandwidth is None or cell.status == "fail" or cell.transport.endswith("MNNVL"):
+            continue
+        tcp = cell.level == "any"
+        ends = [end_of(name, tcp) for name in (cell.source, cell.target)]
+        known = [end for end in ends if end is not None]
+        if len(known) == len(ends):
+            findings += _compare(cell, *min(known))
+    return findings
+
+
+def _compare(cell: Cell, least: float, bound: float, card: str) -> list[Finding]:
+    where, said = f"{cell.source} → {cell.target}", []
+    if cell.bandwidth is not None and cell.bandwidth < least:
+        said.append(f"{rate(cell.bandwidth)}, where {card} should give {rate(least)} or more")
+    if cell.latency is not None and cell.latency * 1e6 > bound:
+        said.append(f"{cell.latency * 1e6:.0f} µs, where {card} should take {bound:.0f} µs or less")
+    fix = (
+        "look for errors and a slow port: `vlaunch check --group rdma --group network`, `ibstat`,"
+        " `ethtool -S`"
+    )
+    return [Finding(node=where, status="warn", text=text, fix=fix) for text in said]
+
+
+def _end(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] | None:
+    """Return the least bandwidth (bytes/s), the most latency (µs) and the card of one end; `None`
+    where that is not known.
+    """
+    if host.survey is None:
+        return None
+    return _end_over_tcp(host, host.survey) if tcp else _end_over_rdma(host, host.survey, ranks)
+
+
+def _end_over_tcp(host: Host, survey: Survey) -> tuple[float, float, str] | None:
+    name = host.node.interface or host.facts.interface_of(host.node.ip)
+    nic = next((each for each in survey.nics or () if each.name == name and each.physical), None)
+    if nic is None or not nic.speed:
+        return None
+    card = host.evidence.expectations.nic(nic.driver) or _ANY
+    return (
+        nic.speed * 1e6 / 8 * card.share_tcp,
+        card.latency_tcp,
+        f"{nic.name} with {nic.speed / 1000:g} Gbit/s",
+    )
+
+
+def _end_over_rdma(host: Host, survey: Survey, ranks: int) -> tuple[float, float, str] | None:
+    ports = [
+        (device, port)
+        for device, port in in_use(host.node, survey)
+        if port.state == "ACTIVE" and port.rate
+    ]
+    if not ports:
+        return None
+    known = host.evidence.expectations
+    working = sorted(ports, key=lambda each: -each[1].rate)[: max(1, ranks)]
+    cards = [known.nic(device.model) or _ANY for device, _ in working]
+    least = sum(
+        port.rate * 1e9 / 8 * card.share for (_, port), card in zip(working, cards, strict=True)
+    )
+    title = ", ".join(
+        dict.fromkeys(f"{device.name} with {port.rate:g} Gbit/s" for device, port in working)
+    )
+    return least, cards[0].latency, title

@@ -1,0 +1,277 @@
+"""The level of the links between nodes in a log of NCCL, and its verdict: TCP, RDMA, RDMA with
+GPUDirect, or NVLink between nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from launcher.core.check import Finding, failed, passed, warned
+from launcher.core.domain import LEVEL_WORDS, LEVELS, Level, fold
+from launcher.network import causes, nccl
+from launcher.network.nccl import Link, Reading
+from launcher.network.probe.network_links import KINDS, WORTH, Kind, kind
+
+_HOW = (
+    "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
+    " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that"
+    " crosses nodes, not at its start; or run `vlaunch check-nccl`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worst:
+    """The worst inter-node network of a log: its name, whether it is GPUDirect, the level it is
+    worth, and its links.
+    """
+
+    network: str
+    gpudirect: bool
+    level: Level
+    links: tuple[Link, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name as in NCCL's own lines: `NET/IB/GDRDMA`, `P2P/MNNVL`."""
+        return (
+            "P2P/MNNVL"
+            if self.network == "MNNVL"
+            else f"NET/{self.network}" + "/GDRDMA" * self.gpudirect
+        )
+
+
+def between_nodes(reading: Reading) -> tuple[Link, ...]:
+    """Return the links between nodes: all but those of which both ends are in one host."""
+    near = nccl.inside(reading)
+    return tuple(link for link in reading.links if link not in near)
+
+
+def worst(reading: Reading) -> Worst | None:
+    """Return the worst network: TCP before RDMA, RDMA before GPUDirect, that before MNNVL; `None`
+    without inter-node links.
+    """
+    everywhere = [name for names in reading.providers.values() for name in names]
+    sorts: dict[Kind, list[Link]] = {}
+    for link in between_nodes(reading):
+        providers = reading.providers.get(link.host, everywhere)
+        sorts.setdefault(kind(link.network, link.gpudirect, providers), []).append(link)
+    found = min(sorts, key=KINDS.index, default=None)
+    if found is None:
+        return None
+    links = tuple(sorts[found])
+    return Worst(
+        network=links[0].network, gpudirect=found == "GPUDirect", level=WORTH[found], links=links
+    )
+
+
+def as_json(reading: Reading) -> dict[str, Any]:
+    """Return what the log proves as plain data; `gpudirect` is `None` without network links,
+    `network` without any link.
+
+    Links inside a host are no part of either; they are marked as `inside`.
+    """
+    found, near = worst(reading), nccl.inside(reading)
+    far = [link for link in reading.links if link not in near and link.network != "MNNVL"]
+    return {
+        "network": found.network if found else None,
+        "gpudirect": all(link.gpudirect for link in far) if far else None,
+        "network_links": reading.network_links,
+        "mnnvl": reading.mnnvl,
+        "links": [{**link._asdict(), "inside": link in near} for link in reading.links],
+        "local": reading.local,
+        "using": list(reading.using),
+        "devices": reading.devices,
+        "warnings": list(reading.warnings),
+        "versions": list(reading.versions),
+        "lines": reading.lines,
+        "truncated": reading.truncated,
+    }
+
+
+def judge(
+    reading: Reading, require: Level | Literal["auto"], hardware: str = ""
+) -> tuple[Finding, ...]:
+    """Judge whether a log alone proves the level, and whether it is complete.
+
+    Args:
+        reading: the log, or several merged.
+        require: the level; `auto` takes any RDMA, warns without GPUDirect, and fails TCP.
+        hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares
+            its memory with the CPU.
+    """
+    network = worst(reading)
+    if network is None:
+        found = [_nothing(reading)]
+    else:
+        found = [_level(reading, network, require, hardware)]
+        found += _unseen(reading)
+    if reading.alarms and all(each.status == "pass" for each in found):
+        found.append(_alarmed(reading))
+    return (*found, *_gaps(reading))
+
+
+def _unseen(reading: Reading) -> list[Finding]:
+    """Judge that the log has the links of all ranks."""
+    seen, ranks = nccl.unseen(reading)
+    if not ranks:
+        return []
+    text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
+    fix = (
+        "give the logs of all ranks; where Ray brought them together, take them with"
+        " `RAY_DEDUP_LOGS=0`"
+    )
+    return [warned("", text, fix=fix)]
+
+
+def _gaps(reading: Reading) -> list[Finding]:
+    """Judge that the log is whole, and that all of it was looked at."""
+    found = []
+    if reading.truncated:
+        text = "the log is cut off: what comes after is not known"
+        fix = "take the whole log, once the job has ended"
+        found.append(warned("", text, fix=fix))
+    if reading.overflow:
+        text = (
+            f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was"
+            " looked at"
+        )
+        fix = "give the logs of one job at a time"
+        found.append(warned("", text, fix=fix))
+    return found
+
+
+def judge_files(
+    readings: Mapping[str, Reading], require: Level | Literal["auto"]
+) -> tuple[Finding, ...]:
+    """Judge several logs of one job, by name: all as one, and each that by itself proves
+    nothing.
+    """
+    found = judge(nccl.merge(readings.values()), require)
+    if len(readings) == 1:
+        return found
+    each = [
+        replace(
+            _nothing(reading),
+            status="warn" if _near(reading) else "fail",
+            text=f"{name}: {_nothing(reading).text}",
+        )
+        for name, reading in readings.items()
+        if worst(reading) is None
+    ]
+    return (*found, *each)
+
+
+def _alarmed(reading: Reading) -> Finding:
+    hosts = sorted({host for text in reading.alarms for host in reading.warnings[text] if host})
+    count = len(reading.alarms)
+    text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
+    return warned(
+        fold(hosts) if hosts else "",
+        f"{text}, though its links are good",
+        evidence="\n".join(list(reading.alarms)[:2]),
+        fix="look for it in the log; of the network see `vlaunch check --group network`",
+    )
+
+
+def _near(reading: Reading) -> dict[str, int]:
+    """Count the links inside nodes, by kind."""
+    counts = dict(reading.local)
+    for link in nccl.inside(reading):
+        counts[f"NET/{link.network}"] = counts.get(f"NET/{link.network}", 0) + 1
+    return counts
+
+
+def _nothing(reading: Reading) -> Finding:
+    if near := _near(reading):
+        said = "it has only links inside nodes: " + ", ".join(
+            f"{count} {kind}" for kind, count in sorted(near.items())
+        )
+    elif reading.truncated:
+        said = "it is cut off before the first link"
+    elif not reading.lines:
+        said = "it is empty"
+    elif reading.using:
+        announced = next(iter(reading.using))
+        said = f"`Using network {announced}` is what NCCL intends, not what a link uses"
+    elif reading.warnings or reading.versions:
+        said = "NCCL wrote of no link"
+    else:
+        said = f"none of its {reading.lines} lines is of NCCL"
+    why = causes.cause(warnings=list(reading.warnings), level=None)
+    return failed(
+        "",
+        f"the log proves nothing about the network between nodes: {said}",
+        evidence=why[1] if why else "",
+        fix=_HOW,
+    )
+
+
+def _level(
+    reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str
+) -> Finding:
+    total = len(between_nodes(reading))
+    every = f"all {total} links" if total > 1 else "the one link"
+    count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
+    is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"
+    needed: Level = "rdma" if require == "auto" else require
+    if LEVELS.index(found.level) < LEVELS.index(needed):
+        return _below(
+            reading, found, require, f"{is_said}, where {LEVEL_WORDS[needed]} is required"
+        )
+    if require == "auto" and found.level == "rdma":
+        if "GB10" in hardware:
+            return passed("", f"{is_said}; GPUDirect is not expected of {hardware}")
+        why, evidence, fix, _ = _why(reading, found)
+        fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
+        return warned("", f"{is_said}: GPUDirect is not used{why}", evidence=evidence, fix=fix)
+    return passed("", is_said)
+
+
+def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], text: str) -> Finding:
+    why, evidence, fix, host = _why(reading, found)
+    hosts = [host] if host else _hosts(found)
+    allow = (
+        "if these nodes have no RDMA, say `--require any`"
+        if found.level == "any"
+        else "if these GPUs have no GPUDirect, say `--require rdma`"
+    )
+    if not fix:
+        fix = (
+            "see what NCCL says of its devices with `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`;"
+            f" {allow}"
+        )
+    elif require == "auto":
+        fix = f"{fix}; {allow}"
+    return failed(
+        fold(hosts) if hosts else "",
+        f"{text} ({_ranks(found.links)}){why}",
+        evidence=evidence,
+        fix=fix,
+    )
+
+
+def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
+    """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it
+    was found on; no host where the evidence is from all of them.
+    """
+    hosts = _hosts(found)
+    for host in (*hosts, ""):
+        own = [text for text, told in reading.warnings.items() if not host or host in told]
+        if (why := causes.cause(warnings=own, level=found.level)) is None:
+            continue
+        told = [reading.warnings[text].keys() for text in own if text in why[1]]
+        if not host or (len(hosts) > 1 and all(set(hosts) <= each for each in told)):
+            return f": {why[0]}", why[1], why[2], ""
+        return f": {why[0]} on {host}", why[1], why[2], host
+    return "", "", "", ""
+
+
+def _hosts(found: Worst) -> list[str]:
+    return sorted({link.host for link in found.links if link.host})
+
+
+def _ranks(links: Sequence[Link]) -> str:
+    pairs = [f"{a}→{b}" for a, b in dict.fromkeys((link.source, link.target) for link in links)]
+    return "ranks " + ", ".join(pairs[:6]) + f" and {len(pairs) - 6} more" * (len(pairs) > 6)

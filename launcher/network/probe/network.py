@@ -1,0 +1,406 @@
+"""The network probe of one node, run in a container that will serve: starts one rank per GPU,
+prints one JSON object. Its standard input begins with the run's certificate, `tls.py`.
+
+Standard library here; the ranks (`network_rank.py`) import torch. It ends with its standard input,
+at its deadline, or with a signal, and leaves no process behind. The shape of what it prints is
+`launcher/network/probe_command.py`, `Report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import network_node
+import network_start
+
+TAIL = 2000
+# resolv.conf(5): the shortest that glibc waits for a name server
+QUICK_NAMES = "timeout:1 attempts:1"
+
+
+class Child:
+    """One rank as its parent sees it."""
+
+    def __init__(self, rank: int, local: int) -> None:
+        self.rank, self.local = rank, local
+        self.phase, self.error, self.note, self.ended = "starting", "", "", False
+        self.killed, self.ready = False, False
+        self.took: dict[str, float] = {}
+        self.transfers: list[dict[str, object]] = []
+        self.collective: dict[str, object] | None = None
+        self.facts: dict[str, object] = {}
+        self.logged: list[dict[str, object]] = []
+        self.tail, self.partial = "", b""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.events = -1
+
+    def start(self, argv: list[str], env: dict[str, str], listener: int) -> None:
+        """Start the process; `argv` gets the descriptor for its events, and the listening one on
+        the first rank.
+        """
+        self.events, theirs = os.pipe()
+        passed = [theirs] if listener < 0 else [theirs, listener]
+        try:
+            self.process = subprocess.Popen(
+                [
+                    *argv,
+                    "--events",
+                    str(theirs),
+                    "--listener",
+                    str(listener),
+                    "--parent",
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+
+    def pipes(self):
+        """Return the descriptors that a started rank is read from, each with its reader."""
+        return (self.events, self.heard), (self.process.stdout.fileno(), self.printed)
+
+    def heard(self, data: bytes) -> None:
+        """Take in what came down the pipe: whole lines of JSON."""
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            self.phase = said.get("phase", self.phase)
+            self.error = said.get("error", self.error)
+            self.note = said.get("note", self.note)
+            self.ended = bool(said.get("done", self.ended))
+            self.ready = bool(said.get("ready", self.ready))
+            self.took.update(said.get("took", {}))
+            self.facts.update(said.get("facts", {}))
+            self.collective = said.get("collective", self.collective)
+            if "transfer" in said:
+                self.transfers.append(said["transfer"])
+            if "log" in said:
+                self.logged.append(said["log"])
+
+    def is_ready(self) -> bool:
+        """Tell whether it has torch, or never will."""
+        return self.ready or (self.process is not None and self.process.poll() is not None)
+
+    def go(self, word: str) -> None:
+        """Tell it to go on, or why it cannot (see `Rank.let_go`)."""
+        with contextlib.suppress(OSError):
+            os.write(self.process.stdin.fileno(), f"{word}\n".encode())
+
+    def printed(self, data: bytes) -> None:
+        self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
+
+    def report(self) -> dict[str, object]:
+        """In the shape of `RankReport`."""
+        code = self.process.poll() if self.process else None
+        error = self.error or self.note
+        if not self.error and self.killed:
+            error = f"did not end by itself{'; ' + self.note if self.note else ''}"
+        elif not error and not self.ended and code is not None:
+            error = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return {
+            "rank": self.rank,
+            "local_rank": self.local,
+            "phase": self.phase,
+            "ended": self.ended,
+            "exit": code,
+            "error": error,
+            "tail": self.tail,
+            "torch": self.took.get("torch"),
+            "meeting": self.took.get("meeting"),
+        }
+
+
+class Probe:
+    """All ranks of this node, from start to report."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        program: tuple[str, ...],
+        argv: list[str],
+        certificate: str,
+    ) -> None:
+        self.args, self.program, self.argv = args, program, argv
+        self.certificate = certificate  # of the run; empty in exported pods
+        self.children = [
+            Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)
+        ]
+        self.signal = 0
+        self.started = time.monotonic()
+        self.error = ""
+        self.env = network_node.environment()
+        names = [each.partition("=")[0] for each in args.nodes.split(",")]
+        self.peers = [name for name in names if name != args.node]
+
+    def run(self) -> dict[str, object]:
+        """Start the ranks, wait, end them, and return the report."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.signalled)
+        folder = tempfile.mkdtemp(prefix="vlaunch-nccl-")
+        listener = None
+        try:
+            if self.args.node_rank == 0:
+                listener = network_node.reserve(self.args.master, self.args.port)
+            env = child_environment(os.environ, folder)
+            for child in self.children:
+                held = listener.fileno() if listener and child.rank == 0 else -1
+                child.start([*self.program, "--child", str(child.local), *self.argv], env, held)
+            threading.Thread(target=self.meet, args=(listener,), daemon=True).start()
+            self.error = self.watch()
+        except network_node.Unusable as error:
+            self.error = str(error)
+        except Exception as error:
+            self.error = f"the probe failed: {type(error).__name__}: {error}"
+        finally:
+            self.end()
+            log, pairs = network_node.logs(folder), self.pair_logs(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        return {**self.report(), "log": log, "pair_logs": pairs}
+
+    def meet(self, listener) -> None:
+        """Let the ranks go on once those of all nodes have torch, or tell them why they will not
+        meet.
+        """
+        args, word = self.args, "go"
+        try:
+            if listener is None:
+                network_start.follow(
+                    args.master,
+                    args.port,
+                    args.nonce,
+                    args.node,
+                    self.is_ready,
+                    args.reach,
+                    args.torch,
+                    self.certificate,
+                )
+            else:
+                gathering = network_start.Gathering(
+                    listener, args.nonce, self.peers, self.certificate
+                )
+                absent = gathering.wait(self.is_ready, args.reach, args.torch)
+                word = f"go {','.join(absent)}"
+                listener.close()
+        except (network_start.Unmet, OSError) as error:
+            word = f"no {error}"
+        for child in self.children:
+            child.go(word)
+
+    def is_ready(self) -> bool:
+        return all(child.is_ready() for child in self.children)
+
+    def signalled(self, number: int, _frame: object) -> None:
+        self.signal = number
+
+    def watch(self) -> str:
+        """Listen to the ranks until all have ended; return why it was over sooner, if it was."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(0, selectors.EVENT_READ, ignored)
+            for child in self.children:
+                for descriptor, take in child.pipes():
+                    selector.register(descriptor, selectors.EVENT_READ, take)
+            while len(selector.get_map()) > 1 or self.any_alive():
+                left = self.started + self.args.deadline - time.monotonic()
+                if left <= 0:
+                    return f"the deadline of {self.args.deadline:.0f} s came"
+                if self.signal:
+                    return f"ended by {signal.Signals(self.signal).name}"
+                for key, _ in selector.select(min(left, 0.2)):
+                    data = os.read(key.fd, 65536)
+                    if data:
+                        key.data(data)
+                    elif key.fd == 0:
+                        return "standard input ended: nobody waits for the answer"
+                    else:
+                        selector.unregister(key.fd)
+        return ""
+
+    def any_alive(self) -> bool:
+        return any(child.process.poll() is None for child in self.children)
+
+    def end(self) -> None:
+        """Kill what still runs, and take in its last words."""
+        for child in self.children:
+            if child.process is None:
+                continue
+            if child.process.poll() is None:
+                child.process.kill()
+                child.killed = True
+            child.process.wait()
+            for descriptor, take in child.pipes():
+                os.set_blocking(descriptor, False)
+                try:
+                    while data := os.read(descriptor, 65536):
+                        take(data)
+                except BlockingIOError:
+                    pass
+
+    def pair_logs(self, folder: str) -> dict[str, str]:
+        """Return NCCL's lines of each peer's measurement, of all ranks of this node."""
+        found: dict[str, str] = {}
+        share = network_node.LOG_LIMIT // max(1, sum(len(child.logged) for child in self.children))
+        for child in self.children:
+            for each in child.logged:
+                text = network_node.pair_log(
+                    folder, child.process.pid, each["start"], each["end"], share
+                )
+                found[each["peer"]] = found.get(each["peer"], "") + text
+        return {peer: text for peer, text in found.items() if text}
+
+    def report(self) -> dict[str, object]:
+        """In the shape of `Report`."""
+        facts: dict[str, object] = next((child.facts for child in self.children if child.facts), {})
+        return {
+            "node": self.args.node,
+            "backend": self.args.backend,
+            "ranks": [child.report() for child in self.children],
+            "transfers": transfers(
+                self.args,
+                [(child.local, child.transfers, why(child, self.error)) for child in self.children],
+            ),
+            "collective": worst([child.collective for child in self.children if child.collective]),
+            "rdma": network_node.rdma(),
+            "shared_switch": network_node.shared_switch(),
+            "env": self.env,
+            "gpu": facts.get("gpu", ""),
+            "versions": facts.get("versions") or {},
+            "infiniband": network_node.infiniband(),
+            "memlock": network_node.memlock(),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "error": self.error,
+        }
+
+
+def ignored(_data: bytes) -> None:
+    """Take in what means nothing: only the end of standard input does."""
+
+
+def why(child: Child, reason: str) -> str:
+    """Return why a rank did not measure a pair: its own error, else the probe's, and its phase."""
+    said = (
+        reason
+        if child.killed and not child.error
+        else child.report()["error"] or reason or "it did not come to this pair"
+    )
+    return f"rank {child.rank} in phase `{child.phase}`: {said}"
+
+
+def transfers(
+    args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, object]], str]]
+) -> list[dict[str, object]]:
+    """Every direction towards this node once per rank: as measured, or why it is not known."""
+    names = [each.partition("=")[0] for each in args.nodes.split(",")]
+    found = []
+    for local, measured, reason in ranks:
+        found += measured
+        known = {each["source"] for each in measured}
+        found += [
+            {"source": name, "target": args.node, "local_rank": local, "error": reason}
+            for name in names
+            if name != args.node and name not in known
+        ]
+    return found
+
+
+def worst(collectives: list[dict[str, object]]) -> dict[str, object] | None:
+    """The one result that stands for a node's ranks: a failure, else what was wrong, else the
+    slowest.
+    """
+    order = sorted(
+        collectives,
+        key=lambda each: (
+            not each.get("error"),
+            each.get("correct", True),
+            each.get("busbw") or 0.0,
+        ),
+    )
+    return order[0] if order else None
+
+
+def child_environment(own: dict[str, str], folder: str) -> dict[str, str]:
+    """The ranks' environment: NCCL writes what it does to a file of its own per process."""
+    return {
+        **own,
+        **network_node.cuda_compatibility(own),
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
+        "NCCL_DEBUG_FILE": os.path.join(folder, "nccl.%h.%p.log"),
+        "PYTHONUNBUFFERED": "1",
+        # A name server that does not answer would cost each connection of torch's store 10 s, and
+        # the head's one all of them in turn (c10d, socket.cpp: `formatSockAddr`).
+        "RES_OPTIONS": f"{own.get('RES_OPTIONS', '')} {QUICK_NAMES}".strip(),
+    }
+
+
+def parsed(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--node-rank", type=int, required=True)
+    parser.add_argument(
+        "--nodes",
+        required=True,
+        help="name=ip,name=ip,… in the order of their ranks, the head first",
+    )
+    parser.add_argument("--ranks-per-node", type=int, default=1)
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
+    parser.add_argument("--deadline", type=float, default=120.0, help="seconds for everything")
+    parser.add_argument(
+        "--reach", type=float, default=60.0, help="seconds until the head's probe answers"
+    )
+    parser.add_argument(
+        "--torch", type=float, default=180.0, help="seconds until all ranks have torch"
+    )
+    parser.add_argument(
+        "--window", type=float, default=120.0, help="seconds after that for all ranks to meet"
+    )
+    parser.add_argument("--pair-timeout", type=float, default=20.0)
+    parser.add_argument("--nonce", required=True)
+    parser.add_argument(
+        "--child",
+        type=int,
+        default=None,
+        help="be this local rank (the probe's own use, as what follows)",
+    )
+    parser.add_argument("--events", type=int, default=-1)
+    parser.add_argument("--listener", type=int, default=-1)
+    parser.add_argument("--parent", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    args = parsed(sys.argv[1:])
+    if args.child is not None:
+        import network_rank
+
+        network_rank.leave(network_rank.main(args))
+    certificate = json.loads(sys.stdin.readline())["certificate"]
+    program = (sys.executable, os.path.abspath(__file__))
+    report = Probe(args, program, sys.argv[1:], certificate).run()
+    print(json.dumps(report), flush=True)
+    return 0 if not report["error"] and all(each["ended"] for each in report["ranks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

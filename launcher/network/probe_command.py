@@ -1,0 +1,183 @@
+"""Commands for `network/probe/network.py`, the probe that runs in the containers that will serve,
+and its reports.
+
+One probe a node; each starts one rank per GPU (or CPU slot). All ranks meet at a store on the head.
+Pairs of nodes are measured first, round by round, so that a pair that hangs spares the others; then
+all ranks reduce together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher.core import decode
+from launcher.core.decode import Text
+from launcher.core.domain import Answer, Argv, Secret
+from launcher.core.errors import UnreadableAnswer
+
+Backend = Literal["nccl", "gloo"]
+
+_NOT_TRIED = "not tried: "  # as `network/probe/network_rank.py` begins the error
+# Seconds until a probe must have come to the head's, until all ranks must have torch, and after
+# that until all must have met.
+REACH, TORCH, WINDOW = 60.0, 180.0, 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Send and receive from one rank to the same local rank of another node, as the receiver
+    measured it.
+
+    `latency` is seconds one way (half of an 8-byte round trip, median), `bandwidth` bytes a second
+    at `size` bytes; `correct` is whether every byte that came was the one sent; `error` is why
+    there are no figures.
+    """
+
+    source: Text
+    target: Text
+    local_rank: int
+    latency: float | None = None
+    bandwidth: float | None = None
+    size: int = 0
+    correct: bool = True
+    error: Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """all_reduce over all ranks as one rank saw it: `latency` in seconds at 8 bytes, algorithm and
+    bus bandwidth in bytes/s; `error` is why there are no figures.
+
+    Bus bandwidth is algorithm bandwidth × 2(n-1)/n (nccl-tests, doc/PERFORMANCE.md).
+    """
+
+    ranks: int
+    latency: float | None = None
+    size: int = 0
+    algbw: float | None = None
+    busbw: float | None = None
+    correct: bool = True
+    error: Text = ""
+
+    @property
+    def tried(self) -> bool:
+        """False when pairs had failed before, so that the ranks did not reduce at all."""
+        return not self.error.startswith(_NOT_TRIED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """The progress of one rank.
+
+    `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs; `ended`
+    means it did all it was asked; `tail` is the end of what it printed. `torch` and `meeting` are
+    the seconds that the first use of torch and its backend and, after the last rank's, the
+    rendezvous took.
+    """
+
+    rank: int
+    local_rank: int
+    phase: Text
+    ended: bool
+    exit: int | None = None
+    error: Text = ""
+    tail: Text = ""
+    torch: float | None = None
+    meeting: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The report of one node's probe.
+
+    `log` is what NCCL wrote there, its telling lines only; `env` its network variables;
+    `infiniband` is what is in the container's /dev/infiniband (None: not known), `memlock` the
+    bytes that it may lock (None: no limit, or not known); `rdma` are the active RDMA ports there
+    (`mlx5_0:1`), `shared_switch` whether a GPU and an RDMA device share a PCIe switch (None: not
+    known); `pair_logs` is, by peer, what NCCL wrote as that pair was measured.
+    """
+
+    node: Text
+    backend: Text
+    ranks: tuple[RankReport, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    collective: Collective | None = None
+    log: Text = ""
+    env: Mapping[str, Text] = field(default_factory=dict)
+    gpu: Text = ""
+    versions: Mapping[str, Text] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: Text = ""
+    infiniband: tuple[Text, ...] | None = None
+    memlock: int | None = None
+    rdma: tuple[str, ...] = ()
+    shared_switch: bool | None = None
+    pair_logs: Mapping[str, Text] = field(default_factory=dict)
+
+
+def probe(
+    *,
+    node: str,
+    node_rank: int,
+    nodes: Mapping[str, str],
+    ranks_per_node: int,
+    master: str,
+    port: int,
+    backend: Backend,
+    nonce: str,
+    deadline: float = 120.0,
+    pair_timeout: float = 20.0,
+) -> Argv:
+    """Build the probe's command line for one node; started on all nodes at the same time, its
+    standard input held open.
+
+    `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at
+    `master`, its address. `deadline` and `pair_timeout` are seconds.
+    """
+    options = {
+        "node": node,
+        "node-rank": node_rank,
+        "nodes": ",".join(f"{name}={ip}" for name, ip in nodes.items()),
+        "ranks-per-node": ranks_per_node,
+        "master": master,
+        "port": port,
+        "backend": backend,
+        "deadline": f"{deadline:g}",
+        "reach": f"{REACH:g}",
+        "torch": f"{TORCH:g}",
+        "window": f"{WINDOW:g}",
+        "pair-timeout": f"{pair_timeout:g}",
+        "nonce": nonce,
+    }
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return ("python3", "-B", "/opt/vlaunch/network.py", *words)
+
+
+def program_input(certificate: Secret) -> bytes:
+    """Return what a probe reads first."""
+    return json.dumps({"certificate": certificate.reveal()}).encode() + b"\n"
+
+
+def parse_report(answer: Answer) -> Report:
+    """Read the one JSON object that a probe prints, whatever became of it.
+
+    Its `error` is what the probe says of itself; each rank and transfer has its own. Raises
+    UnreadableAnswer when there is no such object: the program did not start, or was killed before
+    it could speak.
+    """
+    line = answer.out.strip().rpartition("\n")[2]
+    try:
+        return decode.read(Report, line, "the report", closed=True)
+    except UnreadableAnswer as error:
+        what = (
+            "did not end in time"
+            if answer.timed_out
+            else f"ended with exit code {answer.code} and no report that can be read"
+        )
+        evidence = f"{error}: {error.evidence}" if line.startswith("{") else answer.tail
+        raise UnreadableAnswer(
+            f"{answer.node}: the network probe {what}", evidence=evidence or "(it printed nothing)"
+        ) from None

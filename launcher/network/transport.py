@@ -1,0 +1,376 @@
+"""From what the probes measured and NCCL wrote to a verdict: each direction judged against the
+level and the other pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+from statistics import median
+from typing import Literal
+
+from launcher.core.check import Finding, Status
+from launcher.core.domain import LEVEL_WORDS, LEVELS, Inventory, Level, fold
+from launcher.core.expectations import Expectations
+from launcher.network import culprits, levels, nccl
+from launcher.network.network_shape import Cell, Measurement, Verdict, rate
+from launcher.network.probe_command import Collective, Report, Transfer
+
+# A pair with less than this share of the others' median bandwidth is not like them: a quarter is no
+# noise, a half may be.
+_BROKEN, _SLOW = 1 / 4, 1 / 2
+# The process that wrote of a link between nodes: `host:pid:tid [dev] NCCL INFO Channel …`.
+_WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.MULTILINE)
+
+
+_APART = "no GPU shares a PCIe switch with an RDMA device, so NCCL does not use GPUDirect"
+
+
+def required(
+    inventory: Inventory,
+    *,
+    gpus: Collection[str],
+    rdma: Collection[str],
+    known: Expectations,
+    apart: Collection[str] = (),
+    asked: Level | Literal["auto"] | None = None,
+) -> tuple[Level, str]:
+    """Return the level that every pair must reach, and in words why: as asked, as the inventory
+    says, or what is possible here.
+
+    Args:
+        inventory: its `network: require` counts where nothing is asked; `auto` means what this
+            hardware can do.
+        gpus: the names of the GPUs.
+        rdma: the nodes that have an active RDMA port.
+        known: what is known of GPUs, GPUDirect among it.
+        apart: the nodes on which no GPU shares a PCIe switch with an RDMA device.
+        asked: the command line's `--require`.
+    """
+    if asked is not None and asked != "auto":
+        return asked, "as asked"
+    if asked is None and inventory.require != "auto":
+        return inventory.require, "`network: require` in the inventory"
+    if inventory.accelerator == "cpu":
+        return "any", "CPUs speak Gloo, which is TCP"
+    if inventory.fabric != "ethernet":
+        return _on_fabric(inventory.fabric, gpus, known, apart)
+    if any(node.name not in rdma for node in inventory.nodes):
+        return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
+    return "rdma", "every node has an active RDMA port"
+
+
+def _on_fabric(
+    fabric: str, gpus: Collection[str], known: Expectations, apart: Collection[str]
+) -> tuple[Level, str]:
+    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have it,
+    and NCCL uses it.
+    """
+    why = f"`fabric: {fabric}`"
+    names = sorted(set(gpus) - {""})
+    if not names:
+        return "rdma", why
+    models = [known.gpu(name) for name in names]
+    if None in models:
+        return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
+    if all(each is not None and each.gpudirect for each in models):
+        if apart:
+            return "rdma", f"{why}; {fold(list(apart))}: {_APART}"
+        return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
+    return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"
+
+
+def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool = True) -> Verdict:
+    """Judge every direction between every two nodes, and the ranks themselves.
+
+    Args:
+        measured: what the nodes' probes said.
+        level: what is required, and why.
+        collective: whether collectives will cross nodes, so that a failing all_reduce is a failure
+            and not a warning.
+    """
+    inventory, reports = measured.inventory, measured.reports
+    names = tuple(node.name for node in inventory.nodes)
+    findings = [*culprits.nodes(measured), *_versions(reports)]
+    received = _received(reports)
+    cells = _outliers(
+        [_cell(measured, pair, received.get(pair, ()), level[0]) for pair in permutations(names, 2)]
+    )
+    findings += culprits.cells(measured, cells)
+    whole, trouble = _collective(names, reports, collective)
+    findings += [*trouble, *_some_rdma(measured, level[0]), *_no_gpudirect(measured, level, cells)]
+    backend = next(
+        (each.backend for each in reports.values()),
+        "nccl" if inventory.accelerator != "cpu" else "gloo",
+    )
+    return Verdict(
+        backend=backend,
+        nodes=names,
+        required=level[0],
+        why=level[1],
+        cells=tuple(cells),
+        findings=tuple(findings),
+        collective=whole,
+        ranks=sum(len(each.ranks) for each in reports.values()),
+        seconds=max((each.seconds for each in reports.values()), default=0.0),
+        versions=next((each.versions for each in reports.values() if each.versions), {}),
+    )
+
+
+def _collective(
+    names: Sequence[str], reports: Mapping[str, Report], needed: bool
+) -> tuple[Collective | None, list[Finding]]:
+    """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank
+    must have the right sum.
+    """
+    seen = [reports[name].collective for name in names if name in reports]
+    worst = min(
+        (each for each in seen if each),
+        key=lambda each: (not each.error, each.correct, each.busbw or 0),
+        default=None,
+    )
+    trouble = _collective_trouble(worst, everywhere=None not in seen and len(seen) == len(names))
+    if not trouble:
+        return worst, []
+    tried = worst is None or worst.tried
+    status: Status = "fail" if needed and tried else "warn"
+    return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}")]
+
+
+def _collective_trouble(worst: Collective | None, *, everywhere: bool) -> str:
+    if worst is not None and (worst.error or not worst.correct):
+        return worst.error or "the sum that came back is wrong"
+    return "" if worst is not None and everywhere else "was not measured on every node"
+
+
+def _some_rdma(measured: Measurement, level: Level) -> list[Finding]:
+    """One node without an active RDMA port takes the whole cluster down to TCP, which must not go
+    unsaid.
+    """
+    reports, asked = measured.reports, measured.inventory.require
+    lacking = [name for name, report in reports.items() if not report.rdma]
+    if level != "any" or asked == "any" or not lacking or len(lacking) == len(reports):
+        return []
+    text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
+    fix = (
+        "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require:"
+        " any}` in the inventory"
+    )
+    return [Finding(node=name, status="warn", text=text, fix=fix) for name in lacking]
+
+
+def _no_gpudirect(
+    measured: Measurement, level: tuple[Level, str], cells: Sequence[Cell]
+) -> list[Finding]:
+    """Warn that `auto` did without GPUDirect because of the nodes' PCIe topology."""
+    if not level[1].endswith(_APART) or all(cell.level != "rdma" for cell in cells):
+        return []
+    fix = (
+        "compare `nvidia-smi topo -m` on the node: to require GPUDirect all the same, set"
+        " `network: {require: gdrdma}` (and NCCL_NET_GDR_LEVEL=SYS under `env:`)"
+    )
+    return [
+        Finding(node=name, status="warn", text=_APART, fix=fix)
+        for name, report in measured.reports.items()
+        if report.shared_switch is False
+    ]
+
+
+def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the second measurement with the better figures of both: what disturbs a transfer never
+    makes it faster.
+    """
+    before = {
+        (t.source, t.target, t.local_rank): t for report in first.values() for t in report.transfers
+    }
+    return {
+        name: replace(
+            report,
+            transfers=tuple(
+                _best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers
+            ),
+        )
+        for name, report in second.items()
+    }
+
+
+def _best(before: Transfer | None, after: Transfer) -> Transfer:
+    if (
+        before is None
+        or before.bandwidth is None
+        or after.bandwidth is None
+        or before.bandwidth <= after.bandwidth
+    ):
+        return after
+    return replace(
+        after,
+        bandwidth=before.bandwidth,
+        size=before.size,
+        latency=min(before.latency or 1, after.latency or 1),
+    )
+
+
+def doubtful(verdict: Verdict) -> bool:
+    """True when nothing is wrong but that directions are slow: other traffic does that too, and it
+    is worth a second look.
+    """
+    failed = [cell for cell in verdict.cells if cell.status == "fail"]
+    named = [finding for finding in verdict.findings if finding.status == "fail"]
+    return bool(failed) and all(cell.slow for cell in failed) and len(named) <= len(failed)
+
+
+def _versions(reports: Mapping[str, Report]) -> list[Finding]:
+    """NCCL and PyTorch must be the same everywhere: ranks of different versions hang or fail at the
+    first collective.
+    """
+    findings = []
+    for name in ("torch", "nccl"):
+        found = {
+            report.node: report.versions.get(name, "")
+            for report in reports.values()
+            if report.versions
+        }
+        if len(set(found.values())) > 1:
+            told = ", ".join(f"{node} has {version or 'none'}" for node, version in found.items())
+            fix = "run `vlaunch check --only image`: every node must have the same image"
+            findings.append(
+                Finding(
+                    node="",
+                    status="fail",
+                    text=f"{name} is not the same everywhere: {told}",
+                    fix=fix,
+                )
+            )
+    return findings
+
+
+def _cell(
+    measured: Measurement, pair: tuple[str, str], found: Sequence[Transfer], level: Level
+) -> Cell:
+    source, target = pair
+    transport, device, reached = _transport(measured, source, target)
+    text = _trouble(found) or _shortfall(transport, reached, level)
+    bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
+    latencies = [each.latency for each in found if each.latency is not None]
+    return Cell(
+        source=source,
+        target=target,
+        status="fail" if text else "pass",
+        transport=transport,
+        device=device,
+        level=reached,
+        bandwidth=sum(bandwidths) if bandwidths else None,
+        latency=median(latencies) if latencies else None,
+        size=max((each.size for each in found), default=0),
+        text=text,
+    )
+
+
+def _received(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Transfer]]:
+    """Return the transfers of each direction, which its target reports."""
+    found: dict[tuple[str, str], list[Transfer]] = {}
+    for target, report in reports.items():
+        for each in report.transfers:
+            if each.target == target:
+                found.setdefault((each.source, target), []).append(each)
+    return found
+
+
+def _trouble(found: Sequence[Transfer]) -> str:
+    """Say what is wrong with the transfers of a direction, and nothing where they arrived whole."""
+    if not found:
+        return "was not measured"
+    failed = next((each for each in found if each.error or not each.correct), None)
+    if failed is None:
+        return ""
+    return failed.error or "the data that arrived is not the data that was sent"
+
+
+def _shortfall(transport: str, reached: Level | None, level: Level) -> str:
+    """Say why a direction does not reach a level, and nothing where it does."""
+    if reached is None:
+        return (
+            "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
+            " what it is"
+        )
+    if LEVELS.index(reached) < LEVELS.index(level):
+        return f"{transport} is below what is required: {LEVEL_WORDS[level]}"
+    return ""
+
+
+def _transport(measured: Measurement, source: str, target: str) -> tuple[str, str, Level | None]:
+    """Return the transport of a pair: its name, the device, and the level that it is worth."""
+    reports = measured.reports
+    ends = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
+    if any(report.backend == "gloo" for report, _ in ends):
+        node = measured.inventory.node(source)
+        return "Gloo/TCP", node.interface or "", "any"
+    reading = _links(ends)
+    found = levels.worst(reading)
+    return ("", "", None) if found is None else (found.title, _device(reading), found.level)
+
+
+def _links(ends: Sequence[tuple[Report, str]]) -> nccl.Reading:
+    """Read what NCCL wrote of the links between two nodes: nothing, unless every rank of both wrote
+    of one.
+
+    Each end has its own say, and so has each rank: one line proves one link.
+    """
+    logs = [report.pair_logs.get(peer, "") for report, peer in ends]
+    proven = len(ends) == 2 and all(
+        len(set(_WRITER.findall(text))) >= len(report.ranks)
+        for text, (report, _) in zip(logs, ends, strict=True)
+    )
+    return nccl.merge([nccl.read([text.encode()]) for text in logs] if proven else [])
+
+
+def _device(reading: nccl.Reading) -> str:
+    """Name the devices that the links use, where a line said which is which."""
+    names = [
+        devices[link.device]
+        for link in reading.links
+        if link.device is not None
+        and link.device in (devices := reading.devices.get(link.host, {}))
+    ]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _outliers(cells: Sequence[Cell]) -> list[Cell]:
+    """Mark the directions that are far slower than those of other pairs; two nodes have only the
+    other direction to compare.
+    """
+    rates = {
+        (cell.source, cell.target): cell.bandwidth for cell in cells if cell.bandwidth is not None
+    }
+    ordered = sorted(rates.values())
+    return [_compared(cell, rates, ordered) for cell in cells]
+
+
+def _compared(cell: Cell, rates: Mapping[tuple[str, str], float], ordered: Sequence[float]) -> Cell:
+    """Compare a direction with the median of the other pairs' bandwidths (bytes/s)."""
+    if cell.status != "pass" or cell.bandwidth is None:
+        return cell
+    # The median without two of the rates is no higher than this; there may be 100,000 rates.
+    if cell.bandwidth >= _SLOW * ordered[min(len(ordered) // 2 + 1, len(ordered) - 1)]:
+        return cell
+    back = rates.get((cell.target, cell.source))
+    others = list(ordered)
+    for own in (cell.bandwidth, back):
+        if own is not None:
+            del others[bisect_left(others, own)]
+    middle = (len(others) - 1) // 2, len(others) // 2
+    usual = sum(others[at] for at in middle) / 2 if others else back or 0.0
+    if cell.bandwidth >= _SLOW * usual:
+        return cell
+    whose = "other pairs have" if others else "the way back has"
+    # One other pair, whose two rates these are, may itself be the odd one on a busy machine.
+    sure = len(others) > 2
+    return replace(
+        cell,
+        status="fail" if sure and cell.bandwidth < _BROKEN * usual else "warn",
+        text=f"{rate(cell.bandwidth)}, where {whose} {rate(usual)}",
+        slow=True,
+    )

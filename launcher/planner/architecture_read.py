@@ -1,0 +1,176 @@
+"""What a model is made of: read from its `config.json`.
+
+Pure. The keys and their defaults are those of vLLM 0.32: `transformers_utils/
+model_arch_config_convertor.py`, `model_executor/models/` and, for layers, the configurations of
+transformers. What is not known to be right is not guessed: `Architecture.modelled` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launcher.planner.architecture import Architecture, Experts, Latent, Recurrent
+from launcher.planner.config_fields import Fields
+from launcher.planner.families import Family, family_of
+from launcher.planner.layers_read import layers_of
+
+_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """Read a `config.json`.
+
+    Raises:
+        RequestError: fields that are no numbers, or that no model can have; all of them at once.
+    """
+    fields = Fields(config)
+    family = family_of(config, fields.text)
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    head_dim = fields.count("head_dim", "hidden_size_per_head") or hidden // max(1, heads)
+    experts = _experts(fields, family)
+    built = Architecture(
+        name=family.name,
+        layers=layers_of(fields, family, head_dim, mixed=experts is not None),
+        hidden=hidden,
+        heads=heads,
+        head_dim=head_dim,
+        vocabulary=fields.count("vocab_size"),
+        width=fields.count("intermediate_size", "ffn_hidden_size", "n_inner"),
+        context=fields.count("max_position_embeddings", "n_positions", "max_seq_len"),
+        tied=family.headless or fields.flag("tie_word_embeddings", family.tied),
+        quantization=_quantization(config, fields.text),
+        gated_mlp=family.gated_mlp,
+        gated_attention=fields.flag("attn_output_gate", family.gated_attention),
+        experts=experts,
+        latent=_latent(fields) if family.latent else None,
+        recurrent=_recurrent(fields, family, hidden),
+        mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        mtp_embeds=fields.count("num_nextn_predict_layers") > 0,
+        vision_params=_vision(config),
+        modelled=family.unknown,
+    )
+    fields.refuse()
+    return replace(built, modelled=built.modelled or _unknown(fields, family, built))
+
+
+def _unknown(fields: Fields, family: Family, built: Architecture) -> str:
+    """Return what of a known family's model is not said; "" when all is."""
+    missing = [name for name in _NEEDED if not fields.count(name)]
+    if not built.head_dim and "hidden_size" not in missing:
+        missing.append("head_dim")
+    if family.latent and built.latent is None:
+        missing += ["kv_lora_rank", "qk_rope_head_dim"]
+    if missing:
+        return f"config.json does not say {', '.join(missing)}"
+    return "" if built.layers else "the kinds of its layers are not known"
+
+
+def _experts(fields: Fields, family: Family) -> Experts | None:
+    count = fields.count("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+    if not count:
+        return None
+    width = fields.count("moe_intermediate_size", "expert_ffn_hidden_size") or fields.count(
+        "intermediate_size", "ffn_hidden_size"
+    )
+    shared = fields.count("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared = shared or width * fields.count("n_shared_experts", "num_shared_experts")
+    if family.shares_expert:
+        shared = width
+    return Experts(
+        count=count,
+        width=width,
+        shared=shared,
+        per_token=fields.count("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k"),
+    )
+
+
+def _latent(fields: Fields) -> Latent | None:
+    rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
+    if not rank or not rope:
+        return None
+    return Latent(
+        kv_rank=rank,
+        q_rank=fields.count("q_lora_rank"),
+        rope=rope,
+        nope=fields.count("qk_nope_head_dim"),
+        value=fields.count("v_head_dim"),
+        indexer=fields.count("index_head_dim") if fields.count("index_topk") else 0,
+        indexer_heads=fields.count("index_n_heads"),
+    )
+
+
+def _recurrent(fields: Fields, family: Family, hidden: int) -> Recurrent | None:
+    if fields.count("linear_num_value_heads"):
+        return _gated_delta_net(fields, hidden)
+    heads = fields.count("mamba_num_heads", "mamba_n_heads")
+    if not heads:
+        return None
+    head_dim = fields.count("mamba_head_dim", "mamba_d_head")
+    head_dim = (
+        head_dim or (fields.count("mamba_d_ssm") or fields.count("mamba_expand") * hidden) // heads
+    )
+    state = fields.count("ssm_state_size", "mamba_d_state")
+    groups = fields.count("n_groups", "mamba_n_groups") or 1
+    inner = heads * head_dim
+    return Recurrent(
+        channels=inner,
+        taps=(fields.count("conv_kernel", "mamba_d_conv") or 4) - 1,
+        heads=heads,
+        head_dim=head_dim,
+        state=state,
+        groups=groups,
+        group_channels=2 * state,
+        state_bytes=_state_bytes(fields, "float32" if family.wide_state else ""),
+        params=hidden * (2 * inner + 2 * groups * state + heads) + inner * hidden,
+    )
+
+
+def _gated_delta_net(fields: Fields, hidden: int) -> Recurrent:
+    keys, values = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
+    key_dim, value_dim = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
+    inputs = 2 * keys * key_dim + 2 * values * value_dim + 2 * values
+    return Recurrent(
+        channels=2 * keys * key_dim + values * value_dim,
+        taps=(fields.count("linear_conv_kernel_dim") or 4) - 1,
+        heads=values,
+        head_dim=value_dim,
+        state=key_dim,
+        groups=0,
+        group_channels=0,
+        state_bytes=_state_bytes(fields, ""),
+        params=hidden * inputs + values * value_dim * hidden,
+    )
+
+
+def _state_bytes(fields: Fields, otherwise: str) -> int:
+    """Return the bytes of an element of a state: of float32 where that is said, else of 16 bits."""
+    said = fields.text.get("mamba_ssm_cache_dtype") or fields.text.get("mamba_ssm_dtype")
+    return 4 if (said or otherwise) == "float32" else 2
+
+
+def _vision(config: Mapping[str, Any]) -> int:
+    """Estimate a vision tower's parameters: attention and MLP of its layers, nothing else."""
+    for name in ("vision_config", "visual", "vit_config", "audio_config"):
+        part = config.get(name)
+        if not isinstance(part, Mapping):
+            continue
+        inner = Fields({key: part[key] for key in part if not isinstance(part[key], Mapping)})
+        hidden = inner.count("hidden_size", "embed_dim", "d_model", "width")
+        layers = inner.count("depth", "num_hidden_layers", "encoder_layers", "layers")
+        width = inner.count("intermediate_size", "encoder_ffn_dim") or 4 * hidden
+        return max(1, layers * (4 * hidden * hidden + 2 * hidden * width))
+    return 0
+
+
+def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """Name the quantization of the weights; "" of weights as the file's dtype has them."""
+    for part in (config, text):
+        for name in ("quantization_config", "compression_config"):
+            found = part.get(name)
+            if isinstance(found, Mapping):
+                names = [found.get("quant_method") or "unknown", found.get("quant_algo") or ""]
+                return " ".join(map(str, names)).strip().lower()
+    found = text.get("quantization")
+    return found.lower() if isinstance(found, str) else ""

@@ -1,0 +1,64 @@
+"""What a model can be placed on: nodes with their GPUs, and the link between nodes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.planner.estimate import Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A node: its name, how many GPUs it brings, and of which model."""
+
+    name: str
+    gpus: int
+    gpu: Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What connects GPUs: `nvlink` inside a node (None: not known), and between nodes GB/s for each
+    GPU and microseconds, as measured or None; `rdma` is what the inventory's fabric promises.
+    `mnnvl` is NVLink that spans nodes.
+    """
+
+    nvlink: bool | None = None
+    gbps: float | None = None
+    latency_us: float | None = None
+    rdma: bool = False
+    mnnvl: bool = False
+
+    @property
+    def carries_tp(self) -> bool:
+        """True when TP may cross it: NVLink over nodes, or RDMA that was measured to give 40 GB/s
+        for each GPU in at most 10 µs. Below, TP over nodes costs most of the speed: Llama-405B on
+        16 H100 with TP 16 gives 142 tokens/s at 50 GB/s for each GPU and 5 at 1.25, TP 8 × PP 2
+        gives 469 and 443 (AIConfigurator 0.12).
+        """
+        fast = self.gbps is not None and self.gbps >= 40
+        quick = self.latency_us is not None and self.latency_us <= 10
+        return self.mnnvl or (self.rdma and fast and quick)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes and their link."""
+
+    hosts: tuple[Host, ...]
+    link: Link = Link()
+
+    @property
+    def each(self) -> int:
+        """GPUs that every node has."""
+        return min(host.gpus for host in self.hosts)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return sum(host.gpus for host in self.hosts)
+
+    @property
+    def smallest(self) -> Gpu:
+        """The GPU with the least memory."""
+        return min((host.gpu for host in self.hosts), key=lambda gpu: gpu.memory_gib)

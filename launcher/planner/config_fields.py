@@ -1,0 +1,77 @@
+"""The fields of a `config.json`, each read as what it must be; what is wrong is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.core.errors import RequestError
+
+MOST_LAYERS = 1024
+_LARGEST = 1 << 24
+
+
+class Fields:
+    """A `config.json` with its text part; wrong values are collected, not raised one by one."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        parts = (
+            part
+            for name in ("text_config", "llm_config", "language_config", "thinker_config")
+            if isinstance(part := config.get(name), Mapping)
+        )
+        inner = next(parts, {})
+        nested = inner.get("text_config")
+        inner = {**inner, **nested} if isinstance(nested, Mapping) else inner
+        self.text: Mapping[str, Any] = {**config, **inner}
+        self.wrong: dict[str, object] = {}
+
+    def count(self, *names: str, most: int = _LARGEST) -> int:
+        """Return the first of these fields as a number from 0; 0 when none is there."""
+        for name in names:
+            value = self.text.get(name)
+            if isinstance(value, list) and value and len(set(map(str, value))) == 1:
+                value = value[0]
+            if value is None:
+                continue
+            if type(value) is int and 0 <= value <= most:
+                return value
+            self.wrong[name] = value
+            break
+        return 0
+
+    def flag(self, name: str, otherwise: bool) -> bool:
+        """Return a yes or no."""
+        value = self.text.get(name, otherwise)
+        if value is None or isinstance(value, bool):
+            return otherwise if value is None else value
+        self.wrong[name] = value
+        return otherwise
+
+    def words(self, name: str) -> list[str]:
+        """Return a list of words; [] when there is none."""
+        value = self.text.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.wrong[name] = value
+            return []
+        return value
+
+    def refuse(self) -> None:
+        """Raise what is wrong, all of it."""
+        layers = self.text.get("num_hidden_layers")
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            self.wrong["num_hidden_layers"] = layers
+        if self.wrong:
+            raise RequestError(
+                "the model's config.json has fields that no model can have",
+                evidence=[f"{name}: {_short(value)}" for name, value in self.wrong.items()],
+                hint="take the file that lies beside the model's weights",
+            )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

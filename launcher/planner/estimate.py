@@ -1,0 +1,252 @@
+"""What one engine takes of each GPU's memory, and how many tokens its KV cache then holds.
+
+Pure: budget = memory × utilization; KV cache = budget − weights − working memory, and the poorest
+pipeline stage decides (`determine_available_memory` in vLLM's `v1/worker/gpu_worker.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from launcher.planner import cpu, versions
+from launcher.planner.architecture import Architecture
+from launcher.planner.flags import Flags
+from launcher.planner.kv_cache import Cache, CacheRequest, cache_of, partition
+from launcher.planner.weights import GIB, Split, stage_bytes
+from launcher.planner.working import FACTORS, Load, Parts, parts, summed
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A quantity that is known to lie between two values, and its likely one."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU model, or a node's CPU; memory is what CUDA reports, or the node's, in GiB."""
+
+    name: str
+    memory_gib: float
+
+    @property
+    def cpu(self) -> bool:
+        """True of a CPU, on which vLLM's CPU build runs."""
+        return self.name == cpu.NAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One replica as it is to be started. `gpus` has one entry for each pipeline stage."""
+
+    gpus: tuple[Gpu, ...]
+    tp: int = 1
+    dp: int = 1
+    nodes: int = 1
+    flags: Flags = field(default_factory=Flags)
+    version: tuple[int, int] = versions.TODAY
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        return len(self.gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One GPU of a pipeline stage, in GiB; `parts` are those of its working memory."""
+
+    layers: int
+    budget: float
+    weights: Range
+    working: Range
+    kv: Range
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one replica takes and holds; `cache` is None of a model that is not modelled. `at` is
+    when a server was started from which this is known (seconds since 1970), None of an estimate.
+    """
+
+    stages: tuple[Stage, ...]
+    length: int
+    batched_tokens: int
+    sequences: int
+    cache: Cache | None
+    tokens: Range | None = None
+    concurrency: Range | None = None
+    at: float | None = None
+
+    @property
+    def poorest(self) -> Stage:
+        """The stage that decides: it has the fewest blocks."""
+        if self.cache is None:
+            return min(self.stages, key=lambda stage: stage.kv.likely)
+        blocks = [
+            stage.kv.likely / each if each else math.inf
+            for stage, each in zip(self.stages, self.cache.block_bytes, strict=True)
+        ]
+        return self.stages[blocks.index(min(blocks))]
+
+    def starts(self, which: str) -> bool:
+        """Tell whether a longest request fits at the `low`, `likely` or `high` end of the range."""
+        if self.cache is None and self.at is not None:
+            return True  # it did
+        memory = self.kv_bytes(which)
+        return min(memory) > 0 and (self.cache is None or self.cache.starts(memory))
+
+    def states(self, which: str = "low") -> int | None:
+        """Return for how many sequences there are blocks of recurrent state, where nothing but
+        their number keeps the engine from starting; else None.
+        """
+        if self.cache is None:
+            return None
+        blocks = self.cache.blocks(self.kv_bytes(which))
+        return blocks if self.cache.per_request < blocks < self.cache.states else None
+
+    def kv_bytes(self, which: str) -> list[int]:
+        """Return the KV cache's bytes on each stage, at an end of the range; 0 where none is."""
+        return [max(0, int(getattr(stage.kv, which) * GIB)) for stage in self.stages]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine is started with where flags or vLLM's defaults say it; `counts` is the layers
+    of each stage.
+    """
+
+    length: int
+    batched_tokens: int
+    sequences: int
+    counts: tuple[int, ...]
+
+
+def limits_of(model: Architecture, engine: Engine) -> Limits:
+    """Return the limits of an engine: its flags', else the defaults of its version and GPU."""
+    flags = engine.flags
+    smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
+    tokens, sequences = versions.defaults(engine.version, smallest.name, smallest.memory_gib)
+    if smallest.cpu:
+        tokens, sequences = (each * engine.tp * engine.pp for each in cpu.DEFAULTS)
+    layers = len(model.layers) or 1
+    fits = (len(flags.partition), sum(flags.partition)) == (engine.pp, layers)
+    return Limits(
+        length=flags.length or model.context or 1,
+        batched_tokens=flags.batched_tokens or tokens,
+        sequences=flags.sequences or sequences,
+        counts=flags.partition if fits else partition(layers, engine.pp),
+    )
+
+
+def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate:
+    """Work out one replica.
+
+    Raises:
+        RequestError: a KV cache dtype that is not known here.
+    """
+    limits = limits_of(model, engine)
+    split = Split(
+        tp=engine.tp,
+        dp=engine.dp,
+        stages=limits.counts,
+        expert_parallel=engine.flags.expert_parallel,
+        mxfp4_width=versions.mxfp4_width(engine.version, engine.gpus[0].name),
+    )
+    held = stage_bytes(model, weight_bytes, split)
+    stages = tuple(
+        _stage(model, engine, _load(engine, limits, split, at), held[at] / GIB)
+        for at in range(engine.pp)
+    )
+    found = Estimate(
+        stages=stages,
+        length=limits.length,
+        batched_tokens=limits.batched_tokens,
+        sequences=limits.sequences,
+        cache=None,
+    )
+    if model.modelled:
+        return found
+    return with_cache(found, cache_of(model, cache_request(model, engine, limits), limits.counts))
+
+
+def with_cache(found: Estimate, cache: Cache) -> Estimate:
+    """Return an estimate with what a KV cache of this shape holds in the memory that is left."""
+    blocks = [cache.blocks(found.kv_bytes(which)) for which in ("low", "likely", "high")]
+    return replace(
+        found,
+        cache=cache,
+        tokens=Range(*map(cache.tokens, blocks)),
+        concurrency=Range(*map(cache.concurrency, blocks)),
+    )
+
+
+def budget(engine: Engine, stage: int) -> float:
+    """Return the GiB of a stage's GPU that the engine may take."""
+    share = engine.flags.utilization or versions.utilization(engine.version)
+    return math.ceil(engine.gpus[stage].memory_gib * GIB * share) / GIB
+
+
+def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
+    return Load(
+        split=split,
+        stage=stage,
+        batched_tokens=limits.batched_tokens,
+        sequences=limits.sequences,
+        nodes=engine.nodes,
+        eager=engine.flags.eager,
+        version=engine.version,
+        gpu=engine.gpus[stage].name,
+        flashinfer=engine.flags.flashinfer_sampler,
+    )
+
+
+def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheRequest:
+    """Return what decides about an engine's KV cache."""
+    flags, on_cpu = engine.flags, engine.gpus[0].cpu
+    graphs = flags.full_graphs and not flags.eager and not on_cpu
+    block_each = graphs and versions.needs_a_block_each(engine.version)
+    batches = engine.pp if on_cpu else versions.batches(engine.version, engine.pp)
+    return CacheRequest(
+        tp=engine.tp,
+        dcp=flags.dcp,
+        length=limits.length,
+        in_flight=limits.batched_tokens * batches,
+        block=flags.block or (cpu.BLOCK if on_cpu and not model.latent else 0),
+        dtype=flags.cache_dtype,
+        prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
+        hybrid=flags.hybrid,
+        states=limits.sequences if block_each else 0,
+    )
+
+
+def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> Stage:
+    whole = budget(engine, load.stage)
+    sizes = cpu.PARTS if engine.gpus[load.stage].cpu else parts(model, load)
+    low, likely, high = summed(sizes, FACTORS)
+    spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
+    return Stage(
+        layers=load.split.stages[load.stage],
+        budget=whole,
+        weights=Range(weights - spread, weights, weights + spread),
+        working=Range(low, likely, high),
+        kv=_left(whole - weights, Range(low, likely, high), spread, engine.flags.cache_bytes),
+        parts=sizes,
+    )
+
+
+def _left(room: float, used: Range, spread: float, given: int) -> Range:
+    """Return the KV cache's GiB: what is left of the room, or what is given for it."""
+    if given:
+        return Range(given / GIB, given / GIB, given / GIB)
+    likely = room - used.likely
+    return Range(
+        likely - math.hypot(spread, used.high - used.likely),
+        likely,
+        likely + math.hypot(spread, used.likely - used.low),
+    )

@@ -1,0 +1,132 @@
+"""The layers of a decoder, from a `config.json`: what it lists, else what the model's family does.
+
+Pure. Keys: the configurations of transformers, and the models in vLLM's `model_executor/models/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from launcher.planner.architecture import Kind, Layer
+from launcher.planner.config_fields import MOST_LAYERS, Fields
+from launcher.planner.families import Family
+
+_TYPES: Mapping[str, Kind] = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "mamba2": "recurrent",
+    "mlp": "none",
+    "moe": "none",
+}
+# Nemotron-H: a layer is a Mamba, an attention, an MLP or a mixture of experts, never two of them.
+_LETTERS: Mapping[str, Kind] = {"M": "recurrent", "*": "full", "-": "none", "E": "none"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """KV heads and their size, and those of full attention, which may differ."""
+
+    kv: int
+    size: int
+    full_kv: int
+    full_size: int
+    window: int
+
+    def layer(self, kind: Kind, *, moe: bool, mlp: bool) -> Layer:
+        """Return a layer of this kind."""
+        if kind == "full":
+            return Layer(kind, self.full_kv, self.full_size, moe=moe, mlp=mlp)
+        if kind in ("sliding", "chunked"):
+            return Layer(kind, self.kv, self.size, self.window, moe=moe, mlp=mlp)
+        return Layer(kind, int(kind == "mla"), moe=moe, mlp=mlp)
+
+
+def layers_of(fields: Fields, family: Family, head_dim: int, *, mixed: bool) -> tuple[Layer, ...]:
+    """Return the decoder's layers in order; () where their kinds cannot be told. `mixed`: there are
+    experts.
+    """
+    count = fields.count("num_hidden_layers", "n_layer")
+    kinds = _kinds(fields, family, count) if 0 < count <= MOST_LAYERS else ()
+    if len(kinds) != count or not kinds:
+        return ()
+    heads = _heads(fields, head_dim)
+    letters = fields.text.get("hybrid_override_pattern")
+    if isinstance(letters, str):
+        pairs = zip(kinds, letters, strict=True)
+        return tuple(heads.layer(kind, moe=one == "E", mlp=kind == "none") for kind, one in pairs)
+    moe = _mixtures(fields, count) if mixed else [False] * count
+    return tuple(heads.layer(kind, moe=one, mlp=True) for kind, one in zip(kinds, moe, strict=True))
+
+
+def _heads(fields: Fields, head_dim: int) -> Heads:
+    kv = fields.count(
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_head_kv",
+        "multi_query_group_num",
+        "num_attention_heads",
+    )
+    if not kv and fields.count("num_attention_heads"):
+        fields.wrong["num_key_value_heads"] = kv
+    return Heads(
+        kv=kv,
+        size=head_dim,
+        full_kv=fields.count("num_global_key_value_heads") or kv,
+        full_size=fields.count("global_head_dim") or head_dim,
+        window=fields.count("sliding_window") or fields.count("attention_chunk_size"),
+    )
+
+
+def _kinds(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
+    """Return each layer's kind; fewer where some are not known."""
+    if family.latent:
+        return ["mla"] * count
+    listed = fields.words("layer_types") or fields.words("layers_block_type")
+    letters = fields.text.get("hybrid_override_pattern")
+    if listed:
+        return [kind for word in listed[:count] if (kind := _TYPES.get(word))]
+    if isinstance(letters, str):
+        return [kind for letter in letters[:count] if (kind := _LETTERS.get(letter))]
+    if family.others:
+        return _periodic(fields, family, count)
+    return _windowed(fields, family, count)
+
+
+def _periodic(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
+    """Return full attention in each so manieth layer, and the family's other kind between."""
+    every = (
+        fields.count("full_attention_interval")
+        or fields.count("sliding_window_pattern", "_sliding_window_pattern")
+        or family.full_every
+    )
+    if not family.others or (family.others == "sliding" and not fields.count("sliding_window")):
+        return ["full"] * count
+    period: list[Kind] = [*[family.others] * (every - 1), "full"]
+    return list(islice(cycle(period), count))
+
+
+def _windowed(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
+    """Return full attention, or a window in all layers, or behind the first ones (Qwen2)."""
+    used = fields.flag("use_sliding_window", not family.window_if_asked)
+    if not fields.count("sliding_window") or not used:
+        return ["full"] * count
+    first = fields.count("max_window_layers")
+    return ["full" if index < first else "sliding" for index in range(count)]
+
+
+def _mixtures(fields: Fields, count: int) -> list[bool]:
+    """Tell which layers are mixtures: every so manieth one, or all but the first."""
+    step = fields.count("decoder_sparse_step", "interleave_moe_layer_step")
+    if step:
+        only = fields.text.get("mlp_only_layers")
+        dense = set(map(str, only)) if isinstance(only, list) else set()
+        return [(at + 1) % step == 0 and str(at) not in dense for at in range(count)]
+    first = fields.count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+    step = fields.count("moe_layer_freq") or 1
+    return [at >= first and at % step == 0 for at in range(count)]

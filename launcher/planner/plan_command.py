@@ -1,0 +1,223 @@
+"""`vlaunch plan`: what to run where, whether it fits, and why, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.app import options
+from launcher.app.choose import chosen_model
+from launcher.app.command import Call, command
+from launcher.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from launcher.planner.choice import Planned, Question
+    from launcher.planner.cluster import Link
+    from launcher.planner.flags import Flags
+    from launcher.planner.plan_inputs import Inputs
+
+_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
+
+
+@command("plan", shows="people", flags=[options.JSON])
+@click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a folder, here or there.")
+@click.option("--context", metavar="TOKENS", help="Tokens of a longest request, such as 32768.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="So many of them at once.",
+)
+@click.option("--tp", type=click.IntRange(1), help="Judge this tensor parallel size.")
+@click.option("--pp", type=click.IntRange(1), help="Judge so many pipeline stages.")
+@click.option("--dp", type=click.IntRange(1), help="Judge so many replicas.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The model's config.json, where the model is not at hand.",
+)
+@click.option(
+    "--weights-bytes", type=click.IntRange(1), help="Bytes of its safetensors, with --config."
+)
+@click.option("--gpu", metavar="NAME", help="Plan for this GPU, such as H100, and ask no node.")
+@click.option("--gpu-memory-gib", type=click.FloatRange(0.5), help="What CUDA reports of it.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Take nodes and their number of GPUs from the inventory, and ask none; goes with --gpu.",
+)
+@click.option("--nvlink/--no-nvlink", default=None, help="Whether GPUs of a node have NVLink.")
+@click.option("--rdma/--no-rdma", default=None, help="Whether there is RDMA between nodes.")
+@click.option(
+    "--link-gbps", type=click.FloatRange(0.01), help="GB/s between nodes for each GPU, measured."
+)
+@click.option("--link-latency-us", type=click.FloatRange(0.1), help="Its latency in µs, measured.")
+@click.option("--explain", is_flag=True, help="Show the arithmetic of each stage.")
+@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+def plan(
+    call: Call,
+    model: str | None,
+    context: str | None,
+    concurrency: int,
+    tp: int | None,
+    pp: int | None,
+    dp: int | None,
+    config: Path | None,
+    weights_bytes: int | None,
+    gpu: str | None,
+    gpu_memory_gib: float | None,
+    gpus_per_node: int,
+    nodes: int,
+    offline: bool,
+    nvlink: bool | None,
+    rdma: bool | None,
+    link_gbps: float | None,
+    link_latency_us: float | None,
+    explain: bool,
+    args: tuple[str, ...],
+) -> int:
+    """Say which split of a model fits which GPUs, how many tokens its KV cache will hold, and why;
+    start nothing.
+
+    The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
+    Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
+    """
+    from launcher.planner.choice import Question, Want
+    from launcher.planner.cluster import Link
+
+    link = Link(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
+    wanted = _tokens(context)
+    described = gpu is not None or gpu_memory_gib is not None
+    if described or offline:
+        from launcher.planner import plan_inputs
+
+        here = plan_inputs.model_here(model, config, weights_bytes)
+        if here is None:
+            raise RequestError(
+                f"the model {model} is not here" if model else "no model is named",
+                hint="name its folder with `--model`, or `--config FILE --weights-bytes N`; the"
+                " nodes are asked for it without `--gpu` and `--offline`",
+            )
+        counts = (
+            {node.name: node.gpus for node in call.inventory.nodes}
+            if offline
+            else {f"node{at:02}": gpus_per_node for at in range(1, nodes + 1)}
+        )
+        cluster = plan_inputs.described(gpu, gpu_memory_gib, counts, link)
+        name, read, size = here
+        inputs = plan_inputs.Inputs(name=name, model=read, weight_bytes=size, cluster=cluster)
+    else:
+        inputs = _from_nodes(call, model, config, weights_bytes, link)
+    flags = _flags(call, args, described=described and not offline)
+    question = Question(
+        model=inputs.model,
+        weight_bytes=inputs.weight_bytes,
+        cluster=inputs.cluster,
+        want=Want(
+            context=wanted or flags.length or inputs.model.context or 4096, requests=concurrency
+        ),
+        flags=flags,
+        starts=inputs.starts,
+    )
+    planned = _planned(question, tp, pp, dp)
+    _show(call, inputs.name, question, planned, args, explain=explain)
+    return _CODES[planned.verdict]
+
+
+def _flags(call: Call, args: tuple[str, ...], *, described: bool) -> Flags:
+    """Read the arguments; those of the inventory too, unless the cluster is only described."""
+    from launcher.planner.flags import flags_of
+
+    if described:
+        return flags_of(args)
+    from launcher.planner.plan_inputs import env_of
+
+    inventory = call.inventory
+    return flags_of((*inventory.serve.args, *args), env_of(inventory))
+
+
+def _tokens(text: str | None) -> int | None:
+    from launcher.planner.flags import length_of
+
+    if text is None:
+        return None
+    found = length_of(text)
+    if found is None:
+        raise click.UsageError(
+            f"--context {text}: no number of tokens, such as 32768, 32k (32,000) or 32K (32,768)"
+        )
+    return found
+
+
+def _from_nodes(
+    call: Call, model: str | None, config: Path | None, weights_bytes: int | None, link: Link
+) -> Inputs:
+    """Ask the inventory's nodes."""
+    from launcher.planner import plan_inputs
+
+    here = plan_inputs.model_here(model, config, weights_bytes)
+    inventory = call.inventory
+    name = model or inventory.serve.model or "" if here else chosen_model(model, inventory)
+    with call.session() as session:
+        return plan_inputs.asked(session, name, link, here)
+
+
+def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None) -> Planned:
+    """Judge the split that is asked for, or choose one; raises RequestError when it cannot run."""
+    from launcher.planner import choice
+
+    if tp is None and pp is None and dp is None:
+        return choice.choose(question)
+    option = choice.Option(
+        tp=tp or 1,
+        pp=pp or 1,
+        dp=dp or 1,
+        experts=question.flags.expert_parallel,
+        exact=dp is not None,
+        reasons=(choice.Reason("asked", "this split was asked for"),),
+    )
+    wrong = choice.refused(question.model, option.tp, expert_parallel=option.experts)
+    if wrong and not question.model.modelled:
+        raise RequestError(
+            f"{option.words} cannot run: {wrong.text}",
+            evidence=wrong.source,
+            hint="see what can: the same command without --tp, --pp and --dp",
+        )
+    if option.each * option.dp > question.cluster.gpus:
+        raise RequestError(
+            f"{option.words} takes {option.each * option.dp} GPUs; there are"
+            f" {question.cluster.gpus}",
+            hint="see what can run: the same command without --tp, --pp and --dp",
+        )
+    return question.judged(option)
+
+
+def _show(
+    call: Call,
+    name: str,
+    question: Question,
+    planned: Planned,
+    args: tuple[str, ...],
+    *,
+    explain: bool,
+) -> None:
+    if call.as_json:
+        from launcher.app.json_line import dumps
+        from launcher.planner.advice import commands
+        from launcher.planner.answer import answer
+
+        run = commands(name, question, planned, args)
+        click.echo(dumps({**answer(question, planned), "run": list(run)}))
+        return
+    from launcher.app.terminal import field
+    from launcher.planner import plan_view
+
+    for row in plan_view.rows(name, question, planned, args):
+        field(row)
+    for row in plan_view.explained(planned) if explain else ():
+        field(row)

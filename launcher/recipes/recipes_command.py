@@ -1,0 +1,65 @@
+"""`vlaunch recipes`: the packaged recipes of the vLLM project."""
+
+from __future__ import annotations
+
+import click
+
+from launcher.app import options
+from launcher.recipes.serve_options import complete
+
+
+@click.group()
+def recipes() -> None:
+    """List and show the vLLM project's recipes; `vlaunch serve --recipe` serves one."""
+
+
+@recipes.command("list", params=[options.JSON], short_help="List recipes")
+@click.argument("words", metavar="[WORD…]", nargs=-1)
+def list_(as_json: bool, words: tuple[str, ...]) -> int:
+    """List the recipes that contain every WORD: names, models, hardware, arguments.
+
+    Those whose names contain the words come first.
+    """
+    from launcher.app.json_line import dumps
+    from launcher.app.terminal import field, say
+    from launcher.recipes import library
+
+    def named_otherwise(item: tuple[str, object]) -> bool:
+        return not all(word.lower() in item[0].lower() for word in words)
+
+    packaged = library.load()
+    matches = {
+        name: packaged.recipe(name)
+        for name, data in sorted(packaged.recipes.items(), key=named_otherwise)
+        if all(word.lower() in f"{name} {data}".lower() for word in words)
+    }
+    if as_json:
+        click.echo(dumps({"source": packaged.source, "recipes": list(matches)}))
+        return 0
+    width = max(map(len, matches), default=0)
+    for name, recipe in matches.items():
+        sizes = (f"{key} {each.vram_minimum_gb:g} GB" for key, each in recipe.variants.items())
+        verified = [key for key, word in recipe.meta.hardware.items() if word == "verified"]
+        more = f"; verified on {', '.join(verified)}" if verified else ""
+        field(f"{name:<{width}}  {', '.join(sizes)}{more}")
+    say(f"{len(matches)} of {len(packaged.recipes)} recipes from {packaged.source}")
+    return 0
+
+
+@recipes.command(short_help="Show a recipe")
+@click.argument("name", metavar="NAME", shell_complete=complete)
+def show(name: str) -> int:
+    """Print a recipe, ORG/MODEL or a file, in vLLM's format.
+
+    `vlaunch serve --recipe NAME --dry-run --offline` prints what would be started.
+    """
+    import yaml
+
+    from launcher.recipes import library
+
+    packaged = library.load()
+    recipe = packaged.recipe(name).model_dump(exclude_defaults=True)
+    source = packaged.source if name in packaged.recipes else name
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=1000)
+    click.echo(f"# {source}\n{text}", nl=False)
+    return 0

@@ -1,0 +1,1 @@
+"""Servers: start, stop, watch, talk to and measure them."""

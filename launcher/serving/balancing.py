@@ -1,0 +1,92 @@
+"""Who hands requests to the replicas of a server, and what vLLM (0.32) can do of what is asked.
+
+Internal (the default): one API for all of them. Hybrid: an API on each node, for the node's own.
+External: one of each replica. With the last two, somebody outside of vLLM chooses among the APIs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from launcher.core.domain import Inventory, fold
+from launcher.core.errors import RequestError
+from launcher.tools import vllm
+from launcher.tools.serve_request import Request
+
+_HYBRID = "`-- --data-parallel-hybrid-lb`: each node's API hands requests to the node's replicas"
+
+
+def refuse(request: Request, inventory: Inventory) -> None:
+    """Raise RequestError, with all that speaks against it, for load balancing that cannot be had on
+    the nodes of `inventory`, of which a server may take only some.
+    """
+    if not vllm.balancing(request.args):
+        return
+    found = [*_flags(request), *_places(request, inventory), *_model(request)]
+    if not found:
+        return
+    texts = [text for text, _ in found]
+    raise RequestError(
+        texts[0] if len(found) == 1 else "this load balancing cannot be had",
+        evidence=texts if len(found) > 1 else (),
+        hint="\n".join(dict.fromkeys(hint for _, hint in found)),
+    )
+
+
+def _flags(request: Request) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the flags themselves, and what to do instead."""
+    if len(vllm.balancing(request.args)) > 1:
+        yield (
+            "--data-parallel-hybrid-lb and --data-parallel-external-lb exclude each other",
+            "leave out one of the two",
+        )
+    if request.backend == "ray":
+        yield (
+            "with Ray, one process starts the replicas of all nodes, and has the only API",
+            "use `--backend mp`, which has a process on each node",
+        )
+    if request.placement.dp == 1:
+        yield (
+            "there is one replica, so that nothing is to be balanced",
+            "say how many there shall be: `--data-parallel-size N`",
+        )
+
+
+def _places(request: Request, inventory: Inventory) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the nodes, and what to do instead."""
+    split = request.placement
+    many = {name: count for name, count in split.replicas if count > 1}
+    if request.balancing == "external" and many:
+        apart = f"\none replica on each node: `--gpus {split.each}`"
+        yield (
+            "external load balancing is for one replica per node:"
+            f" {', '.join(f'{name} would have {count}' for name, count in many.items())}",
+            f"use {_HYBRID}{apart if len(inventory.nodes) >= split.dp else ''}",
+        )
+    bound = ipaddress.ip_address(request.host)
+    if len(split.nodes) > 1 and not (bound.is_unspecified or bound.is_loopback):
+        yield (
+            f"{request.host} is an address of one node, and each node would have an API",
+            "bind all addresses of each node: `--bind 0.0.0.0`",
+        )
+
+
+def _model(request: Request) -> Iterator[tuple[str, str]]:
+    """Yield that replicas of a dense model cannot be had one by one.
+
+    vLLM refuses them (`create_engine_config` in vllm/engine/arg_utils.py), and takes hybrid load
+    balancing on a node with one replica for external, without looking again: its API server ends
+    with an AssertionError (`_ensure_stats_update_task` in vllm/v1/engine/core_client.py).
+    """
+    split = request.placement
+    single = [name for name, count in split.replicas if count == 1]
+    if split.experts != 0 or not single or (split.dp > 1 and len(split.nodes) == 1):
+        return
+    first, *_ = single
+    yield (
+        "vLLM gives replicas of a dense model no API each, as they need nothing of each other:"
+        f" {fold(single)} would have one replica",
+        "start a server on each node, which is kept by itself: `vlaunch serve --model"
+        f" {request.model} --backend mp --tp {split.tp} --name one --nodes {first}`, and so on",
+    )

@@ -1,0 +1,109 @@
+"""`vlaunch exec`: one command on every node, equal answers folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from launcher.app.choose import chosen
+from launcher.app.command import Call, command
+from launcher.app.session import Session
+from launcher.core import untrusted
+from launcher.core.domain import Answer, Argv, Node, fold
+from launcher.core.errors import NodeError
+from launcher.core.transport import Command
+from launcher.tools import docker
+
+
+@command(
+    "exec",
+    shows="none",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "-n",
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="Only on this node (may be given several times).",
+)
+@click.option("--head", "only_head", is_flag=True, help="Only on the head.")
+@click.option("--host", is_flag=True, help="On the node itself instead of in its container.")
+@click.option(
+    "--timeout", default=60.0, show_default=True, help="Seconds until the command is ended."
+)
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(
+    call: Call,
+    nodes: tuple[str, ...],
+    only_head: bool,
+    host: bool,
+    timeout: float,
+    words: tuple[str, ...],
+) -> int:
+    """Run COMMAND in the container of every node: `vlaunch exec -- nvidia-smi -L`.
+
+    Nodes that say the same are shown once. The exit code is the largest of all.
+    """
+    picked = (call.inventory.head,) if only_head else chosen(call.inventory, nodes)
+    with call.session(nodes=picked) as session:
+        answers = _answers(session, picked, words, timeout, host=host)
+    _print([answers[node.name] for node in picked if node.name in answers])
+    if bare := [node.name for node in picked if node.name not in answers]:
+        raise NodeError(
+            fold(bare),
+            f"there is no container of cluster {call.inventory.cluster}",
+            hint="run `vlaunch up`, or give `--host` to run it on the node itself",
+        )
+    return max(answer.code for answer in answers.values())
+
+
+def _answers(
+    session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
+) -> dict[str, Answer]:
+    """Run the command on nodes, or in their containers; nodes without a container are left out."""
+    asked, named = [], {}
+    for node in nodes:
+        named[node.name] = session.site.container_name(node)
+        inside = docker.exec_(
+            node.docker, named[node.name], *docker.bounded(command, timeout), stdin=True
+        )
+        asked.append(
+            Command(
+                node=node.name,
+                argv=command if host else inside,
+                timeout=timeout + 10,
+                hold_stdin=True,
+            )
+        )
+    said = session.transport.run(asked)
+    return {
+        answer.node: answer for answer in said if host or not _absent(answer, named[answer.node])
+    }
+
+
+def _print(answers: Sequence[Answer]) -> None:
+    """Print what nodes have said; what several have said, once."""
+
+    groups: dict[tuple[int, str, str], list[str]] = {}
+    for answer in answers:
+        groups.setdefault((answer.code, answer.out, answer.err), []).append(answer.node)
+    for (code, out, err), names in groups.items():
+        label = fold(names)
+        for line in out.splitlines():
+            click.echo(f"{label}: {untrusted.plain(line)}")
+        for line in err.splitlines():
+            click.echo(f"{label}: {untrusted.plain(line)}", err=True)
+        if code:
+            click.echo(f"{label}: exit code {code}", err=True)
+
+
+def _absent(answer: Answer, name: str) -> bool:
+    """True when Docker has no such container, so that nothing has run."""
+    return (
+        not answer.ok
+        and not answer.out
+        and answer.err.rstrip().endswith(f"No such container: {name}")
+    )

@@ -1,0 +1,328 @@
+"""What servers count, look after look: requests, tokens, latencies and KV cache as vLLM counts
+them, and how each rank is as the keeper sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from launcher.agent.observed import Observed
+from launcher.core.transport import Command
+from launcher.tools import agent_queries, endpoints, prometheus
+from launcher.tools.prometheus import Buckets
+from launcher.tools.servers import OLD, Kept, Server, health
+from launcher.tools.serving_judges import SILENT
+from launcher.tools.site import Site
+
+_PATIENCE = 5.0  # seconds for vLLM to say what it counts
+_WINDOW = 60.0  # seconds of which latencies are told
+_KEPT = 120  # looks whose figures are kept to be drawn
+
+# What only grows while an engine runs (vLLM 0.32, v1/metrics/loggers.py).
+_TOTALS = {
+    "tokens": "vllm:generation_tokens_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "requests": "vllm:request_success_total",
+    "preemptions": "vllm:num_preemptions_total",
+    "cache_queries": "vllm:prefix_cache_queries_total",
+    "cache_hits": "vllm:prefix_cache_hits_total",
+}
+_RATES = ("tokens", "prompt_tokens", "requests", "preemptions")
+_LATENCIES = {
+    "first_token": "vllm:time_to_first_token_seconds",
+    "between_tokens": "vllm:inter_token_latency_seconds",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What all APIs of a server count together at one moment (seconds of a monotonic clock)."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_used: float | None
+    totals: Mapping[str, float]
+    latencies: Mapping[str, Buckets]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """How long half of the requests (or tokens) took at most, and 99 of 100, in seconds.
+
+    `over` is of how many seconds that is told; None: since the engine started.
+    """
+
+    p50: float | None = None
+    p99: float | None = None
+    count: int = 0
+    over: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a server does: rates are per second since the look before, None at the first.
+
+    `kv_used` is the part of the KV cache that is used, of several replicas the fullest one's;
+    `prefix_hits` the part of prompts' tokens that was found in it.
+    """
+
+    running: int
+    waiting: int
+    kv_used: float | None = None
+    tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    preemptions_per_s: float | None = None
+    prefix_hits: float | None = None
+    first_token: Latency = field(default_factory=Latency)
+    between_tokens: Latency = field(default_factory=Latency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLife:
+    """A rank of a server, and whether its process lives; None where nobody can say."""
+
+    node: str
+    rank: str
+    alive: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMetrics:
+    """A server at one look.
+
+    `state` is the keeper's word, or `unknown` where it is not heard; `trouble` says why there are
+    no figures. `canary` is how many seconds the keeper's last own request took, `canary_age` how
+    long ago it came back, and `asking` for how long the present one has been on its way. `history`
+    has the figures of the looks so far, the newest last.
+    """
+
+    name: str
+    state: str
+    detail: str = ""
+    model: str = ""
+    backend: str = ""
+    nodes: tuple[str, ...] = ()
+    figures: Figures | None = None
+    trouble: str = ""
+    canary: float | None = None
+    canary_age: float | None = None
+    asking: float = 0.0
+    restarts: int = 0
+    restarts_left: int | None = None
+    faults: int = 0
+    ranks: tuple[RankLife, ...] = ()
+    history: tuple[Figures | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All servers at one moment; `trouble` says why the head could not be asked."""
+
+    cluster: str
+    servers: tuple[ServerMetrics, ...] = ()
+    trouble: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON: times are seconds, shares between 0 and 1."""
+        servers = [asdict(server) for server in self.servers]
+        for server in servers:
+            del server["history"]
+        return {"cluster": self.cluster, "servers": servers, "trouble": self.trouble}
+
+
+def ask(site: Site, servers: Sequence[Server]) -> list[Command]:
+    """Ask the head for its servers, and each node with APIs of theirs for what these count: one
+    question a node.
+    """
+    apis: dict[str, list[str]] = {site.head.name: []}
+    for server in servers:
+        for node, api in _apis(site, server):
+            apis.setdefault(node, []).append(api)
+    return [
+        site.inside(site.inventory.node(node), agent_queries.metrics(asked, _PATIENCE), timeout=30)
+        for node, asked in apis.items()
+    ]
+
+
+def _apis(site: Site, server: Server) -> Iterator[tuple[str, str]]:
+    """Yield the node of each API of a server, and where it answers there."""
+    spec = server.desired
+    if spec is not None and server.state in ("starting", "ready"):
+        for endpoint in endpoints.of(site.inventory, spec):
+            yield endpoint.node, agent_queries.address(spec.api_host, spec.port)
+
+
+class Counting:
+    """Several looks at a cluster: what the last ones counted tells rates and latencies."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._tracks: dict[tuple[str, str, int], _Track] = {}
+
+    def read(
+        self, kept: Kept, reports: Mapping[str, Mapping[str, Any]], only: str | None, now: float
+    ) -> Look:
+        """Put one look together.
+
+        Args:
+            kept: the servers, as the head says.
+            reports: the answer of each node that could be queried.
+            only: a server's name; None: all.
+            now: seconds of a monotonic clock.
+        """
+        chosen = [server for server in kept.running if only in (None, server.name)]
+        servers = tuple(self._server(server, kept, reports, now) for server in chosen)
+        return Look(cluster=self._site.inventory.cluster, servers=servers)
+
+    def _server(
+        self, server: Server, kept: Kept, reports: Mapping[str, Mapping[str, Any]], now: float
+    ) -> ServerMetrics:
+        record = server.observed or Observed(name=server.name, id=server.id, asked=0.0)
+        counts, trouble = _read_counters(self._site, server, reports, now)
+        track = self._tracks.setdefault((server.name, server.id, record.generation), _Track())
+        figures = track.add(counts)
+        state, detail = health(server, kept.agent)
+        canary_age = None
+        if record.answered is not None:
+            canary_age = round(max(0.0, record.written - record.answered + server.age), 1)
+        return ServerMetrics(
+            name=server.name,
+            state=state,
+            detail=detail,
+            model=server.model,
+            backend=server.desired.backend if server.desired is not None else "",
+            nodes=tuple(node.name for node in self._site.nodes if node.name in server.nodes),
+            figures=figures,
+            trouble=trouble,
+            canary=record.seconds,
+            canary_age=canary_age,
+            asking=record.asking,
+            restarts=len(record.restarts),
+            restarts_left=record.restarts_left,
+            faults=record.fault_count,
+            ranks=tuple(_ranks(record, kept, server.age)),
+            history=tuple(track.drawn),
+        )
+
+
+def _ranks(record: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
+    """Yield the ranks; unknown where the record or the report of the node is old."""
+    for node, ranks in record.ranks.items():
+        known = age < OLD and kept.members.get(node, math.inf) < SILENT
+        for rank in ranks:
+            alive = record.alive.get(node, {}).get(rank) if known else None
+            yield RankLife(node=node, rank=rank, alive=alive)
+
+
+def _read_counters(
+    site: Site, server: Server, reports: Mapping[str, Mapping[str, Any]], now: float
+) -> tuple[Counts | None, str]:
+    """Return the counters of all APIs of a server together, or why some are not known."""
+    texts, missing = [], []
+    for node, api in _apis(site, server):
+        report = reports.get(node, {})
+        counters = report.get("apis", {}).get(api, {})
+        why = str(report.get("error") or "it is asked at the next look")
+        if text := counters.get("text"):
+            texts.append(text)
+            continue
+        if counters:
+            reason = counters.get("error") or counters["status"]
+            why = f"its API does not say what it counts: {reason}"
+            if counters["status"] == 200:
+                why = "vLLM counts nothing (`--disable-log-stats`)"
+        missing.append(f"{node}: {why.removeprefix(f'{node}: ')}")
+    if missing or not texts:
+        return None, "; ".join(missing) or "no engine runs"
+    try:
+        return counts(texts, now), ""
+    except (ValueError, OverflowError) as error:
+        return None, f"what it counts cannot be read: {error}"
+
+
+def counts(texts: Sequence[str], at: float) -> Counts:
+    """Read what the APIs of a server print at `/metrics`; raises ValueError."""
+    samples = prometheus.parse(*texts)
+    if not samples.values("vllm:num_requests_running"):
+        raise ValueError("there is no `vllm:num_requests_running`")
+    return Counts(
+        at=at,
+        running=int(samples.total("vllm:num_requests_running")),
+        waiting=int(samples.total("vllm:num_requests_waiting")),
+        kv_used=max(samples.values("vllm:kv_cache_usage_perc"), default=None),
+        totals={name: samples.total(metric) for name, metric in _TOTALS.items()},
+        latencies={name: samples.histogram(metric) for name, metric in _LATENCIES.items()},
+    )
+
+
+class _Track:
+    """The looks at one engine."""
+
+    def __init__(self) -> None:
+        self._looks: deque[Counts] = deque()
+        self.drawn: deque[Figures | None] = deque(maxlen=_KEPT)
+
+    def add(self, counted: Counts | None) -> Figures | None:
+        figures = None if counted is None else self._figures(counted)
+        self.drawn.append(figures)
+        return figures
+
+    def _figures(self, counted: Counts) -> Figures:
+        looks = self._looks
+        # An engine that starts anew counts from the beginning.
+        if looks and any(counted.totals[name] < had for name, had in looks[-1].totals.items()):
+            looks.clear()
+        while len(looks) > 1 and counted.at - looks[1].at >= _WINDOW:
+            looks.popleft()
+        first, last = (looks[0], looks[-1]) if looks else (None, None)
+        looks.append(counted)
+        seconds = counted.at - last.at if last is not None else 0.0
+        figures: dict[str, Any] = {
+            f"{name}_per_s": round((counted.totals[name] - last.totals[name]) / seconds, 2)
+            for name in _RATES
+            if last is not None and seconds > 0
+        }
+        figures |= {name: _latency(name, first, counted) for name in _LATENCIES}
+        return Figures(
+            running=counted.running,
+            waiting=counted.waiting,
+            kv_used=counted.kv_used,
+            prefix_hits=_hits(first, counted),
+            **figures,
+        )
+
+
+def _hits(first: Counts | None, now: Counts) -> float | None:
+    """Return the part of prompts' tokens that was in the cache since the first look, or, where none
+    came since, of the engine's whole life.
+    """
+    for before in (first.totals if first else {}, dict[str, float]()):
+        queries = now.totals["cache_queries"] - before.get("cache_queries", 0.0)
+        hits = now.totals["cache_hits"] - before.get("cache_hits", 0.0)
+        if queries > 0:
+            return round(hits / queries, 4)
+    return None
+
+
+def _latency(name: str, first: Counts | None, now: Counts) -> Latency:
+    """Return the latencies since the first look, or, where nothing came since, of the engine's
+    whole life.
+    """
+    for before in (first, None):
+        had = before.latencies[name] if before is not None else {}
+        buckets = {
+            bound: max(0.0, count - had.get(bound, 0.0))
+            for bound, count in now.latencies[name].items()
+        }
+        p50, p99 = prometheus.quantile(0.5, buckets), prometheus.quantile(0.99, buckets)
+        if p50 is not None and p99 is not None:
+            over = round(now.at - before.at, 1) if before is not None else None
+            count = int(buckets[max(buckets)])
+            return Latency(p50=round(p50, 4), p99=round(p99, 4), count=count, over=over)
+    return Latency()

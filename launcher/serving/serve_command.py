@@ -1,0 +1,234 @@
+"""`vlaunch serve`: start the server, and wait until it has answered."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from launcher.agent.state import NAME
+from launcher.app import options
+from launcher.app.choose import chosen_model
+from launcher.app.command import Call, command
+from launcher.app.terminal import field
+from launcher.core.domain import Backend
+from launcher.inventory import ranges
+from launcher.recipes import serve_options as recipes
+from launcher.serving import rollback_command
+from launcher.serving.start import StartSpec, flags, policy, start
+from launcher.serving.vllm_args import arguments
+
+
+class _Command(click.Command):
+    """Says where vLLM's own options belong when one stands among ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()}\nvLLM's own options go after `--`", ctx
+            ) from None
+
+
+@command(
+    kind=_Command,
+    flags=[
+        options.FETCH,
+        options.PAIR_TIMEOUT,
+        options.DRY_RUN,
+        options.OFFLINE,
+        options.LOCK_WAIT,
+        options.NO_HOOKS,
+        options.JSON,
+    ],
+)
+@click.option(
+    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
+)
+@click.option(
+    "--name",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The server's name, beside others.",
+)
+@click.option(
+    "--nodes",
+    metavar="NODES",
+    help="The nodes that it may take, such as gpu[01-02] (`mp`; default: all).",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    help="GPUs that it may take on each node (`mp`; default: all).",
+)
+@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: GPUs per node).")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: nodes).")
+@click.option(
+    "--data-parallel-size",
+    "--dp",
+    "dp",
+    type=click.IntRange(1),
+    help="Replicas behind one endpoint (default: 1).",
+)
+@click.option(
+    "--plan",
+    "chosen_by",
+    type=click.Choice(["default", "auto"]),
+    help="Let the plan choose the split (`auto`), or take TP = GPUs per node, PP = nodes.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["ray", "mp"]),
+    help="Ray (default), or vLLM's own multi-node mode.",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's)."
+)
+@click.option(
+    "--bind", metavar="IP", help="The API's address on its node (default: the inventory's)."
+)
+@click.option(
+    "--no-supervise",
+    is_flag=True,
+    help="Let the server stay dead when a rank, a node or the engine dies.",
+)
+@click.option(
+    "--replace",
+    "replace_other",
+    is_flag=True,
+    help="Take the place of the server of this name that runs.",
+)
+@click.option(
+    "--or-rollback",
+    is_flag=True,
+    help="When it does not answer, return to the server that answered before.",
+)
+@flags
+@recipes.flags
+@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+def serve(
+    call: Call,
+    model: str | None,
+    name: str,
+    nodes: str | None,
+    chosen_by: str | None,
+    backend: Backend | None,
+    port: int | None,
+    bind: str | None,
+    no_supervise: bool,
+    or_rollback: bool,
+    timeout: float | None,
+    no_wait: bool,
+    recipe: recipes.Flags,
+    args: tuple[str, ...],
+    **others: Any,
+) -> int:
+    """Prove the network, start a server, wait for a completion (or what else its model gives), and
+    print where it is and how much it holds.
+
+    Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the
+    same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
+    --pp and --dp, one leaves out all three there.
+    """
+    from launcher.tools.site import Site
+    from launcher.tools.snapshot import ClusterSnapshot
+
+    _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
+    wanted = call.inventory
+    described = recipe != recipes.Flags()
+    chosen = model or "" if described else chosen_model(model, wanted)
+    spec = StartSpec(
+        name=_name(name),
+        model=chosen,
+        nodes=_nodes(nodes),
+        backend=backend or wanted.serve.backend,
+        host=_address(bind or wanted.serve.bind),
+        port=port or wanted.ports.api,
+        args=arguments(wanted, args),
+        policy=policy(wanted, timeout, supervise=not no_supervise),
+        unsupervised=no_supervise,
+        pair_timeout=call.pair_timeout,
+        fetch=call.fetch,
+        no_wait=no_wait,
+        **others,  # --gpus, --tp, --pp, --dp, --replace and --skip-network-check
+    )
+    spec = replace(spec, planned=_planned(call, spec, chosen_by))
+    if described:
+        spec = recipes.applied(call, recipe, spec)
+    spec.request(wanted, None)  # what can never be placed has its error before anything is touched
+    if call.offline:
+        _, begun = spec.plan(wanted, ClusterSnapshot(site=Site(wanted)))
+        call.print_script([begun.plan])
+        return 0
+    with call.session(hooks_of="serve", about=spec.about(wanted)) as session:
+        begin = rollback_command.or_back if or_rollback else start
+        code, rows = begin(call, session, spec)
+    if not call.as_json:
+        for row in rows:
+            field(row)
+    return code
+
+
+def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wait: bool) -> None:
+    """Raise UsageError for options that do not go together, and for words that are none."""
+    if call.offline and not call.dry_run:
+        raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
+    if or_rollback and (no_wait or call.dry_run):
+        raise click.UsageError(
+            "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
+        )
+    if args and not args[0].startswith("-"):
+        raise click.UsageError(
+            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+        )
+
+
+def _planned(call: Call, spec: StartSpec, chosen_by: str | None) -> bool:
+    """Tell whether the plan is to choose the split: a split that is named counts before the
+    inventory's wish. Raises UsageError for wishes that exclude each other.
+    """
+    if chosen_by != "auto":
+        wanted = chosen_by is None and call.inventory.serve.plan == "auto"
+        return wanted and not spec.fixed(call.inventory) and not call.offline
+    if any(size is not None for size in (spec.tp, spec.pp, spec.dp)):
+        raise click.UsageError("--plan auto chooses --tp, --pp and --dp: name a split, or let it")
+    if call.offline:
+        raise click.UsageError("--plan auto asks the nodes; without them: `vlaunch plan --offline`")
+    return True
+
+
+def _name(name: str) -> str:
+    if NAME.fullmatch(name) is None:
+        raise click.UsageError(
+            f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`"
+        )
+    return name
+
+
+def _nodes(text: str | None) -> tuple[str, ...]:
+    """Expand the notation of inventories: ranges, and commas between names."""
+    try:
+        return tuple(
+            name
+            for part in re.split(r",(?![^\[]*\])", text or "")
+            if part
+            for name in ranges.expand(part)
+        )
+    except ValueError as error:
+        raise click.UsageError(f"--nodes {error}, not `{text}`") from None
+
+
+def _address(bind: str) -> str:
+    try:
+        return str(ipaddress.ip_address(bind))
+    except ValueError:
+        raise click.UsageError(
+            f"--bind should be an IP address of its node, or 0.0.0.0 for all of them, not `{bind}`"
+        ) from None

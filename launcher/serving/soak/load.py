@@ -1,0 +1,201 @@
+"""Streams of completions at a server's endpoints, and the times of their tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
+
+from launcher.agent.task import Task
+
+_REACHED = 5.0  # seconds within which an endpoint says which models it has
+_PATIENCE = 300.0  # seconds without a byte after which a request has failed
+_AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by another
+_KINDS = 20  # different errors that are kept
+_STEP = math.log(1.02)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The target of requests, and their headers."""
+
+    host: str
+    port: int
+    headers: Mapping[str, str]
+
+    def model(self) -> str:
+        """Return the name of the model it serves; raises OSError or ValueError when none answers
+        there.
+        """
+        connection = HTTPConnection(self.host, self.port, timeout=_REACHED)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", "/v1/models", headers=dict(self.headers))
+                answer = json.loads(connection.getresponse().read(1 << 20))
+                return str(answer["data"][0]["id"])
+            except (HTTPException, KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"no model at {self.host}:{self.port}: {error!r:.200}") from None
+
+
+class Times:
+    """Durations to within 2 %, in little memory."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[int]()
+        self.longest = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add one."""
+        self._counts[math.ceil(math.log(max(seconds, 1e-6)) / _STEP)] += 1
+        self.longest = max(self.longest, seconds)
+
+    def percentile(self, share: float) -> float | None:
+        """Return what so large a share of them did not exceed; None where there are none."""
+        left = share * self._counts.total()
+        for step, count in sorted(self._counts.items()):
+            left -= count
+            if left <= 0:
+                return min(math.exp(step * _STEP), self.longest)
+        return None
+
+
+@dataclass
+class Load:
+    """Requests at endpoints in turn, and what has come of them; `with` starts and ends it.
+
+    `wait` is the longest that a request had no token for, its first included, and `waited_until`
+    when that ended, in seconds since the beginning. When the block ends, so do the requests that
+    are under way: they are `open`, and no errors.
+    """
+
+    endpoints: Sequence[Endpoint]
+    model: str
+    task: Task
+    max_tokens: int
+    streams: int
+    done: int = 0
+    open: int = 0
+    tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    first: Times = field(default_factory=Times)
+    between: Times = field(default_factory=Times)
+    wait: float = 0.0
+    waited_until: float = 0.0
+    seconds: float = 0.0
+
+    def __enter__(self) -> Load:
+        """Begin."""
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._began = time.monotonic()
+        self._waiting = dict[int, float]()  # by stream, since when it has waited for a token
+        self._sockets = dict[int, socket.socket]()
+        self._threads = [
+            threading.Thread(target=self._run, args=(stream,), daemon=True)
+            for stream in range(self.streams)
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every request at once."""
+        with self._lock:
+            now = time.monotonic()
+            self._over.set()
+            self.seconds = now - self._began
+            self.open = len(self._waiting)
+            for stream in range(self.streams):
+                self._waited(stream, now)
+            for connected in self._sockets.values():
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(_REACHED)
+
+    def _run(self, stream: int) -> None:
+        for count in itertools.count(stream):
+            if self._over.is_set():
+                return
+            endpoint, what = self.endpoints[count % len(self.endpoints)], ""
+            try:
+                self._ask(endpoint, stream, f"{stream}.{count}")
+            except (OSError, ValueError, TypeError, AttributeError, HTTPException) as error:
+                what = f"{type(error).__name__}: {error!s:.200}"
+            with self._lock:
+                if self._over.is_set():
+                    return
+                if what:
+                    known = what in self.errors or len(self.errors) < _KINDS
+                    self.errors[what if known else "others"] += 1
+                    self._waited(stream, time.monotonic())
+                self.done += not what
+                self._waiting.pop(stream, None)
+            if what:
+                self._over.wait(_AFTER_A_FAILURE)
+
+    def _ask(self, endpoint: Endpoint, stream: int, mark: str) -> None:
+        """Send one request, whose prompt no other has, and read its answer."""
+        body: Any = self.task.body(self.model, f"Request {mark}: tell a story.", self.max_tokens)
+        data = json.dumps({**body, "stream": True, "ignore_eos": True})
+        connection = HTTPConnection(endpoint.host, endpoint.port, timeout=_REACHED)
+        with contextlib.closing(connection):
+            times, self._waiting[stream] = self.first, time.monotonic()
+            connection.connect()
+            connection.sock.settimeout(_PATIENCE)
+            with self._lock:
+                if self._over.is_set():
+                    return
+                self._sockets[stream] = connection.sock
+            connection.request("POST", self.task.path, data, dict(endpoint.headers))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}: {answer.read(200)!r}")
+            for event in _events(answer):
+                with self._lock:
+                    if self._over.is_set():
+                        return
+                    if _has_token(event):
+                        now = time.monotonic()
+                        times.add(self._waited(stream, now))
+                        times, self._waiting[stream] = self.between, now
+                        self.tokens += 1
+
+    def _waited(self, stream: int, now: float) -> float:
+        """Return how long a stream has waited for a token; the longest such time is kept."""
+        seconds = now - self._waiting.get(stream, now)
+        if seconds > self.wait:
+            self.wait, self.waited_until = seconds, now - self._began
+        return seconds
+
+
+def _events(answer: HTTPResponse) -> Iterator[Any]:
+    """Yield the events of an answer; raises ValueError when it ends before its end, or when one is
+    an error.
+    """
+    for line in answer:
+        text = line.strip().removeprefix(b"data:").strip()
+        if text == b"[DONE]":
+            return
+        if text:
+            event = json.loads(text)
+            if "error" in event:
+                raise ValueError(str(event["error"]))
+            yield event
+    raise ValueError("the answer broke off")
+
+
+def _has_token(event: Any) -> bool:
+    """True for an event with a token: the first one of a chat only says who speaks."""
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta")
+        return not (isinstance(delta, dict) and "role" in delta and not delta.get("content"))
+    return False

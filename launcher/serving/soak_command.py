@@ -1,0 +1,137 @@
+"""`vlaunch soak`: keep a running server under a bounded load, then say how it did."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from launcher.app import choose, json_line, options
+from launcher.app.command import Call, command
+from launcher.app.session import Session
+from launcher.app.terminal import field
+from launcher.core import untrusted
+from launcher.core.errors import NodeError, RequestError
+
+if TYPE_CHECKING:
+    from launcher.agent.desired import Desired
+    from launcher.serving.soak.load import Endpoint
+
+_LONGEST = 7 * 86400.0
+_pause = time.sleep
+
+
+@command(shows="people", flags=[options.JSON])
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Requests under way at once, never more.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 100_000),
+    default=128,
+    show_default=True,
+    help="Tokens per answer.",
+)
+@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@click.argument("duration", callback=options.parse_duration)
+def soak(call: Call, duration: float, streams: int, tokens: int, server: str | None) -> int:
+    """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,
+    errors, TCP retransmits and restarts.
+
+    The requests are sent from this machine: directly where it reaches the endpoint and no API key
+    is needed, else through the SSH connection. Ctrl-C ends the load and prints the report so far.
+    The exit code is 1 after an error, a restart, or a wait for a token that the server's keeper
+    would call quiet.
+    """
+    from launcher.serving.soak.verdict import rows
+
+    if duration > _LONGEST:
+        raise click.UsageError("a soak takes at most 7d")
+    with call.session(nodes=[call.inventory.head]) as session:
+        verdict = _soak(session, server, duration, streams, tokens)
+    if call.as_json:
+        click.echo(json_line.dumps(verdict))
+    else:
+        for row, text in rows(verdict):
+            field(f"{row:<13}{untrusted.plain(text)}")
+    return 1 if verdict["failures"] else 130 if verdict["interrupted"] else 0
+
+
+def _soak(
+    session: Session, name: str | None, seconds: float, streams: int, tokens: int
+) -> dict[str, Any]:
+    from launcher.agent.task import named
+    from launcher.serving.soak import retransmits
+    from launcher.serving.soak.load import Load
+    from launcher.serving.soak.verdict import judge
+    from launcher.tools import servers
+
+    chosen = servers.choose(choose.kept(session).running, name)
+    spec, before = chosen.desired, chosen.observed
+    if spec is None or before is None or before.state != "ready":
+        raise RequestError(
+            f"{chosen.what} is {chosen.state}, not ready", hint="look at `vlaunch status`"
+        )
+    task = named(chosen.task)
+    if task is None or not task.generates:
+        raise RequestError(f"{chosen.what} does not generate tokens: a soak measures these")
+    endpoints, model, route = _endpoints(session, spec)
+    own = {*chosen.nodes, *(process.node for process in spec.processes)}
+    nodes = [node.name for node in session.site.nodes if node.name in own]
+    missing = session.fleet.connect(nodes)
+    queries = retransmits.ask([name for name in nodes if name not in missing])
+    load = Load(endpoints, model, task, tokens, streams)
+    counted = retransmits.read(session.transport.run(queries))
+    session.wait("soak", f"{streams} streams at {chosen.what}, {route}", deadline=seconds)
+    with contextlib.suppress(KeyboardInterrupt), load:
+        _pause(seconds)
+    again = retransmits.compare(counted, retransmits.read(session.transport.run(queries)))
+    try:
+        now = {server.name: server.observed for server in choose.kept(session).servers}
+        after = now.get(chosen.name)
+    except NodeError:
+        after = replace(before, verdict="unknown")
+    return judge(load, planned=seconds, route=route, before=before, after=after, retransmits=again)
+
+
+def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str, str]:
+    """Return where to send requests, the model's name there, and the way there in words.
+
+    Another machine may have the endpoint's address where this one is: it is believed only when it
+    serves the same model as the server does through SSH, and is never sent an API key.
+    """
+    from launcher.app.secrets import resolve
+    from launcher.serving.soak.load import Endpoint
+    from launcher.tools import endpoints
+
+    inventory = session.inventory
+    sources = {name: source for name, source in inventory.secrets.items() if name == "VLLM_API_KEY"}
+    key = "".join(secret.reveal() for secret in resolve(sources, inventory.path.parent).values())
+    plain = {"Content-Type": "application/json"}
+    headers = {**plain, "Authorization": f"Bearer {key}"} if key else plain
+    direct, tunnels = [], []
+    there = endpoints.of(inventory, spec)
+    if failed := session.fleet.connect([at.node for at in there]):
+        raise next(iter(failed.values()))
+    for api in there:
+        forward = session.fleet.forward(api.node, spec.api_host, spec.port)
+        tunnels.append(Endpoint(host="127.0.0.1", port=forward.port, headers=headers))
+        at = urlsplit(api.url)
+        direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=plain))
+    try:
+        model = tunnels[0].model()
+    except (OSError, ValueError) as error:
+        raise NodeError(spec.api_node, "its API does not answer", evidence=str(error)) from None
+    with contextlib.suppress(OSError, ValueError):
+        if not key and all(endpoint.model() == model for endpoint in direct):
+            return direct, model, "directly"
+    return tunnels, model, "through SSH"

@@ -1,0 +1,276 @@
+"""The state of a cluster, compared with its inventory: one query of each node, one more of the
+head's agent, whose verdict on servers is shown as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from launcher.agent.observed import FirstAnswer, Load, Observed
+from launcher.batch import batches
+from launcher.batch.batches import BatchStatus
+from launcher.batch.job_store import Entry, parse_list
+from launcher.cluster.drift import drift
+from launcher.core.domain import Answer, Node
+from launcher.core.errors import UnreadableAnswer
+from launcher.core.transport import Command
+from launcher.tools import (
+    certificates,
+    containers,
+    docker,
+    endpoints,
+    network_verdict,
+    ray,
+    running,
+    servers,
+    serving_judges,
+)
+from launcher.tools.endpoints import Endpoint
+from launcher.tools.servers import BAD, GOOD, Kept, Server
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.unfinished import Unfinished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node.
+
+    `drift` says how its container differs from the inventory; `trouble` why it could not be looked
+    at.
+
+    `agent` is `connected` or `lost`, as the head's agent says; empty where nobody says it.
+    `privileged` is true when its container has every right of root's; `compiled` is the size in
+    bytes of what engines compiled there, where that is known; `unfinished` are the models of which
+    a copy or a download is not finished there.
+    """
+
+    node: str
+    role: str
+    ip: str
+    container: str
+    image: str = ""
+    ray: str = ""
+    agent: str = ""
+    gpus: str = ""
+    ranks: tuple[str, ...] = ()
+    drift: tuple[str, ...] = ()
+    trouble: str = ""
+    privileged: bool = False
+    compiled: int | None = None
+    unfinished: tuple[Unfinished, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """A server.
+
+    `state` is the keeper's verdict, `detail` the reason for it; `unknown` where the head's agent
+    does not answer. `endpoint` is the first of `endpoints`, for those who knew only one.
+
+    `observed` is what its keeper said `age` seconds ago, with nodes' names in the place of
+    addresses; `seconds` is how long its last own request took, and `came` what came instead of a
+    completion from a model that does not generate. Without a name, it is a server of
+    which nothing is known.
+    """
+
+    name: str
+    state: str
+    backend: str = ""
+    model: str = ""
+    nodes: tuple[str, ...] = ()
+    endpoint: str = ""
+    endpoints: tuple[Endpoint, ...] = ()
+    detail: str = ""
+    warning: str = ""
+    fingerprint: str = ""
+    came: str = ""
+    seconds: float = 0.0
+    kv_tokens: int | None = None
+    concurrency: float | None = None
+    load: Load | None = None
+    observed: Observed | None = None
+    age: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """Everything that `status` shows; `servers` are those that somebody wants, or that are still
+    being ended, `certificates` says that the agents' end soon.
+    """
+
+    cluster: str
+    nodes: tuple[NodeStatus, ...]
+    servers: tuple[ServerStatus, ...] = ()
+    endpoint: str
+    network: str = ""
+    certificates: str = ""
+    batches: tuple[BatchStatus, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """True when every container runs as the inventory says, every node is in the cluster, and
+        no server is dead.
+        """
+        good = (
+            n.container == "running"
+            and n.ray in ("alive", "-")
+            and n.agent != "lost"
+            and not n.drift
+            and not n.trouble
+            for n in self.nodes
+        )
+        return all(good) and not any(server.state in BAD for server in self.servers)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON.
+
+        `server` is the first of `servers`, for those who knew only one.
+        """
+        data = asdict(self)
+        first = data["servers"][0] if self.servers else {"state": "none"}
+        batch_jobs = [job.as_json() for job in self.batches]
+        return {**data, "server": first, "batches": batch_jobs, "whole": self.whole}
+
+
+def query_head(site: Site) -> list[Command]:
+    """Return the queries of the head about Ray, jobs, servers and the network; none when its
+    container does not run.
+    """
+    if not site.head_runs:
+        return []
+    port = site.inventory.ports.node_manager
+    peers = tuple(f"{node.ip}:{port}" for node in site.nodes)
+    return [running.ask_jobs(site, peers), network_verdict.query_record(site)]
+
+
+def read(
+    snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: Answer | None = None
+) -> ClusterStatus:
+    """Put the answers together, with one about batch jobs; `missing` has the reasons why nodes
+    could not be reached.
+    """
+    site, inventory, kept = snapshot.site, snapshot.site.inventory, snapshot.kept
+    nodes = _nodes(site, snapshot.said, kept, missing)
+    server_rows = tuple(
+        _server(site, server, kept.agent) for server in kept.servers if server.state != "stopped"
+    )
+    if why := _unknown(site, snapshot.said):
+        server_rows = (ServerStatus(name="", state="unknown", detail=why),)
+    first = next((server.endpoint for server in server_rows if server.endpoint), "")
+    entries: tuple[Entry, ...] = ()
+    with contextlib.suppress(UnreadableAnswer):
+        entries = parse_list(jobs) if jobs else ()
+    return ClusterStatus(
+        cluster=inventory.cluster,
+        nodes=nodes,
+        servers=server_rows,
+        endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
+        network=network_verdict.describe(site, snapshot.network, kept),
+        certificates=certificates.warning(
+            (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
+        ),
+        batches=tuple(job for job in batches.read(inventory, entries, snapshot.said) if job.runs),
+    )
+
+
+def _nodes(
+    site: Site, head: Mapping[str, Any], kept: Kept, missing: Mapping[str, str]
+) -> tuple[NodeStatus, ...]:
+    listed = ray.parse_nodes(head["nodes"]) if head.get("nodes") else ()
+    ranks = ray.parse_ranks(head["actors"], listed) if head.get("actors") else {}
+    closed, port = head.get("unreachable") or (), site.inventory.ports.node_manager
+    # Ray misses a node some seconds after its port is closed.
+    table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
+    rows = {row.ip: row for row in reversed(table)}
+    return tuple(
+        _node(site, node, missing.get(node.name), rows.get(node.ip), kept, ranks.get(node.ip, ()))
+        for node in site.nodes
+    )
+
+
+def _node(
+    site: Site,
+    node: Node,
+    missing: str | None,
+    row: ray.RayNode | None,
+    kept: Kept,
+    actors: Sequence[str],
+) -> NodeStatus:
+    status = NodeStatus(node=node.name, role=containers.role(node), ip=node.ip, container="unknown")
+    if missing is not None:
+        return replace(status, trouble=missing)
+    own, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
+    in_ray = "absent" if row is None else "alive" if row.alive else "dead"
+    known = f"{row.gpus:g}" if row else "-"
+    return replace(
+        status,
+        container=own.status if own else "absent",
+        image=own.image if own else "",
+        ray="-" if off else in_ray,
+        agent=_agent(node, own, kept),
+        gpus=str(node.gpus) if off else f"{known}/{node.gpus}",
+        ranks=servers.ranks_on(node.name, kept, actors),
+        drift=drift(site, node),
+        trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
+        privileged=own is not None and own.privileged,
+        compiled=facts.compiled.size if facts.compiled else None,
+        unfinished=facts.unfinished,
+    )
+
+
+def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
+    """Return whether a node's agent is connected to the head's; empty where that is unknown."""
+    if own is None or not own.running or kept.agent > serving_judges.SILENT:
+        return ""
+    age = kept.agent if node.head else kept.members.get(node.name, math.inf)
+    return "connected" if age <= serving_judges.SILENT else "lost"
+
+
+def _unknown(site: Site, answer: Mapping[str, Any]) -> str:
+    """Return why the servers are unknown; empty when they are known, or when there can be none."""
+    if site.facts_of(site.head) is None:
+        return "the head cannot be reached"
+    container = site.container(site.head)
+    if container is None:
+        return ""
+    if not container.running:
+        return f"the head's container is {container.status}: `vlaunch up` starts it"
+    if "servers" in answer:
+        return ""
+    return str(answer.get("error") or "the head's agent does not answer")[:200]
+
+
+def _server(site: Site, server: Server, agent: float) -> ServerStatus:
+    spec = server.desired
+    server = servers.named(site.nodes, server)
+    record = server.observed
+    state, detail = servers.health(server, agent)
+    apis = endpoints.status(site.inventory, server, state, detail)
+    answer = record.first_answer if record is not None and state in servers.READY else None
+    first = answer if isinstance(answer, FirstAnswer) else FirstAnswer(model=server.model)
+    capacity = endpoints.holds(record.held.values() if record and answer else ())
+    return ServerStatus(
+        name=server.name,
+        state=state,
+        backend=spec.backend if spec else "",
+        model=first.model,
+        nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
+        endpoint=apis[0].url if apis else "",
+        endpoints=apis,
+        detail=detail,
+        warning=record.warning if record and state in GOOD else "",
+        fingerprint=first.fingerprint,
+        came=first.came,
+        seconds=max((api.seconds for api in apis), default=0.0),
+        kv_tokens=capacity.tokens,
+        concurrency=capacity.concurrency,
+        load=record.load if record is not None else None,
+        observed=record,
+        age=server.age if record else None,
+    )

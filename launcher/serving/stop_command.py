@@ -1,0 +1,189 @@
+"""`vlaunch stop`: end servers, or batch jobs; the cluster stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.agent import state
+from launcher.app import options
+from launcher.app.command import Call, command
+from launcher.app.session import Session
+from launcher.core.errors import NodeError, RequestError
+
+if TYPE_CHECKING:
+    from launcher.batch.batches import BatchStatus
+    from launcher.tools.servers import Server
+    from launcher.tools.snapshot import ClusterSnapshot
+
+
+@command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])
+@click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs go on.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=15.0,
+    show_default=True,
+    help="Seconds to end politely.",
+)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> None:
+    """Stop the server, or the servers and batch jobs that are named, and verify that nothing of
+    them is left.
+
+    Of a server, processes are gone, GPUs free and its port closed; one that has failed is
+    forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it. The
+    cluster stays.
+    """
+    from launcher.app import servers as server
+
+    if everyone and names:
+        raise click.UsageError("--all stops all servers: it does not go with names")
+    with (
+        call.session(nodes=[call.inventory.head]) as session,
+        call.locked(session) as ours,
+    ):
+        snapshot, _ = server.look_updated(ours, verb="stop", dry_run=call.dry_run, head_only=True)
+        standing = _standing(ours, snapshot)
+        chosen = [server for server in standing if not names or server.name in names]
+        if len(chosen) > 1 and not names and not everyone:
+            listed = ", ".join(f"`{one.name}` ({one.model}, {one.state})" for one in chosen)
+            which = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
+            raise RequestError(
+                f"{len(chosen)} servers are there: {listed}", hint=f"say which: {which}"
+            )
+        if chosen or not names:
+            _stop_servers(call, ours, snapshot, chosen, grace)
+        known = {server.name for server in standing}
+        if batches := [name for name in names if name not in known]:
+            _stop_batches(call, ours, batches, grace)
+
+
+def _standing(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
+    """Return the servers that have a spec or are not yet gone; where the head's container does not
+    run, its files say which.
+    """
+    from launcher.app.servers import require_servers
+    from launcher.tools import history
+    from launcher.tools.servers import Server
+
+    if not snapshot.site.head_runs:
+        return [Server(name=name) for name in history.names_with(snapshot.site, state.DESIRED)]
+    require_servers(session, snapshot)
+    return [server for server in snapshot.kept.servers if server.state != "stopped"]
+
+
+def _stop_servers(
+    call: Call,
+    session: Session,
+    snapshot: ClusterSnapshot,
+    chosen: Sequence[Server],
+    grace: float,
+) -> None:
+    """Stop those that run and forget those that are over, which are not known without the head's
+    container.
+    """
+    from launcher.serving.stop_plan import plan_forget, plan_stop
+    from launcher.tools import serving_judges
+
+    began, site = time.monotonic(), snapshot.site
+    reachable = site.head_runs
+    live = [server for server in chosen if server.runs or not reachable]
+    over = [server for server in chosen if server not in live]
+    plans = [plan_forget(site, [server.name for server in over]), plan_stop(site, live, grace)]
+    if call.dry_run:
+        call.print_script(plans)
+        return
+    for job in serving_judges.batches(snapshot.said):
+        text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
+        session.note("stop", text)
+    for plan in plans:
+        session.apply(plan)
+    results = [
+        f"forgot {server.what}, which had {'given up' if server.state == 'gave-up' else 'failed'}"
+        for server in over
+    ]
+    if live and reachable:
+        results.append(
+            f"stopped {' and '.join(f'{server.model} ({server.what})' for server in live)}"
+        )
+    elif live:
+        names = ", ".join(server.what for server in live)
+        results.append(f"the head's container does not run: {names} will not come back with it")
+        text = (
+            "its processes on other nodes go on until the head's container is back; `vlaunch down`"
+            " ends everything"
+        )
+        session.warn("stop", text)
+    data = {
+        "stopped": [server.name for server in live],
+        "forgotten": [server.name for server in over],
+    }
+    session.done(
+        "; ".join(results) or "no server runs; nothing was stopped",
+        state="ok" if results else "unchanged",
+        seconds=time.monotonic() - began if results else 0.0,
+        data=data,
+    )
+
+
+def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+    from launcher.serving.stop_plan import plan_stop_batches
+    from launcher.tools import serving_judges
+
+    inventory, began = session.inventory, time.monotonic()
+    snapshot, chosen = _named_jobs(session, names)
+    runs = [job for job in serving_judges.batches(snapshot.said) if job.name in names]
+    plan = plan_stop_batches(snapshot.site, runs, grace)
+    if call.dry_run:
+        call.print_script([plan])
+        return
+    others = [job for job in chosen if job.name not in {one.name for one in runs}]
+    for job in others:
+        if not job.runs:
+            text = f"{job.name} does not run; it is {job.state}"
+            session.note("stop", text, state="unchanged")
+    session.apply(plan)
+    if left := [job.name for job in others if job.runs]:
+        raise NodeError(
+            inventory.head.name,
+            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
+            hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
+        )
+    data = {"stopped": [job.id for job in runs]}
+    ended = ", ".join(job.name for job in runs)
+    session.done(
+        f"stopped {ended}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
+        state="ok" if runs else "unchanged",
+        seconds=time.monotonic() - began,
+        data=data,
+    )
+
+
+def _named_jobs(
+    session: Session, names: Sequence[str]
+) -> tuple[ClusterSnapshot, list[BatchStatus]]:
+    """Look at the head, and return the batch jobs of these names; raises RequestError for a name
+    that none has.
+    """
+    from launcher.app import servers as server
+    from launcher.batch import jobs_command
+
+    if session.inventory.ray.off:  # which has no batch jobs
+        raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
+    snapshot, listed = jobs_command.look(session)
+    if "jobs" not in snapshot.said:
+        raise server.silent(session, snapshot)
+    known = {job.name for job in listed}
+    if unknown := [name for name in names if name not in known]:
+        present = [*(server.name for server in snapshot.kept.running), *sorted(known)]
+        text = ", ".join(f"`{name}`" for name in present)
+        raise RequestError(
+            f"neither a server nor a batch job is called `{unknown[0]}`",
+            evidence=f"there are {text}" if text else "",
+            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
+        )
+    return snapshot, [job for job in listed if job.name in names]

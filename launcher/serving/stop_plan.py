@@ -1,0 +1,155 @@
+"""Everything that ends servers or batch jobs, and the gates that prove that they are gone.
+
+The cluster stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.agent import state
+from launcher.batch import job_store
+from launcher.batch.batches import BatchStatus, query_list
+from launcher.core.check import Finding, waiting
+from launcher.core.errors import UnreadableAnswer
+from launcher.core.plan import Gate, Plan, Stage, Step
+from launcher.core.transport import Answers, Command
+from launcher.tools import agent_queries, running, servers, serving_judges
+from launcher.tools.ray_judges import read_payload
+from launcher.tools.servers import Server
+from launcher.tools.serving_judges import Batch
+from launcher.tools.site import Site
+
+_MARGIN = 60.0  # seconds beyond the grace until a server must be gone
+
+
+def plan_remove(site: Site, jobs: Sequence[BatchStatus]) -> Plan:
+    """Remove the folders of jobs that are over, with the output that lies in them."""
+    steps = tuple(
+        Step(
+            title=f"removing {job.name}",
+            command=site.inside(site.head, job_store.ask("remove", job.work), timeout=300),
+        )
+        for job in jobs
+    )
+    return Plan(
+        verb="jobs",
+        stages=(Stage(id="remove", title="Remove batch jobs", steps=steps),),
+        keep_going=True,
+    )
+
+
+def plan_stop(site: Site, found: Sequence[Server], grace: float) -> Plan:
+    """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in
+    seconds.
+
+    The files are the head's own, so that it works where no container runs; then nobody can be
+    waited for.
+    """
+    if not found:
+        return Plan(verb="stop", stages=())
+    steps = tuple(_forget(site, each.name, state.DESIRED) for each in found)
+    gates = (_gone(site, found, grace),) if site.head_runs else ()
+    title = "Stop the server" if len(found) == 1 else f"Stop {len(found)} servers"
+    return Plan(verb="stop", stages=(Stage(id="stop", title=title, steps=steps, gates=gates),))
+
+
+def plan_forget(site: Site, names: Sequence[str]) -> Plan:
+    """Forget servers that are over, with why; what has answered before is remembered."""
+    steps = tuple(_forget(site, name, state.DESIRED, state.OBSERVED) for name in names)
+    stage = Stage(id="forget", title="Forget what does not run", steps=steps)
+    return Plan(verb="stop", stages=(stage,))
+
+
+def plan_stop_batches(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
+    """Stop batch jobs; `grace` is in seconds, then they are killed."""
+    names = {job.name for job in jobs}
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        try:
+            about_ray, about_jobs = answers[site.head.name]
+            report, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
+        except UnreadableAnswer as error:
+            return [waiting("", error.message, fix="look at `vlaunch jobs`")]
+        alive = [entry.name for entry in entries if entry.alive and entry.name in names]
+        return serving_judges.jobs_stopped([job.id for job in jobs], report, alive)
+
+    gate = Gate(
+        id="batch-gone",
+        what="the jobs' drivers are gone, and what they held is free",
+        ask=(running.ask_jobs(site), query_list(site)),
+        judge=judge,
+        deadline=60,
+    )
+    ports, timeout = site.inventory.ports, grace + 60
+    steps = tuple(
+        Step(
+            title=f"stopping batch job {job.name} (Ray job {job.id})",
+            command=site.inside(
+                site.head, agent_queries.stop(ports, job.id, grace), timeout=timeout
+            ),
+        )
+        for job in jobs
+    )
+    gates = (gate,) if steps else ()
+    stage = Stage(id="stop", title="Stop batch jobs", steps=steps, gates=gates)
+    return Plan(verb="stop", stages=(stage,))
+
+
+def _forget(site: Site, name: str, *what: str) -> Step:
+    folder = servers.folder(site, name)
+    argv = ("rm", "-f", *(f"{folder}/{file}" for file in what))
+    title = (
+        f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"
+    )
+    return Step(title=title, command=Command(node=site.head.name, argv=argv, timeout=30))
+
+
+def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
+    """The keeper reports that they are over, their ports are closed, and Ray has their GPUs back.
+
+    Ports are probed from the head's container, so that no other node must be reachable.
+    """
+    head, names = site.head, {server.name for server in stopping}
+    specs = [server.desired for server in stopping if server.desired is not None]
+    in_ray = any(spec.ray is not None for spec in specs)
+    addresses = {node.name: node.ip for node in site.nodes if node is not head}
+    ports = [
+        (spec.port, api.node, addresses.get(api.node, spec.api_host))
+        for spec in specs
+        for api in spec.apis
+    ]
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        answer, *probes = answers[head.name]
+        try:
+            report = read_payload(answer)
+        except UnreadableAnswer as error:
+            return [waiting(head, error.message, fix="look at `vlaunch status`")]
+        running_servers = servers.read(report).running
+        alive = []
+        for server in running_servers:
+            if server.name in names:
+                doing = server.observed.doing if server.observed is not None else ""
+                alive.append(f"{server.what} is {server.state}{doing and f': {doing}'}")
+        open_ports = [
+            f"port {port} on {node}"
+            for (port, node, _), probe in zip(ports, probes, strict=True)
+            if probe.ok
+        ]
+        others = sum(server.gpus for server in running_servers if server.name not in names)
+        return serving_judges.servers_stopped(alive, open_ports, report if in_ray else None, others)
+
+    grace = max([grace, *(spec.policy.grace for spec in specs)])
+    probes = (agent_queries.port_open(address, port) for port, _, address in ports)
+    return Gate(
+        id="server-gone",
+        what="the server's processes are gone, its GPUs free and its port closed",
+        ask=(
+            running.ask_jobs(site) if in_ray else servers.ask(site),
+            *(site.inside(head, probe, timeout=20) for probe in probes),
+        ),
+        judge=judge,
+        deadline=grace + _MARGIN,
+        every=0.3,
+    )

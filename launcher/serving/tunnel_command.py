@@ -1,0 +1,64 @@
+"""`vlaunch tunnel`: the API (or Ray's dashboard) on this machine, through the SSH connection that
+is there anyway.
+"""
+
+from __future__ import annotations
+
+import click
+
+from launcher.app import choose
+from launcher.app.command import Call, command
+from launcher.app.session import Session
+from launcher.app.terminal import say
+from launcher.core.domain import Node
+from launcher.core.errors import NodeError
+
+
+@command(shows="none")
+@click.option(
+    "--local-port",
+    type=click.IntRange(0, 65535),
+    help="Port on this machine (default: the same; 0: any free one).",
+)
+@click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
+@click.option("--server", metavar="NAME", help="Which server, where several run.")
+def tunnel(call: Call, local_port: int | None, dashboard: bool, server: str | None) -> None:
+    """Make the API of a server that runs (or is to run) reachable on this machine until Ctrl-C."""
+    wanted = call.inventory
+    if dashboard and server is not None:
+        raise click.UsageError("--dashboard is Ray's, --server names a server: choose one")
+    if dashboard and wanted.ray.off:
+        raise click.UsageError("this cluster has no Ray, and so no dashboard")
+    with call.session(nodes=[wanted.head]) as session:
+        # The dashboard listens on loopback only; so may the API.
+        node, target, port = (
+            (wanted.head, "127.0.0.1", wanted.ports.dashboard)
+            if dashboard
+            else _api(session, server)
+        )
+        local = port if local_port is None else local_port
+        with session.fleet.forward(node.name, target, port, local) as forward:
+            click.echo(f"http://127.0.0.1:{forward.port}")
+            say(f"forwarding to {target}:{port} on {node.name}; Ctrl-C ends it")
+            forward.wait()
+
+
+def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
+    """Return the node of a server and where it listens there; where none is known of, what the
+    inventory says.
+    """
+    from launcher.tools.servers import Kept
+
+    inventory = session.inventory
+    try:
+        found = choose.kept(session)
+    except NodeError:
+        if server is not None:
+            raise
+        found = Kept()
+    if server is None and not found.running:
+        bind = inventory.serve.bind
+        host = "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared
+        return inventory.head, host, inventory.ports.api
+    wanted, node = choose.api(session, found, server)
+    return node, wanted.api_host, wanted.port

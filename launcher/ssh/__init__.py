@@ -1,0 +1,1 @@
+"""Commands on nodes through SSH, or on this machine, and their answers."""

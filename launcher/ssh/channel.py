@@ -1,0 +1,191 @@
+"""Run one command on an open SSH connection: one channel, one thread, both streams.
+
+Fabric's own `run` starts three threads per command and polls; a hundred nodes feel that
+(docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from functools import partial
+from typing import Final
+
+import paramiko
+
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
+from launcher.ssh import envelope
+from launcher.ssh.held import Running, Talk
+from launcher.ssh.output import OnLine, Output
+
+GRACE: Final = 10.0  # seconds beyond the node's own deadline before this side stops listening
+OPEN_TIMEOUT: Final = 30.0
+_LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
+_CHUNK: Final = 256 * 2**10
+_NO_STATUS: Final = 254  # stands for an exit status that no process has
+_PACKET: Final = 32 * 2**10 - 64  # what paramiko sends at once
+
+Lost = "the connection was lost"
+# A shell that sshd starts reads ~/.bashrc, where an `exit` is a success without the command.
+_UNBEGUN: Final = (
+    "the command did not begin: the login's shell ended, or waits, in its start-up files"
+    " (~/.bashrc)"
+)
+
+
+class _Wake(threading.Event):
+    """Set by paramiko when anything happens on a channel; cleared only by the reader, who then
+    looks at everything.
+    """
+
+    def clear(self) -> None:
+        """Ignore paramiko, which clears when one of the two streams is empty."""
+
+    def reset(self) -> None:
+        super().clear()
+
+
+class _Reply(threading.Event):
+    """What paramiko waits for after a request on a channel: without end, were it not for this."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait; raises SSHException when the server leaves the request unanswered."""
+        if not super().wait(OPEN_TIMEOUT if timeout is None else timeout):
+            raise paramiko.SSHException("sshd does not answer")
+        return True
+
+
+def run(
+    transport: paramiko.Transport,
+    command: Command,
+    *,
+    marker: str,
+    running: Running,
+    on_line: OnLine | None = None,
+    on_talk: Talk | None = None,
+) -> Answer:
+    """Run `command` and return its answer; a broken connection is code 255, never an exception.
+
+    Args:
+        transport: the node's open connection.
+        command: what to run.
+        marker: see `envelope.wrap`.
+        running: where to register, so that the command can be cancelled.
+        on_line: called with each line instead of keeping it.
+        on_talk: called, when the command has begun, with a function that sends more standard input.
+    """
+    start = time.monotonic()
+    out, err = Output.both(marker, on_line)
+    line, stdin = envelope.of(command, marker=marker)
+    wake = _Wake()
+    late = False
+    try:
+        channel = transport.open_session(timeout=OPEN_TIMEOUT)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        seconds = time.monotonic() - start
+        return Answer(node=command.node, code=255, err=f"{Lost}: {reason}", seconds=seconds)
+    with contextlib.closing(channel), running.until_done(channel.close):
+        try:
+            channel.in_buffer.set_event(wake)
+            channel.in_stderr_buffer.set_event(wake)
+            channel.status_event = wake
+            channel.event = _Reply()
+            # A window that never opens ends what is written into it, at the latest together with
+            # the command.
+            channel.settimeout(None if math.isinf(command.timeout) else command.timeout + GRACE)
+            channel.exec_command(line)
+            sent = threading.Event()
+            if len(stdin) > _CHUNK:  # does not fit the window: output is read meanwhile
+                threading.Thread(target=_send, args=(channel, stdin, sent), daemon=True).start()
+            else:
+                _send(channel, stdin, sent)
+            if on_talk is not None:
+                on_talk(partial(_say, channel, sent))
+            late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)
+        except (paramiko.SSHException, EOFError, OSError):
+            _rest(channel, out, err)  # the output before the connection broke is the evidence
+        # The protocol has room for statuses that POSIX lacks, of which 256 would pass for success.
+        code = channel.exit_status if channel.exit_status <= 255 else _NO_STATUS
+    seconds = time.monotonic() - start
+    printed, errors = out.end(), err.end()
+    timed_out = late or (code in (124, -1) and seconds >= command.timeout)
+    if timed_out:
+        code = 124
+    elif code == -1 and running.cancelled:
+        code, errors = 255, f"{errors}\ncancelled".strip()
+    elif code == -1 and channel.eof_received:
+        code = 137  # the node reported a signal: `timeout` itself was killed
+    elif code == -1:
+        code, errors = 255, f"{errors}\n{Lost}".strip()
+    if not out.started and code in (0, 124):
+        code, errors = code or _NO_STATUS, f"{errors}\n{_UNBEGUN}".strip()
+    return Answer(
+        node=command.node, code=code, out=printed, err=errors, seconds=seconds, timed_out=timed_out
+    )
+
+
+def _listen(
+    channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *, deadline: float
+) -> bool:
+    """Read until the command has ended; False when the deadline came first."""
+    idle_since = 0.0
+    while True:
+        wake.reset()
+        read = _drain(channel, out, err)
+        status = channel.exit_status != -1
+        if channel.closed or (channel.eof_received and status):
+            _rest(channel, out, err)
+            return True
+        now = time.monotonic()
+        if read or not idle_since:
+            idle_since = now
+        if now >= deadline:
+            return False
+        if status and now >= idle_since + _LINGER:
+            return True
+        if read:
+            continue  # there may be more already
+        until = min(deadline, idle_since + _LINGER) if status else deadline
+        wake.wait(min(max(0.0, until - now), threading.TIMEOUT_MAX))
+
+
+def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
+    """Read each stream once: endless output must not keep this side from looking at the clock."""
+    read = False
+    if channel.recv_ready():
+        out.feed(channel.recv(_CHUNK))
+        read = True
+    if channel.recv_stderr_ready():
+        err.feed(channel.recv_stderr(_CHUNK))
+        read = True
+    return read
+
+
+def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
+    """Read what has arrived of a command that is over; no more can come than fits the window."""
+    until = time.monotonic() + _LINGER
+    while _drain(channel, out, err) and time.monotonic() < until:
+        pass
+
+
+def _send(channel: paramiko.Channel, data: bytes, sent: threading.Event) -> None:
+    view = memoryview(data)
+    # the command may end without reading it all
+    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
+        at = 0
+        while at < len(view):
+            at += channel.send(bytes(view[at : at + _PACKET]))
+        if data:
+            channel.sendall(envelope.TRAILER)
+    sent.set()
+
+
+def _say(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
+    """Send a line after the standard input; in vain when the connection is gone."""
+    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
+        if sent.wait(OPEN_TIMEOUT):
+            channel.sendall(data)

@@ -1,0 +1,178 @@
+"""One SSH connection to one node: OpenSSH says how (`openssh.resolve`), this module connects.
+
+A jump host is logged in to once and shared by every node behind it. Nothing here runs a command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import paramiko
+from fabric.connection import Config, Connection
+
+from launcher.core.domain import Node, Ssh
+from launcher.ssh import openssh
+from launcher.ssh.connect_errors import connect_error, resets
+from launcher.ssh.known_hosts import KnownHosts, VerifyHostKey
+from launcher.ssh.login import Keys
+
+KEEPALIVE: Final = 15  # seconds between keep-alive messages
+# milliseconds of unacknowledged data after which Linux gives a connection up
+_UNANSWERED: Final = 45_000
+
+# Its errors reach the user as ConnectError; its own log lines would be printed next to them.
+if logging.getLogger("paramiko").level == logging.NOTSET:
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+class Connector:
+    """Opens connections that share one set of keys, and one login per jump host.
+
+    Args:
+        accept_new_host_keys: write an unknown host key down instead of refusing it.
+        terminal: a block in which the user may be asked something; None when that is impossible.
+    """
+
+    def __init__(
+        self, *, accept_new_host_keys: bool = False, terminal: openssh.Terminal | None = None
+    ) -> None:
+        self._accept_new = accept_new_host_keys
+        self._ask = _one_at_a_time(terminal) if terminal else None
+        self._keys = Keys(self._ask)
+        self._known: dict[tuple[Path, ...], KnownHosts] = {}
+        self._jumps: dict[tuple[str, ...], openssh.JumpHost] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="vlaunch-")
+        self._lock = threading.Lock()
+
+    def open(self, node: Node) -> Connection:
+        """Connect and log in; raises ConnectError."""
+        target = openssh.resolve(node)
+        try:
+            try:
+                return self._open(target, node.ssh)
+            except Exception as error:
+                if not resets(error):
+                    raise
+            time.sleep(random.uniform(0.2, 0.8))  # noqa: S311 - spreads the retries of many nodes
+            return self._open(target, node.ssh)
+        except Exception as error:
+            raise connect_error(target, error) from error
+
+    def close(self) -> None:
+        """Log out of jump hosts and close the connections to agents."""
+        with self._lock:
+            jumps, self._jumps = list(self._jumps.values()), {}
+        for jump in jumps:
+            jump.close()
+        self._keys.close()
+        self._folder.cleanup()
+
+    def _open(self, target: openssh.Target, ssh: Ssh) -> Connection:
+        verify = VerifyHostKey(
+            self._known_hosts(target), target.known_as, accept_new=self._accept_new
+        )
+
+        def transport(sock: Any, **options: Any) -> paramiko.Transport:
+            made = paramiko.Transport(sock, **options)
+            made.handshake_timeout = target.timeout
+            verify.prefer(made)
+            return made
+
+        proxy = self._proxy(target, ssh)
+        connection = Connection(
+            target.host,
+            user=target.user,
+            port=target.port,
+            # Fabric empties a configuration for a moment while it connects: none is shared.
+            config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+            gateway=False,
+            connect_kwargs={
+                # called when the host key has been verified
+                "auth_strategy": SimpleNamespace(authenticate=partial(self._keys.login, target)),
+                "transport_factory": transport,
+                # before paramiko's own clock for the whole handshake
+                "banner_timeout": target.timeout * 0.8,
+                "auth_timeout": max(30.0, target.timeout),
+                "channel_timeout": 30.0,
+                "timeout": target.timeout,
+                "sock": proxy,
+            },
+        )
+        connection.client.set_missing_host_key_policy(verify)
+        try:
+            connection.open()
+        except Exception as error:
+            connection.client.close()
+            if proxy is not None and (failure := proxy.failure()):
+                raise failure from error
+            raise
+        connection.transport.set_keepalive(KEEPALIVE)
+        _give_up_early(connection.transport.sock)
+        return connection
+
+    def _proxy(self, target: openssh.Target, ssh: Ssh) -> openssh.Proxy | None:
+        """Return what carries the connection; None for a TCP connection of our own."""
+        errors = Path(self._folder.name, f"{target.node}.err")
+        if not target.jump:
+            return openssh.Proxy(["sh", "-c", target.proxy], errors) if target.proxy else None
+        options = []
+        if ssh.identity:
+            options += ["-i", ssh.identity]
+        if ssh.known_hosts:
+            options += [f'-oUserKnownHostsFile="{ssh.known_hosts}"']
+        if self._accept_new:
+            options += ["-oStrictHostKeyChecking=accept-new"]
+        with self._lock:
+            key = (target.jump, *options)
+            if key not in self._jumps:
+                self._jumps[key] = openssh.JumpHost(
+                    target.jump,
+                    options,
+                    Path(self._folder.name, f"jump{len(self._jumps)}"),
+                    ask=self._ask,
+                    timeout=target.timeout,
+                )
+            jump = self._jumps[key]
+        with jump.lock:
+            jump.login()
+        return jump.open(target, errors)
+
+    def _known_hosts(self, target: openssh.Target) -> KnownHosts:
+        with self._lock:
+            if target.known_hosts not in self._known:
+                self._known[target.known_hosts] = KnownHosts(target.known_hosts)
+            return self._known[target.known_hosts]
+
+
+def _one_at_a_time(terminal: openssh.Terminal) -> openssh.Terminal:
+    lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def ask() -> Iterator[None]:
+        with lock, terminal():
+            yield
+
+    return ask
+
+
+def _give_up_early(sock: Any) -> None:
+    # paramiko sends keep-alives but waits for no answer; the kernel knows when they are not
+    # acknowledged.
+    if (
+        isinstance(sock, socket.socket)
+        and sock.family != socket.AF_UNIX
+        and hasattr(socket, "TCP_USER_TIMEOUT")
+    ):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED)

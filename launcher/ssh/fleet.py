@@ -1,0 +1,309 @@
+"""The nodes of one inventory, reachable: the Transport that everything above runs on.
+
+One SSH connection per node carries its commands, the Docker API, followed logs and tunnels.
+Connections open on first use, or all at once with `connect`; one that broke opens again when it is
+next needed, and one that failed soon after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from launcher.core.domain import Answer, Inventory
+from launcher.core.errors import ConnectError
+from launcher.core.transport import Command
+from launcher.ssh import channel, local
+from launcher.ssh.connect import Connector
+from launcher.ssh.held import Bounded, Held, Running, Talk
+from launcher.ssh.openssh import Terminal
+
+if TYPE_CHECKING:
+    import docker
+    import paramiko
+
+    from launcher.ssh.tunnel import Tunnel
+
+
+_AHEAD: Final = 1000  # lines that a followed node may be ahead of who reads them
+_POLL: Final = 0.5  # seconds between looks at whether anybody still reads
+# seconds: commands of one batch share a failure, a later look tries the node again
+_REMEMBERED: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line that a followed command printed; `error` when it came on standard error."""
+
+    node: str
+    text: str
+    error: bool = False
+
+
+class Fleet:
+    """The nodes of `inventory`; use it in a `with` block, which closes every connection.
+
+    Args:
+        inventory: whose nodes; at most `inventory.cap` of them are worked on at once.
+        accept_new_host_keys: write an unknown host key down instead of refusing it.
+        terminal: a block in which the user may be asked for a passphrase and the like; None when
+            that is impossible.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        accept_new_host_keys: bool = False,
+        terminal: Terminal | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self._nodes = {node.name: node for node in inventory.nodes}
+        self._connector = Connector(accept_new_host_keys=accept_new_host_keys, terminal=terminal)
+        self._links = {node.name: _Link() for node in inventory.nodes}
+        self._marker = f"vlaunch-{secrets.token_hex(8)}"
+        self._closing: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
+        """Connect to all nodes (or to those named) at once and return those that failed, each with
+        its error.
+        """
+        names = list(nodes) if nodes is not None else list(self._nodes)
+        for name in names:
+            self._links[name].failed = None
+        with ThreadPoolExecutor(self._width(len(names)), thread_name_prefix="connect") as pool:
+            pending = {name: pool.submit(self._where, name) for name in names}
+        errors = {}
+        for name, future in pending.items():
+            try:
+                future.result()
+            except ConnectError as error:
+                errors[name] = error
+        return errors
+
+    def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Run all commands and yield each answer as it comes; see `Transport.run`."""
+        for item in self._work(commands, follow=False):
+            if isinstance(item, Answer):
+                yield item
+
+    def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
+        """Run all commands, yielding each line as it is printed and, at the end of each command,
+        its (empty) answer.
+
+        A timeout of infinity follows until the caller stops; closing the iterator ends the
+        commands.
+        """
+        return self._work(commands, follow=True)
+
+    def hold(self, command: Command) -> Held:
+        """Start a command that runs beside all others, until its `end` is called or the fleet
+        closes.
+        """
+        return self._hold(command, here=False)
+
+    def hold_here(self, command: Command) -> Held:
+        """Like `hold`, on this machine; its node is a name for it."""
+        return self._hold(command, here=True)
+
+    def run_here(self, command: Command) -> Answer:
+        """Run a command on this machine; its node is a name for it."""
+        return self._run(command, Running(), here=True)
+
+    def docker(self, node: str) -> docker.APIClient:
+        """Return the Docker API of `node`, over its SSH connection; raises ConnectError or
+        NodeError.
+
+        Wrap later calls in `docker_api.errors(node)` to have their errors mapped too.
+        """
+        # half a second of imports that most commands never need
+        from launcher.ssh import docker_api  # noqa: PLC0415
+
+        link = self._links[node]
+        with link.lock:
+            where = self._where(node)
+            if link.docker is None or link.docker_on is not where:
+                try:
+                    link.docker = docker_api.connect(self._nodes[node], where)
+                except docker_api.FAILURES as error:
+                    argv = (*self._nodes[node].docker, "version")
+                    command = Command(node=node, argv=argv, timeout=docker_api.DIAL_TIMEOUT)
+                    answer = self._run(command, Running())
+                    output = "" if answer.ok else answer.tail
+                    raise docker_api.node_error(node, error, output) from error
+                link.docker_on = where
+            return link.docker  # type: ignore[no-any-return]
+
+    def read_file(self, node: str, container: str, path: str) -> Iterator[bytes]:
+        """Yield the content of a regular file in a container; raises ConnectError or NodeError."""
+        from launcher.ssh import docker_api  # noqa: PLC0415
+
+        return docker_api.read_file(self.docker(node), node, container, path)
+
+    def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
+        """Listen on 127.0.0.1:`local_port` (0: any free one) and carry each connection to
+        `host`:`port` as seen from `node`.
+
+        Raises ConnectError, or NodeError when the local port is taken. The tunnel ends with the
+        fleet or its own `close`.
+        """
+        from launcher.ssh.tunnel import Tunnel  # noqa: PLC0415 - rarely needed
+
+        tunnel = Tunnel(node, self._where(node), host, port, local_port)
+        self._closing.append(tunnel.close)
+        return tunnel
+
+    def _where(self, node: str) -> paramiko.Transport | None:
+        return None if self._nodes[node].connection == "local" else self.transport(node)
+
+    def transport(self, node: str) -> paramiko.Transport:
+        """Return the open SSH connection of `node`, connecting if need be; raises ConnectError."""
+        link = self._links[node]
+        with link.lock:
+            if link.connection is not None and link.connection.transport.is_active():
+                return link.connection.transport  # type: ignore[no-any-return]
+            if link.failed is not None and time.monotonic() < link.failed_until:
+                raise link.failed
+            if link.connection is not None:
+                link.connection.client.close()
+                link.connection = None
+            try:
+                link.connection = self._connector.open(self._nodes[node])
+            except ConnectError as error:
+                link.failed, link.failed_until = error, time.monotonic() + _REMEMBERED
+                raise
+            link.failed = None
+            return link.connection.transport  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close everything; running commands end on their nodes."""
+        while self._closing:
+            self._closing.pop()()
+        for link in self._links.values():
+            if link.docker is not None:
+                link.docker.close()
+                link.docker = None
+            if link.connection is not None:
+                link.connection.client.close()
+                link.connection = None
+        self._connector.close()
+
+    def _work(self, commands: Sequence[Command], *, follow: bool) -> Iterator[Line | Answer]:
+        per_node: dict[str, list[Command]] = {}
+        for command in commands:
+            per_node.setdefault(command.node, []).append(command)
+        if unknown := per_node.keys() - self._nodes.keys():
+            raise KeyError(f"no such node: {', '.join(sorted(unknown))}")
+        waiting: queue.SimpleQueue[list[Command]] = queue.SimpleQueue()
+        for batch in per_node.values():
+            waiting.put(batch)
+        answers = _Answers(_AHEAD if follow else 0)
+        all_at_once = follow or any(command.together for command in commands)
+        width = len(per_node) if all_at_once else self._width(len(per_node))
+        for _ in range(width):
+            threading.Thread(
+                target=self._worker, args=(waiting, answers, follow), daemon=True
+            ).start()
+        try:
+            left = len(commands)
+            while left:
+                item = answers.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                left -= isinstance(item, Answer)
+        finally:
+            answers.running.cancel()
+
+    def _worker(
+        self, waiting: queue.SimpleQueue[list[Command]], answers: _Answers, follow: bool
+    ) -> None:
+        running = answers.running
+        try:
+            while not running.cancelled:
+                for command in waiting.get_nowait():
+                    if running.cancelled:
+                        return
+                    answers.put(self._run(command, running, answers if follow else None))
+        except queue.Empty:
+            return
+        # a bug here must reach the caller, not vanish with the thread
+        except BaseException as error:
+            answers.put(error)
+
+    def _hold(self, command: Command, *, here: bool) -> Held:
+        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
+            return self._run(command, running, lines, talk if command.talk else None, here=here)
+
+        held = Held(command.node, run)
+        self._closing.append(held.end)
+        return held
+
+    def _run(
+        self,
+        command: Command,
+        running: Running,
+        lines: _Answers | Bounded | None = None,
+        talk: Talk | None = None,
+        *,
+        here: bool = False,
+    ) -> Answer:
+        def put(text: str, error: bool) -> None:
+            if lines is not None:
+                lines.put(Line(node=command.node, text=text, error=error))
+
+        options: dict[str, Any] = {"marker": self._marker, "running": running, "on_talk": talk}
+        options["on_line"] = put if lines is not None else None
+        if here or self._nodes[command.node].connection == "local":
+            return local.run(command, **options)
+        try:
+            transport = self.transport(command.node)
+        except ConnectError as error:
+            return Answer(node=command.node, code=255, err=f"{error}\n{error.evidence}".strip())
+        return channel.run(transport, command, **options)
+
+    def _width(self, wanted: int) -> int:
+        return max(1, min(wanted, self.inventory.cap))
+
+
+class _Answers(queue.Queue[Line | Answer | BaseException]):
+    """What workers hand over.
+
+    Who is too far ahead waits: a node that prints without end must not fill our memory.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.running = Running()
+
+    def put(self, item: Line | Answer | BaseException) -> None:  # type: ignore[override]
+        """Hand over; in vain once all is cancelled."""
+        while not self.running.cancelled:
+            with contextlib.suppress(queue.Full):
+                super().put(item, timeout=_POLL)
+                return
+
+
+@dataclass(slots=True)
+class _Link:
+    """The connection to one node, or the error of the last try."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    connection: Any = None
+    docker: Any = None
+    docker_on: Any = None  # the connection that Docker's API uses
+    failed: ConnectError | None = None
+    failed_until: float = 0.0

@@ -1,0 +1,79 @@
+"""The endpoints of a server: one, or, behind a load balancer other than vLLM's, one per node; and
+their health.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from launcher.agent.desired import Desired
+from launcher.agent.observed import EndpointHealth
+from launcher.core.domain import Inventory
+from launcher.tools import vllm
+from launcher.tools.servers import READY, Server, known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One API: its node, its URL between the nodes, and how it is; `seconds` is how long its last
+    answer took, 0 where none is known.
+    """
+
+    node: str
+    url: str
+    state: str = "unknown"
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def url(inventory: Inventory, bind: str, port: int, node: str = "") -> str:
+    """Return the URL that clients use: the node's address (the head's) between the nodes, or the
+    only one it listens on.
+    """
+    at = inventory.node(node) if node else inventory.head
+    host = at.ip if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def of(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
+    """Return where a server answers; without nodes that are none of the inventory's any more."""
+    known = {node.name for node in inventory.nodes}
+    return tuple(
+        Endpoint(node=api.node, url=url(inventory, spec.host, spec.port, api.node))
+        for api in spec.apis
+        if api.node in known
+    )
+
+
+def holds(held: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
+    """Return how much all APIs hold together, by what each says of itself, else by an engine's log;
+    what one of them does not say is not known.
+    """
+    parts = [vllm.capacity(labels, log) for labels in held]
+    tokens = [part.tokens for part in parts if part.tokens is not None]
+    times = [part.concurrency for part in parts if part.concurrency is not None]
+    return vllm.Capacity(
+        tokens=sum(tokens) if tokens and len(tokens) == len(parts) else None,
+        concurrency=sum(times) if times and len(times) == len(parts) else None,
+    )
+
+
+def status(inventory: Inventory, server: Server, state: str, detail: str) -> tuple[Endpoint, ...]:
+    """Return the health of a server's endpoints: that of the server, or, while it is ready, the
+    agent's verdict on the endpoint.
+    """
+    if server.desired is None:
+        return ()
+    judged = server.observed.endpoints if server.observed and state in READY else {}
+    whole = EndpointHealth(verdict=state, reason=detail)
+    return tuple(
+        replace(
+            endpoint,
+            state=known(health.verdict),
+            detail=health.reason,
+            seconds=health.seconds or 0.0,
+        )
+        for endpoint in of(inventory, server.desired)
+        for health in [judged.get(endpoint.node, whole)]
+    )

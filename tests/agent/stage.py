@@ -1,0 +1,378 @@
+"""A keeper on a stage: nodes that do what is ordered, an engine that behaves as a test says, and a
+clock that a test turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.agent import records, state
+from launcher.agent.desired import Desired
+from launcher.agent.keeper import Keeper
+from launcher.agent.node import NOTHING, PREPARE, RUN, Order, ServerReport
+from launcher.agent.observed import Observed
+from launcher.agent.ray_view import Culprit, Rank
+
+KILLED = "was killed by SIGKILL (by hand, or for lack of memory)"
+HEAD = "gpu1"
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 10_000.0
+
+    def monotonic(self) -> float:
+        """Seconds since this host booted."""
+        return self.now
+
+    def time(self) -> float:
+        """Seconds since 1970."""
+        return 1e9 + self.now
+
+
+@dataclass
+class Node:
+    """What an agent reports of the server.
+
+    `slow`: its engine takes so many seconds to end; `waits`: what a start lacks.
+    """
+
+    boot: str = "b1"
+    state: str = "idle"
+    last: int = 0
+    prepared: int = 0
+    waits: str = ""
+    ended: dict[str, str] = field(default_factory=dict)
+    evidence: str = ""
+    slow: float = 0.0
+    until: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)  # while it runs
+    ranks: list[int] = field(default_factory=list)  # the processes that Ray runs here
+    stacks: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of each rank, innermost first
+    number: int = 0  # of the samples of these, each of which is `sampled` at a time
+    sampled: float = 0.0
+    idle: dict[str, Any] = field(default_factory=dict)  # reported in any case
+
+    def obey(self, order: Order | None, now: float) -> None:
+        """Do what an agent does."""
+        if self.state == "running" and (
+            order is None or order.phase == PREPARE or order.generation != self.last
+        ):
+            self.state, self.until = "stopping", now + self.slow
+        elif (
+            order is not None
+            and order.phase == RUN
+            and order.argv
+            and self.state == "idle"
+            and order.generation > self.last
+        ):
+            self.state, self.last, self.ended = "running", order.generation, {}
+        if self.state == "stopping" and now >= self.until:
+            self.state = "idle"
+        if order is not None and order.phase == PREPARE and not self.waits:
+            self.prepared = order.generation
+        if order is None or not order.inspect or not self.stacks:
+            self.number = 0
+        elif not self.number or now - self.sampled >= 10:
+            self.number, self.sampled = self.number + 1, now
+
+    def report(self) -> dict[str, Any]:
+        """Return what an agent says."""
+        said: dict[str, Any] = {
+            "state": self.state,
+            "last": self.last,
+            "prepared": self.prepared,
+            **self.ended,
+            **self.idle,
+        }
+        if self.waits:
+            said["waits"] = self.waits
+        if self.ranks:
+            said["ranks"] = self.ranks
+        if self.state == "running":
+            said |= {
+                "pid": 100,
+                "evidence": self.evidence,
+                "cause": "",
+            }
+        if self.number:
+            said["inspection"] = {
+                "number": self.number,
+                "at": self.sampled,
+                "bytes": {"eth0": [0, 0]},
+                "ranks": [
+                    {"pid": pid, "rank": rank, "frames": frames}
+                    for pid, (rank, frames) in enumerate(self.stacks.items(), start=41)
+                ],
+            }
+        return {**said, **self.more} if self.state == "running" else said
+
+
+class Lead:
+    """What the keeper asks of the agents."""
+
+    name = HEAD
+
+    def __init__(self) -> None:
+        self.ray = "b1.1"
+        self.nodes: dict[str, Node] = {}
+        # nodes whose agents are not here, and why they count as gone: empty when not yet
+        self.away: dict[str, str] = {}
+        self.stale: set[str] = set()  # that are connected, and silent
+        self.late: set[str] = set()  # that have not carried out yet what they were ordered last
+        self.reports: dict[str, ServerReport] = {}
+
+    def here(self, node: str) -> bool:
+        """True when a node's agent is connected."""
+        return node in self.nodes and node not in self.away
+
+    def fresh(self, node: str) -> bool:
+        """True when it was heard a moment ago."""
+        return self.here(node) and node not in self.stale
+
+    def report(self, node: str, _: str) -> ServerReport:
+        """Return its last report."""
+        return self.reports.get(node, NOTHING) if self.here(node) else NOTHING
+
+    def settled(self, node: str) -> bool:
+        """True when it has carried out what it was ordered last."""
+        return self.here(node) and node not in self.late
+
+    def boot_of(self, node: str) -> str:
+        """Return what changes when its container starts anew."""
+        return self.nodes[node].boot if self.here(node) else ""
+
+    def gone(self, node: str) -> str:
+        """Say why it is gone."""
+        return self.away.get(node, "")
+
+
+@dataclass
+class Engine:
+    """How the engine behaves: whether it answers, ends steps for others, and what its API says.
+
+    `mute` are replicas that neither answer nor end steps; `failing` is the status and text of
+    canaries that come back as no answer.
+    """
+
+    takes: float = 3.0  # seconds until its first answer
+    answers: bool = True
+    works: bool = False
+    counts: bool = True
+    health: int = 200
+    failing: tuple[int, str] | None = None
+    mute: tuple[str, ...] = ()
+    rests: str = ""
+    task: str = "chat"
+    refused: str = ""
+    open: int = 0  # requests of others
+    failed: float = 0.0
+    held: dict[str, str] = field(default_factory=dict)
+
+
+class Stage:
+    """A server that is kept in a folder, on nodes that are all there at first."""
+
+    def __init__(self, folder: Path, clock: Clock, want: Desired, *more: str) -> None:
+        self.folder, self.clock, self.lead, self.engine = folder, clock, Lead(), Engine()
+        self.answered = self.steps = 0
+        self.asking = self.failing = 0.0
+        self.waits: dict[str, float] = {}  # for how long each mute replica has let a canary wait
+        self.began: dict[int, float] = {}
+        self.told: list[tuple[str, str]] = []  # each state, with what was being done
+        self.mute: set[str] = set()  # nodes whose API has never answered
+        for node in dict.fromkeys(
+            (HEAD, *(each.node for each in want.processes), *want.places, *more)
+        ):
+            self.lead.nodes[node] = Node()
+        self.want(want)
+        self.keeper = self.boot()
+
+    def boot(self) -> Keeper:
+        """Start the head's agent."""
+        self.keeper = Keeper("chat", str(self.folder), self.lead, self.clock)  # type: ignore[arg-type]
+        return self.keeper
+
+    def want(self, server: Desired | None) -> None:
+        """Want a server, or none."""
+        file = self.folder / "chat" / "desired.json"
+        if server is None:
+            file.unlink()
+        else:
+            self.wanted = server
+            state.write(str(file), server.as_json(), durable=False)
+
+    @property
+    def seen(self) -> Observed:
+        """What the record says."""
+        found = state.seen("chat", str(self.folder))
+        assert found is not None
+        return found
+
+    @property
+    def orders(self) -> dict[str, Order]:
+        """What is ordered now."""
+        return self.keeper.orders()
+
+    @property
+    def phases(self) -> dict[str, str]:
+        """What each node is to do."""
+        return {node: each.phase for node, each in self.orders.items()}
+
+    @property
+    def history(self) -> list[str]:
+        """Which servers have answered."""
+        file = self.folder / "chat" / "history.json"
+        return (
+            [each["desired"]["id"] for each in json.loads(file.read_text())]
+            if file.exists()
+            else []
+        )
+
+    def kill(self, node: str, how: str = KILLED, cause: str = "", evidence: str = "") -> None:
+        """End the engine's process on a node."""
+        self.lead.nodes[node].state = "idle"
+        self.lead.nodes[node].ended = {"ended": how, "cause": cause, "evidence": evidence}
+
+    def step(self, seconds: float = 0.5) -> None:
+        """Let some time pass, and everybody look once."""
+        self.clock.now += seconds
+        for node, each in self.lead.nodes.items():
+            if node not in self.lead.away:
+                each.obey(self.orders.get(node), self.clock.now)
+        self._serve(seconds)
+        self.lead.reports |= {
+            node: records.read(ServerReport, self._report(node, each), "report")
+            for node, each in self.lead.nodes.items()
+            if self.lead.fresh(node)
+        }
+        self.keeper.turn()
+        seen = self.keeper.status
+        if seen is not None and (not self.told or self.told[-1] != (seen.state, seen.doing)):
+            self.told.append((seen.state, seen.doing))
+
+    def run(self, seconds: float, step: float = 0.5) -> None:
+        """Let so much time pass."""
+        for _ in range(round(seconds / step)):
+            self.step(step)
+
+    def until(self, *states: str, within: float = 60.0, step: float = 0.5) -> Observed:
+        """Let time pass until the server is in such a state; its record is returned."""
+        for _ in range(round(within / step)):
+            self.step(step)
+            if self.seen.state in states:
+                return self.seen
+        raise AssertionError(f"not {states} within {within} s: {self.seen}\n{self.told}")
+
+    def _serve(self, seconds: float) -> None:
+        """Let the engine do what it does, if all of its processes run."""
+        nodes = [self.lead.nodes[each.node] for each in self.wanted.processes]
+        alive = all(each.state == "running" for each in nodes)
+        began = self.began.setdefault(nodes[0].last, self.clock.now)
+        failing = self.failing + seconds if self.engine.failing else 0.0
+        self.failing = failing
+        if not alive:
+            return
+        if self.engine.answers and self.clock.now - began >= self.engine.takes and not failing:
+            self.answered += 1
+            self.steps += 1
+            self.asking = 0.0
+        elif self.answered and not failing:
+            self.asking += seconds
+        self.steps += self.engine.works
+        self.waits = {key: self.waits.get(key, 0.0) + seconds for key in self.engine.mute}
+
+    def _report(self, name: str, node: Node) -> dict[str, Any]:
+        said = node.report()
+        generation = self.began.get(node.last)
+        apis = {each.node: each for each in self.wanted.apis}
+        if name in apis and node.state == "running" and generation is not None:
+            behind = self.wanted.behind(apis[name])
+            said["probe"] = {**self.probe(*map(str, behind)), **said.get("probe", {})}
+            if self.clock.now - generation < self.engine.takes or name in self.mute:
+                said["probe"]["answers"] = {}
+        return said
+
+    def probe(self, *replicas: str) -> dict[str, Any]:
+        """Return what is known of an API, and of replicas behind it."""
+        engine, keys = self.engine, ("", *replicas)
+        came = {key: [self.answered, 0.1 + self.asking] for key in keys}
+        waits = {key: wait for key, wait in self.waits.items() if key in replicas}
+        if len(replicas) == 1 and waits:  # the only one behind an API is asked as the whole
+            waits = {"": waits[replicas[0]]}
+        mute = {*waits, *self.engine.mute}
+        came |= {key: [1, 0.1 + sum(waits.values())] for key in keys if key in mute}
+        first = {"model": "m", "refused": engine.refused, "seconds": 0.1, "replicas": []}
+        said: dict[str, Any] = {
+            "answers": came if self.answered else {},
+            "asking": {**({"": self.asking} if self.asking else {}), **waits},
+            "seconds": 0.1,
+            "failing": {"": [self.failing, *engine.failing]} if engine.failing else {},
+            "health": engine.health,
+            "rests": engine.rests,
+            "task": engine.task if self.answered else "",
+            "first": first if self.answered else None,
+        }
+        if engine.counts:
+            progress = dict.fromkeys(keys, str(self.steps)) | dict.fromkeys(mute & {*keys}, "-")
+            said |= {"counted": 0.1, "progress": progress}
+            said["counters"] = {
+                "progress": [],
+                "running": engine.open,
+                "waiting": 1 if self.asking else 0,
+                "tokens": float(self.answered),
+                "failed": engine.failed,
+                "held": engine.held,
+            }
+        return said
+
+
+class Now:
+    """Stands in for `keeper.Background`: what takes its time has it done at once."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.value, self.error, self.over, self.began = None, "", True, 0.0
+        try:
+            self.value = work()
+        except OSError as error:
+            self.error = str(error)
+
+
+Make = Callable[..., Stage]
+
+
+class View:
+    """Stands in for `RayView`."""
+
+    lacks: Any = ""
+    looked: list[int]
+    found: Any = ()
+    blamed: Culprit | None = None
+
+    def __init__(self, *_: object) -> None:
+        View.looked = []
+
+    def lacking(self, looks: int) -> str:
+        """Say what lacks."""
+        View.looked.append(looks)
+        if isinstance(View.lacks, Exception):
+            raise View.lacks
+        return str(View.lacks)
+
+    def ranks(self, driver: int) -> list[Rank]:
+        """Return the ranks."""
+        assert driver == 100
+        return list(View.found)
+
+    def culprit(self, ranks: list[Rank], _: str) -> Culprit | None:
+        """Return who died first."""
+        assert ranks
+        return View.blamed

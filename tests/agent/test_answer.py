@@ -1,0 +1,236 @@
+"""What a model is asked, as the proof that it works, and what is made of its answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent import answer, api
+from launcher.agent.api import Where
+from tests.agent.web import CHAT, Replicas, Server
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "vllm"
+RECORDED: dict[str, dict[str, tuple[int, Any]]] = json.loads((FIXTURES / "tasks.json").read_text())
+pytestmark = pytest.mark.usefixtures("folders")
+
+
+def complete(server: Server, **more: Any) -> Any:
+    return answer.complete(Where(api=server.port, dashboard=server.port, **more))
+
+
+def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text and fingerprint; the key travels in the header, and proxies are ignored."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    said = complete(server)
+
+    assert (said.text, said.fingerprint, said.model) == ("Hi", "vllm-0.32.0-pp2-x", "m")
+    post = server.asked[-1]
+    assert post[:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
+    assert post[3]["messages"] == [{"role": "user", "content": "Say hello."}]
+
+
+def test_a_completion_without_a_token_is_none(server: Server) -> None:
+    """Though its status is 200."""
+    server.answers["/v1/chat/completions"] = {**CHAT, "usage": {"completion_tokens": 0}}
+
+    assert complete(server).error == "a completion without a token"
+
+
+def test_every_replica_is_asked(server: Server) -> None:
+    """One completion goes where vLLM sends it, and one more to each replica, whose own counters
+    prove the answer.
+    """
+    server.replicas = Replicas()
+    said = complete(server, engines=2)
+
+    assert len(said.replicas) == 2
+    assert server.replicas.finished == [9, 8]
+    assert {call[2] for call in server.asked} == {"Bearer api-key"}
+
+
+def test_an_answer_that_no_counter_confirms_is_none_of_that_replica(server: Server) -> None:
+    """A vLLM that does not read the header lets another replica answer; the one that was asked has
+    not proven anything.
+    """
+    server.replicas = Replicas(obeyed=False)
+
+    assert complete(server, engines=2).error == "replica 1 gave no answer: its count did not grow"
+
+
+def test_without_counters_answers_have_to_do(server: Server) -> None:
+    """`--disable-log-stats` leaves no counters."""
+    server.replicas = Replicas(counting=False)
+
+    assert len(complete(server, engines=2).replicas) == 2
+
+
+def test_a_replica_that_refuses(server: Server) -> None:
+    """Its words come along, and the others' answers stand."""
+    server.replicas = Replicas(refusing={1: (500, "EngineDeadError")})
+    said = complete(server, engines=2)
+
+    assert (said.status, said.error) == (500, "replica 1 gave no answer: EngineDeadError")
+
+
+def test_a_model_without_a_chat_template(server: Server) -> None:
+    """A base model is asked in the way it can answer."""
+    server.answers["/v1/chat/completions"] = (
+        400,
+        '{"error": "default chat template is no longer allowed"}',
+    )
+    server.answers["/v1/completions"] = {
+        "choices": [{"text": "and then"}],
+        "usage": {"completion_tokens": 2},
+    }
+    said = complete(server)
+
+    assert (said.task, said.text) == ("completion", "and then")
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "status"),
+    [
+        ("/v1/models", (401, "Unauthorized"), 401),
+        ("/v1/chat/completions", (500, "EngineDeadError"), 500),
+    ],
+)
+def test_a_refusal_is_an_answer(
+    server: Server, path: str, answer: tuple[int, str], status: int
+) -> None:
+    """Its status and words come back."""
+    server.answers[path] = answer
+    said = complete(server)
+
+    assert (said.status, said.error) == (status, answer[1])
+
+
+def test_no_answer_in_time(server: Server) -> None:
+    """There is no status."""
+    release: list[object] = []
+    server.answers["/v1/chat/completions"] = lambda _: api.until(lambda: release, 10) or ""
+    said = complete(server, timeout=1.0)
+    release.append(1)
+
+    assert (said.status, said.error) == (0, "timed out")
+
+
+NOT_FOUND = (404, '{"detail":"Not Found"}')
+
+
+def asked(server: Server) -> list[str]:
+    """Return the paths that were asked by POST."""
+    return [path for verb, path, *_ in server.asked if verb == "POST"]
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "came"),
+    [
+        ("tiny-embed", "embedding", "an embedding of 128 numbers"),
+        ("tiny-rerank", "rerank", "a score of "),
+        ("tiny-classify", "classify", "a classification of 3 labels"),
+        ("tiny-colbert", "rerank", "a score of "),
+    ],
+)
+def test_what_real_models_do_is_found_out(server: Server, model: str, task: str, came: str) -> None:
+    """By what each route of vLLM's CPU build said of each."""
+    del server.answers["/v1/chat/completions"]
+    server.answers |= {path: tuple(said) for path, said in RECORDED[model].items()}
+    said = complete(server)
+    assert said.task == task
+    assert said.came.startswith(came)
+
+
+def test_one_way_that_is_broken_is_not_all(server: Server) -> None:
+    """What another way answers counts."""
+    server.answers["/v1/chat/completions"] = NOT_FOUND
+    server.answers |= {
+        "/rerank": (500, "no template"),
+        "/classify": {"data": [{"probs": [0.5]}]},
+    }
+
+    assert complete(server).task == "classify"
+
+
+@pytest.mark.parametrize("status", [0, 401, 500])
+def test_what_a_model_that_embeds_has_against_it(server: Server, status: int) -> None:
+    """Is told with what it does: a key that is wrong, an engine that is dead, no answer in time."""
+    server.answers["/v1/chat/completions"] = NOT_FOUND
+    release: list[object] = []
+    server.answers["/v1/embeddings"] = (
+        (status, "no") if status else lambda _: api.until(lambda: release, 30) or ""
+    )
+    said = complete(server, timeout=60 if status else 2)
+    release.append(1)
+
+    assert (said.status, said.task) == (status, "embedding")
+    assert said.error in ("no", "timed out")
+
+
+@pytest.mark.parametrize("status", [400, 422, 500])
+def test_silence_proves_nothing_of_a_model_that_transcribes(server: Server, status: int) -> None:
+    """Whatever it says to it: `/health` has to do, and what it said is told."""
+    server.answers["/v1/chat/completions"] = NOT_FOUND
+    server.answers["/v1/audio/transcriptions"] = (status, "too quiet")
+    said = complete(server)
+
+    assert said.task == "health"
+    assert said.refused == f"/v1/audio/transcriptions: {status} too quiet"
+    assert said.came == "an answer of `/health` alone"
+
+
+def test_speech_is_asked_for_in_a_form(server: Server) -> None:
+    """Whose transcription may be empty."""
+    server.answers["/v1/chat/completions"] = NOT_FOUND
+    server.answers["/v1/audio/transcriptions"] = {"text": ""}
+    said = complete(server)
+
+    assert (said.task, said.came) == ("transcription", "a transcription")
+    assert b"silence.wav" in server.asked[-1][3]
+
+
+def test_a_server_without_any_route_we_know(server: Server) -> None:
+    """Is asked how it is, and nothing else; that it says so itself is told."""
+    del server.answers["/v1/chat/completions"]
+    said = complete(server)
+    assert (said.task, said.refused) == ("health", "it has no route that we know")
+
+    server.answers["/health"] = (503, "")
+    assert complete(server).status == 503
+
+
+def test_an_answer_that_is_none(server: Server) -> None:
+    """Though its status is 200."""
+    server.answers["/v1/chat/completions"] = NOT_FOUND
+    server.answers["/v1/embeddings"] = {"data": []}
+    said = complete(server)
+
+    assert said.status == 200
+    assert said.error == 'no answer of /v1/embeddings: {"data": []}'
+
+
+def test_replicas_that_vllm_chooses_itself(server: Server) -> None:
+    """Are asked as often as there are some; whose answers came nobody can say, and no counter is
+    held against them.
+    """
+    server.answers["/metrics"] = Replicas().metrics()
+    server.answers["/v1/chat/completions"] = NOT_FOUND
+    server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
+    said = complete(server, engines=2)
+
+    assert len(said.replicas) == 2
+    assert asked(server).count("/v1/embeddings") == 3
+
+
+def test_a_model_that_gives_a_vector_a_token_and_ranks_nothing(server: Server) -> None:
+    """Such as a reward model: `/pooling` is all that it has. (Recorded of one that ranks, too,
+    whose `/rerank` is left out.)
+    """
+    del server.answers["/v1/chat/completions"]
+    server.answers |= {path: tuple(said) for path, said in RECORDED["tiny-colbert"].items()}
+    del server.answers["/rerank"]
+    said = complete(server)
+
+    assert (said.task, said.came) == ("pooling", "a pooled output of 6 values")

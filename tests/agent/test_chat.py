@@ -1,0 +1,162 @@
+"""`vlaunch chat` in the container: the program, against a stand-in for vLLM's API."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import agent
+from tests.agent.web import Server
+
+AGENT = Path(agent.__file__).parent
+
+
+@pytest.fixture
+def start(server: Server, folders: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start the program where it is mounted, in whatever Python the image has, and send it the
+    first line of its input, which stays open, as `docker exec` holds it.
+    """
+    (folders / "vlaunch_agent").symlink_to(AGENT)
+
+    def begin(port: int | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", "-c"),
+                f"import sys; sys.path.insert(0, {str(folders)!r});"
+                " from vlaunch_agent.chat import main; main()",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "VLAUNCH_SECRETS": str(folders / "secrets"),
+                "http_proxy": "http://127.0.0.1:9",
+            },
+        )
+        assert process.stdin is not None
+        messages = [{"role": "user", "content": "hello"}]
+        request = {"messages": messages, "api": port or server.port, "max_tokens": 8}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        return process
+
+    return begin
+
+
+def answers(process: subprocess.Popen[str]) -> list[Any]:
+    """Return the lines of the answer."""
+    process.wait(timeout=60)
+    out, err = process.communicate(timeout=60)
+    assert err == ""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.processes
+def test_chat_streams(server: Server, start: Any) -> None:
+    """Each piece is a line as it comes; the end and comments are left out."""
+    pieces = [
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "Hi"}}]},
+        {"choices": []},
+    ]
+    stream = (
+        "".join(f"data: {json.dumps(each)}\n\n" for each in pieces) + ": ping\n\ndata: [DONE]\n\n"
+    )
+    server.answers["/v1/chat/completions"] = stream
+    with start() as process:
+        said = answers(process)
+
+    assert (process.returncode, "".join(each["text"] for each in said)) == (0, "Hi")
+    verb, path, token, body = server.asked[-1]
+    assert (verb, path, token) == ("POST", "/v1/chat/completions", "Bearer api-key")
+    assert (body["stream"], body["max_tokens"]) == (True, 8)
+
+
+@pytest.mark.processes
+def test_chat_with_a_base_model(server: Server, start: Any) -> None:
+    """Without a chat template the last message is continued."""
+    server.answers["/v1/chat/completions"] = (400, "no chat template")
+    server.answers["/v1/completions"] = 'data: {"choices": [{"text": "and"}]}\n\ndata: [DONE]\n\n'
+    with start() as process:
+        said = answers(process)
+
+    assert [each["text"] for each in said] == ["and"]
+    assert server.asked[-1][3]["prompt"] == "hello"
+
+
+@pytest.mark.processes
+def test_chat_with_a_model_that_embeds(server: Server, start: Any) -> None:
+    """It says what the model does, and under which name, for whoever tells how to ask it."""
+    del server.answers["/v1/chat/completions"]
+    server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
+    with start() as process:
+        (said,) = answers(process)
+
+    assert (said["status"], said["task"], said["model"]) == (404, "embedding", "m")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("port", "status"), [(1, 0), (None, 400)])
+def test_chat_refused(server: Server, start: Any, port: int | None, status: int) -> None:
+    """An error is one object with its status; 0 when nobody listens."""
+    server.answers["/v1/chat/completions"] = (400, "too long")
+    with start(port) as process:
+        (said,) = answers(process)
+
+    assert said["status"] == status
+
+
+@pytest.mark.processes
+def test_chat_ends_when_nobody_listens(server: Server, start: Any) -> None:
+    """The end of its input is how a launcher that was cancelled looks; the connection to vLLM ends
+    with it.
+    """
+    asked, release = threading.Event(), threading.Event()
+
+    def never(_: object) -> str:
+        asked.set()
+        release.wait(30)
+        return ""
+
+    server.answers["/v1/chat/completions"] = never
+    with start() as process:
+        try:
+            assert asked.wait(20)
+            assert process.poll() is None
+            process.stdin.close()
+            assert process.wait(timeout=10) == 1
+        finally:
+            release.set()
+            process.kill()
+
+
+@pytest.mark.parametrize("folder", ["agent", "hosts/node", "network/probe"])
+def test_it_needs_nothing_but_the_standard_library(folder: str) -> None:
+    """It must run in any image's Python, old ones too, and start fast; the agent alone serves HTTP
+    with what vLLM's images have.
+    """
+    files = sorted((AGENT.parent / folder).glob("*.py"))
+    # The ranks of the network probe import torch late, in images that have it.
+    own = {file.stem for file in files} | {"torch", "tls"}
+    if folder == "agent":
+        own |= {"vlaunch_agent", "aiohttp", "prometheus_client"}
+    for file in files:
+        imported: set[str] = set()
+        for each in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(each, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in each.names}
+            elif isinstance(each, ast.ImportFrom) and not each.level:
+                imported.add((each.module or "").partition(".")[0])
+
+        assert imported - set(sys.stdlib_module_names) - own == set(), file.name

@@ -1,0 +1,94 @@
+"""Programs that the agent starts, and orphans."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import children
+from tests.agent.waits import lives, until
+
+pytestmark = pytest.mark.processes
+_SUBREAPER = 36  # prctl(2): be the parent of orphans, as the first process of a container is
+# Leaves a grandchild that ends at once, and prints its number.
+ORPHAN = "import os\nif not (pid := os.fork()):\n    os._exit(0)\nprint(pid, flush=True)"
+
+
+@pytest.fixture
+def first_process() -> Iterator[None]:
+    """Let this process inherit orphans."""
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(_SUBREAPER, 1, 0, 0, 0) == 0
+    yield
+    libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+
+
+def test_a_short_program() -> None:
+    """Its exit code, and all that it printed; what is not there, and what takes too long, have
+    codes of their own.
+    """
+    say = "import sys; print('out'); print('\\u00df', file=sys.stderr, flush=True); sys.exit(3)"
+    code, out = children.run((sys.executable, "-S", "-c", say), 20.0)
+    assert (code, sorted(out.split())) == (3, ["out", "ß"])
+    assert children.run(("/no/such/program",), 5.0)[0] == 127
+    code, out = children.run(("sleep", "60"), 0.1)
+    assert (code, out) == (124, "sleep did not end within 0.1 s")
+    assert children._own == set()
+
+
+def test_orphans_are_reaped(first_process: None) -> None:
+    """Nobody else waits for them, and zombies fill the table of processes."""
+    made = subprocess.run(
+        [sys.executable, "-S", "-c", ORPHAN], capture_output=True, check=True, text=True
+    )
+    pid = int(made.stdout)
+
+    def gone() -> bool:
+        children.reap()
+        return not Path(f"/proc/{pid}").exists()
+
+    until(gone, "the orphan is reaped")
+
+
+def test_an_exit_code_is_not_stolen(first_process: None) -> None:
+    """Whoever started a program waits for it, however long ago it has ended."""
+    process = children.spawn((sys.executable, "-S", "-c", "raise SystemExit(7)"))
+    until(lambda: not lives(process.pid), "it has ended")
+    for _ in range(3):
+        children.reap()
+
+    assert process.wait(5) == 7
+    children.forget(process)
+    children.reap()
+    assert children._own == set()
+
+
+def test_without_children_there_is_nothing_to_do() -> None:
+    """It is asked twice a second."""
+    children.reap()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"), [(64, 4096, 4096), (64, 1 << 20, 65536), (1 << 17, 1 << 20, 1 << 17)]
+)
+def test_programs_may_open_many_files(soft: int, hard: int, after: int) -> None:
+    """As many as the hard limit allows; a higher soft limit stays."""
+    script = (
+        "import resource\n"
+        "from launcher.agent import children\n"
+        "limits = []\n"
+        f"resource.getrlimit = lambda which: ({soft}, {hard})\n"
+        "resource.setrlimit = lambda which, both: limits.append(both)\n"
+        "children.allow_files()\n"
+        "print(limits)"
+    )
+    printed = subprocess.run(
+        (sys.executable, "-c", script), capture_output=True, text=True, check=True
+    ).stdout
+
+    assert printed.strip() == str([] if after == soft else [(after, hard)])

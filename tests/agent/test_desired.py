@@ -1,0 +1,125 @@
+"""Servers that are wanted, as their file has them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from launcher.agent import desired
+from launcher.agent.desired import Desired, Policy, Ray
+from tests import fuzz
+from tests.agent import wanted
+from tests.hostile import mutate
+
+FULL = wanted.mp(
+    "gpu1",
+    "gpu2",
+    processes=(
+        wanted.process("gpu1", "vllm", "x", env={"A": "b"}, gpus=(1,), replicas=(0, 2)),
+        wanted.process("gpu2", *wanted.HEADLESS),
+    ),
+    replicas=3,
+    tp=2,
+    visible="CUDA_VISIBLE_DEVICES",
+    memory_share=0.9,
+    image="i",
+    asked=1.5,
+    ray=Ray(dashboard=1, node_manager=2, gpus=2, reserve=True, partial=True),
+    addresses={"gpu1": "10.0.0.1"},
+    policy=Policy(restarts=3, stuck=30),
+    asked_for={"model": "m", "tp": 2},
+)
+SERVERS = (FULL, wanted.ray("gpu1", "gpu2"), wanted.mp("gpu1"))
+quick = fuzz.quick
+
+
+def plain(server: Desired) -> Any:
+    """Return a server as its file has it."""
+    return json.loads(json.dumps(server.as_json()))
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=["all", "ray", "mp"])
+def test_a_server_survives_its_file(server: Desired) -> None:
+    """What is written is what is read, down to tuples and what is absent."""
+    assert desired.read(plain(server)) == server
+
+
+def test_the_api_is_on_the_first_process_node() -> None:
+    """Wherever the others run; where none of them is headless, each has one."""
+    assert (FULL.api_node, [each.node for each in FULL.apis]) == ("gpu1", ["gpu1"])
+    assert [each.node for each in wanted.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
+
+
+def test_the_replicas_behind_an_api() -> None:
+    """All of them where it is the only one; a server of one replica has no numbers."""
+    assert FULL.behind(FULL.processes[0]) == range(3)
+    apart = wanted.hybrid("gpu1", "gpu2")
+    assert [apart.behind(each) for each in apart.apis] == [range(1), range(1, 2)]
+    assert not wanted.TWO.behind(wanted.TWO.processes[0])
+
+
+@pytest.mark.parametrize("name", sorted(plain(FULL)))
+def test_a_server_without_a_field_is_none(name: str) -> None:
+    """A half of one must not be started."""
+    said = plain(FULL)
+    del said[name]
+
+    with pytest.raises(ValueError, match="this is no server"):
+        desired.read(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 1}, "version 1 of a server is not known here"),
+        ({"processes": []}, "without a process"),
+        ({"policy": {**plain(FULL)["policy"], "stuck": "long"}}, "'policy.stuck': .* valid number"),
+        ({"policy": {**plain(FULL)["policy"], "new": 1}}, "missing or unknown: \\['policy'"),
+        ({"policy": {"restarts": 3}}, "missing or unknown: \\['policy'"),
+        ({"ray": {**plain(FULL)["ray"], "gpus": None}}, "'ray.gpus': .* valid integer"),
+        ({"port": float("inf")}, "this is no server: Out of range"),
+        ({"port": "8000"}, "'port': .* valid integer"),
+        ({"asked": 10**30}, "a number is too large"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], words: str) -> None:
+    """With words that say why: another version's file is the one that people meet."""
+    with pytest.raises(ValueError, match=words) as refused:
+        desired.read({**plain(FULL), **change})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@quick
+@given(fuzz.values(sorted(plain(FULL)), ["mp", "ray", "gpu1"]))
+def test_no_json_raises_anything_else(said: object) -> None:
+    """Whatever lies in the file."""
+    with pytest.raises(ValueError, match=r"."):
+        desired.read(said)
+
+
+@mutate.examples(60)
+@given(chance=mutate.chances)
+def test_what_is_nearly_a_server(chance: mutate.Chance) -> None:
+    """It is refused, or all of its fields are what they should be: the keeper looks at none of them
+    again.
+    """
+    try:
+        found = desired.read(mutate.value(plain(chance.choice(SERVERS)), chance))
+    except ValueError:
+        return
+
+    assert all(
+        isinstance(getattr(found.policy, name), float)
+        for name in ("canary", "stuck", "window", "grace", "pause")
+    )
+    assert {
+        type(each) for each in (found.port, found.replicas, found.tp, *found.places.values())
+    } <= {int}
+    assert {
+        type(word)
+        for each in found.processes
+        for word in (each.node, *each.argv, *each.env.values())
+    } <= {str}

@@ -1,0 +1,211 @@
+"""What is made of `nvidia-smi`'s answers; a script on PATH gives them, in the words of the real
+one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import gpu
+
+GPUS = "0, GPU-aa, 81559, 2\n1, GPU-bb, 81559, 70000\n"
+APPS = "GPU-bb, 4711, /usr/bin/python3, 60000\nGPU-bb, 4712, [Not Found], 9000\nGPU-aa, 1, x, 1\n"
+Smi = Callable[..., None]
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
+    """Put an `nvidia-smi` on PATH that says something."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def make(gpus: str = GPUS, apps: str = APPS, code: int = 0) -> None:
+        (tmp_path / "gpus").write_text(gpus)
+        (tmp_path / "apps").write_text(apps)
+        script = (
+            f"case $1 in --query-gpu*) cat {tmp_path}/gpus ;; *) cat {tmp_path}/apps ;; esac\nexit"
+            f" {code}\n"
+        )
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+
+    return make
+
+
+def test_gpus_are_read(smi: Smi) -> None:
+    """One a line; what is no line of it is left out."""
+    smi(GPUS + "some warning of the driver\n")
+
+    assert [(each.index, each.used) for each in gpu.look()] == [(0, 2.0), (1, 70000.0)]
+
+
+def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
+    """The process with most of it: somebody has to end it."""
+    smi()
+
+    assert gpu.room(0.9, None, 2) == (
+        1,
+        "1 of 2 GPUs have 90% of their memory free, 2 needed: GPU 1 has 68.4 of 79.6 GiB in use,"
+        " by /usr/bin/python3 (pid 4711, 58.6 GiB)",
+    )
+
+
+def test_several_gpus_that_are_held(smi: Smi) -> None:
+    """One is named, and how many more there are."""
+    smi("0, GPU-aa, 81559, 70000\n1, GPU-bb, 81559, 70000\n", apps="")
+
+    assert gpu.room(0.9, None, 1) == (
+        0,
+        "0 of 2 GPUs have 90% of their memory free, 1 needed: GPU 0 has 68.4 of 79.6 GiB in use"
+        " (and 1 more)",
+    )
+
+
+def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
+    """Processes of other containers have no name here, or are not told."""
+    smi(apps="")
+    assert gpu.room(0.9, (1,), 1)[1].endswith(": GPU 1 has 68.4 of 79.6 GiB in use")
+
+    smi(apps="GPU-bb, 4712, [Not Found], 69000\n")
+    assert gpu.room(0.9, (1,), 1)[1].endswith("GiB in use, by a process (pid 4712, 67.4 GiB)")
+
+
+@pytest.mark.parametrize(
+    ("share", "chosen", "count", "free"),
+    [(0.9, (0,), 1, 1), (0.1, None, 2, 2), (0.0, (1,), 1, 1), (0.9, None, 1, 1)],
+)
+def test_memory_that_is_enough(
+    smi: Smi, share: float, chosen: tuple[int, ...] | None, count: int, free: int
+) -> None:
+    """Only the GPUs that the server may use count, only as many as it needs, and only as much as it
+    claims.
+    """
+    smi()
+
+    assert gpu.room(share, chosen, count) == (free, "")
+
+
+def test_fewer_gpus_than_are_needed_are_not_waited_for(smi: Smi) -> None:
+    """All that are there are free: a wait would never end."""
+    smi()
+
+    assert gpu.room(0.1, None, 4) == (2, "")
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the kernel's files be these, and nothing else."""
+    root = tmp_path / "root"
+    root.mkdir()
+    monkeypatch.setattr(gpu, "_ROOT", f"{root}/")
+
+    def write(**texts: str) -> None:
+        for name, text in texts.items():
+            file = root / name.replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize("none", ["[N/A]", "[Not Supported]"])
+def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none: str) -> None:
+    """A GB10 gives no figures: what the host has available decides, as in vLLM."""
+    smi(f"0, GPU-aa, {none}, {none}\n", apps="")
+    files(proc__meminfo="MemTotal:       125829120 kB\nMemAvailable:   52428800 kB\n")
+
+    assert gpu.room(0.4, None, 1) == (1, "")
+    assert gpu.room(0.7, None, 1) == (
+        0,
+        "0 of 1 GPUs have 70% of their memory free, 1 needed: GPU 0 shares the host's memory, 70.0"
+        " of 120.0 GiB in use",
+    )
+
+
+def test_memory_that_nobody_may_see_counts_as_free(smi: Smi) -> None:
+    """A MIG instance in a container: that is not unified memory."""
+    hidden = "[Insufficient Permissions]"
+    smi(f"0, GPU-aa, {hidden}, {hidden}\n")
+
+    assert gpu.room(0.9, None, 1) == (1, "")
+
+
+def amd(files: Callable[..., None], *used: int, cores: int = 0) -> None:
+    """Let the container have AMD GPUs with so many GiB in use, of 192."""
+    for at, gib in enumerate(used):
+        device = f"sys__class__drm__renderD{128 + at}__device"
+        node = f"sys__class__kfd__kfd__topology__nodes__{9 + at}__properties"
+        files(
+            **{
+                node: f"cpu_cores_count {cores}\nsimd_count 1216\ndrm_render_minor {128 + at}\n",
+                f"dev__dri__renderD{128 + at}": "",
+                f"{device}__mem_info_vram_total": f"{192 << 30}\n",
+                f"{device}__mem_info_vram_used": f"{gib << 30}\n",
+            }
+        )
+
+
+@pytest.fixture
+def no_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be no `nvidia-smi`."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_smi")
+def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
+    """Of the render nodes that the container has, in the order of the topology (9 before 10)."""
+    amd(files, 1, 150)
+    files(sys__class__kfd__kfd__topology__nodes__0__properties="cpu_cores_count 96\n")
+    hidden = "cpu_cores_count 0\ndrm_render_minor 135\n"
+    files(sys__class__kfd__kfd__topology__nodes__8__properties=hidden)
+
+    assert [(each.index, each.total, each.used) for each in gpu.look()] == [
+        (0, 192 * 1024.0, 1024.0),
+        (1, 192 * 1024.0, 150 * 1024.0),
+    ]
+    assert gpu.room(0.9, None, 1) == (1, "")
+    assert gpu.room(0.9, None, 2) == (
+        1,
+        "1 of 2 GPUs have 90% of their memory free, 2 needed: GPU 1 has 150.0 of 192.0 GiB in use",
+    )
+
+
+@pytest.mark.usefixtures("no_smi")
+def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
+    """What it counts as its own may be full of a desktop, while programs get the host's memory."""
+    amd(files, 191, cores=16)
+
+    assert gpu.room(0.9, None, 1) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Failed to initialize NVML: Unknown Error",
+        "Failed to initialize NVML: GPU access blocked by the operating system",
+        "No devices were found",
+    ],
+)
+@pytest.mark.parametrize("code", [0, 255])
+def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> None:
+    """It must be started anew, which is told from a driver that is not there at all."""
+    smi(f"{words}\n", code=code)
+
+    with pytest.raises(gpu.Lost, match=words.partition(":")[0]):
+        gpu.room(0.9, None, 1)
+
+
+@pytest.mark.parametrize("why", ["absent", "failing"])
+def test_a_machine_where_nobody_can_say(
+    smi: Smi, files: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """A node without `nvidia-smi`, or where it fails: nothing keeps the engine from trying."""
+    if why == "absent":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        smi("NVIDIA-SMI has failed because it could not communicate with the driver\n", code=9)
+
+    assert (gpu.look(), gpu.room(0.9, None, 1)) == ([], (None, ""))

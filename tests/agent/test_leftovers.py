@@ -1,0 +1,41 @@
+"""Shared memory that engines left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+from launcher.agent import leftovers
+
+
+def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
+    """What is open, or mapped though its descriptor is closed, or young, or no file, stays."""
+    names = ("left", "opened", "mapped", "young")
+    for name in names:
+        (tmp_path / name).write_bytes(b"x" * 4096)
+        if name != "young":
+            os.utime(tmp_path / name, (time.time() - 90,) * 2)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "left")
+    os.utime(tmp_path / "folder", (1, 1))
+    with (tmp_path / "mapped").open("r+b") as file:
+        held = mmap.mmap(file.fileno(), 4096)
+    with held, (tmp_path / "opened").open("rb"):
+        leftovers.sweep(str(tmp_path))
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "folder",
+        "link",
+        "mapped",
+        "opened",
+        "young",
+    ]
+    leftovers.sweep(str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "young"]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """An image may have no /dev/shm."""
+    leftovers.sweep(str(tmp_path / "none"))

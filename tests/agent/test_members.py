@@ -1,0 +1,756 @@
+"""The connections between agents, with real sockets, and attacks on them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from launcher.agent import crew, members, records, server
+from launcher.agent.certificates import Certificates
+from launcher.agent.crew import Lead
+from launcher.agent.members import Answer, Follower
+from launcher.agent.node import KEEP, RUN, Order, ServerReport
+from launcher.agent.server import Server
+from tests.agent.authority import Authority
+from tests.agent.stage import Clock
+from tests.agent.waits import until
+from tests.hostile import mutate
+from tests.relay import Relay
+
+ORDER = Order(generation=1, phase=RUN, argv=("true",))
+OTHER = Order(generation=2, phase=RUN, argv=("false",))
+SERVERS = {"chat": {"state": "idle", "last": 0, "prepared": 1}}
+CHAT = ServerReport(prepared=1)
+
+
+class Node:
+    """Starts nothing."""
+
+    def __init__(self) -> None:
+        self.orders: Any = {}
+        self.said = {"chat": CHAT}
+        self.changing = False
+
+    def turn(self) -> None:
+        """Do nothing."""
+
+    def report(self) -> dict[str, ServerReport]:
+        """Say what a test says."""
+        return self.said
+
+
+class World:
+    """The head's agent gpu1 behind its site, and other agents that connect to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.authority = folder, Authority()
+        self.authority.deliver(folder / "gpu1", "gpu1")
+        self.lead = Lead("gpu1", Node())  # type: ignore[arg-type]
+        self.followers: list[Follower] = []
+        self.clients: list[Client] = []
+        self.woken, self.lock = threading.Event(), threading.RLock()
+        self.server: Server | None = None
+
+    @property
+    def port(self) -> int:
+        """Where the head's agent listens."""
+        if self.server is None:
+            own = Certificates(server=True, folder=str(self.folder / "gpu1"))
+            self.server = Server(crew.site(self.lead, self.lock, own, "127.0.0.1", 0))
+            self.server.start()
+            until(lambda: self.server and self.server.bound, "it listens")
+        return self.server.bound["the agents of other nodes"]
+
+    def follower(self, node: str = "gpu2", port: int = 0) -> Follower:
+        """Start another agent."""
+        if not (self.folder / node).exists():
+            self.authority.deliver(self.folder / node, node)
+        own = Certificates(server=False, folder=str(self.folder / node))
+        made: Any = Node()
+        address = "127.0.0.1", port or self.port
+        self.followers.append(Follower(node, made, *address, own, self.woken.set))
+        self.followers[-1].start()
+        return self.followers[-1]
+
+    def order(self, node: str, *orders: Order) -> None:
+        """Order something."""
+        self.lead.orders[node] = {f"server{at}": each for at, each in enumerate(orders)}
+        self.lead.turn()
+
+    def client(self, node: str = "gpu2", authority: Authority | None = None, **more: Any) -> Client:
+        """Return a connection of whoever has a certificate for a node."""
+        (authority or self.authority).deliver(self.folder / "stranger", node, **more)
+        (self.folder / "stranger" / "AGENT_CA").write_bytes(self.authority.certificate())
+        own = Certificates(server=False, folder=str(self.folder / "stranger"))
+        return self.connect(own.context())
+
+    def connect(self, context: ssl.SSLContext | None) -> Client:
+        """Return a connection that a test has."""
+        self.clients.append(Client(self.port, context))
+        return self.clients[-1]
+
+    def report(self, node: str = "gpu2", number: int = 1, **more: Any) -> dict[str, Any]:
+        """Return a good report."""
+        return {
+            "node": node,
+            "boot": "b1",
+            "number": number,
+            "head_boot": self.lead.boot,
+            "done": 0,
+            "servers": SERVERS,
+            **more,
+        }
+
+    def close(self) -> None:
+        """End."""
+        for follower in self.followers:
+            follower.close()
+        for client in self.clients:
+            client.connection.close()
+        if self.server is not None:
+            self.server.close()
+
+
+class Client:
+    """A connection to the head's agent, over which a test says anything."""
+
+    def __init__(self, port: int, context: ssl.SSLContext | None) -> None:
+        self.connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=10, context=context
+        )
+
+    def post(self, report: object, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Return the status and the text of the answer; 0 where there is none."""
+        body = report if isinstance(report, bytes) else json.dumps(report).encode()
+        try:
+            self.connection.request("POST", "/report", body, headers)
+            answer = self.connection.getresponse()
+            text = answer.read().decode()
+            return answer.status, json.loads(text) if answer.status == 200 else {"error": text}
+        except (OSError, http.client.HTTPException) as error:
+            self.connection.close()
+            return 0, {"error": str(error)}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A cluster that ends with the test."""
+    monkeypatch.setattr(members, "EVERY", 0.02)
+    monkeypatch.setattr(members, "_QUICK", 0.02)
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+class Lines:
+    """What was printed so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys, self.text = capsys, ""
+
+    def has(self, text: str) -> bool:
+        """Return whether it was printed."""
+        self.text += self.capsys.readouterr().out
+        return text in self.text
+
+    def wait(self, text: str) -> None:
+        """Wait until it was printed."""
+        until(lambda: self.has(text), f"it says {text!r}", lambda: self.text)
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
+    """What all agents of the test print."""
+    return Lines(capsys)
+
+
+def turns(follower: Follower) -> Callable[[], bool]:
+    """Return what lets an agent do all once; true."""
+
+    def turn() -> bool:
+        follower.turn()
+        return True
+
+    return turn
+
+
+# ---- what agents do ------------------------------------------------------------------------------
+
+
+def test_orders_and_reports_go_both_ways(
+    world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of a state is reported at once, and its answer has new orders; what was carried out
+    is settled.
+    """
+    follower = world.follower()
+    turn, lead = turns(follower), world.lead
+    until(lambda: turn() and lead.settled("gpu2"), "it has its orders", lambda: lines.text)
+    assert (lead.report("gpu2", "chat"), lead.boot_of("gpu2")) == (CHAT, follower.boot)
+    for orders in ([ORDER], [ORDER, OTHER], []):
+        world.woken.clear()
+        world.order("gpu2", *orders)
+        assert not lead.settled("gpu2")
+        until(lambda: turn() and world.woken.is_set(), "new orders wake it")
+        follower.turn()
+        assert list(follower.node.orders.values()) == orders
+        until(lambda: lead.settled("gpu2"), "it reports that it has carried them out")
+    monkeypatch.setattr(members, "EVERY", 600.0)
+    monkeypatch.setattr(members, "_QUICK", 600.0)
+    follower.node.said = {"chat": ServerReport(state="running")}  # type: ignore[attr-defined]
+    follower.turn()
+    until(lambda: lead.report("gpu2", "chat").state == "running", "it reports the new state")
+
+
+@pytest.mark.parametrize(
+    ("changing", "age", "pause"), [(False, 10.0, 1.0), (True, 10.0, 0.2), (False, 2.0, 0.2)]
+)
+def test_reports_are_frequent_while_orders_are_likely(
+    world: World, monkeypatch: pytest.MonkeyPatch, changing: bool, age: float, pause: float
+) -> None:
+    """Else one each second."""
+    clock = Clock()
+    monkeypatch.setattr(members, "time", clock)
+    monkeypatch.setattr(members, "EVERY", 1.0)
+    monkeypatch.setattr(members, "_QUICK", 0.2)
+    own: Any = Node()
+    own.changing = changing
+    certificates = Certificates(server=False, folder=str(world.folder))
+    follower = Follower("gpu2", own, "127.0.0.1", 1, certificates, world.woken.set)
+    follower.turn()
+    assert follower._due.is_set()
+    clock.now += age
+    follower.turn()
+    for seconds, due in ((0.0, False), (pause - 0.01, False), (0.02, True)):
+        follower._due.clear()
+        clock.now += seconds
+        follower.turn()
+        assert follower._due.is_set() is due
+
+
+def test_an_agent_that_ends(world: World, lines: Lines) -> None:
+    """The end of its connection is noticed at once."""
+    follower = world.follower()
+    turn = turns(follower)
+    until(lambda: turn() and world.lead.here("gpu2"), "it is here")
+    world.followers.pop().close()
+    until(lambda: world.lead.turn() or not world.lead.here("gpu2"), "it is gone")
+    lines.wait("the agent of gpu2 is gone: its connection was closed")
+
+
+def test_a_main_loop_that_hangs_holds_up_reports_alone(
+    world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
+    monkeypatch.setattr(crew, "_HANGS", 1.0)
+    read, arrived = records.read, threading.Event()
+    monkeypatch.setattr(records, "read", lambda *args: arrived.set() or read(*args))
+    client, other = world.client(), world.client("gpu3").connection
+    answers: list[tuple[int, Any]] = []
+    with world.lock:
+        thread = threading.Thread(target=lambda: answers.append(client.post(world.report())))
+        thread.start()
+        assert arrived.wait(20)
+        other.request("GET", "/")
+        status, early = other.getresponse().status, list(answers)
+        thread.join(20)
+
+    assert (status, early) == (404, [])
+    assert answers == [(403, {"error": "the main loop of the head's agent hangs"})]
+    lines.wait("the main loop of the head's agent hangs")
+    assert client.post(world.report())[0] == 200
+
+
+def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
+    """Its orders count from their first number on; those of before hold until they come."""
+    follower = world.follower(port=world.port)
+    turn, port = turns(follower), world.port
+    world.order("gpu2", ORDER)
+    world.order("gpu2", ORDER, OTHER)
+    until(lambda: turn() and len(follower.node.orders) == 2, "it has orders")
+    before = world.server
+    assert before is not None
+    before.close()
+    until(lambda: turn() and lines.has("what runs here goes on"), "it says so")
+    assert len(follower.node.orders) == 2
+
+    again = Lead("gpu1", Node())  # type: ignore[arg-type]
+    again.orders = {"gpu2": {"server0": OTHER}}
+    own = Certificates(server=True, folder=str(world.folder / "gpu1"))
+    world.server = Server(crew.site(again, threading.RLock(), own, "127.0.0.1", port))
+    world.server.start()
+    until(lambda: turn() and again.settled("gpu2"), "it follows the new one", lambda: lines.text)
+    assert follower.node.orders == {"server0": OTHER}
+    assert lines.text.count("Connection refused") <= 1
+
+
+def test_a_head_that_cannot_be_reached(world: World, lines: Lines) -> None:
+    """It is said once, and tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    follower = world.follower(port=port)
+    turn = turns(follower)
+    until(lambda: turn() and lines.has("Connection refused; what runs here goes on"), "it says so")
+    until(lambda: turn() and follower._count == 0 and not follower._due.is_set(), "again")
+    assert not lines.has("cannot")
+    assert lines.text.count("Connection refused") == 1
+
+
+# ---- who is let in -------------------------------------------------------------------------------
+
+
+def test_a_good_report_is_taken(world: World) -> None:
+    """So that the tests below refuse for no other reason."""
+    client = world.client()
+    assert client.post(world.report(head_boot="")) == (
+        200,
+        {"head_boot": world.lead.boot, "number": 0, "orders": {}, "ray": ""},
+    )
+    status, answer = client.post(world.report())
+    assert (status, answer["orders"], world.lead.here("gpu2")) == (200, {}, True)
+
+
+TOKEN = "Bearer the-token-that-Ray-sends-in-the-clear"
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": TOKEN, "X-Ray-Authorization": TOKEN}])
+def test_a_client_without_a_certificate(
+    world: World, lines: Lines, headers: dict[str, str]
+) -> None:
+    """It is not heard; Ray's token lets nobody in."""
+    context = ssl.create_default_context(cadata=world.authority.certificate().decode())
+    client = world.connect(context)
+    assert client.post(world.report(), **headers)[0] == 0
+    lines.wait("refused a connection from 127.0.0.1: TLS failed: peer did not return a certificate")
+    assert world.lead.members == {}
+
+
+def test_a_client_without_tls(world: World, lines: Lines) -> None:
+    """Neither plain HTTP nor garbage is answered."""
+    for said in (
+        b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+        b"\x00\xff" * 100,
+        b"x" * (1 << 20),
+    ):
+        with (
+            socket.create_connection(("127.0.0.1", world.port), 10) as stranger,
+            contextlib.suppress(ConnectionError),
+        ):
+            stranger.sendall(said)
+            while stranger.recv(1 << 16):
+                continue
+    lines.wait("refused a connection from 127.0.0.1: TLS failed: http request")
+    lines.wait("refused a connection from 127.0.0.1: TLS failed: wrong version number")
+    assert world.client().post(world.report())[0] == 200
+
+
+def test_an_older_tls(world: World, lines: Lines) -> None:
+    """It is refused, even with a certificate."""
+    client = world.client()
+    context = client.connection._context  # type: ignore[attr-defined]
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert client.post(world.report())[0] == 0
+    lines.wait("refused a connection from 127.0.0.1: TLS failed: unsupported protocol")
+
+
+def test_a_certificate_of_another_cluster(world: World, lines: Lines) -> None:
+    """It is refused, whatever it names."""
+    assert world.client(authority=Authority()).post(world.report())[0] == 0
+    lines.wait("refused a connection from 127.0.0.1: the certificate is not accepted")
+    assert world.lead.members == {}
+
+
+def test_a_certificate_that_has_ended(world: World, lines: Lines) -> None:
+    """It is refused; so is one whose end comes."""
+    assert world.client(days=-1).post(world.report())[0] == 0
+    lines.wait(
+        "refused a connection from 127.0.0.1: the certificate is not accepted: certificate has"
+        " expired"
+    )
+    assert world.lead.members == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "why", "head"),
+    [
+        (
+            {"days": -1},
+            "the certificate is not accepted: certificate has expired",
+            "certificate expired",
+        ),
+        (
+            {"ip": "127.0.0.9"},
+            "the certificate is not accepted: IP address mismatch",
+            "bad certificate",
+        ),
+    ],
+    ids=["expired", "address"],
+)
+def test_a_head_that_is_not_believed(
+    world: World, lines: Lines, more: dict[str, Any], why: str, head: str
+) -> None:
+    """Its certificate has ended, or is that of another node: nothing that it orders is done."""
+    world.authority.deliver(world.folder / "gpu1", "gpu1", **more)
+    world.lead.orders = {"gpu2": {"server0": ORDER}}
+    follower = world.follower()
+    turn = turns(follower)
+    until(lambda: turn() and lines.has(why), "it says why", lambda: lines.text)
+    lines.wait(f"refused a connection from 127.0.0.1: TLS failed: sslv3 alert {head}")
+    assert (follower.node.orders, world.lead.members) == ({}, {})
+
+
+def test_a_head_of_another_cluster(world: World, lines: Lines) -> None:
+    """Nothing that it orders is done."""
+    Authority().deliver(world.folder / "gpu1", "gpu1")
+    follower = world.follower()
+    turn = turns(follower)
+    until(lambda: turn() and lines.has("the certificate is not accepted"), "it says why")
+    lines.wait("refused a connection from 127.0.0.1: TLS failed: tlsv1 alert")
+    assert follower.node.orders == {}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "more", "why"),
+    [
+        ("gpu3", {}, "the certificate of gpu3 came with a report of gpu2"),
+        ("gpu1", {"node": "gpu1"}, "gpu1 is this node itself"),
+        ("gpu2", {"number": 5}, "gpu2 sent report 5 after report 5"),
+        ("gpu2", {"number": 3}, "gpu2 sent report 3 after report 5"),
+        ("gpu2", {"head_boot": "earlier"}, "gpu2 reports to another start of the head's agent"),
+    ],
+    ids=["another node", "the head", "again", "late", "another head"],
+)
+def test_a_node_that_reports_what_it_must_not(
+    world: World, lines: Lines, certificate: str, more: dict[str, Any], why: str
+) -> None:
+    """As another node, or what was reported before: with a good certificate, and in vain."""
+    assert world.client().post(world.report(number=5))[0] == 200
+    status, answer = world.client(certificate).post(world.report(**{"servers": {}, **more}))
+
+    assert (status, answer) == (403, {"error": why})
+    lines.wait(f"refused a report from 127.0.0.1: {why}")
+    assert (list(world.lead.members), world.lead.report("gpu2", "chat")) == (
+        ["gpu2"],
+        CHAT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 403),
+        (b"\x00\xff", 403),
+        (b"[1]", 403),
+        (b"[" * 60_000, 403),
+        (b'{"node": ' + b"9" * 5000 + b"}", 403),
+        (b'{"node": "gpu2", "odd": "\\ud800"}', 403),
+        (b" " * (5 << 20), 413),
+    ],
+    ids=["nothing", "garbage", "list", "deep", "number", "surrogate", "large"],
+)
+def test_what_is_no_report(world: World, body: bytes, status: int) -> None:
+    """Other nodes are heard all the same."""
+    assert world.client("gpu3").post(world.report("gpu3"))[0] == 200
+    connection = world.client()
+    with contextlib.suppress(ValueError):
+        assert connection.post(body)[0] in (status, 0)
+    assert world.client("gpu3").post(world.report("gpu3", 2))[0] == 200
+    assert list(world.lead.members) == ["gpu3"]
+
+
+def test_silent_strangers_keep_nobody_out(
+    world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many: those who came first go first, and others at the deadline."""
+    monkeypatch.setattr(server, "_PENDING", 8)
+    silent = [socket.create_connection(("127.0.0.1", world.port), 5) for _ in range(20)]
+    assert world.client().post(world.report())[0] == 200
+    for each in silent[:12]:
+        with contextlib.suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+    for each in silent:
+        each.close()
+    monkeypatch.setattr(server, "_HANDSHAKE", 0.5)
+    with (
+        socket.create_connection(("127.0.0.1", world.port), 10) as late,
+        contextlib.suppress(ConnectionResetError),
+    ):
+        assert late.recv(1) == b""
+    lines.wait("refused a connection from 127.0.0.1: there was no TLS handshake in time")
+
+
+# ---- certificates that come, go and change -------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", ["gpu1", "gpu2"])
+def test_certificates_that_come_late(world: World, lines: Lines, late: str) -> None:
+    """Both agents wait for them, say so once, and go on."""
+    folder = world.folder / late
+    folder.mkdir(exist_ok=True)
+    for name in ("AGENT_CA", "AGENT_CERTIFICATE"):
+        (folder / name).write_text("half of")
+    follower = world.follower()
+    turn = turns(follower)
+    until(lambda: turn() and lines.has("run `vlaunch up`"), "it says so", lambda: lines.text)
+    assert not world.lead.here("gpu2")
+    world.authority.deliver(folder, late)
+    until(lambda: turn() and world.lead.here("gpu2"), "it is here", lambda: lines.text)
+    assert lines.text.count("run `vlaunch up`") == 1
+
+
+def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
+    """An open connection does not outlive the CA that let it in; nothing else changes."""
+    follower = world.follower()
+    turn, lead = turns(follower), world.lead
+    world.order("gpu2", ORDER)
+    until(lambda: turn() and lead.settled("gpu2"), "it is here")
+    thief = world.client("gpu3")
+    assert thief.post(world.report("gpu3"))[0] == 200
+    world.authority = Authority()
+    world.authority.deliver(world.folder / "gpu1", "gpu1")
+    status, answer = thief.post(world.report("gpu3", 2))
+    assert (status, answer["error"]) == (
+        403,
+        "its connection is older than this node's certificates",
+    )
+    assert thief.post(world.report("gpu3", 2))[0] == 0
+    first = lead.members["gpu2"].connection
+    world.authority.deliver(world.folder / "gpu2", "gpu2")
+    until(
+        lambda: (
+            turn()
+            and lead.turn() is None
+            and lead.here("gpu2")
+            and lead.settled("gpu2")
+            and lead.members["gpu2"].connection is not first
+        ),
+        "it is back",
+        lambda: lines.text,
+    )
+    assert (lead.boot_of("gpu2"), follower.node.orders) == (
+        follower.boot,
+        {"server0": ORDER},
+    )
+
+
+# ---- who is between ------------------------------------------------------------------------------
+
+
+ANSWER = json.dumps(
+    {"head_boot": "x", "number": 9, "orders": {"server0": asdict(OTHER)}, "ray": ""}
+).encode()
+INJECTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
+
+
+BODY = json.dumps({"node": "gpu2", "number": 1000, "servers": {}}).encode()
+REQUEST = b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+
+
+class Between:
+    """What a relay does: it adds to one thing that passes, once it is told."""
+
+    def __init__(self) -> None:
+        self.adds: Callable[[bytes], bytes] | None = None
+
+    def __call__(self, data: bytes) -> bytes:
+        """Return what is passed on."""
+        adds, self.adds = self.adds, None
+        return data + (adds(data) if adds else b"")
+
+
+@pytest.mark.parametrize("side", ["answers", "reports"])
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, side: str) -> None:
+    """What has passed once more, or its own: the connection ends, the cause is printed, nothing is
+    done, and the next one works.
+    """
+    answers, sent = Between(), Between()
+    with Relay(world.port, answers, sent) as relay:
+        follower = world.follower(port=relay.port)
+        turn = turns(follower)
+        world.order("gpu2", ORDER)
+        until(lambda: turn() and world.lead.settled("gpu2"), "it has its orders")
+        between, own = (answers, INJECTED) if side == "answers" else (sent, REQUEST)
+        between.adds = bytes if replay else lambda _: own
+        who = {
+            "answers": f"no connection to the head's agent at 127.0.0.1 port {relay.port}",
+            "reports": "refused a connection from 127.0.0.1",
+        }
+        said = f"{who[side]}: TLS failed: "  # the reason depends on how TCP cuts what passes
+        until(lambda: turn() and lines.has(said), "it says why", lambda: lines.text)
+        world.order("gpu2", ORDER, OTHER)
+        until(lambda: turn() and world.lead.settled("gpu2"), "the next one works")
+        assert list(follower.node.orders.values()) == [ORDER, OTHER]
+        assert world.lead.report("gpu2", "chat") == CHAT
+    assert not lines.has("Traceback")
+
+
+# ---- a head that says odd things -----------------------------------------------------------------
+
+
+class Odd:
+    """What listens with the head's certificate, and answers as a test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answers: list[Any] = []  # the last one again and again
+        self.got: list[dict[str, Any]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(handler) -> None:
+                body = handler.rfile.read(int(handler.headers["Content-Length"]))
+                self.got.append(json.loads(body))
+                said = self.answers.pop(0) if self.answers[1:] else self.answers[0]
+                data = said if isinstance(said, bytes) else json.dumps(said).encode()
+                handler.send_response(200)
+                handler.send_header("Content-Length", str(len(data)))
+                handler.end_headers()
+                handler.wfile.write(data)
+
+            def do_GET(handler) -> None:
+                handler.send_error(404)
+
+            def log_message(handler, *_: object) -> None:
+                """Say nothing."""
+
+        class Listening(http.server.ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None:
+                """Say nothing."""
+
+        context = Certificates(server=True, folder=str(folder)).context()
+        assert context is not None
+        self.server = Listening(("127.0.0.1", 0), Handler)
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def odd(world: World) -> Iterator[Odd]:
+    """A head that a test makes up."""
+    made = Odd(world.folder / "gpu1")
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def answer(head_boot: str, number: int, *orders: Order) -> dict[str, Any]:
+    """Return an answer with orders."""
+    said = {f"server{at}": asdict(each) for at, each in enumerate(orders)}
+    return {"head_boot": head_boot, "number": number, "orders": said, "ray": ""}
+
+
+def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) -> None:
+    """Each begins anew with the question which start of the head's agent it is."""
+    odd.server.RequestHandlerClass.protocol_version = "HTTP/1.0"
+    odd.answers = [answer("h1", 5, ORDER)]
+    follower = world.follower(port=odd.port)
+    turn = turns(follower)
+    until(lambda: turn() and len(odd.got) > 3, "it asks again", lambda: lines.text)
+    assert {each["head_boot"] for each in odd.got} == {""}
+    assert follower.node.orders == {}
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (answer("h0", 9, OTHER), "it answered as another start of itself"),
+        (answer("h1", 4, OTHER), "it sent orders 4 after orders 5"),
+        (
+            {**answer("h1", 6), "orders": {"chat": {}}},
+            "this is no answer: 'orders.chat.generation'",
+        ),
+        ({"head_boot": "h1", "orders": {}, "ray": ""}, "this is no answer: a field is missing"),
+        (b"[]", "this is no answer: "),
+        (b"[" * 60_000, "this is no answer: "),
+        (
+            {**answer("h1", 6), "orders": {"../../etc": asdict(OTHER)}},
+            "it sent orders for a server with an invalid name",
+        ),
+        (b"{" + b" " * (1 << 20), "its answer is too long"),
+    ],
+    ids=["another head", "late", "no order", "no number", "list", "deep", "path", "long"],
+)
+def test_an_answer_that_is_not_obeyed(
+    world: World, odd: Odd, lines: Lines, bad: Any, why: str
+) -> None:
+    """One of an earlier start of the head's agent, or that is none: the connection ends, and the
+    next begins anew.
+    """
+    good, again = answer("h1", 5, ORDER), answer("h2", 5, ORDER)
+    odd.answers = [answer("h1", 7, OTHER), good, bad, answer("h2", 0), again]
+    follower = world.follower(port=odd.port)
+    turn = turns(follower)
+    until(lambda: turn() and lines.has(why), "it says why", lambda: lines.text)
+    assert follower.node.orders == {"server0": ORDER}
+    seen = len(odd.got)
+    until(lambda: turn() and len(odd.got) > seen + 2, "it is back")
+    assert follower.node.orders == {"server0": ORDER}
+    assert [each["head_boot"] for each in odd.got[:5]] == ["", "h1", "h1", "", "h2"]
+    assert odd.got[4]["done"] == 0  # it has carried out nothing of that start
+    assert [each["number"] for each in odd.got[:5]] == [1, 2, 3, 4, 5]
+
+
+# ---- orders as they travel -----------------------------------------------------------------------
+
+
+ORDERS = {
+    "chat": Order(
+        generation=3,
+        phase=RUN,
+        argv=("vllm", "serve"),
+        env={"A": "b"},
+        api=("127.0.0.1", 8000),
+        share=0.9,
+        count=1,
+        gpus=(1,),
+        inspect=True,
+    ),
+    "embed": Order(generation=1, phase=KEEP, pids=(7, 8)),
+}
+PLAIN = json.loads(records.as_bytes(Answer(head_boot="h1", number=5, orders=ORDERS)))
+
+
+def read(data: object) -> Answer:
+    """Read an answer as an agent does."""
+    return records.read(Answer, data, "answer", complete=True)
+
+
+def test_orders_survive_the_way() -> None:
+    """All their fields."""
+    assert read(PLAIN) == Answer(head_boot="h1", number=5, orders=ORDERS)
+
+
+@pytest.mark.parametrize("orders", [None, 7, [], "x", {"chat": None}, {"chat": {}}, {"chat": []}])
+def test_an_invalid_order(orders: object) -> None:
+    """The whole answer is refused."""
+    with pytest.raises(ValueError, match="this is no answer"):
+        read({**PLAIN, "orders": orders})
+
+
+@mutate.examples(60)
+@given(chance=mutate.chances)
+def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
+    """It is refused, or every part of it has its type."""
+    try:
+        answer = read({**PLAIN, "orders": mutate.value(PLAIN["orders"], chance)})
+    except ValueError:
+        return
+
+    for order in answer.orders.values():
+        assert {type(word) for word in (order.phase, *order.argv, *order.env.values())} <= {str}
+        assert {type(number) for number in (order.generation, *order.behind, *order.pids)} <= {int}

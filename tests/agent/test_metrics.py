@@ -1,0 +1,204 @@
+"""What the head's agent tells Prometheus, from the files alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from launcher.agent import metrics, state
+from launcher.agent.desired import Desired
+from launcher.agent.observed import STATES, VERDICTS, Fault, Load, Observed, Wedge
+from tests.agent.wanted import mp
+
+NOW = 1_700_000_100.0
+WRITTEN = "agent_written_timestamp_seconds"
+TWO = mp("gpu1", "gpu2", addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2", "gpu3": "10.0.0.3"})
+
+
+def seen(**more: Any) -> Observed:
+    """Return a server that is ready."""
+    made = Observed(
+        name="chat",
+        id="abcd1234",
+        asked=1.0,
+        model="org/m",
+        state="ready",
+        written=NOW - 2,
+        ready_at=NOW - 50,
+        generation=3,
+        first_start=30.5,
+        answered=NOW - 3,
+        seconds=0.08,
+        load=Load(running=3, waiting=12, tokens_per_s=310.5),
+        task="chat",
+        fault_count=2,
+        faults=[Fault(at=NOW - 90, what="it died", ready_again_after=41.0)],
+        alive={"gpu1": {"PP0": True}, "gpu2": {"PP1": False}},
+        verdict="answering",
+    )
+    return dataclasses.replace(made, **more)
+
+
+def keep(folder: Path, want: Desired | None = TWO, how: Observed | None = None) -> None:
+    """Write a server's files."""
+    if want is not None:
+        state.write(state.path("chat", state.DESIRED, str(folder)), want.as_json(), durable=False)
+    if how is not None:
+        state.write(state.path("chat", state.OBSERVED, str(folder)), how.as_json(), durable=False)
+
+
+def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
+    """Return each sample by its name and labels, as Prometheus' own client reads them."""
+    text = metrics.text(NOW, age, agents, str(folder))
+    return {
+        sample.name.removeprefix("vlaunch_")
+        + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_server_that_is_ready(tmp_path: Path) -> None:
+    """Its state, faults, canary, queue and ranks."""
+    keep(tmp_path, how=seen())
+    found = read(tmp_path)
+
+    assert found["server_info backend=mp model=org/m server=chat task=chat"] == 1
+    assert {each: found[f"server_state server=chat state={each}"] for each in STATES} == {
+        each: float(each == "ready") for each in STATES
+    }
+    assert {
+        name: found[f"server_{name} server=chat"]
+        for name in (
+            "engine_starts_total",
+            "faults_total",
+            "recovery_seconds",
+            "canary_seconds",
+            "canary_waiting_seconds",
+            "canary_timestamp_seconds",
+            "requests_running",
+            "requests_waiting",
+            "tokens_per_second",
+        )
+    } == {
+        "engine_starts_total": 3,
+        "faults_total": 2,
+        "recovery_seconds": 41,
+        "canary_seconds": 0.08,
+        "canary_waiting_seconds": 0,
+        "canary_timestamp_seconds": NOW - 3,
+        "requests_running": 3,
+        "requests_waiting": 12,
+        "tokens_per_second": 310.5,
+    }
+    assert found["rank_up node=gpu1 rank=PP0 server=chat"] == 1
+    assert found["rank_up node=gpu2 rank=PP1 server=chat"] == 0
+    assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 1
+
+
+def test_a_server_that_hangs(tmp_path: Path) -> None:
+    """Its verdict, for how long, and the rank, once it is suspect."""
+    wedge = Wedge(since=NOW - 70, rank="TP1", node="gpu2", gpu="3", frame="FRAME (x.py:1)")
+    how = seen(verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge)
+    keep(tmp_path, how=how)
+    found = read(tmp_path)
+
+    assert {each: found[f"server_health server=chat verdict={each}"] for each in VERDICTS} == {
+        each: float(each == "suspect") for each in VERDICTS
+    }
+    assert found["server_still_seconds server=chat"] == 70
+    assert found["server_longest_step_seconds server=chat"] == 4
+    assert found["server_wedged gpu=3 node=gpu2 rank=TP1 server=chat"] == 1
+    keep(tmp_path, how=dataclasses.replace(how, wedge=Wedge(since=NOW)))
+    assert read(tmp_path)["server_wedged gpu= node= rank=unknown server=chat"] == 1
+    keep(tmp_path, how=dataclasses.replace(how, verdict="quiet"))
+    assert not [name for name in read(tmp_path) if "wedged" in name]
+
+
+def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
+    """Neither 0 nor any other number."""
+    keep(tmp_path, how=seen(state="starting", seconds=None, load=None, alive={}, faults=[]))
+    found = read(tmp_path)
+
+    assert found["server_state server=chat state=starting"] == 1
+    assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 0
+    for absent in ("canary_seconds", "canary_waiting", "requests", "rank_up", "recovery", "left"):
+        assert not [each for each in found if absent in each]
+
+
+def test_a_server_that_nobody_wants_is_gone(tmp_path: Path) -> None:
+    """Once it has ended; one that failed and is wanted is told."""
+    keep(tmp_path, None, seen(state="stopping"))
+    assert read(tmp_path)["server_state server=chat state=stopping"] == 1
+    keep(tmp_path, None, seen(state="stopped"))
+    assert read(tmp_path).keys() == {WRITTEN}
+    keep(tmp_path, TWO, seen(state="gave-up"))
+    assert read(tmp_path)["server_state server=chat state=gave-up"] == 1
+
+
+def test_which_agents_are_connected(tmp_path: Path) -> None:
+    """Of all nodes of the cluster; none while the head's agent hangs."""
+    keep(tmp_path, how=seen())
+    for age, expected in ((4.0, [1, 1, 0]), (100.0, [0, 0, 0])):
+        found = read(tmp_path, age, gpu1=0.0, gpu2=1.5)
+        up = {each: value for each, value in found.items() if each.startswith("node_agent_up")}
+        assert (found[WRITTEN], list(up.values())) == (NOW - age, expected)
+
+
+def test_a_full_disk_shows(tmp_path: Path) -> None:
+    """The agent goes on, and its records grow old."""
+    for age, late in ((4.0, 0.0), (90.0, 85.0)):
+        keep(tmp_path, how=seen(written=NOW - age))
+        assert read(tmp_path)[WRITTEN] == NOW - late
+
+
+def test_the_last_network_check(tmp_path: Path) -> None:
+    """As the launcher wrote it, and when."""
+    file = tmp_path / "network.json"
+    file.write_text(json.dumps({"passed": True, "required": "tcp", "summary": "2 pairs"}))
+    os.utime(file, (NOW, NOW))
+    found = read(tmp_path)
+
+    known = {"network_passed required=tcp": 1, "network_check_timestamp_seconds": NOW}
+    assert found == {**known, WRITTEN: NOW}
+    file.write_text('{"passed": "yes"}')
+    assert read(tmp_path).keys() == {WRITTEN}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"passed": "x"}'])
+def test_files_that_nobody_can_read(tmp_path: Path, text: str) -> None:
+    """They are as if they were not there."""
+    for file in ("network.json", "chat/observed.json", "chat/desired.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+
+    assert read(tmp_path).keys() == {WRITTEN}
+
+
+def test_labels_are_written_so_that_they_can_be_read(tmp_path: Path) -> None:
+    """Whatever a model is called."""
+    keep(tmp_path, how=seen(model='a"b\\c\nd'))
+
+    assert 'server_info backend=mp model=a"b\\c\nd server=chat task=chat' in read(tmp_path)
+
+
+def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
+    """It may hold anything."""
+    faults = [Fault(at=NOW, what="WHAT", cause="CAUSE", evidence="EVIDENCE", node="gpu2")]
+    keep(tmp_path, how=seen(faults=faults, doing="DOING", warning="WARNING"))
+    text = metrics.text(NOW, 0.0, {}, str(tmp_path))
+
+    assert not [word for word in ("WHAT", "CAUSE", "EVIDENCE", "DOING", "WARNING") if word in text]
+
+
+def test_every_metric_is_in_the_documentation() -> None:
+    """With its name and what it is."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+    assert [name for name in metrics.HELP if f"`vlaunch_{name}`" not in page] == []

@@ -1,0 +1,71 @@
+"""What a node is told to start."""
+
+from __future__ import annotations
+
+from launcher.agent.desired import Desired
+from tests.agent import wanted
+from tests.agent.stage import Make, View
+
+
+def test_what_a_process_is_given(make: Make) -> None:
+    """Its own GPUs by the variable that names them, and the API's address where the first one
+    runs.
+    """
+    first = wanted.process("gpu1", "vllm", "serve", env={"A": "b"}, gpus=(2, 3))
+    stage = make(
+        wanted.mp(
+            "gpu1",
+            "gpu2",
+            processes=(first, wanted.process("gpu2", *wanted.HEADLESS)),
+            visible="CUDA_VISIBLE_DEVICES",
+            memory_share=0.9,
+        )
+    )
+    stage.until("starting")
+    one, two = stage.orders["gpu1"], stage.orders["gpu2"]
+
+    assert (one.argv, one.env, one.gpus) == (
+        ("vllm", "serve"),
+        {"A": "b", "CUDA_VISIBLE_DEVICES": "2,3"},
+        (2, 3),
+    )
+    assert (two.env, two.gpus) == ({}, None)
+    assert (one.api, two.api, one.share) == (("127.0.0.1", 8000), None, 0.9)
+
+
+def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
+    """Of `mp`, as many as its ranks there; Ray may place ranks on any node, so one more than
+    expected is looked at too, and watched.
+    """
+
+    def ordered(want: Desired) -> dict[str, tuple[float | None, int]]:
+        stage = make(want, "gpu2")
+        stage.lead.nodes["gpu1"].waits = "x"
+        stage.run(5)
+        return {node: (each.share, each.count) for node, each in stage.orders.items()}
+
+    places = {"gpu1": 2, "gpu2": 0}
+    mp = wanted.mp("gpu1", "gpu2", places=places, memory_share=0.9)
+    ray = wanted.ray("gpu1", "gpu2", places={"gpu1": 2}, memory_share=0.9)
+    on_cpus = wanted.ray("gpu1", "gpu2", places={"gpu1": 2})
+    assert ordered(mp) == {"gpu1": (0.9, 2), "gpu2": (None, 0)}
+    assert ordered(ray) == {"gpu1": (0.9, 2), "gpu2": (0.9, 1)}
+    assert {share for share, _ in ordered(on_cpus).values()} == {None}
+
+
+def test_each_api_is_asked_on_its_node(make: Make) -> None:
+    """With the numbers of the replicas behind it; one for all has all of them."""
+    given = {"gpu1": (0, 2), "gpu2": (2, 1)}
+    apart = tuple(wanted.process(node, replicas=held) for node, held in given.items())
+    stage = make(wanted.hybrid("gpu1", "gpu2", processes=apart, replicas=3))
+    stage.until("starting")
+    assert [(each.api, [*range(*each.behind)]) for each in stage.orders.values()] == [
+        (("127.0.0.1", 8000), [0, 1]),
+        (("127.0.0.1", 8000), [2]),
+    ]
+
+    headless = (apart[0], wanted.process("gpu2", *wanted.HEADLESS, replicas=(2, 1)))
+    stage = make(wanted.hybrid("gpu1", "gpu2", processes=headless, replicas=3))
+    stage.until("starting")
+    one, two = stage.orders.values()
+    assert (one.behind, two.api) == ((0, 3), None)

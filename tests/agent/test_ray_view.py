@@ -1,0 +1,380 @@
+"""What is made of Ray's tables: rows as recorded (`fixtures/ray`), with addresses where a test can
+listen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent import ray_view
+from launcher.agent.desired import Ray
+from launcher.agent.probe import SILENT
+from launcher.agent.ray_view import Culprit, Rank, RayView
+from tests.agent.web import Server
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+NODES = json.loads((FIXTURES / "ray" / "ray_list_nodes_one_dead.json").read_text())
+ACTORS = json.loads((FIXTURES / "ray" / "ray_list_actors_pp2.json").read_text())
+GROUPS = json.loads((FIXTURES / "vllm" / "placement_groups_pp2.json").read_text())
+ENDED = {
+    "actor_died_error_context": {"error_message": "The actor is dead because its owner has died."}
+}
+SHOT = {
+    "actor_died_error_context": {
+        "error_message": "The actor is dead because it was killed by `ray.kill`."
+    }
+}
+KILLED = {
+    "actor_died_error_context": {
+        "error_message": "Worker died: connection error code 2. End of file."
+    }
+}
+pytestmark = pytest.mark.usefixtures("folders")
+
+
+def node(number: int, state: str = "ALIVE", id: str = "") -> dict[str, Any]:
+    """Return a recorded row of a node, on an address of this machine."""
+    ip = f"127.0.0.{number}"
+    return {
+        **NODES[0],
+        "node_id": id or f"id{number}",
+        "node_ip": ip,
+        "node_name": ip,
+        "state": state,
+    }
+
+
+def actor(number: int, state: str = "ALIVE", **more: Any) -> dict[str, Any]:
+    """Return a recorded row of the actor that is a pipeline stage, on its node."""
+    row: dict[str, Any] = next(each for each in ACTORS if each["name"].endswith(f"_PP{number}"))
+    return {
+        **row,
+        "actor_id": f"a{number}",
+        "state": state,
+        "job_id": "05000000",
+        "node_id": f"id{number + 1}",
+        "placement_group_id": "g",
+        **more,
+    }
+
+
+def group(state: str = "CREATED") -> dict[str, Any]:
+    """Return a recorded row of a placement group with two GPUs."""
+    return {**GROUPS[0], "state": state, "creator_job_id": "05000000"}
+
+
+@pytest.fixture
+def view(server: Server) -> RayView:
+    """Look at a server of two ranks, whose nodes' port is the dashboard's own."""
+    server.tables |= {
+        "/api/v0/nodes": [node(1), node(2)],
+        "/api/v0/actors": [actor(0), actor(1)],
+        "/api/v0/placement_groups": [],
+    }
+    return RayView(
+        Ray(dashboard=server.port, node_manager=server.port, gpus=2),
+        1,
+        {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"},
+    )
+
+
+@pytest.fixture(autouse=True)
+def open_ports(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Say which addresses' ports are closed; the others are open."""
+    closed: dict[str, bool] = {}
+    monkeypatch.setattr(ray_view, "reachable", lambda ip, _: not closed.get(ip))
+    return closed
+
+
+def rank(number: int) -> Rank:
+    return Rank(f"a{number}", f"PP{number}", f"gpu{number + 1}", 7)
+
+
+def test_the_recorded_tables_are_what_this_reads() -> None:
+    """Fields that are read are there, by these names."""
+    assert {"node_id", "node_ip", "state", "resources_total"} <= set(NODES[0])
+    assert {
+        "actor_id",
+        "name",
+        "class_name",
+        "state",
+        "job_id",
+        "node_id",
+        "pid",
+        "placement_group_id",
+        "death_cause",
+    } <= set(ACTORS[0])
+    assert {"state", "bundles"} <= set(GROUPS[0])
+    assert {ray_view._rank_name(each) for each in ACTORS} <= {"PP0", "PP1", "an engine", ""}
+    assert "PP1" in {ray_view._rank_name(each) for each in ACTORS}
+
+
+def test_nothing_lacks(view: RayView) -> None:
+    """All nodes are there, and their GPUs free."""
+    assert view.lacking(1) == ""
+
+
+def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: RayView) -> None:
+    """However many dead rows of it Ray keeps."""
+    server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, "DEAD", id="old")]
+
+    assert view.lacking(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    server.tables["/api/v0/nodes"] += [node(2, id="new")]
+    assert view.lacking(1) == ""
+
+
+def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pods are: each time by the address that the name has then; one that has none is away."""
+    known, others = {"pod-0": "127.0.0.1"}, socket.getaddrinfo
+
+    def resolve(host: str, *more: Any) -> list[Any]:
+        if host == "pod-1" and host not in known:
+            raise OSError(host)
+        return others(known.get(host, host), *more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    server.tables |= {
+        "/api/v0/nodes": [node(1), node(2)],
+        "/api/v0/actors": [actor(0), actor(1)],
+        "/api/v0/placement_groups": [],
+    }
+    ray = Ray(dashboard=server.port, node_manager=server.port, gpus=2)
+    view = RayView(ray, 1, {"gpu1": "pod-0", "gpu2": "pod-1"})
+    assert view.lacking(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+
+    known["pod-1"] = "127.0.0.2"
+    assert view.lacking(1) == ""
+    assert {each.node for each in view.ranks(7)} == {"gpu1", "gpu2"}
+    del known["pod-1"]
+    culprit = view.culprit([rank(1)], "")
+    assert culprit is not None
+    assert (culprit.node, culprit.evidence) == ("gpu2", "its node is gone from Ray")
+
+
+def test_a_spare_node_is_not_waited_for(server: Server) -> None:
+    """An engine that fits on the others starts without it."""
+    addresses = {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"}
+    view = RayView(Ray(dashboard=server.port, node_manager=1, gpus=1), 1, addresses)
+    server.tables |= {
+        "/api/v0/nodes": [node(1)],
+        "/api/v0/actors": [],
+        "/api/v0/placement_groups": [],
+    }
+
+    assert view.lacking(1) == ""
+
+
+def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> None:
+    """vLLM would wait for its placement group without a word; actors without a group hold some
+    too.
+    """
+    server.tables["/api/v0/placement_groups"] = [group(), group("REMOVED"), group("PENDING")]
+    assert view.lacking(1) == "waiting until 2 GPUs are free in Ray; 0 are"
+
+    server.tables["/api/v0/placement_groups"] = [group("REMOVED")]
+    server.tables["/api/v0/actors"] = [
+        actor(0, placement_group_id=None, required_resources={"GPU": 1.0})
+    ]
+    assert view.lacking(1) == "waiting until 2 GPUs are free in Ray; 1 are"
+
+
+def test_a_node_whose_port_is_closed_is_not_there(
+    server: Server, view: RayView, open_ports: dict[str, bool]
+) -> None:
+    """Ray notices some seconds late that a container has died, and may list it when its port is
+    open again, of another node.
+    """
+    open_ports["127.0.0.2"] = True
+    assert view.lacking(1) == "waiting until Ray has noticed which nodes are dead"
+
+    open_ports.clear()
+    assert view.lacking(1) == "waiting until Ray has noticed which nodes are dead"
+    server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, id="new")]
+    assert view.lacking(1) == ""
+
+
+def test_a_node_that_ray_has_not_missed_is_believed_again(view: RayView) -> None:
+    """Its port did not answer for a moment: the network was cut."""
+    view._closed["id2"] = time.monotonic() - ray_view._DEAD - 1
+
+    assert view.lacking(1) == ""
+
+
+def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view: RayView) -> None:
+    """Ray had an old one for alive, and has noticed: after a death it is looked twice."""
+    said = []
+    for nodes in ([node(1), node(2)], [node(1), node(2, id="new")], [node(1), node(2, id="new")]):
+        server.tables["/api/v0/nodes"] = nodes
+        said.append(view.lacking(2))
+
+    assert said == ["looking whether the nodes stay in Ray"] * 2 + [""]
+
+
+def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None:
+    """Whoever asks decides what that means."""
+    server.tables.clear()
+    with pytest.raises(SILENT):
+        view.lacking(1)
+    with pytest.raises(SILENT):
+        view.ranks(1)
+
+
+def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy head answers late, perhaps for ever: if the cluster is whole is worth waiting for, and
+    who died first less.
+    """
+    given: list[float] = []
+    ask = ray_view.api.ray
+
+    def noted(*words: Any, timeout: float, **more: Any) -> object:
+        given.append(timeout)
+        return ask(*words, timeout=timeout, **more)
+
+    monkeypatch.setattr(ray_view.api, "ray", noted)
+    view.lacking(1)
+    assert (len(given), min(given) >= 15) == (3, True)
+    given.clear()
+    view.culprit([rank(0)], "")
+    assert given and max(given) <= 3
+
+
+def driver(job: str, pid: int) -> dict[str, Any]:
+    """Return how Ray lists a job that somebody runs."""
+    return {"submission_id": None, "job_id": job, "driver_info": {"id": job, "pid": str(pid)}}
+
+
+def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView) -> None:
+    """A batch job has such actors too: the process that is Ray's driver is in the engine's session;
+    the other is none.
+    """
+    server.tables["/api/v0/actors"] += [
+        actor(1, actor_id="b", job_id="06000000"),
+        actor(0, "DEAD", actor_id="old"),
+    ]
+    server.answers["/api/jobs/"] = [driver("05000000", os.getpid()), driver("06000000", 2**22 + 1)]
+    found = view.ranks(os.getsid(0))
+
+    assert [(each.actor, each.name, each.node) for each in found] == [
+        ("a0", "PP0", "gpu1"),
+        ("a1", "PP1", "gpu2"),
+    ]
+    assert found[0].pid == actor(0)["pid"]
+
+
+def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
+    """Where Ray does not say which driver is ours: all of one driver's are, and of several
+    nobody's.
+    """
+    assert [each.actor for each in view.ranks(1)] == ["a0", "a1"]
+    server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000")]
+    assert view.ranks(1) == []
+
+
+def test_names_of_ranks() -> None:
+    """As vLLM names its actors; an engine of data parallelism has no such name."""
+    names = {
+        "vllm_Worker_17_PP1": "PP1",
+        "vllm_Worker_17_TP1_PP0": "TP1 PP0",
+        "vllm_Worker_17_dp1_TP0": "DP1 TP0",
+        "vllm_Worker_17": "the only rank",
+        "MapWorker": "",
+        "": "",
+    }
+
+    assert {name: ray_view._rank_name({"name": name}) for name in names} == names
+    assert ray_view._rank_name({"name": "", "class_name": "DPMoEEngineCoreActor"}) == "an engine"
+
+
+def test_the_dead_rank_is_named(server: Server, view: RayView) -> None:
+    """With its node and Ray's own words; that the others were ended with it is no cause."""
+    server.tables["/api/v0/actors"] = [
+        actor(0, "DEAD", death_cause=ENDED),
+        actor(1, "DEAD", death_cause=KILLED),
+    ]
+
+    assert view.culprit([rank(0), rank(1)], "") == Culprit(
+        "gpu2", "PP1", KILLED["actor_died_error_context"]["error_message"]
+    )
+
+
+def test_a_rank_whose_node_has_gone(server: Server, view: RayView) -> None:
+    """Ray has noticed, or only its port is closed: not the rank that the engine itself ended is to
+    blame.
+    """
+    server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
+    server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
+
+    assert view.culprit([rank(0), rank(1)], "") == Culprit(
+        "gpu2", "PP1", "its node is gone from Ray"
+    )
+
+
+def test_a_rank_whose_port_is_closed(
+    server: Server, view: RayView, open_ports: dict[str, bool]
+) -> None:
+    """The engine is quicker than Ray."""
+    server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
+    open_ports["127.0.0.2"] = True
+    found = view.culprit([rank(0), rank(1)], "")
+    assert found is not None
+
+    assert (found.node, found.rank) == ("gpu2", "PP1")
+    assert found.evidence.startswith("nothing listens on 127.0.0.2:")
+
+
+def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
+    """Its container is back already, and Ray has not missed it: vLLM has, and has ended the other
+    rank.
+    """
+    server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
+    log = (FIXTURES / "vllm" / "fail_rank_killed.log").read_text()
+    (said,) = [line for line in log.splitlines() if "died unexpectedly" in line]
+
+    assert "rank=[1]" in said
+    assert view.culprit([rank(0), rank(1)], said) == Culprit("gpu2", "PP1", "")
+
+
+def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView) -> None:
+    """All nodes are there: what the log says is the evidence."""
+    server.tables["/api/v0/actors"] = [
+        actor(number, "DEAD", death_cause=ENDED) for number in (0, 1)
+    ]
+
+    assert view.culprit([rank(0), rank(1)], "RuntimeError: out of luck") is None
+
+
+def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None:
+    """A dashboard that is slow would be asked for minutes."""
+    dead = [
+        actor(1, "DEAD", actor_id=f"a{at}", death_cause=KILLED if at == 40 else ENDED)
+        for at in range(64)
+    ]
+    server.tables["/api/v0/actors"] = dead
+    server.asked.clear()
+    found = view.culprit([Rank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
+    assert found is not None
+
+    assert (found.rank, len(server.asked)) == ("PP40", 3)
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (None, ""),
+        ("text", "text"),
+        ({"x": {"error_message": " a\n b "}}, "a b"),
+        ({"x": {"reason": "r"}}, "r"),
+        ({"x": {"formatted_exception_string": "f"}}, "f"),
+        ({"x": 1}, '{"x": 1}'),
+    ],
+)
+def test_what_ray_says_of_a_death(cause: Any, words: str) -> None:
+    """From whichever of its forms."""
+    assert ray_view._words(cause) == words

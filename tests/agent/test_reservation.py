@@ -1,0 +1,85 @@
+"""GPUs that Ray sets aside, as the keeper sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.agent import reservation
+from launcher.agent.desired import Desired, Ray
+from tests.agent import wanted
+from tests.agent.stage import Make
+
+
+@pytest.fixture
+def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Let Ray set GPUs aside as the last element of the list that is returned says, if it is a
+    string: what it prints.
+    """
+    asked: list[Any] = ['{"gpus": {"10.0.0.2": [4, 5]}}']
+
+    def say(*words: str) -> tuple[int, str]:
+        said = asked[0]
+        asked.append(words)
+        return (0 if "gpus" in said else 1), f"noise of Ray\n{said}\n"
+
+    monkeypatch.setattr(reservation, "_reserve", say)
+    return asked
+
+
+def reserving(**more: bool) -> Desired:
+    """An mp server beside Ray, on a part of a node's GPUs."""
+    return wanted.mp(
+        "gpu1",
+        "gpu2",
+        places={"gpu1": 8, "gpu2": 2},
+        addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"},
+        ray=Ray(dashboard=1, node_manager=2, gpus=10, reserve=True, **more),
+        visible="CUDA_VISIBLE_DEVICES",
+    )
+
+
+def test_gpus_are_set_aside_in_ray(make: Make, reserve: list[Any]) -> None:
+    """Which they are is what the processes may see; they are given back when it is stopped."""
+    stage = make(reserving(partial=True))
+    stage.until("ready")
+    assert reserve[1:] == [("take", "chat", "10.0.0.1=8", "10.0.0.2=2")]
+    assert (stage.orders["gpu2"].env, stage.orders["gpu2"].gpus) == (
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        (4, 5),
+    )
+    assert stage.orders["gpu1"].gpus is None
+
+    stage.want(None)
+    stage.until("stopped")
+    assert reserve[-1] == ("free", "chat")
+
+
+def test_gpus_that_ray_does_not_have_are_waited_for(make: Make, reserve: list[Any]) -> None:
+    """Of a part of a node Ray must say which; of whole nodes there is no choice, and nobody waits
+    for Ray.
+    """
+    reserve[0] = '{"error": "others hold them"}'
+    stage = make(reserving(partial=True))
+    stage.run(20)
+    assert (stage.seen.state, stage.seen.doing) == (
+        "waiting",
+        "waiting for Ray to set its GPUs aside: others hold them",
+    )
+    reserve[0] = '{"gpus": {}}'
+    stage.until("ready")
+
+
+def test_whole_nodes_do_not_wait_for_ray(make: Make, reserve: list[Any]) -> None:
+    """It is asked again now and then while the server runs: a Ray that starts anew has
+    forgotten.
+    """
+    reserve[0] = "Traceback"
+    stage = make(reserving())
+    stage.until("ready")
+    stage.run(100)
+    asked = len(reserve)
+    stage.run(100)
+
+    assert 2 <= len(reserve) - asked <= 5

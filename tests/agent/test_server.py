@@ -1,0 +1,276 @@
+"""The agent's HTTP server: where it listens, to whom it answers, and for how long."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import itertools
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from launcher.agent import queries, server
+from launcher.agent.certificates import Certificates
+from launcher.agent.server import Server, Site
+from tests.agent.authority import Authority
+from tests.agent.waits import until
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start a server of some sites, which ends with the test."""
+    monkeypatch.setattr(server, "_RETRY", 0.05)
+    made: list[Server] = []
+
+    def start(*sites: Site, wait: bool = True) -> Server:
+        made.append(Server(*sites))
+        made[-1].start()
+        if wait:
+            until(lambda: len(made[-1].bound) == len(sites), "all sites listen")
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n") -> Site:
+    """Return a site of metrics on loopback."""
+    return queries.metrics_site("127.0.0.1", 0, make)
+
+
+def ask(of: Server, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
+    """Return status, kind and text of an answer over TCP."""
+    connection = http.client.HTTPConnection("127.0.0.1", of.bound["metrics"], timeout=10)
+    connection.request(verb, path)
+    answer = connection.getresponse()
+    found = answer.status, answer.headers.get("Content-Type", ""), answer.read().decode()
+    connection.close()
+    return found
+
+
+def over_unix(path: Path, request: str = "/words") -> str:
+    """Return the whole answer that comes over a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(10)
+        asking.connect(str(path))
+        asking.sendall(
+            f"GET {request} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode()
+        )
+        return b"".join(iter(lambda: asking.recv(4096), b"")).decode()
+
+
+async def words(_: web.Request) -> web.Response:
+    """Answer two words."""
+    return web.Response(text="two words")
+
+
+async def broken(_: web.Request) -> web.Response:
+    """Break."""
+    raise LookupError("no such thing")
+
+
+def local(path: Path) -> Site:
+    """Return a site on a Unix socket."""
+    found = [web.get("/words", words), web.get("/broken", broken)]
+    return Site(name="local", routes=found, path=str(path))
+
+
+def test_metrics_are_served(serve: Serve) -> None:
+    """As Prometheus wants them."""
+    serving = serve(page())
+    assert ask(serving) == (200, queries.KIND, "vlaunch_made 1\n")
+    assert ask(serving, "/metrics?x=1")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "status"),
+    [("GET", "/", 404), ("GET", "/../etc/passwd", 404), ("POST", "/metrics", 405)],
+)
+def test_nothing_else_is(serve: Serve, verb: str, path: str, status: int) -> None:
+    """Neither files nor verbs."""
+    assert ask(serve(page()), path, verb)[0] == status
+
+
+def test_the_text_is_made_once_a_second(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask."""
+    made: list[float] = []
+    serving = serve(page(lambda now: made.append(now) or "x 1\n"))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(queries, "_FRESH", 3600.0)
+    for _ in range(5):
+        assert ask(serving)[2] == "x 1\n"
+    assert len(made) == 1
+    monkeypatch.setattr(queries, "_FRESH", 0.0)
+    ask(serving)
+    assert len(made) == 2
+
+
+def test_who_says_nothing_is_parted_with(serve: Serve) -> None:
+    """At the deadline, even when a letter comes now and then."""
+    site = Site(name="metrics", routes=[], host="127.0.0.1", seconds=0.3)
+    with socket.create_connection(("127.0.0.1", serve(site).bound["metrics"]), 10) as reader:
+        reader.settimeout(0.05)
+
+        def parted() -> bool:
+            try:
+                reader.sendall(b"x")
+                return reader.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        until(parted, "the connection is closed")
+
+
+def test_too_many_readers_are_turned_away(serve: Serve) -> None:
+    """Those who are there are served all the same, and later others again."""
+    serving = serve(page())
+    address = "127.0.0.1", serving.bound["metrics"]
+    slow = [socket.create_connection(address, 10) for _ in range(8)]
+    for each in slow:
+        each.sendall(b"GET /metrics HTTP/1.0\r\n")
+    with socket.create_connection(address, 10) as late:
+        assert late.recv(100) == b""
+    for each in slow:
+        each.sendall(b"\r\n")
+        assert each.recv(12) == b"HTTP/1.0 200"
+        each.close()
+
+    def again() -> bool:
+        try:
+            return ask(serving)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    until(again, "there is room again")
+
+
+def test_a_port_that_is_taken(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told once, tried again, and disturbs no other site."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        late = serve(queries.metrics_site("127.0.0.1", port, lambda _: "x 1\n"), page(), wait=False)
+        tried = iter(lambda: "metrics" in late.bound, None)
+        until(lambda: next(tried), "the second site listens")
+        until(lambda: "cannot serve metrics" in _seen(capsys), "it is told")
+    until(lambda: late.bound.get("metrics") == port, "it listens once the port is free")
+    assert ask(late)[2] == "x 1\n"
+    assert "cannot serve" not in capsys.readouterr().out
+
+
+def _seen(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_an_address_that_comes_later(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """As after a reboot, when Docker is earlier than the network."""
+    serve(queries.metrics_site("192.0.2.1", 0, lambda _: ""), wait=False)
+    until(lambda: "metrics on 192.0.2.1 port 0" in _seen(capsys), "it is told")
+
+
+def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
+    """Only its owner may connect; one that a dead agent left is replaced."""
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    serve(local(path))
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert over_unix(path).endswith("\r\n\r\ntwo words")
+
+
+def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asked gets its name, the log where it came from."""
+    serve(local(tmp_path / "a.sock"))
+    said = over_unix(tmp_path / "a.sock", "/broken")
+
+    assert " 500 " in said.splitlines()[0]
+    assert '{"error": "LookupError: no such thing"}' in said
+    assert "GET /broken: Traceback" in capsys.readouterr().out
+
+
+class Visitor:
+    """A client that connects to a server and goes on by one step in each turn of its loop."""
+
+    def __init__(self, to: Server, tls: ssl.SSLContext | None, says: bytes) -> None:
+        self.to, self.tls, self.says = to, tls, says
+        self.sock: socket.socket | None = None
+
+    def step(self) -> None:
+        """Connect, else continue the handshake, and say something once."""
+        try:
+            if self.sock is None:
+                sock = socket.create_connection(("127.0.0.1", self.to.bound["visited"]))
+                sock.setblocking(False)
+                self.sock = (
+                    self.tls.wrap_socket(sock, do_handshake_on_connect=False) if self.tls else sock
+                )
+            elif isinstance(self.sock, ssl.SSLSocket):
+                self.sock.do_handshake()
+            if self.says:
+                self.sock.send(self.says)
+                self.says = b""
+            self.sock.recv(9)
+        except OSError:  # most often it has nothing to read yet
+            pass
+
+
+@pytest.mark.parametrize("client", ["plain", "member", "silent member", "without certificate"])
+def test_a_server_that_closes_leaves_no_socket_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, client: str
+) -> None:
+    """However far a connection has come by then, or if it comes afterwards."""
+    Authority().deliver(tmp_path, "gpu1")
+    own = Certificates(server=True, folder=str(tmp_path))
+    tls = Certificates(server=False, folder=str(tmp_path)).context()
+    if client == "without certificate":
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    assert tls is not None
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    says = b"" if client == "silent member" else b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    for turns, late in itertools.product(range(-8, 12), (False, True)):
+        site = Site(
+            name="visited",
+            routes=[],
+            host="127.0.0.1",
+            certificates=None if client == "plain" else own,
+        )
+        visited = Server(site)
+        visitor = Visitor(visited, None if client == "plain" else tls, says)
+        _close_after(visited, visitor, turns, late=late)
+        if visitor.sock is not None:
+            visitor.sock.close()
+        del visited, visitor
+        gc.collect()  # what was left open is an error by now
+    assert caplog.text == ""
+
+
+def _close_after(visited: Server, visitor: Visitor, turns: int, *, late: bool) -> None:
+    """Run a server until it has closed: so many turns after the visitor's first step, else before
+    it; when `late` at the end of the turn.
+    """
+    loop = visited._loop
+    left = max(0, turns) + 8
+
+    def turn() -> None:
+        nonlocal left
+        left -= 1
+        if left <= turns:
+            visitor.step()
+        if left == 0:
+            close = visited._closing.set
+            loop.call_soon(close) if late else close()
+        if left > -20:
+            loop.call_soon(turn)
+
+    loop.call_soon(turn)
+    loop.run_until_complete(visited._serve())
+    loop.close()

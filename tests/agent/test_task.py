@@ -1,0 +1,137 @@
+"""What a model does: how it is asked, what came back, and which refusal says that it does
+something else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.agent import task
+from launcher.agent.task import (
+    CHAT,
+    CLASSIFY,
+    COMPLETION,
+    EMBEDDING,
+    HEALTH,
+    POOLING,
+    RERANK,
+    TRANSCRIPTION,
+    Form,
+    Task,
+)
+
+# as vLLM 0.32 writes it
+_UNKNOWN = '{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","code":404}}'
+_NO_ROUTE = '{"detail":"Not Found"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "unfit"),
+    [
+        (404, _NO_ROUTE, True),
+        (404, _UNKNOWN, False),
+        (405, "Method Not Allowed", True),
+        (501, "The model does not support Embeddings API", True),
+        (400, "this model's maximum context length is 4 tokens", False),
+        (200, "", False),
+        (401, "Unauthorized", False),
+        (500, "EngineDeadError", False),
+        (503, "", False),
+        (0, "timed out", False),
+    ],
+)
+def test_a_refusal_that_says_that_the_model_does_something_else(
+    status: int, said: str, unfit: bool
+) -> None:
+    """And no other: an engine that is dead, or a key that is wrong, is told as it is."""
+    assert task.unfit(status, said) is unfit
+    assert task.no_chat(status, said) is unfit
+
+
+def test_a_base_model_cannot_chat() -> None:
+    """For want of a template, which 400 says in several ways."""
+    said = "As of transformers v4.44, default chat template is no longer allowed"
+
+    assert task.no_chat(400, said)
+    assert not task.unfit(400, said)
+
+
+@pytest.mark.parametrize(
+    ("way", "said", "came"),
+    [
+        (EMBEDDING, {"data": [{"embedding": [0.1, 0.2]}]}, "an embedding of 2 numbers"),
+        (RERANK, {"results": [{"relevance_score": 0.51234}]}, "a score of 0.512"),
+        (CLASSIFY, {"data": [{"probs": [0.1, 0.2, 0.7]}]}, "a classification of 3 labels"),
+        (POOLING, {"data": [{"data": [[0.1], [0.2]]}]}, "a pooled output of 2 values"),
+        (TRANSCRIPTION, {"text": ""}, "a transcription"),
+        (HEALTH, "", "an answer of `/health` alone"),
+    ],
+)
+def test_what_came_back(way: Task, said: Any, came: str) -> None:
+    """In words; silence is transcribed as nothing."""
+    assert way.came(json.dumps(said)) == came
+
+
+@pytest.mark.parametrize("way", [EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION])
+@pytest.mark.parametrize(
+    "said", ["", "null", "7", "[]", "{}", '{"data": []}', '{"data": [{}]}', '{"results": [{}]}']
+)
+def test_what_is_no_answer(way: Task, said: str) -> None:
+    """Somebody else may have the port."""
+    assert way.came(said) == ""
+
+
+def test_no_numbers_are_no_embedding() -> None:
+    """Though the form is right."""
+    assert EMBEDDING.came('{"data": [{"embedding": []}]}') == ""
+
+
+def test_a_model_is_asked_as_it_can_answer() -> None:
+    """With what its route takes; chats and completions are short."""
+    few = {"max_tokens": 1, "temperature": 0}
+
+    assert CHAT.body("m", "Hi", 1) == {
+        "model": "m",
+        **few,
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+    assert COMPLETION.body("m", "Hi", 1) == {"model": "m", **few, "prompt": "Hi"}
+    assert RERANK.body("m", "Hi", 1) == {"model": "m", "query": "Hi", "documents": ["Hi"]}
+    assert {each.name for each in (CHAT, COMPLETION, EMBEDDING) if each.generates} == {
+        "chat",
+        "completion",
+    }
+    for way in (EMBEDDING, CLASSIFY, POOLING):
+        assert way.body("m", "Hi", 1) == {"model": "m", "input": "Hi"}
+    assert HEALTH.body("m", "Hi", 1) is None
+
+
+def test_speech_is_a_form_with_a_sound() -> None:
+    """A second of silence that any reader of WAV files takes."""
+    form = TRANSCRIPTION.body("org/whisper", "Hi", 1)
+    assert isinstance(form, Form)
+    kind, _, limit = form.kind.partition("; boundary=")
+    first, second, rest = form.data.split(f"--{limit}".encode())[1:4]
+    head, _, sound = second.partition(b"\r\n\r\n")
+
+    assert kind == "multipart/form-data"
+    assert first.endswith(b'name="model"\r\n\r\norg/whisper\r\n')
+    assert b'name="file"; filename="silence.wav"' in head
+    assert rest == b"--\r\n"
+    sound = sound.removesuffix(b"\r\n")
+    assert (sound[:4], sound[8:16], len(sound)) == (b"RIFF", b"WAVEfmt ", 44 + 32_000)
+    assert int.from_bytes(sound[4:8], "little") == len(sound) - 8
+    assert int.from_bytes(sound[24:28], "little") == 16_000
+
+
+def test_names_lead_back() -> None:
+    """To what they name; any other to nothing."""
+    assert [task.named(each.name) for each in (CHAT, *task.OTHERS, HEALTH)] == [
+        CHAT,
+        *task.OTHERS,
+        HEALTH,
+    ]
+    assert task.named("") is task.named("poetry") is None

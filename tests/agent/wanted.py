@@ -1,0 +1,59 @@
+"""Servers that are wanted, for the tests of what keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.agent.desired import Desired, Policy, Process, Ray
+
+# Pauses and looks of tests with a clock of their own.
+POLICY = Policy(canary=5.0, stuck=360.0, start_timeout=100.0, grace=1.0)
+HEADLESS = ("vllm", "serve", "m", "--headless")  # a process without an API
+
+
+def process(node: str, *argv: str, **more: Any) -> Process:
+    """Return a process of an engine on a node."""
+    return Process(node=node, argv=argv or ("vllm", "serve", "m"), **more)
+
+
+def mp(*nodes: str, **more: Any) -> Desired:
+    """Return a server with one process on each node, one GPU each; the first has the API."""
+    given: dict[str, Any] = {
+        "name": "chat",
+        "id": "abcd1234",
+        "model": "m",
+        "backend": "mp",
+        "processes": (process(nodes[0]), *(process(node, *HEADLESS) for node in nodes[1:])),
+        "host": "127.0.0.1",
+        "port": 8000,
+        "places": dict.fromkeys(nodes, 1),
+        "asked": 1.0,
+        "policy": POLICY,
+    }
+    return Desired(**{**given, **more})
+
+
+def ray(*nodes: str, **more: Any) -> Desired:
+    """Return a server that is one process on the first node, whose ranks Ray runs on all of
+    them.
+    """
+    given: dict[str, Any] = {
+        "backend": "ray",
+        "processes": (process(nodes[0]),),
+        "ray": Ray(dashboard=1, node_manager=2, gpus=len(nodes)),
+        "addresses": {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)},
+    }
+    return mp(*nodes, **{**given, **more})
+
+
+def hybrid(*nodes: str, **more: Any) -> Desired:
+    """Return a server with one replica on each node, which has an API of its own."""
+    processes = tuple(process(node, replicas=(at, 1)) for at, node in enumerate(nodes))
+    addresses = {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)}
+    given = {"processes": processes, "replicas": len(nodes), "addresses": addresses}
+    return mp(*nodes, **{**given, "host": "0.0.0.0", **more})
+
+
+TWO = mp("gpu1", "gpu2")
+AWAY = mp("gpu2", "gpu3")  # the head has no process of it
+RAY = ray("gpu1", "gpu2")

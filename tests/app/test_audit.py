@@ -1,0 +1,211 @@
+"""How a line gets into a node's audit trail, and how lines are read: the programs run on this
+machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.app import audit
+from launcher.app.audit import Entry
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+from tests.app.conftest import ENTRY
+
+
+def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+
+
+def append(
+    state: Path, entry: Entry = ENTRY, *, strict: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Append a line in front of a command that says what it reads."""
+    return run(
+        *audit.append(str(state), "c", entry, strict=strict), "sed", "s/^/ran: /", stdin="it's\n"
+    )
+
+
+def read(state: Path, last: int = 0) -> tuple[list[Entry], int]:
+    done = run(*audit.read(str(state), "c", last))
+    return audit.parse(Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr))
+
+
+def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
+    """Which gets its own words and its own input; only the login may read the line."""
+    state = tmp_path / "a b"
+    done = append(state)
+    file = state / "audit/c.ndjson"
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran: it's\n", "")
+    assert json.loads(file.read_text())["changes"] == ["pulling x:1", "starting the Ray head"]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (state, state / "audit", file)] == [
+        0o755,
+        0o700,
+        0o600,
+    ]
+    assert read(state) == ([ENTRY], 0)
+
+
+def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
+    """And nothing else changes for it."""
+    done = run(
+        *audit.append(str(tmp_path), "c", ENTRY),
+        "sh",
+        "-c",
+        'echo "$0|$*"; exit 7',
+        "a b",
+        "$HOME",
+        "'",
+    )
+
+    assert (done.returncode, done.stdout) == (7, "a b|$HOME '\n")
+
+
+def test_what_cannot_be_written_down_is_not_done(tmp_path: Path) -> None:
+    """Unless it is to clean up, for which a full disk may be the reason."""
+    (tmp_path / "audit").write_text("a file is in the way")
+    strict, lenient = append(tmp_path), append(tmp_path, strict=False)
+
+    assert (strict.returncode, strict.stdout) == (73, "")
+    assert f"the audit line could not be written to {tmp_path}/audit/c.ndjson" in strict.stderr
+    assert (lenient.returncode, lenient.stdout) == (0, "ran: it's\n")
+
+
+def test_a_file_of_a_megabyte_makes_room(tmp_path: Path) -> None:
+    """One old one is kept, and read as well."""
+    file = tmp_path / "audit/c.ndjson"
+    append(tmp_path)
+    old = file.read_text()
+    file.write_text(old + "x" * 1_000_000 + "\n")
+    append(tmp_path)
+
+    assert file.read_text() == old
+    assert (tmp_path / "audit/c.ndjson.1").stat().st_size > 1_000_000
+    assert read(tmp_path) == ([ENTRY, ENTRY], 1)
+    assert read(tmp_path, last=1) == ([ENTRY], 0)
+
+
+def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> None:
+    """Its set-group-ID bit is how an administrator says so."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit").chmod(0o2770)
+    append(tmp_path)
+
+    assert stat.S_IMODE((tmp_path / "audit/c.ndjson").stat().st_mode) == 0o660
+
+
+def test_lines_of_many_at_once_are_whole(tmp_path: Path) -> None:
+    """Each is one write, also the longest."""
+    entry = Entry(
+        **{
+            **{name: getattr(ENTRY, name) for name in Entry.__slots__},
+            "changes": tuple(f"é{n}" * 9 for n in range(900)),
+        }
+    )
+    argv = (*audit.append(str(tmp_path), "c", entry), "true")
+    processes = [subprocess.Popen(argv) for _ in range(24)]
+
+    assert [process.wait() for process in processes] == [0] * 24
+    entries, strange = read(tmp_path)
+    assert (len(set(entries)), len(entries), strange) == (1, 24, 0)
+
+
+def test_no_trail_is_an_empty_one(tmp_path: Path) -> None:
+    """Nothing has changed there."""
+    assert read(tmp_path) == ([], 0)
+
+
+@given(st.lists(st.text(max_size=300), max_size=60), st.text(max_size=3000))
+def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> None:
+    """Whatever is to be told; what found no room is counted."""
+    entry = Entry(
+        at="t", who="a", host="h", verb="up", command=command, node="n", changes=tuple(changes)
+    )
+    text = audit.line(entry)
+
+    assert len(text.encode()) <= audit.LONGEST
+    assert "\n" not in text
+    ((back,), strange) = audit.parse(Answer(node="n", code=0, out=text + "\n"))
+    assert strange == 0
+    assert len(back.changes) == len(set(changes)) or "in all" in back.changes[-1]
+
+
+@given(
+    st.text()
+    | st.from_type(dict).map(repr)
+    | st.sampled_from(["[1]", "{}", '{"at": 1}', "nan", "[" * 9000])
+)
+def test_strange_lines_are_counted(text: str) -> None:
+    """And never in the way of the others."""
+    good = audit.line(ENTRY)
+    entries, _ = audit.parse(Answer(node="gpu01", code=0, out=f"{good}\n{text}\n{good}\n"))
+
+    assert entries[0] == ENTRY and entries[-1] == ENTRY
+
+
+def test_a_folder_that_may_not_be_read_is_not_an_empty_trail(tmp_path: Path) -> None:
+    """Another login has made it its own."""
+    (tmp_path / "audit").mkdir(mode=0)
+    powers = () if os.getuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    done = run(*powers, *audit.read(str(tmp_path), "c"))
+
+    assert (done.returncode, done.stdout) == (77, "")
+    assert f"{tmp_path}/audit may not be read by this login" in done.stderr
+
+
+def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
+    """It is said."""
+    with pytest.raises(UnreadableAnswer, match="gpu01"):
+        audit.parse(Answer(node="gpu01", code=77, err="may not be read by this login"))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["vlaunch", "up", "a b.yaml"], "vlaunch up a b.yaml"),
+        (
+            ["serve", "--", "--api-key", "swordfish", "--seed", "1"],
+            "serve -- --api-key *** --seed 1",
+        ),
+        (["serve", "--", "--api-key=swordfish"], "serve -- --api-key=***"),
+        (
+            ["serve", "--", "--api_key", "sword", "fish", "--seed", "1"],
+            "serve -- --api_key *** *** --seed 1",
+        ),
+        (["--api-key=sword\nfish"], "--api-key=***"),
+        (["--hf-token", "--seed", "1"], "--hf-token --seed 1"),
+        (
+            ["--tokenizer", "org/t", "--max-num-batched-tokens", "8192"],
+            "--tokenizer org/t --max-num-batched-tokens 8192",
+        ),
+        (["--x", "hf_abcdefghijklmnopqrst"], "--x ***"),
+        (["https://anna:swordfish@hub/x"], "https://***@hub/x"),
+        (["task-specific-chat-template"], "task-specific-chat-template"),
+    ],
+)
+def test_a_command_line_without_what_looks_like_a_secret(words: list[str], shown: str) -> None:
+    """By its form; values that are known are taken out besides."""
+    assert audit.command_line(words) == shown
+
+
+def test_what_several_nodes_say_is_said_once() -> None:
+    """In the order of time; a file that nodes share is read by each of them, and counts once."""
+    other = replace(ENTRY, node="gpu02")
+    late = replace(ENTRY, at="2026-11-21T22:00:00Z", node="gpu02", changes=("removing",))
+    found = audit.merge([late, ENTRY, other, ENTRY, late])
+
+    assert [(each.nodes, each.entry.changes[0]) for each in found] == [
+        (("gpu01", "gpu02"), "pulling x:1"),
+        (("gpu02",), "removing"),
+    ]
+    assert found[0].as_json()["nodes"] == ["gpu01", "gpu02"]

@@ -1,0 +1,104 @@
+"""How `vlaunch audit` tells what is written down on nodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from launcher.core.transport import Command
+from tests.command_line import Cluster
+
+
+def trail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, said: dict[str, Answer]) -> None:
+    """Let the nodes answer the question for their trails."""
+    handler = cluster.world.answer
+
+    def answer(command: Command) -> Answer | None:
+        return said[command.node] if command.argv[3:4] == ("audit",) else handler(command)
+
+    monkeypatch.setattr(cluster.world, "answer", answer)
+
+
+def line(**changes: object) -> str:
+    said = {
+        "at": "2026-11-21T21:00:05Z",
+        "who": "anna",
+        "host": "laptop",
+        "verb": "up",
+        "command": "vlaunch up",
+        "id": "1",
+    }
+    return json.dumps({**said, "changes": ["starting"], **changes}) + "\n"
+
+
+def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
+    """It is the one thing that does, besides images, models, and what batches did."""
+    cluster.run("up")
+    ran = cluster.run("down")
+
+    assert ran.code == 0
+    assert (
+        "who changed what stays on each node: /root/.vlaunch/audit/c.ndjson (`vlaunch audit`)"
+        in ran.err
+    )
+
+
+def test_the_trails_of_all_nodes_are_read_as_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest last; what two nodes say is said once; odd lines are counted."""
+    late = line(
+        at="2026-11-21T22:00:00Z",
+        who="bob",
+        command="vlaunch down",
+        changes=["removing", "clearing"],
+    )
+    said = {
+        "gpu01": Answer(node="gpu01", code=0, out=late + line()),
+        "gpu02": Answer(node="gpu02", code=0, out=line() + "{\n"),
+    }
+    trail(cluster, monkeypatch, said)
+    ran = cluster.run("audit")
+
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        "2026-11-21T21:00:05Z  anna@laptop  gpu[01-02]  vlaunch up: starting",
+        "2026-11-21T22:00:00Z  bob@laptop  gpu01  vlaunch down: removing; clearing",
+    ]
+    assert "gpu02: 1 line of its trail cannot be read" in ran.err
+    machine = json.loads(cluster.run("audit", "--json", "--last", "1").out)
+    assert [(each["who"], each["nodes"]) for each in machine["entries"]] == [("bob", ["gpu01"])]
+    assert (machine["silent"], machine["unreadable"]) == ({}, {"gpu02": 1})
+
+
+def test_nodes_that_cannot_be_read_are_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not reached, or not readable: the rest is told, and the exit code is 1."""
+    refused = "/root/.vlaunch/audit/c.ndjson may not be read by this login"
+    trail(cluster, monkeypatch, {"gpu01": Answer(node="gpu01", code=77, err=refused)})
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: no route to host")
+    ran = cluster.run("audit")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert f"gpu01: its audit trail cannot be read; {refused}" in ran.err
+    assert "gpu02: cannot be reached: no route to host" in ran.err
+
+
+def test_what_stands_in_a_trail_draws_on_no_terminal(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it make two lines of one."""
+    wild = line(who="\x1b[2J\x9b1mx", command="a\nb\r\x07", changes=["\x1b]0;title\x07c"])
+    trail(
+        cluster,
+        monkeypatch,
+        {name: Answer(node=name, code=0, out=wild) for name in ("gpu01", "gpu02")},
+    )
+    ran = cluster.run("audit")
+
+    assert not set("\x1b\x07\x9b\r") & set(ran.out + ran.err)
+    assert len(ran.out.splitlines()) == 1

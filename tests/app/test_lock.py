@@ -1,0 +1,201 @@
+"""The lock's own programs, run on this machine, and how their answers are read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.app import lock
+from launcher.app.lock import Owner
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+
+pytestmark = pytest.mark.processes
+
+_TOOLS = ("sh", "head", "mkdir", "date", "sleep", "cat", "rm")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A PATH without `flock`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in _TOOLS:
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return folder
+
+
+def start(state: Path, path: Path | None = None, wait: float = 0) -> subprocess.Popen[bytes]:
+    """Start a holder; it ends with its standard input."""
+    env = {**os.environ, **({"PATH": str(path)} if path else {})}
+    argv = lock.hold(str(state), "c", wait)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it may have ended at once
+        process.stdin.write(lock.said("anna", "laptop", "vlaunch up"))
+    return process
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode().strip()
+
+
+def look(state: Path, path: Path | None = None) -> Answer:
+    env = {**os.environ, **({"PATH": str(path)} if path else {})}
+    done = subprocess.run(
+        lock.look(str(state), "c"), env=env, capture_output=True, text=True, check=False
+    )
+    return Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@pytest.mark.parametrize("flock", [True, False])
+def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path) -> None:
+    """With `flock`, or with Python's where there is none; only its owner may read who it is."""
+    (path / "python3").symlink_to(Path(sys.executable).resolve())
+    where = None if flock else path
+    with start(tmp_path / "s", where) as holder:
+        assert said(holder) == "locked"
+        owner = lock.parse_look(look(tmp_path / "s", where))
+        assert owner is not None
+        assert (owner.who, owner.host, owner.command, owner.pid) == (
+            "anna",
+            "laptop",
+            "vlaunch up",
+            holder.pid,
+        )
+        assert stat.S_IMODE((tmp_path / "s/locks/c").stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "s/locks").stat().st_mode) == 0o700
+        # Docker, which may be somebody else, must get to what it mounts.
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o755
+    assert lock.parse_look(look(tmp_path / "s", where)) is None
+
+
+def test_a_head_that_has_neither_flock_nor_python_says_so(tmp_path: Path, path: Path) -> None:
+    """Rather than to lock nothing."""
+    with start(tmp_path / "s", path) as holder:
+        assert holder.wait(10) == lock.MISSING
+        assert holder.stderr is not None
+        assert b"neither flock nor python3" in holder.stderr.read()
+
+
+def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
+    """And which of the two it was that got it."""
+    with start(tmp_path) as first:
+        assert said(first) == "locked"
+        with start(tmp_path) as second:
+            assert said(second).startswith("held {")
+            assert second.wait(10) == lock.BUSY
+
+
+def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> None:
+    """Its set-group-ID bit is how an administrator says so."""
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks").chmod(0o2770)
+    with start(tmp_path) as holder:
+        assert said(holder) == "locked"
+        assert stat.S_IMODE((tmp_path / "locks/c").stat().st_mode) == 0o660
+
+
+def test_another_process_is_never_ended(tmp_path: Path) -> None:
+    """The file may name one that has nothing to do with the lock; nor is anybody ended when the
+    owner has changed.
+    """
+    with start(tmp_path) as holder, subprocess.Popen(["sleep", "60"]) as other:
+        assert said(holder) == "locked"
+        owner = lock.parse_look(look(tmp_path))
+        assert owner is not None
+        wrong = owner.raw.replace(f'"pid": {holder.pid}', f'"pid": {other.pid}')
+        for written, asked, word in ((owner.raw, wrong, "changed"), (wrong, wrong, "stranger")):
+            (tmp_path / "locks/c").write_text(written + "\n")
+            argv = lock.break_(str(tmp_path), "c", lock.owner(asked))
+            done = subprocess.run(
+                argv, input=lock.said("eve", "h", "x"), capture_output=True, check=False
+            )
+            assert (done.returncode, done.stdout.decode().strip()) == (0, word)
+        assert (holder.poll(), other.poll()) == (None, None)
+        other.kill()
+
+
+def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
+    """Who waits for it may be quicker than who breaks it, and is left alone; broken it is all the
+    same.
+    """
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    (slow / "flock").write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("flock")} "$@"\n')
+    (slow / "flock").chmod(0o755)
+    env = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
+    with start(tmp_path) as holder, contextlib.ExitStack() as later:
+        assert said(holder) == "locked"
+        waiter = later.enter_context(start(tmp_path, wait=60))
+        assert said(waiter).startswith("held {")
+        owner = lock.parse_look(look(tmp_path))
+        assert owner is not None
+        argv = lock.break_(str(tmp_path), "c", owner)
+        done = subprocess.run(
+            argv,
+            input=lock.said("eve", "h", "x"),
+            env=env,
+            capture_output=True,
+            check=False,
+            timeout=20,
+        )
+        assert (done.returncode, done.stdout) == (0, b"freed\n")
+        assert (holder.wait(10), waiter.poll()) == (143, None)
+        assert said(waiter) == "locked"
+
+
+def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
+    """The holder's process stands in the same line, and `lock --break` needs it."""
+    text = lock.said("w" * 32, "h" * 64, "\N{GRINNING FACE}" * 5000, "l" * 100)
+
+    assert len(text) < 3900
+    assert lock.breaker(text.decode()).command.startswith("\N{GRINNING FACE}")
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1])
+def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
+    """Zero would be everything in our own group, and minus one everything there is."""
+    with start(tmp_path) as holder:
+        assert said(holder) == "locked"
+        argv = lock.break_(str(tmp_path), "c", Owner(pid=pid, raw="x"))
+        assert subprocess.run(argv, input=b"x\n", capture_output=True, check=False).returncode == 64
+        assert holder.poll() is None
+
+
+@given(
+    st.text()
+    | st.dictionaries(
+        st.sampled_from(["who", "pid", "since", "host"]), st.integers() | st.text()
+    ).map(str)
+)
+def test_whatever_stands_in_the_file_is_an_owner(text: str) -> None:
+    """Its process is one that may be ended, or none."""
+    owner = lock.owner(text)
+
+    assert owner.pid == 0 or owner.pid > 1
+    assert owner.words
+
+
+@pytest.mark.parametrize("pid", ["true", "1", "0", "-1", '"7"', "4294967296", "1e3"])
+def test_a_process_that_cannot_be(pid: str) -> None:
+    """Is none."""
+    assert lock.owner(f'{{"who": "a", "pid": {pid}}}').pid == 0
+
+
+@pytest.mark.parametrize(("code", "out"), [(0, "what"), (1, "free\n"), (255, ""), (0, "")])
+def test_an_answer_that_says_nothing_is_not_free(code: int, out: str) -> None:
+    """Nobody is told that they may go on."""
+    with pytest.raises(UnreadableAnswer):
+        lock.parse_look(Answer(node="gpu01", code=code, out=out, err="why"))

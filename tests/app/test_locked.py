@@ -1,0 +1,295 @@
+"""The lock around what changes the cluster: who takes it and when, who waits, and, with real
+processes on this machine, that it never outlives its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.app import author, lock, process
+from launcher.cli.main import run
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from launcher.core.transport import Command
+from launcher.ssh.fleet import Line
+from tests.command_line import ANNA, Cluster, held
+from tests.ssh import processes
+
+pytestmark = pytest.mark.processes
+
+
+def busy(cluster: Cluster) -> None:
+    cluster.lock = [Line(node="gpu01", text=f"held {ANNA}"), Answer(node="gpu01", code=75)]
+
+
+@pytest.mark.parametrize(
+    "words", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "--remove", "x"]]
+)
+def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
+    up: Cluster, words: list[str]
+) -> None:
+    """Plans depend on what is seen; what is seen must not change any more.
+
+    It is given back at the end.
+    """
+    up.run(*words)
+
+    assert up.trace[0] == "hold"
+    assert up.trace.count("hold") == 1
+    assert up.trace[-1] == "free"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["up", "--dry-run"],
+        ["down", "--dry-run"],
+        ["stop", "--dry-run"],
+        ["status"],
+        ["jobs"],
+        ["serve", "--dry-run", "--model=m"],
+    ],
+)
+def test_whoever_only_looks_takes_none(up: Cluster, words: list[str]) -> None:
+    """Also while another one works."""
+    busy(up)
+    up.run(*words)
+
+    assert up.held == []
+    assert up.commands
+
+
+def test_a_server_is_watched_without_the_lock(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may work on the cluster while a model loads."""
+
+    def wait(*_: object, **__: object) -> tuple[int, list[str]]:
+        up.trace.append("wait")
+        return 0, []
+
+    monkeypatch.setattr("launcher.serving.start._wait", wait)
+    ran = up.run("serve", "--model", "org/m", "--skip-network-check")
+
+    assert ran.code == 0, ran.err
+    assert up.trace[0] == "hold" and up.trace[-2:] == ["free", "wait"]
+    assert "gpu01: want" in up.world.verbs()
+
+
+def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
+    """Who, from where, since when, and with what; and what to do."""
+    busy(up)
+    ran = up.run("up")
+
+    assert (ran.code, up.world.changes, up.commands) == (1, [], [])
+    assert (
+        "error: gpu01: another operator works on cluster c: anna@laptop since 2026-11-21T21:00:05Z"
+        " (`vlaunch up`)" in ran.err
+    )
+    assert "hint: wait for it: `--lock-wait 600`" in ran.err
+    assert "vlaunch lock --break" in ran.err
+
+
+def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster) -> None:
+    """With the owner's name, and then the command goes on."""
+    up.lock = [Line(node="gpu01", text=f"held {ANNA}"), Line(node="gpu01", text="locked")]
+    ran = up.run("up", "--lock-wait", "60")
+
+    assert ran.code == 0
+    assert "waiting: the cluster's lock, which anna@laptop since" in ran.err
+    assert (
+        ran.err.index("anna@laptop")
+        < ran.err.index("the cluster's lock is ours")
+        < ran.err.index("Look at the nodes")
+    )
+
+
+def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
+    """Whoever may write the file is a stranger."""
+    wild = json.dumps({"who": "\x1b[2Ja", "host": "b\x07", "since": "\x9b1m", "command": "c"})
+    up.lock = [Line(node="gpu01", text=f"held {wild}"), Answer(node="gpu01", code=75)]
+    ran = up.run("up")
+
+    assert ran.code == 1
+    assert not set("\x1b\x07\x9b") & set(ran.err)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            Answer(node="gpu01", code=73, err="mkdir: cannot create: Read-only file system"),
+            "Read-only file system",
+        ),
+        (
+            Answer(node="gpu01", code=69, err="neither flock nor python3 is there"),
+            "apt-get install util-linux",
+        ),
+        (
+            Answer(node="gpu01", code=255, err="the connection was lost"),
+            "run the same command again",
+        ),
+    ],
+)
+def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
+    up: Cluster, answer: Answer, words: str
+) -> None:
+    """`down` goes as far as it can, and says what it goes without."""
+    up.lock = [answer]
+    ran = up.run("up")
+
+    assert (ran.code, up.world.changes) == (1, [])
+    assert "the cluster's lock cannot be taken" in ran.err and words in ran.err
+
+    up.lock = [answer]
+    ran = up.run("down")
+
+    assert ran.code == 0
+    assert "goes on without the cluster's lock" in ran.err
+
+
+def test_what_a_head_complains_of_is_the_evidence(up: Cluster) -> None:
+    """A read-only file system, for one: the program that takes the lock says so before it ends."""
+    said = "mkdir: cannot create directory '/root/.vlaunch': Read-only file system"
+    up.lock = [Line(node="gpu01", text=said, error=True), Answer(node="gpu01", code=73)]
+    ran = up.run("up")
+
+    assert (ran.code, up.world.changes) == (1, [])
+    assert said in ran.err
+
+
+def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
+    up: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it prints, and if it prints nothing."""
+    monkeypatch.setattr("launcher.app.locked._ANSWERS", 0.05)
+    up.lock = [Line(node="gpu01", text="what?"), Line(node="gpu01", text="locked", error=True)]
+    ran = up.run("up")
+
+    assert (ran.code, up.world.changes) == (1, [])
+    assert "did not answer within" in ran.err
+
+
+def test_down_without_its_head_takes_no_lock(up: Cluster) -> None:
+    """The others are cleaned all the same."""
+    up.missing["gpu01"] = ConnectError("gpu01", "cannot be reached: no route to host")
+    ran = up.run("down")
+
+    assert (ran.code, up.held) == (1, [])
+    assert {command.node for command in up.world.changes} == {"gpu02"}
+    assert "goes on without the cluster's lock (gpu01 is not reached)" in ran.err
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(
+    cluster: Cluster, verb: str
+) -> None:
+    """Also one that would clean as far as it can: somebody else works there now."""
+    if verb == "down":
+        assert cluster.run("up").code == 0
+    cluster.world.changes.clear()
+    handler = cluster.world.answer
+
+    def losing(command: Command) -> Answer | None:
+        answer = handler(command)
+        if cluster.world.changes:
+            cluster.holders[-1].over = Answer(node="gpu01", code=255, err="the connection was lost")
+        return answer
+
+    cluster.world.answer = losing  # type: ignore[method-assign]
+    ran = cluster.run(verb)
+
+    assert ran.code == 1
+    assert "the cluster's lock was lost with the connection; nothing more was done" in ran.err
+    # All of the wave that was on its way, and nothing after it.
+    assert len({command.node for command in cluster.world.changes}) == len(cluster.world.changes)
+
+
+def test_lock_and_audit_cost_one_round_trip(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock one command on the head; the lines none, for they travel with the first step."""
+    cluster.run("up")  # asks the image what is in it, once and for all
+    cluster.run("down")
+    for kept in (cluster.trace, cluster.held, cluster.commands):
+        kept.clear()
+    cluster.run("up")
+    with_lines = cluster.trace.count("run")
+    assert (cluster.trace.count("hold"), len(cluster.held)) == (1, 1)
+    assert any(command.before for command in cluster.commands)
+    cluster.run("down")
+    cluster.trace.clear()
+    monkeypatch.setattr(author.Recorder, "record", lambda *_: {})
+    cluster.run("up")
+
+    assert cluster.trace.count("run") == with_lines
+
+
+def test_two_launchers_at_once(
+    here: Path, launch: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One works; the other is refused with its name, or waits for it."""
+    first = launch("stop")
+    assert processes.awaited((here / "asked").exists)
+
+    assert run(["stop"]) == 1
+    err = capsys.readouterr().err
+    assert "another operator works on cluster c: anna@" in err
+    assert "(`vlaunch stop`)" in err
+
+    assert run(["lock"]) == 0
+    assert capsys.readouterr().out.startswith("c: held by anna@")
+    second = launch("stop", "--lock-wait", "60", user="bob")
+    assert second.stderr is not None
+    assert any("waiting: the cluster's lock, which anna@" in line for line in second.stderr)
+    (here / "go").touch()
+
+    assert (first.wait(30), second.wait(30)) == (0, 0)
+    assert not held(capsys)
+
+
+def test_a_killed_launcher_frees_the_lock(
+    here: Path, launch: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By itself, for the kernel holds it; what it wrote of itself stays, and misleads nobody."""
+    first = launch("stop")
+    assert processes.awaited((here / "asked").exists)
+    assert held(capsys)
+    first.send_signal(signal.SIGKILL)
+
+    assert processes.awaited(lambda: not held(capsys), within=20)
+    assert "anna" in (here / "state/locks/c").read_text()
+    (here / "go").touch()
+    assert run(["stop"]) == 0
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_lock_that_a_dead_launcher_of_this_machine_left_is_taken_over(
+    alive: bool, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head may still hold its connection, for nobody has told it; of a launcher that lives
+    nothing is taken.
+    """
+    (here / "go").touch()
+    with subprocess.Popen(["true"]) as ended:
+        gone = process.own().replace(f":{os.getpid()}:", f":{ended.pid}:")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(lock.hold(f"{here}/state", "c"), stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        holder.stdin.write(
+            lock.said("anna", "laptop", "vlaunch up", process.own() if alive else gone)
+        )
+        holder.stdin.flush()
+        assert holder.stdout.readline() == b"locked\n"
+        code, err = run(["stop"]), capsys.readouterr().err
+
+        assert code == (1 if alive else 0), err
+        assert (holder.poll() is None) is alive
+        assert (
+            "the lock is left of a launcher that is dead: anna@laptop since" in err
+        ) is not alive

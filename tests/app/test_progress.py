@@ -1,0 +1,243 @@
+"""Events as people and machines see them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.app import progress
+from launcher.core.events import Event
+from tests import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\rover\x08"
+# A run with everything in it that a run can say.
+EVENTS = (
+    Event(kind="stage", stage="connect", text="Connect to 3 nodes", state="running"),
+    Event(
+        kind="step", stage="connect", node="gpu[01-03]", text="connected", state="ok", seconds=0.31
+    ),
+    Event(kind="stage", stage="connect", text="Connect to 3 nodes", state="ok", seconds=0.32),
+    Event(kind="stage", stage="preflight", text="Look at the nodes", state="running"),
+    Event(kind="finding", stage="preflight", node="gpu[01-03]", text="Docker answers", state="ok"),
+    Event(
+        kind="finding",
+        stage="preflight",
+        node="gpu02",
+        text="neither `ss` nor `netstat` is installed",
+        state="skip",
+    ),
+    Event(kind="finding", stage="preflight", node="gpu03", text="the driver is old", state="warn"),
+    Event(kind="note", stage="difference", text="gpu02: env A: 1 → 2"),
+    Event(kind="warning", text="no secret HF_TOKEN: gated models cannot be read", state="warn"),
+    Event(kind="stage", stage="workers", text="Start the Ray workers", state="running"),
+    Event(
+        kind="step", stage="workers", node="gpu02", text="starting the Ray worker", state="running"
+    ),
+    Event(
+        kind="step", stage="workers", node="gpu03", text="starting the Ray worker", state="running"
+    ),
+    Event(
+        kind="step",
+        stage="workers",
+        node="gpu03",
+        text="starting the Ray worker",
+        state="ok",
+        seconds=1.04,
+    ),
+    Event(
+        kind="step",
+        stage="workers",
+        node="gpu02",
+        text="starting the Ray worker",
+        state="ok",
+        seconds=1.26,
+    ),
+    Event(
+        kind="wait",
+        stage="ray",
+        text="gpu02: has not joined Ray",
+        state="running",
+        seconds=1,
+        deadline=180,
+    ),
+    Event(kind="wait", stage="ray", text="gpu02: has not joined Ray", seconds=2, deadline=180),
+    Event(kind="step", stage="ray", node="gpu01", text="asking", state="unchanged"),
+    Event(kind="step", stage="ray", node="gpu01", text="asking again", state="failed", seconds=3),
+    Event(
+        kind="done",
+        text="cluster c is up: 3 nodes, 24 GPUs",
+        state="ok",
+        seconds=61.5,
+        data={"changed": 3},
+    ),
+)
+
+
+def shown(to: progress.Printer, *events: Event) -> None:
+    with to:
+        progress.show_all(events, to)
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for what is new; the repeated wait and what only starts are left out; standard
+    output stays empty.
+    """
+    shown(progress.PlainLines(), *EVENTS)
+    out, err = capsys.readouterr()
+
+    assert out == ""
+    golden.check(GOLDEN / "plain-lines.txt", err)
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every event is one object on standard output; standard error stays empty."""
+    shown(progress.JsonLines(), *EVENTS)
+    out, err = capsys.readouterr()
+
+    assert err == ""
+    assert [json.loads(line) for line in out.splitlines()] == [event.as_json() for event in EVENTS]
+    golden.check(GOLDEN / "events.jsonl", out)
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands whose output is data do not talk."""
+    shown(progress.printer(quiet=True), *EVENTS)
+
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_pipe_gets_plain_lines_and_a_terminal_a_live_display(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decided by standard error, where the talk goes; JSON wins over both."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert isinstance(progress.printer(), progress.PlainLines)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert isinstance(progress.printer(), progress.LiveLines)
+    assert isinstance(progress.printer(as_json=True), progress.JsonLines)
+    assert isinstance(progress.printer(quiet=True), progress.Silent)
+
+
+def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What scrolled by stays: each stage, each end of a step, each finding."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    shown(progress.LiveLines(), *EVENTS)
+    lines = screen.getvalue()
+
+    for words in (
+        "Connect to 3 nodes",
+        "✓ gpu[01-03] connected  0.3s",
+        "- gpu02 neither",
+        "! gpu03 the driver is old",
+        "✓ cluster c is up",
+    ):
+        assert words in lines
+    assert "asking again" in lines
+
+
+def test_a_live_display_in_a_narrow_terminal_keeps_one_row_for_each_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row that wraps cannot be redrawn in place."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setenv("COLUMNS", "40")
+    live = progress.LiveLines()
+    with live:
+        for number in range(20):
+            live.show(
+                Event(
+                    kind="step",
+                    stage="s",
+                    node=f"a-long-node-name-{number}x",
+                    text="pulling an image with a long name",
+                    state="running",
+                )
+            )
+        live.show(Event(kind="wait", stage="s", text="word " * 40, state="running", deadline=10))
+        drawn = live._draw().plain
+
+    assert all(len(line) <= 40 for line in drawn.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["step", "finding", "note", "warning", "wait", "done", "stage"])
+def test_what_nodes_say_cannot_draw_on_the_terminal(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Escape sequences and control characters are taken out, on every way to a terminal."""
+    event = Event(
+        kind=kind,
+        stage="s",
+        node="a",
+        text=HOSTILE,
+        state="running" if kind in ("wait", "stage") else "ok",
+    )  # type: ignore[arg-type]
+    shown(progress.PlainLines(), event)
+    shown(progress.JsonLines(), event)
+    out, err = capsys.readouterr()
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    shown(progress.LiveLines(), event)
+
+    for text in (out, err, screen.getvalue()):
+        assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(text)
+
+
+def test_good_news_held_back_for_a_node_that_failed_is_told_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Folding must not lose what a node has done."""
+    running = [
+        Event(kind="step", stage="s", node=node, text="building", state="running")
+        for node in ("a1", "a2")
+    ]
+    shown(
+        progress.PlainLines(),
+        *running,
+        Event(kind="step", stage="s", node="a1", text="building", state="ok", seconds=1),
+        Event(kind="step", stage="s", node="a2", text="building", state="failed", seconds=2),
+    )
+
+    assert capsys.readouterr().err == "  failed a2: building (2.0s)\n  ok a1: building (1.0s)\n"
+
+
+def test_a_wait_goes_on_while_nothing_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that asks for minutes says nothing meanwhile: its time is what it told plus what has
+    passed since.
+    """
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = 100.0
+    live = progress.LiveLines(clock=lambda: now)
+    with live:
+        live.show(
+            Event(
+                kind="wait",
+                stage="network",
+                text="measuring",
+                state="running",
+                seconds=2,
+                deadline=300,
+            )
+        )
+        first = live._draw().plain
+        now = 161.0
+        second = live._draw().plain
+        live.show(Event(kind="wait", stage="network", text="measuring", seconds=70, deadline=300))
+        third = live._draw().plain
+        live.show(Event(kind="step", stage="network", text="measured", state="ok"))
+
+        assert (first, second, third) == (
+            "  … measuring  2s of 300s",
+            "  … measuring  63s of 300s",
+            "  … measuring  70s of 300s",
+        )
+        assert live._draw().plain == ""

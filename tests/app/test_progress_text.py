@@ -1,0 +1,47 @@
+"""How far a batch job is, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.app import progress_text
+from launcher.batch.job_store import Progress
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.4, "0s"),
+        (59.9, "59s"),
+        (61, "1m 01s"),
+        (3600, "1h 00m"),
+        (7384, "2h 03m"),
+        (90000, "1d 1h"),
+    ],
+)
+def test_durations(seconds: float, said: str) -> None:
+    """Two units say enough."""
+    assert progress_text.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.25, "0.25"), (25.34, "25.3"), (253.4, "253"), (1912.7, "1,913")]
+)
+def test_rates(value: float, said: str) -> None:
+    """As many digits as mean something."""
+    assert progress_text.rate(value) == said
+
+
+def test_rows_that_nobody_has_counted_yet() -> None:
+    """Are a question mark."""
+    assert progress_text.line(Progress(state="reading")) == "0 of ? rows"
+
+
+def test_one_error_is_singular() -> None:
+    """People read this."""
+    assert "1 error" in progress_text.line(Progress(rows=3, errors=1)).split(", ")
+
+
+def test_a_finished_job_has_no_time_left() -> None:
+    """An estimate is one while it runs."""
+    assert "left" not in progress_text.line(Progress(state="finishing", rows=3, eta=9.0))

@@ -1,0 +1,349 @@
+"""`--dry-run` prints what the run sends: the script is executed here, and what it sends is compared
+with the run's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from launcher.app.script import script
+from launcher.core.apply import apply
+from launcher.core.domain import Answer, Argv, Inventory
+from launcher.core.errors import NodeError
+from launcher.core.plan import Plan, in_waves
+from launcher.tools import certificates, node_files
+from launcher.tools.host import HostFacts
+from tests import golden
+from tests import plan_case as case
+from tests.fakes import FakeTransport
+from tests.plan_case import Case
+
+pytestmark = pytest.mark.processes
+
+# Takes the place of everything that reaches a node. What `ssh` was given is read by a POSIX shell,
+# as on the other side.
+_STUB = """#!/bin/sh
+PATH=/usr/bin:/bin
+name=${0##*/} options=
+if [ "$name" = ssh ]; then
+  while [ "$#" -gt 2 ]; do options="$options $1"; shift; done
+  login=$1
+  eval "set -- $2"
+else
+  login=local
+  set -- "$name" "$@"
+fi
+file=$(mktemp -p "$SENT")
+cat >"$file.stdin"
+printf '%s\\0' "$login" "$options" "$@" >"$file"
+echo "$file" >>"$SENT/order"
+[ "$login" != "$FAIL" ]
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """One command that the script sent."""
+
+    login: str
+    options: str
+    argv: Argv
+    stdin: bytes
+
+
+class Shell:
+    """Runs scripts with everything that would reach a node recorded instead."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin, self.out = folder, folder / "bin", folder / "sent"
+        for path in (self.bin, self.out):
+            path.mkdir(parents=True)
+        for name in ("ssh", "sh", "docker", "sudo"):
+            (self.bin / name).write_text(_STUB)
+            (self.bin / name).chmod(0o755)
+        # `vlaunch payload` itself is tested with the command line; its bytes are these.
+        (folder / "payload.tar").write_bytes(node_files.payload_tar())
+        (self.bin / "vlaunch").write_text(
+            f'#!/bin/sh\n[ "$*" = payload ] && exec cat {folder}/payload.tar\n'
+        )
+        (self.bin / "vlaunch").chmod(0o755)
+
+    def run(self, text: str, *, fail: str = "-", piped: bool = False) -> tuple[int, list[Sent]]:
+        """Execute a script from another folder and return its exit code and what it sent, in
+        order.
+        """
+        path = self.folder / "script.sh"
+        path.write_text(text)
+        env = {
+            **case.VALUES,
+            "RAY_AUTH_TOKEN": case.TOKEN,
+            "PATH": f"{self.bin}:{os.defpath}",
+            "SENT": str(self.out),
+            "FAIL": fail,
+        }
+        argv = ["/bin/bash", "-s"] if piped else ["/bin/bash", str(path)]
+        given = text.encode() if piped else b""
+        done = subprocess.run(
+            argv,
+            env=env,
+            cwd=self.folder,
+            input=given,
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.stderr == b""
+        order = self.out / "order"
+        return done.returncode, [
+            self._read(Path(line)) for line in order.read_text().splitlines()
+        ] if order.exists() else []
+
+    def _read(self, path: Path) -> Sent:
+        login, options, *argv = path.read_bytes().decode().split("\0")[:-1]
+        return Sent(
+            login=login,
+            options=options.strip(),
+            argv=tuple(argv),
+            stdin=Path(f"{path}.stdin").read_bytes(),
+        )
+
+
+@pytest.fixture(params=case.names())
+def one(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """Every case folder in turn."""
+    return _open(request.param, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """A shell that reaches nothing."""
+    return Shell(tmp_path / "elsewhere")
+
+
+def _open(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    for key, value in case.VALUES.items():
+        monkeypatch.setenv(key, value)
+    return case.open_case(name, folder / name)
+
+
+def test_the_script_is_as_expected(one: Case) -> None:
+    """Each case folder holds the script that must come of it."""
+    text = script(one.inventory, one.plans()).replace(str(one.folder), "FOLDER")
+
+    golden.check(case.CASES / one.name / "expected.sh", text)
+
+
+def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
+    """The same argv to the same nodes with the same bytes on standard input, wave by wave; gates
+    change nothing.
+    """
+    plans = one.plans()
+    code, by_script = shell.run(script(one.inventory, plans))
+    if one.observed.get("offline"):
+        changes = [
+            step.command
+            for plan in plans
+            for stage in plan.stages
+            for wave in in_waves(stage.steps)
+            for step in wave
+        ]
+    else:
+        one.run()
+        changes = one.world.changes
+    logins = {node.name: _login(one.inventory, node.name) for node in one.inventory.nodes}
+    by_run = [
+        Sent(
+            login=logins[c.node][0],
+            options=logins[c.node][1],
+            argv=c.argv,
+            stdin=c.stdin() if c.stdin else b"",
+        )
+        for c in changes
+    ]
+    by_script = [replace(sent, stdin=b"") if _is_certificate(sent) else sent for sent in by_script]
+
+    assert code == 0
+    assert (by_run == []) is bool(one.observed.get("nothing"))
+    assert _waves(plans, by_script) == _waves(plans, by_run)
+
+
+def test_the_script_issues_valid_certificates(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both vlaunch and `openssl verify` accept them."""
+    example = _open("cpu-derived-image", tmp_path, monkeypatch)
+    code, commands = shell.run(script(example.inventory, example.plans()))
+    stored = {
+        (sent.login, sent.argv[-1]): sent.stdin.decode()
+        for sent in commands
+        if _is_certificate(sent)
+    }
+    facts = {}
+    for node in example.inventory.nodes:
+        login, _ = _login(example.inventory, node.name)
+        authority, own = stored[login, "AGENT_CA"], stored[login, "AGENT_CERTIFICATE"]
+        public, key, _ = own.partition("-----BEGIN PRIVATE KEY-----")
+        facts[node.name] = HostFacts(
+            secret_names=certificates.NAMES, certificates=authority + public
+        )
+        (tmp_path / "ca.pem").write_text(authority)
+        (tmp_path / "own.pem").write_text(own)
+        for purpose in ("sslserver", "sslclient"):
+            command = f"openssl verify -x509_strict -purpose {purpose} -CAfile ca.pem own.pem"
+            subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+        assert key
+
+    assert code == 0
+    assert certificates.reasons(example.inventory, facts, datetime.now(timezone.utc)) == {}
+
+
+def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
+    """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values
+    against.
+    """
+    text = script(one.inventory, one.plans())
+    done = subprocess.run(
+        ["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [value for value in (*case.VALUES.values(), case.TOKEN) if value in text] == []
+
+
+def test_a_failing_step_stops_the_script(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stops the run: the nodes of its wave finish, and nothing after it is sent."""
+    found = _open("cpu-derived-image", tmp_path, monkeypatch)
+    plans = found.plans()
+    code, sent = shell.run(script(found.inventory, plans), fail="192.0.2.12")
+    found.world.fail["node2", "build"] = Answer(node="node2", code=1, err="no")
+    with pytest.raises(NodeError):
+        list(apply(plans[1], FakeTransport(found.world.answer), sleep=lambda _: None))
+
+    assert code != 0
+    assert sorted(each.argv for each in sent) == sorted(
+        command.argv for command in found.world.changes
+    )
+
+
+def test_the_script_can_be_piped_into_bash(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vlaunch up --dry-run | bash`: no command may read the rest of the script as its own
+    input.
+    """
+    found = _open("cpu-derived-image", tmp_path, monkeypatch)
+    text = script(found.inventory, found.plans())
+    code, sent = shell.run(text, piped=True)
+
+    assert code == 0
+    assert len(sent) == sum(len(plan.steps) for plan in found.plans())
+
+
+def test_a_secret_from_a_command_is_one_command_in_the_script_too(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run gives the words to the program, not to a shell; so must the script."""
+    found = _open("secrets-of-every-source", tmp_path, monkeypatch)
+    path = found.folder / "inventory.yaml"
+    path.write_text(path.read_text().replace("printenv EXTRA", "echo first && echo second"))
+    found = _reload(found)
+    _, sent = shell.run(script(found.inventory, found.plans()))
+    by_script = [each.stdin for each in sent if each.argv[3] == "store" and each.argv[5] == "EXTRA"]
+
+    assert by_script == [found.secrets["EXTRA"].reveal().encode()]
+
+
+def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker with another token than its head cannot join; the head's is there to be read."""
+    kept = _open("dead-worker", tmp_path, monkeypatch)
+    fresh = _open("cpu-derived-image", tmp_path, monkeypatch)
+
+    assert "openssl" not in script(kept.inventory, kept.plans())
+    assert "openssl" in script(fresh.inventory, fresh.plans())
+
+
+def test_notes_stand_in_the_script_as_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note that spans lines must not become a command."""
+    found = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
+    plan = Plan(verb="up", stages=(), notes=("node2: env A: one\ntouch /tmp/x → two",))
+    lines = script(found.inventory, [plan]).splitlines()
+
+    assert [line for line in lines if "touch" in line and not line.startswith("#")] == []
+
+
+def _is_certificate(sent: Sent) -> bool:
+    """Return whether a command stores a certificate, which is different in every run."""
+    return {"store", "extend"} & {*sent.argv} != set() and sent.argv[-1] in certificates.NAMES
+
+
+def _reload(found: Case) -> Case:
+    from dataclasses import replace
+
+    from launcher.app.secrets import resolve
+    from launcher.inventory.load import load
+
+    inventory = load(found.folder / "inventory.yaml")
+    return replace(
+        found,
+        inventory=inventory,
+        secrets={**found.secrets, **resolve(inventory.secrets, found.folder)},
+    )
+
+
+def _login(inventory: Inventory, name: str) -> tuple[str, str]:
+    node = inventory.node(name)
+    if node.connection == "local":
+        return "local", ""
+    options = {"-p": node.ssh.port, "-i": node.ssh.identity, "-J": node.ssh.jump}
+    words = " ".join(f"{flag} {value}" for flag, value in options.items() if value)
+    return (f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host), words
+
+
+def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
+    """Cut what was sent into the plans' waves, each sorted: inside a wave the order is free."""
+    sizes = [len(wave) for plan in plans for stage in plan.stages for wave in in_waves(stage.steps)]
+    rest, waves = list(sent), []
+    for size in sizes:
+        waves.append(sorted(rest[:size], key=repr))
+        rest = rest[size:]
+    return [*waves, rest]
+
+
+def test_words_reach_a_posix_shell_whatever_is_in_them(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a locale that does not know their letters, quotes and line breaks among them."""
+    found = _open("nothing-changed", tmp_path, monkeypatch)
+    node = found.inventory.head.name
+    words = ("é'; touch pwned; '", "a\nb\t\x01", "$(touch pwned)", "\\'&\\", "", "'")
+    text = script(found.inventory, found.plans()).replace(
+        "\nexit\n", f"\n{shlex.join(('on', node, 'echo', *words))}\nexit\n"
+    )
+    code, sent = shell.run(text)
+
+    assert (code, sent[-1].argv) == (0, ("echo", *words))
+    assert not (shell.folder / "pwned").exists()
+
+
+def test_the_name_of_the_inventory_stays_in_its_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line break in it begins no command."""
+    found = _open("nothing-changed", tmp_path, monkeypatch)
+    named = replace(found.inventory, path=tmp_path / "a\ntouch pwned\r\x1b[2J.yaml")
+
+    assert "\ntouch" not in script(named, found.plans())
+    assert "from a touch pwned.yaml\n" in script(named, found.plans())

@@ -1,0 +1,255 @@
+"""Where secrets may lie on a node, and what is told of them; the scripts run here, on folders of
+the test's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.app import secret_files
+from launcher.core import shell
+from launcher.core.domain import Argv
+from launcher.core.errors import UnreadableAnswer
+from launcher.tools import host, host_read, node_files
+
+pytestmark = pytest.mark.processes
+
+Fake = Callable[..., None]
+
+
+@pytest.fixture
+def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Put programs of the test's before those of the machine."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def _ask(state: Path, cluster: str = "c") -> str:
+    argv = host.probe(
+        ("false",),
+        cluster=cluster,
+        state_dir=str(state),
+        hf_home=str(state),
+        accelerator="cpu",
+        images=(),
+    )
+    return _said(argv)
+
+
+def _said(argv: Argv) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
+def test_root_has_its_place_in_run_when_that_is_memory(bin_: Fake, tmp_path: Path) -> None:
+    """The file system's type decides, not its name."""
+    bin_("id", "case $1 in -u) echo 0 ;; *) echo root ;; esac")
+    for kind, place in (("tmpfs", "/run/vlaunch-root"), ("ext2/ext3", "")):
+        bin_("stat", f"echo {kind}")
+        facts = host_read.parse_probe(_ask(tmp_path))
+        assert facts.memory == place
+    assert "is a file system in memory" in facts.said["memory"]
+
+
+def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> None:
+    """Where logind runs, its files end with its session; elsewhere they stay."""
+    bin_("id", "case $1 in -u) echo 12345 ;; *) echo nobody-of-ours ;; esac")
+    bin_("stat", "echo tmpfs")
+    facts = host_read.parse_probe(_ask(tmp_path))
+    if Path("/run/systemd/seats").is_dir():
+        assert facts.memory == ""
+        assert "does not linger" in facts.said["memory"]
+    else:
+        assert facts.memory == "/dev/shm/vlaunch-nobody-of-ours"
+
+
+def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
+    """So that a change of `secrets_in` keeps it."""
+    for name in ("one", "two"):
+        (tmp_path / name / "secrets").mkdir(parents=True)
+    (tmp_path / "two" / "secrets" / "RAY_AUTH_TOKEN").write_text("t")
+    words = shell.program("probe").split("sh_c token '")[1].split("'")[0]
+    ran = subprocess.run(
+        ["sh", "-c", words, "x", tmp_path / "one", tmp_path / "two"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.stdout == "t"
+
+
+def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path: Path) -> None:
+    """In /dev/shm everybody may make a folder with a login's name."""
+    place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
+    bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
+    bin_("stat", "case $4 in /dev/shm) echo tmpfs ;; *) echo other ;; esac")
+    planted = tmp_path / "planted"
+    (planted / "c" / "secrets").mkdir(parents=True)
+    (planted / "c" / "secrets" / "RAY_AUTH_TOKEN").write_text("chosen-by-somebody")
+    try:
+        place.symlink_to(planted)
+        facts = host_read.parse_probe(_ask(tmp_path / "state"))
+        assert (facts.token, facts.in_memory, facts.folders) == ("", None, ())
+        place.unlink()
+        shutil.move(planted, place)
+        facts = host_read.parse_probe(_ask(tmp_path / "state"))
+        assert (facts.token, facts.in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
+        assert facts.folders == (f"{place}/c",)
+        bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
+        facts = host_read.parse_probe(_ask(tmp_path / "state"))
+        assert (facts.memory, facts.in_memory, facts.folders) == ("", None, (f"{place}/c",))
+    finally:
+        place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
+
+
+def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) -> None:
+    """Also in a place that is not today's."""
+    place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
+    bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
+    bin_("stat", 'case $1 in -f) echo other ;; *) exec /usr/bin/stat "$@" ;; esac')
+    for folder in (tmp_path / "c" / "secrets", place / "c" / "secrets"):
+        folder.mkdir(parents=True)
+        (folder / "A").touch()
+    try:
+        facts = host_read.parse_probe(_ask(tmp_path))
+        out = _said(secret_files.listing("c", str(tmp_path)))
+    finally:
+        shutil.rmtree(place)
+
+    assert facts.memory == ""
+    assert [(each.place, each.path) for each in secret_files.parse(out) if each.name] == [
+        ("disk", f"{tmp_path}/c/secrets/A"),
+        ("memory", f"{place}/c/secrets/A"),
+    ]
+
+
+def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
+    """What a killed launcher left half-written, too."""
+    folder = tmp_path / "c" / "secrets"
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    for name, mode in (("A", 0o600), ("B", 0o640), (".A.node.17", 0o600)):
+        (folder / name).write_text("hidden-value")
+        (folder / name).chmod(mode)
+    os.utime(folder / "A", (1, 1))
+    out = _said(secret_files.listing("c", str(tmp_path)))
+    found = {each.name: each for each in secret_files.parse(out)}
+
+    assert "hidden-value" not in out
+    assert set(found) == {"", "A", "B", ".A.node.17"}
+    assert (found[""].private, found["A"].private, found["B"].private) == (True, True, False)
+    assert (found["B"].mode, found["B"].place, found["B"].own) == ("640", "disk", True)
+    assert found["A"].age > 1e9
+    assert found["B"].age < 3600
+
+
+def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> None:
+    """To its group alone, which the folder of servers shows."""
+    folder, server = tmp_path / "c" / "secrets", tmp_path / "c" / "server"
+    folder.mkdir(parents=True)
+    server.mkdir()
+    (folder / "A").write_text("x")
+    (folder / "A").chmod(0o640)
+    folder.chmod(0o750)
+
+    def private() -> list[bool]:
+        out = _said(secret_files.listing("c", str(tmp_path)))
+        return [each.private for each in secret_files.parse(out)]
+
+    assert private() == [False, False]
+    server.chmod(0o2775)
+    assert private() == [True, True]
+    (folder / "A").chmod(0o644)
+    assert private() == [True, False]
+
+
+def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) -> None:
+    """The probe and the list report the same, the authority's first."""
+    folder = tmp_path / "c" / "secrets"
+    folder.mkdir(parents=True)
+    public = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
+    private = "-----BEGIN PRIVATE KEY-----\nhidden\n-----END PRIVATE KEY-----\n"
+    assert host_read.parse_probe(_ask(tmp_path)).certificates == ""
+    (folder / "AGENT_CERTIFICATE").write_text(public.format("own") + private)
+    (folder / "AGENT_CA").write_text(public.format("authority"))
+    probed, listed = _ask(tmp_path), _said(secret_files.listing("c", str(tmp_path)))
+    certificates = public.format("authority") + public.format("own")
+
+    assert host_read.parse_probe(probed).certificates.strip() == certificates.strip()
+    assert secret_files.certificates(listed) == certificates
+    assert {file.name for file in secret_files.parse(listed)} == {
+        "",
+        "AGENT_CA",
+        "AGENT_CERTIFICATE",
+    }
+    assert "hidden" not in probed + listed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "@@secrets 1 0 -\n",
+        "@@secrets 1 0 -\nnoise\n@@secrets end\n",
+        "@@secrets x 0 -\n@@secrets end\n",
+        "@@secrets 1 0 -\ndisk 600 0 0 1 relative/secrets/A\n@@secrets end\n",
+    ],
+)
+def test_anything_else_cannot_be_read(text: str) -> None:
+    """It is never taken for an empty list."""
+    with pytest.raises(UnreadableAnswer):
+        secret_files.parse(text)
+
+
+def test_a_folder_of_somebody_else_in_memory_is_refused(tmp_path: Path) -> None:
+    """Who was there first could put a token of their own into it."""
+    script = node_files._OWN + node_files._STORE
+    good = tmp_path / "vlaunch-me" / "c"
+    ran = subprocess.run(
+        ["sh", "-c", script, "store", good, "A"],
+        input="v",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, (good / "secrets" / "A").read_text()) == (0, "v")
+    assert [
+        oct(each.stat().st_mode & 0o777) for each in (good / "secrets", good / "secrets" / "A")
+    ] == ["0o700", "0o600"]
+    (tmp_path / "vlaunch-other").symlink_to(tmp_path / "vlaunch-me")
+    bad = tmp_path / "vlaunch-other" / "c"
+    ran = subprocess.run(
+        ["sh", "-c", script, "store", bad, "B"],
+        input="v",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 1
+    assert "belongs to somebody else" in ran.stderr
+    assert not (good / "secrets" / "B").exists()
+
+
+def test_the_folder_in_the_login_s_home_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with everything else that the launcher keeps on a node."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".vlaunch" / "c" / "secrets").mkdir(parents=True)
+    (found,) = secret_files.parse(_said(secret_files.listing("c", "")))
+
+    assert found.path == f"{tmp_path}/.vlaunch/c/secrets"

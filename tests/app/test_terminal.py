@@ -1,0 +1,243 @@
+"""Lines in a narrow terminal, a wide one and a pipe: where they go on, and what is not broken."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from launcher.app import error_text, terminal
+from launcher.app.progress import LiveLines
+from launcher.app.text import line, log
+from launcher.cli import main
+from launcher.core.errors import InventoryError, NodeError
+from launcher.core.events import Event
+from tests import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+ERROR = NodeError(
+    "gpu02",
+    "the Ray worker did not join within 120s, although its container runs and answers to Docker",
+    evidence="2026-11-22 10:00:00 gcs_client.cc: Failed to connect to GCS at 10.0.0.11:6379 in 5s",
+    hint=(
+        "allow TCP 6379 from gpu02 to gpu01: `sudo ufw allow from 10.0.0.12 to any port 6379`, then"
+        " run `vlaunch up` again\nsee what both nodes say: `vlaunch logs`"
+    ),
+)
+FAILED = Event(
+    kind="step",
+    stage="workers",
+    node="gpu[01-02]",
+    text=(
+        "starting the Ray worker: the driver is too old for the image's CUDA; install driver 580 or"
+        " newer, or take an older image: `docker pull vllm/vllm-openai:v0.11.0`"
+    ),
+    state="failed",
+    seconds=12.3,
+)
+WORDS = st.one_of(
+    st.text("abc`節点é", min_size=1, max_size=12),
+    st.sampled_from(["`sudo ufw allow from 10.0.0.12`", "(`a b`,", "x" * 90, "節" * 30]),
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
+def stderr(monkeypatch: pytest.MonkeyPatch, columns: int, **environment: str) -> Terminal:
+    """Let standard error be a terminal that is so wide."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"COLUMNS": str(columns), "TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    return screen
+
+
+def printed(what: terminal.Line, width: int) -> list[str]:
+    """Print a line on a console of this width."""
+    to = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    terminal.show(what, to)
+    assert isinstance(to.file, io.StringIO)
+    return to.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_an_error(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Message and hints go on below their beginning; evidence is left as it is."""
+    screen = stderr(monkeypatch, columns, NO_COLOR="1")
+    error_text.show(ERROR)
+
+    assert f"  {ERROR.evidence}\n" in screen.getvalue()
+    golden.check(GOLDEN / f"terminal-error-{columns}.txt", screen.getvalue())
+
+
+def test_mistakes_are_words_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in an inventory stand where a tool's words would, and go on below their beginning."""
+    mistakes = [
+        "inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the GPUs to use"
+    ]
+    screen = stderr(monkeypatch, 80, NO_COLOR="1")
+    error_text.show(InventoryError("inventory.yaml has 1 mistake", mistakes))
+
+    assert screen.getvalue().splitlines()[1:] == [
+        "  inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the",
+        "  GPUs to use",
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_step_that_failed(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cause goes on behind the mark and the nodes' names."""
+    screen = stderr(monkeypatch, columns, NO_COLOR="1")
+    with LiveLines() as live:
+        live.show(FAILED)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", screen.getvalue())
+
+    golden.check(GOLDEN / f"terminal-step-{columns}.txt", shown.rstrip() + "\n")
+
+
+def test_a_step_in_a_terminal_that_only_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines are the same, and nothing is drawn; rich takes such a terminal for 80 columns
+    wide.
+    """
+    screen = stderr(monkeypatch, 80, TERM="dumb")
+    with LiveLines() as live:
+        live.show(FAILED)
+
+    golden.check(GOLDEN / "terminal-step-80.txt", screen.getvalue())
+
+
+def test_what_click_says_of_a_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a pipe it is what click writes; in a terminal its message goes on below its beginning."""
+    argv = ["serve", "--offline", "model"]
+    assert main.run(argv) == 2
+    *usage, message = capsys.readouterr().err.splitlines()
+    screen = stderr(monkeypatch, 40)
+    assert main.run(argv) == 2
+
+    assert usage[0].startswith("Usage: vlaunch serve")
+    assert message == "Error: --offline goes with --dry-run: no server starts without its nodes"
+    assert screen.getvalue().splitlines()[-2:] == [
+        "Error: --offline goes with --dry-run: no",
+        "       server starts without its nodes",
+    ]
+
+
+@pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_colour_is_for_terminals_that_have_it(
+    variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are the same without."""
+    bright = stderr(monkeypatch, 80)
+    error_text.show(ERROR)
+    dull = stderr(monkeypatch, 80, **variable)
+    error_text.show(ERROR)
+
+    assert "\x1b[31m" in bright.getvalue()
+    assert "\x1b" not in dull.getvalue()
+    assert click.unstyle(bright.getvalue()) == dull.getvalue()
+
+
+def test_in_a_pipe_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long it is: `grep` reads it."""
+    words = " ".join(["word"] * 1000)
+    terminal.say(words, lead="hint: ")
+    terminal.field(f"network      {words}")
+    terminal.show(terminal.Line(Text(words)))
+    out, err = capsys.readouterr()
+
+    assert err == f"hint: {words}\n"
+    assert out == f"network      {words}\n{words}\n"
+
+
+def test_a_row_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value goes on below itself, behind the name."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal.field("ready after  61.2s, of which 0.3s for the first answer")
+    terminal.field("a word")
+
+    assert sys.stdout.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "ready after  61.2s, of which 0.3s for",
+        "             the first answer",
+        "a word",
+    ]
+
+
+def test_commands_are_not_broken() -> None:
+    """One that does not fit behind the margin begins further left; one that is wider than the
+    terminal is left to it.
+    """
+    fits, wide = f"`{'a ' * 17}a`", f"`{'b ' * 30}b`"
+    rows = printed(line(f"first run {fits}, then {wide} on it", lead="          fix: "), 40)
+
+    assert rows == [
+        "          fix: first run",
+        f"  {fits},",
+        "               then",
+        f"               {wide}",
+        "               on it",
+    ]
+
+
+def test_a_lead_wider_than_half_of_the_terminal() -> None:
+    """The text goes on in the middle: there must be room for it."""
+    rows = printed(line("one two three four five six", lead=f"{'gpu' * 8}: "), 40)
+
+    assert rows == [f"{'gpu' * 8}: one two three", f"{' ' * 20}four five six"]
+
+
+def test_a_line_of_a_log_is_left_as_it_is() -> None:
+    """It may be compared, and looked for."""
+    words = " ".join(["word"] * 30)
+
+    assert printed(log(words, margin=6), 40) == [f"      {words}"]
+
+
+def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
+    """There a word that is wider is folded: what the terminal wraps by itself cannot be redrawn."""
+    to = Console(file=io.StringIO(), width=40, color_system=None, highlight=False)
+    to.print(line(f"see {'x' * 50}", lead="gpu01: "))
+    assert isinstance(to.file, io.StringIO)
+
+    assert [cell_len(row) for row in to.file.getvalue().splitlines()] == [10, 40, 17]
+
+
+def test_wide_letters_take_two_cells() -> None:
+    """Rows end where the terminal does."""
+    word = "節点一"
+    rows = printed(line(" ".join([word] * 5), lead="失敗  "), 30)
+
+    assert rows == [f"失敗  {word} {word} {word}", f"      {word} {word}"]
+
+
+@given(st.lists(WORDS, max_size=20).map(" ".join), st.integers(20, 100), st.integers(0, 60))
+def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -> None:
+    """What is wider than the terminal is one word."""
+    whole = "a" * max(0, lead - 1) + " " * (lead > 0) + text
+    found = [(whole[begin:end], margin) for begin, end, margin in terminal.rows(whole, lead, width)]
+
+    assert " ".join(row for row, _ in found).split() == whole.split()
+    for row, margin in found:
+        wide = margin + cell_len(row.rstrip()) > width
+        assert not wide or len(terminal._WORD.findall(row)) == 1 or row.startswith("a" * (lead - 1))
+        assert margin <= max(width // 2, 0)
+    commands = re.findall(r"`[^`]*`", text)
+    assert [each for each in commands if not any(each in row for row, _ in found)] == []

@@ -1,0 +1,161 @@
+"""A batch job on simulated nodes: its files, and a driver that does what the real one leaves
+behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.command_line import INVENTORY, Cluster, Ran
+
+JOB = """\
+model: org/m
+read: prompts.jsonl
+write: {path: out, format: jsonl}
+engine: {args: {max_model_len: 512}}
+"""
+
+
+@dataclass
+class Batch:
+    """A cluster that is up, a job of ten rows in `job.yaml`, and what a driver does with it.
+
+    `errors` are the rows that end as errors; `dies` is called before the driver's last word.
+    """
+
+    cluster: Cluster
+    folder: Path
+    errors: set[int] = field(default_factory=set)
+    dies: Callable[[dict[str, Any]], None] | None = None
+    per_file: int = 4
+
+    def run(self, *words: str) -> Ran:
+        """Run `vlaunch batch job.yaml` with more words."""
+        return self.cluster.run("batch", "job.yaml", *words)
+
+    @property
+    def work(self) -> Path:
+        """The job's folder on the head."""
+        return self.folder / "hf/vlaunch/c/batch/job"
+
+    def verbs(self) -> list[str]:
+        """What changed the head, in order; forgotten afterwards."""
+        done = [verb.removeprefix("gpu01: ") for verb in self.cluster.world.verbs()]
+        self.cluster.world.changes.clear()
+        return done
+
+    def gathered(self) -> dict[str, bytes]:
+        """The files that this machine has of the output."""
+        out = self.folder / "out"
+        return {
+            str(path.relative_to(out)): path.read_bytes()
+            for path in sorted(out.rglob("*"))
+            if path.is_file()
+        }
+
+    def answers(self) -> list[dict[str, Any]]:
+        """The rows that were answered, in the order of their numbers."""
+        lines = [
+            line
+            for path in (self.folder / "out/rows").iterdir()
+            for line in path.read_text().splitlines()
+        ]
+        return sorted((json.loads(line) for line in lines), key=lambda row: row["row"])
+
+    def driver(self, job: dict[str, Any]) -> None:
+        """Answer every row that has no answer yet, as the driver in the container would."""
+        work = Path(job["argv"][-1])
+        asked = json.loads((work / "job.json").read_text())
+        out = Path(asked["out"])
+        rows = [
+            line
+            for source in asked["read"]["sources"]
+            for line in Path(source).read_text().splitlines()
+        ]
+        done = self._there(out, "rows")
+        if asked["retry_errors"]:
+            for path in (out / "errors").glob("*"):
+                path.unlink()
+        failed = self._there(out, "errors")
+        pending = [row for row in range(len(rows)) if row not in {*done, *failed}]
+        for kind, numbers in (
+            ("rows", [row for row in pending if row not in self.errors]),
+            ("errors", [row for row in pending if row in self.errors]),
+        ):
+            for at in range(0, len(numbers), self.per_file):
+                self._commit(out, kind, numbers[at : at + self.per_file], rows)
+        progress = {
+            "version": 1,
+            "state": "running",
+            "submission": job["submission_id"],
+            "rows": len(rows),
+            "started": 100.0,
+            "updated": 104.0,
+            "done": len(self._there(out, "rows")),
+            "errors": len(self._there(out, "errors")),
+            "before": len(done) + len(failed),
+            "tokens_in": 40,
+            "tokens_out": 80,
+        }
+        if self.dies is None:
+            progress["state"], job["status"] = "done", "SUCCEEDED"
+            (out / "summary.json").write_text(
+                json.dumps({"job": asked["name"], "done": progress["done"]})
+            )
+        else:
+            self.dies(progress)
+            job["status"] = progress.pop("status", "FAILED")
+        (work / "progress.json").write_text(json.dumps(progress))
+
+    def _there(self, out: Path, kind: str) -> list[int]:
+        lines = [
+            line for path in (out / kind).glob("part-*") for line in path.read_text().splitlines()
+        ]
+        return [json.loads(line)["row"] for line in lines]
+
+    def _commit(self, out: Path, kind: str, numbers: Sequence[int], rows: Sequence[str]) -> None:
+        for name in (kind, "ledger"):
+            (out / name).mkdir(parents=True, exist_ok=True)
+        taken = [int(path.stem.removeprefix("part-")) for path in (out / "ledger").glob("part-*")]
+        name = f"part-{max(taken, default=0) + 1:06d}"
+        lines = "".join(
+            f"{json.dumps({'row': row, **json.loads(rows[row]), 'answer': 'x' * 9})}\n"
+            for row in numbers
+        )
+        data = lines.encode()
+        entry = {
+            "part": f"{kind}/{name}.jsonl",
+            "kind": kind,
+            "rows": [[row, row] for row in numbers],
+            "count": len(numbers),
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        (out / "ledger" / f"{name}.json").write_text(json.dumps(entry))
+        (out / kind / f"{name}.jsonl").write_bytes(data)
+        mark = {"job": "job", "meaning": {}}
+        (out / "ledger/job.json").write_text(json.dumps(mark))
+
+
+def bring_up(cluster: Cluster) -> Batch:
+    """Bring a cluster up whose head keeps its jobs in a folder of the test's, and write a job of
+    ten rows.
+    """
+    folder = cluster.path.parent
+    (folder / "hf").mkdir()
+    cluster.write(f"{INVENTORY}hf_home: {folder}/hf\n")
+    ran = cluster.run("up")
+    assert ran.code == 0, ran.err
+    cluster.world.changes.clear()
+    made = Batch(cluster=cluster, folder=folder)
+    cluster.world.driver = made.driver
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "prompts.jsonl").write_text(
+        "".join(f'{{"id": {at}, "prompt": "Say {at}"}}\n' for at in range(10))
+    )
+    return made

@@ -1,0 +1,25 @@
+"""What the tests of a batch job's programs share: a disk that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from launcher.batch.driver import cluster, ray_internals, replica
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave `fsync` out: here processes die and machines do not, so that what was written is there
+    without it.
+    """
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def no_logs_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps no logs of this process, which is no worker of Ray's."""
+    for module in (ray_internals, replica):
+        monkeypatch.setattr(module, "log_paths", lambda: ("", ""))
+    monkeypatch.setattr(cluster, "node_address", lambda: "10.0.0.1")

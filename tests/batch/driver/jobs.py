@@ -1,0 +1,96 @@
+"""Jobs for the tests of what runs inside a batch job: small ones in a folder, by what differs from
+the plainest.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from launcher.batch.driver import job as jobs
+from launcher.batch.driver import rows, survey
+
+
+def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
+    """A job in `folder/work` that reads some files; `read`, `write`, … are merged into the plainest
+    ones.
+    """
+    work = folder / "work"
+    plain: dict[str, Any] = {
+        "version": 1,
+        "name": "demo",
+        "cluster": "lab",
+        "mode": "engine",
+        "work": str(work),
+        "out": str(folder / "out"),
+        "meaning": {"model": "tiny"},
+        "digest": "d1",
+        "model": "tiny",
+        "read": {"sources": [str(each) for each in sources], "format": "jsonl"},
+        "prompt": {"column": "text"},
+        "keep": {},
+        "write": {"format": "jsonl"},
+    }
+    for key, value in changes.items():
+        nested = (
+            isinstance(plain.get(key), dict)
+            and isinstance(value, dict)
+            and key not in ("keep", "meaning")
+        )
+        plain[key] = {**plain[key], **value} if nested else value
+    Path(plain["work"]).mkdir(exist_ok=True)
+    return jobs.job(plain)
+
+
+def surveyed(asked: jobs.Job) -> survey.Manifest:
+    return survey.survey(asked, lambda _: None)
+
+
+def read_all(asked: jobs.Job) -> list[dict[str, Any]]:
+    """Every row of a job's input in order, with the pickles opened."""
+    manifest = surveyed(asked)
+    found = []
+    for split in manifest.splits:
+        for row in rows.read_split(asked, manifest, split, [(split.first, split.last)]):
+            opened = {
+                name: pickle.loads(row[name]) if row[name] else None for name in ("_data", "_keep")
+            }
+            found.append({**row, **opened})
+    assert [row["_row"] for row in found] == list(range(manifest.rows))
+    return found
+
+
+def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, Any]]:
+    """The rows of one file with these bytes."""
+    path = folder / name
+    path.write_bytes(data)
+    return read_all(job(folder, path, **changes))
+
+
+def errors(found: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with each row; empty where nothing is."""
+    return [row["_error"] for row in found]
+
+
+def answered(number: int, **columns: Any) -> dict[str, Any]:
+    """A result row as a pipeline hands it over."""
+    made = {
+        "answer": f"answer {number}",
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "output_tokens": 2,
+    }
+    return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **made, **columns}
+
+
+def failed(number: int, reason: str = "too bad", **columns: Any) -> dict[str, Any]:
+    """An error row as a pipeline hands it over."""
+    return {
+        "_row": number,
+        "_error": reason,
+        "_stage": "inference",
+        "_raw": "raw",
+        "_keep": b"",
+        **columns,
+    }

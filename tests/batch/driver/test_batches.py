@@ -1,0 +1,163 @@
+"""Batches of users' code: bad rows are found, answers taken apart, and errors that no row is at
+fault for told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import batches
+
+
+def calling(bad: set[int], seen: list[int]) -> Any:
+    def call(rows: Sequence[batches.Row]) -> list[batches.Answer]:
+        seen.append(len(rows))
+        if any(row["n"] in bad for row in rows):
+            raise ValueError(f"first line\ncannot do {sorted(bad & {row['n'] for row in rows})}")
+        return [{"twice": 2 * row["n"]} for row in rows]
+
+    return call
+
+
+def rows(count: int) -> list[dict[str, int]]:
+    return [{"n": index} for index in range(count)]
+
+
+def test_a_good_batch_takes_one_call() -> None:
+    """Nothing is tried twice."""
+    seen: list[int] = []
+    assert batches.halved(rows(3), calling(set(), seen), []) == [
+        {"twice": 0},
+        {"twice": 2},
+        {"twice": 4},
+    ]
+    assert seen == [3]
+
+
+def test_only_the_rows_at_fault_become_errors() -> None:
+    """Each with the last line of its own exception; their neighbours are answered, in order."""
+    answers = batches.halved(rows(64), calling({5, 40}, []), [])
+    assert {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)} == {
+        5: "ValueError: cannot do [5]",
+        40: "ValueError: cannot do [40]",
+    }
+    assert answers[41] == {"twice": 82}
+
+
+def test_finding_bad_rows_is_bounded() -> None:
+    """When every row is bad, a batch of n takes 2n - 1 calls and no more; one bad row of 64 takes
+    thirteen.
+    """
+    seen: list[int] = []
+    batches.halved(rows(64), calling(set(range(64)), seen), [])
+    assert len(seen) == 127
+    seen.clear()
+    batches.halved(rows(64), calling({63}, seen), [])
+    assert len(seen) == 13
+
+
+def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
+    """The job must end: halving would only repeat it for every row."""
+
+    def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
+        return batches.answers([1] * len(part), len(part))
+
+    with pytest.raises(batches.NotABatch, match="returned list, not a dict of columns"):
+        batches.halved(rows(8), call, [])
+
+
+def test_a_batch_too_large_for_memory_is_halved_and_said_once() -> None:
+    """The rows are answered; the note names the setting. A row that alone does not fit is an
+    error.
+    """
+
+    def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
+        if len(part) > 2 or any(row["n"] == 7 for row in part):
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nsome advice")
+        return [{"n": row["n"]} for row in part]
+
+    notes: list[str] = []
+    answers = batches.halved(rows(8), call, notes)
+    assert notes == ["a batch of 8 rows did not fit into memory and was halved: lower `batch_size`"]
+    assert answers[:7] == [{"n": index} for index in range(7)]
+    assert (
+        answers[7]
+        == "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB (this row alone does not fit"
+        " into memory)"
+    )
+
+
+def test_a_row_that_ends_the_interpreter_is_an_error_row() -> None:
+    """`exit()` in users' code is one more way to fail on a row."""
+
+    def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
+        raise SystemExit(3)
+
+    assert batches.halved(rows(1), call, []) == ["SystemExit: 3"]
+
+
+def test_errors_after_which_the_device_is_unusable_are_told_from_memory() -> None:
+    """An illegal access poisons the process, a full memory does not."""
+    assert batches.poisoned(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not batches.poisoned(RuntimeError("CUDA error: out of memory"))
+    assert not batches.poisoned(ValueError("no"))
+
+
+def test_answers_are_taken_apart_row_by_row() -> None:
+    """A dict of lists, of things with `tolist`, or what has columns in another way."""
+
+    class Column:
+        dtype = None
+
+        def tolist(self) -> list[int]:
+            return [1, 2]
+
+    class Table:
+        def to_pydict(self) -> dict[str, list[int]]:
+            return {"a": [1, 2]}
+
+    class Frame:
+        columns = ("a",)
+
+        def __getitem__(self, name: str) -> list[int]:
+            return [1, 2]
+
+    expected = [{"a": 1}, {"a": 2}]
+    assert [
+        batches.answers(made, 2) for made in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
+    ] == [expected] * 4
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"a": [1]}, "the code returned 1 values of `a` for 2 rows"),
+        ({"a": "xy"}, "the code returned str as `a`, not a value for each row"),
+        ({"a": 7}, "the code returned int as `a`, not a value for each row"),
+        ({"a": {"x": 1, "y": 2}}, "the code returned dict as `a`, not a value for each row"),
+    ],
+)
+def test_columns_that_do_not_fit_the_rows_say_so(made: Any, said: str) -> None:
+    """The reason names the column."""
+    with pytest.raises(ValueError, match="^" + said + "$"):
+        batches.answers(made, 2)
+
+
+def test_no_columns_at_all_is_no_batch() -> None:
+    """An empty dict would lose every row."""
+    with pytest.raises(batches.NotABatch, match="no columns"):
+        batches.answers({}, 2)
+
+
+def test_rows_become_arrays_as_the_guides_show() -> None:
+    """Numbers of one shape are stacked; the ragged, the mixed and the missing are objects."""
+    made = batches.columns(
+        [{"v": [1.0, 2.0], "s": "a", "r": [1], "m": 1}, {"v": [3.0, 4.0], "s": "b", "r": [1, 2]}]
+    )
+    assert made["v"].shape == (2, 2)
+    assert made["s"].tolist() == ["a", "b"]
+    assert made["r"].dtype == object
+    assert made["m"].tolist() == [1, None]

@@ -1,0 +1,67 @@
+"""Replicas that wait for each other before they take rows."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import cluster
+
+
+def test_replicas_wait_for_each_other_and_a_late_one_for_nobody() -> None:
+    """The gate opens when the least number has arrived, and stays open."""
+
+    async def arrivals() -> list[str]:
+        gate, seen = cluster.Gate(2), list[str]()
+
+        async def replica(name: str) -> None:
+            await gate.arrive()
+            seen.append(name)
+
+        first = asyncio.create_task(replica("first"))
+        await asyncio.sleep(0)
+        assert seen == []
+        await replica("second")
+        await first
+        await replica("again")
+        return seen
+
+    assert sorted(asyncio.run(asyncio.wait_for(arrivals(), 10))) == ["again", "first", "second"]
+
+
+def test_a_replica_that_nobody_joins_goes_on_alone() -> None:
+    """The node of the other one may have died: no later than `patience` after the last one came,
+    the gate opens.
+    """
+
+    async def arrivals() -> tuple[list[bool], bool]:
+        gate = cluster.Gate(3, patience=0.1)
+        waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        early = [each.done() for each in waiting]
+        await asyncio.gather(*waiting)
+        return early, gate.open.is_set()
+
+    assert asyncio.run(asyncio.wait_for(arrivals(), 10)) == ([False, False], True)
+
+
+def test_a_gate_that_died_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node may die while a replica waits, or before."""
+    ray, errors = ModuleType("ray"), ModuleType("ray.exceptions")
+
+    class RayActorError(Exception):
+        pass
+
+    def get(_: Any) -> None:
+        raise RayActorError("the actor died because its node has died")
+
+    errors.RayActorError = RayActorError  # type: ignore[attr-defined]
+    ray.exceptions, ray.get = errors, get  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", errors)
+
+    cluster.arrive(SimpleNamespace(arrive=SimpleNamespace(remote=lambda: None)))

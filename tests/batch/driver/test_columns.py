@@ -1,0 +1,83 @@
+"""Kept columns: their types, and values that fit them or do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.batch.driver.jobs import errors, of
+
+
+def test_kept_values_must_fit_their_columns(tmp_path: Path) -> None:
+    """A later value of another type is an error row that says what to write."""
+    data = (
+        b"".join(b'{"score": %d}\n' % n for n in range(1100))
+        + b'{"score": "high"}\n{"score": null}\n{}\n{"score": 2.5}\n'
+    )
+    found = of(tmp_path, "a.jsonl", data, keep={"score": None}, write={"format": "parquet"})
+
+    said = "column score holds text, the rows before it whole numbers; say `keep: {score: text}`"
+    assert errors(found)[1100:] == [
+        said,
+        "",
+        "",
+        "column score holds numbers, the rows before it whole numbers; say `keep: {score: text}`",
+    ]
+    assert found[1101]["_keep"] == {"score": None}
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "kept"),
+    [
+        ("text", 5, "5"),
+        ("text", {"a": 1}, '{"a": 1}'),
+        ("text", "x", "x"),
+        ("text", True, "true"),
+        ("integer", " 7 ", 7),
+        ("integer", 7.0, 7),
+        ("number", "1.5", 1.5),
+        ("number", 2, 2.0),
+        ("boolean", "True", True),
+        ("json", "x", '"x"'),
+        ("integer", "", None),
+        ("number", "", None),
+    ],
+)
+def test_declared_types_change_what_can_be_changed(
+    tmp_path: Path, declared: str, value: Any, kept: Any
+) -> None:
+    """A cell of a CSV is text: it becomes a number where one is declared."""
+    found = of(
+        tmp_path,
+        "a.jsonl",
+        json.dumps({"c": value}).encode(),
+        keep={"c": declared},
+        write={"format": "parquet"},
+    )
+
+    assert (found[0]["_error"], found[0]["_keep"]) == ("", {"c": kept})
+    assert type(found[0]["_keep"]["c"]) is type(kept)
+    assert found[0]["_data"] == {"c": value}
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("integer", "x"),
+        ("integer", 1.5),
+        ("integer", True),
+        ("integer", 2**64),
+        ("boolean", 1),
+        ("number", [1]),
+        ("integer", "9" * 99),
+    ],
+)
+def test_declared_types_refuse_the_rest(tmp_path: Path, declared: str, value: Any) -> None:
+    """The reason names the column, what it holds and what was declared."""
+    found = of(tmp_path, "a.jsonl", json.dumps({"c": value}).encode(), keep={"c": declared})
+
+    assert found[0]["_error"].startswith("column c holds ")
+    assert ", is declared as " in found[0]["_error"]

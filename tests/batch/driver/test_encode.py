@@ -1,0 +1,79 @@
+"""Rows as the lines and columns that are written."""
+
+from __future__ import annotations
+
+import array
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from launcher.batch.driver import encode
+from launcher.batch.driver.manifest import Manifest
+from launcher.batch.driver.places import opened
+from tests.batch.driver.jobs import failed, job
+
+
+def test_a_reason_without_end_is_cut(tmp_path: Path) -> None:
+    """What vLLM or a class says of a row may hold all of its prompt."""
+    (line,) = encode.error_lines(
+        job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]
+    ).splitlines()
+    assert json.loads(line)["reason"] == "x" * 2000
+
+
+def test_an_id_nested_too_deep_for_json_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row is an error row all the same, with its reason."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    asked = job(tmp_path, read={"id": "n"})
+    monkeypatch.setattr(encode, "kept", lambda row: {"n": deep})
+    (line,) = encode.error_lines(asked, [failed(3)]).splitlines()
+    assert json.loads(line)["row"] == 3
+    assert json.loads(line)["n"] == "(nested too deep to be shown)"
+
+
+def embedded(number: int, *vector: float) -> dict[str, Any]:
+    """A row with its vector, as a replica hands it over."""
+    made = {"embedding": array.array("f", vector).tobytes(), "prompt_tokens": 3}
+    return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **made}
+
+
+def encoder(folder: Path, form: str) -> encode.Encoder:
+    asked = job(folder, task="embed", write={"format": form})
+    (folder / "out" / "ledger").mkdir(parents=True, exist_ok=True)
+    manifest = Manifest(files=(), splits=(), rows=9, digest="d1")
+    return encode.Encoder(asked, manifest, opened(asked.out))
+
+
+def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:
+    """Of 32 bits; the length is that of the first one, also for a later run; one of another length
+    is told apart.
+    """
+    made = encoder(tmp_path, "parquet").encode([embedded(1, 0.5, -2), embedded(0, 1, 2)])
+    again = encoder(tmp_path, "parquet").encode([embedded(2, 1, 2, 3), embedded(3, 7, 8)])
+    table = pyarrow.parquet.read_table(io.BytesIO(made.data))
+
+    assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32(), 2)
+    assert table.to_pylist() == [
+        {"row": 0, "embedding": [1.0, 2.0], "prompt_tokens": 3},
+        {"row": 1, "embedding": [0.5, -2.0], "prompt_tokens": 3},
+    ]
+    assert pyarrow.parquet.read_table(io.BytesIO(again.data)).schema == table.schema
+    ((row, why),) = again.misfits
+    assert (row["_row"], again.numbers) == (2, [3])
+    assert "a vector of 3 numbers, not of 2" in why
+
+
+def test_vectors_are_lists_in_json(tmp_path: Path) -> None:
+    """As they are, and no bytes."""
+    made = encoder(tmp_path, "jsonl").encode([embedded(1, 0.5, -2)])
+
+    assert json.loads(made.data) == {"row": 1, "embedding": [0.5, -2.0], "prompt_tokens": 3}

@@ -1,0 +1,312 @@
+"""What vLLM replicas are built with and given: arguments, claims, overlap, and prompts.
+
+What a replica does with them is in `test_replica`; the engine itself runs in the lab.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import engine, order, source
+from launcher.batch.driver.prompts import Prompter
+from launcher.batch.driver.ray_internals import HEAD
+from tests.batch.driver.jobs import job
+
+CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has made for one test's job is not there for the next one's."""
+    monkeypatch.setattr(engine, "MADE", {})
+
+
+def row(columns: dict[str, Any] | None, error: str = "", stage: str = "") -> dict[str, Any]:
+    data = pickle.dumps(columns) if columns is not None else b""
+    return {
+        "_row": 7,
+        "_error": error,
+        "_stage": stage,
+        "_raw": "raw" if error else "",
+        "_keep": b"",
+        "_data": data,
+    }
+
+
+class Tokenizer:
+    """Puts messages together as a chat template would, and makes a token of each character."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **asked: Any) -> str:
+        if "refuse" in messages[-1]["content"]:
+            raise ValueError("no such role")
+        return "<s>" + "".join(message["content"] for message in messages)
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens, "the template has put them there already"
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def prepared(asked: Any, *columns: dict[str, Any] | None, **given: str) -> list[dict[str, Any]]:
+    """Rows as they come to a replica, in the order of their numbers, which are their places."""
+    engine.MADE.clear()
+    if asked.prompt.chat:
+        engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
+    rows = [{**row(each, **given), "_row": place} for place, each in enumerate(columns)]
+    found: list[dict[str, Any]] = engine.Prepare(asked)(source.block(rows)).to_pylist()
+    return sorted(found, key=lambda each: int(each["_row"]))
+
+
+def error(asked: Any, columns: dict[str, Any]) -> tuple[str, str]:
+    """Why a row has no prompt, and where that was found."""
+    (found,) = prepared(asked, columns)
+    return found["_stage"], found["_error"]
+
+
+def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
+    """Batches wait for their slowest row; within bounds, so that neither threads nor memory run
+    away.
+    """
+    assert engine.concurrency({"max_num_seqs": 256}, 64) == 8
+    assert engine.concurrency({}, 64) == 32
+    assert engine.concurrency({"max_num_seqs": 8}, 64) == 4
+    assert engine.concurrency({"max_num_seqs": 4096}, 16) == 64
+
+
+def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
+    """Parallel sizes from the job; an engine of several GPUs has workers of Ray's."""
+    one = job(tmp_path, engine={"args": {"max_model_len": 512}})
+    many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "STRICT_PACK"})
+
+    assert engine.arguments(one) == {
+        "model": "tiny",
+        "max_model_len": 512,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "distributed_executor_backend": "uni",
+    }
+    assert engine.arguments(job(tmp_path, task="embed"))["runner"] == "pooling"
+    assert engine.arguments(many)["distributed_executor_backend"] == "ray"
+    assert engine.needs(many) == {"GPU": 6.0, "CPU": 6.0}
+
+
+def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
+    """One that has a group claims no GPU itself: its workers do."""
+    one = job(tmp_path)
+    many = job(tmp_path, engine={"tp": 2, "placement": "STRICT_PACK"})
+    claims = engine.claims(many)
+
+    assert engine.claims(one) == {"num_gpus": 1, "num_cpus": 1}
+    assert claims["num_gpus"] == 0
+    assert claims["ray_remote_args_fn"].args == (2, "STRICT_PACK")
+
+
+class Dataset:
+    """Takes a note of its stages, and of what they claim."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[Any, Any]] = []
+
+    def map_batches(self, stage: Any, **asked: Any) -> Dataset:
+        self.stages.append((stage, asked))
+        return self
+
+    def repartition(self, **asked: Any) -> Dataset:
+        self.stages.append(("repartition", asked))
+        return self
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Data's pools are what they are made of."""
+    ray, data = ModuleType("ray"), ModuleType("ray.data")
+    data.ActorPoolStrategy = data.TaskPoolStrategy = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.data", data)
+    monkeypatch.setattr(engine.cluster, "gate", lambda least: f"gate of {least}")
+    monkeypatch.setattr(
+        engine, "claim", lambda made, *how, **what: made.stages.append((*how, what))
+    )
+
+
+@pytest.mark.usefixtures("pools")
+def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> None:
+    """Neither holds more than half, and no more run at once than it holds, each in a thread."""
+    data = Dataset()
+    asked = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
+    engine.inference(data, asked, 50, 200)
+    ((stage, made),) = data.stages
+
+    assert stage.__name__ == engine.ACTOR
+    assert made["compute"] == {
+        "min_size": 2,
+        "max_size": 2,
+        "max_tasks_in_flight_per_actor": 2,
+        "max_concurrent_calls_per_actor": 2,
+        "enable_true_multi_threading": True,
+    }
+    assert made["fn_constructor_kwargs"]["gate"] == "gate of 2"
+    assert made["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
+    assert made["fn_constructor_kwargs"]["order"] == "prefix"
+
+
+@pytest.mark.usefixtures("pools")
+def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
+    """Replicas may have claimed all there is; what travels with each task does not grow with the
+    job's files.
+    """
+    data = Dataset()
+    asked = job(tmp_path, *(f"{n}.jsonl" for n in range(9)))
+    engine.prepared(data, asked, 50, **engine.preparing(asked, 10**6, 4096))
+    (stage, made), cut, claimed = data.stages
+
+    assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
+    assert (stage.job.read.sources, stage.job.identity) == ((), {})
+    assert cut == ("repartition", {"target_num_rows_per_block": 50})
+    assert claimed == ({"size": 2}, {"num_cpus": 0})
+
+
+def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_path: Path) -> None:
+    """In their own order, and behind a stage that may take long over each, a batch is enough."""
+    plain = job(tmp_path)
+    given = job(tmp_path, engine={"order": "given"})
+    slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
+
+    found = [engine.window(each, 50, 10**6, 99.0) for each in (plain, given, slow)]
+    assert found == [order.WINDOW, 50, 50]
+    assert engine.window(slow, 50, 100, 99.0) == 50
+
+
+@pytest.mark.usefixtures("pools")
+def test_few_small_rows_are_read_and_prepared_at_once_by_one_process(tmp_path: Path) -> None:
+    """What prepares them claims what reads them, so that Ray Data makes one stage of both; rows
+    that are large documents are many.
+    """
+    asked = job(tmp_path, "a.jsonl", engine={"replicas": [2, 2]})
+    data = Dataset()
+    engine.prepared(data, asked, 50, **engine.preparing(asked, source.FEW, None))
+    (_, made), _, (pool, claims) = data.stages
+
+    assert engine.window(asked, 50, source.FEW, 99.0) is None
+    assert engine.window(asked, 50, source.FEW, 99_000.0) is not None
+    assert made["compute"] == pool == {"size": 1}
+    assert claims == {"num_cpus": 0, **source.where(asked.read.sources)}
+    assert made["resources"] == claims["resources"] == HEAD
+
+
+@pytest.mark.usefixtures("pools")
+@pytest.mark.parametrize(
+    ("rows", "replicas", "processes"), [(20_000, 1, 1), (20_001, 1, 2), (200, 3, 3)]
+)
+def test_few_rows_are_prepared_by_few_processes(
+    tmp_path: Path, rows: int, replicas: int, processes: int
+) -> None:
+    """Each takes seconds of a core to start, while engines load; one for each replica is needed."""
+    data = Dataset()
+    asked = job(tmp_path, engine={"replicas": [replicas, replicas]})
+    engine.prepared(data, asked, 50, **engine.preparing(asked, rows, 4096))
+    (_, made), _, (pool, _) = data.stages
+
+    assert made["compute"] == pool == {"size": processes}
+
+
+def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
+    """It adds the special tokens, as it does for anybody's prompt; the input does not travel any
+    further, but for what an error row shows of it.
+    """
+    (made,) = prepared(job(tmp_path), {"text": "hello"})
+    assert (made["_prompt"], made["_tokens"], made["_error"]) == ("hello", b"", "")
+    assert made["_raw"] == "hello"
+    assert "_data" not in made
+
+
+@pytest.mark.parametrize("prompt", [{"column": "text"}, CHAT])
+def test_rows_whose_prompts_begin_alike_leave_together(
+    tmp_path: Path, prompt: dict[str, Any]
+) -> None:
+    """Each with its number, by its text or its tokens; a row that has no prompt among them."""
+    texts = ["b1", "a1", "", "b2", "a2"]
+    found: dict[str, list[int]] = {}
+    for how in ("prefix", "given"):
+        asked = job(tmp_path, prompt=prompt, engine={"order": how})
+        engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
+        rows = [{**row({"text": text}), "_row": number} for number, text in enumerate(texts)]
+        made = engine.Prepare(asked)(source.block(rows)).to_pylist()
+        found[how] = [each["_row"] for each in made]
+        assert [each["_row"] for each in made if each["_error"]] == [2]
+
+    assert found == {"prefix": [2, 1, 4, 0, 3], "given": [0, 1, 2, 3, 4]}
+
+
+def test_a_row_without_a_prompt_is_an_error_of_its_own(tmp_path: Path) -> None:
+    """Missing, of another type, not text, or refused by the model's template: the engine never sees
+    it.
+    """
+    chat, plain = job(tmp_path, prompt=CHAT), job(tmp_path)
+
+    assert error(plain, {"other": 1}) == (
+        "prompt",
+        "the prompt is column `text`, which this row lacks",
+    )
+    assert "surrogate" in error(plain, {"text": "half \ud800"})[1]
+    assert "no such role" in error(chat, {"text": "refuse"})[1]
+
+
+def test_a_reason_that_is_no_text_does_not_spoil_its_block(tmp_path: Path) -> None:
+    """It may quote the row."""
+
+    def refuse(columns: dict[str, Any]) -> str:
+        raise ValueError(columns["text"])
+
+    asked = job(tmp_path)
+    engine.MADE[asked.digest] = (refuse, None)
+    (made,) = engine.Prepare(asked)(source.block([row({"text": "half \ud800"})])).to_pylist()
+
+    assert made["_error"] == "ValueError: half \\ud800"
+
+
+def test_a_row_that_failed_to_be_read_passes_by(tmp_path: Path) -> None:
+    """With its reason and its stage."""
+    (made,) = prepared(job(tmp_path), None, error="not JSON", stage="read")
+    assert (made["_error"], made["_stage"], made["_raw"]) == ("not JSON", "read", "raw")
+
+
+def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make an error of every row; and it is of the revision that the engine loads."""
+    asked = job(tmp_path, prompt=CHAT, engine={"args": {"revision": "v2"}})
+    said: list[str] = []
+
+    class AutoTokenizer:
+        @staticmethod
+        def from_pretrained(name: str, *, revision: str, trust_remote_code: bool) -> None:
+            said.append(revision)
+            raise OSError("429 Too Many Requests")
+
+    module = ModuleType("transformers")
+    module.AutoTokenizer = AutoTokenizer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    with pytest.raises(OSError, match="429"):
+        engine.Prepare(asked)(source.block([row({"text": "hi"})]))
+    assert said == ["v2"]
+
+
+def test_a_process_makes_its_tokenizer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Data unpickles a stage for every block; another job's is not taken for this one's."""
+    made: list[str] = []
+    monkeypatch.setattr(engine, "tokenizer", lambda asked: made.append(asked.digest) or Tokenizer())
+    for digest in ("one", "one", "two"):
+        stage = pickle.loads(
+            pickle.dumps(engine.Prepare(job(tmp_path, prompt=CHAT, digest=digest)))
+        )
+        stage(source.block([row({"text": "hi"})]))
+
+    assert made == ["one", "two"]

@@ -1,0 +1,189 @@
+"""The thread of an engine: every prompt has one output in its place, whoever asked and in whatever
+order they end.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import engine_loop
+from launcher.batch.driver.engine_loop import EngineLoop, dead, watch
+
+PATIENCE = 10  # seconds
+
+
+class EngineDeadError(Exception):
+    """As vLLM calls it."""
+
+
+class Engine:
+    """Says a prompt backwards, the youngest first; refuses `wrong`, and is gone at `fatal`.
+
+    Of a request that is not finished it gives an output, too.
+    """
+
+    def __init__(self, at_once: int = 2) -> None:
+        self.at_once, self.had = at_once, 0
+        self.inside: dict[str, str] = {}
+        self.threads: set[str] = set()
+        self.waiting: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def add_request(self, request_id: str, prompt: str, params: object) -> None:
+        self.threads.add(threading.current_thread().name)
+        assert params == "the parameters"
+        if prompt == "wrong":
+            raise ValueError("no such prompt")
+        if prompt == "fatal":
+            raise EngineDeadError
+        self.inside[request_id] = prompt
+
+    def step(self) -> Iterator[Any]:
+        self.threads.add(threading.current_thread().name)
+        assert self.inside, "who steps an engine without requests waits for ever"
+        self.had = max(self.had, len(self.inside))
+        if "last words" in self.inside.values():
+            raise RuntimeError("the engine failed")
+        unfinished = next(iter(self.inside))
+        yield SimpleNamespace(request_id=unfinished, finished=False)
+        for name in list(self.inside)[: -self.at_once - 1 : -1]:
+            text = self.inside.pop(name)[::-1]
+            yield SimpleNamespace(request_id=name, finished=True, text=text)
+
+
+@contextmanager
+def running(engine: Engine, **given: Any) -> Iterator[EngineLoop]:
+    loop = EngineLoop(engine, "the parameters", lambda prompt: prompt.lower(), **given)
+    try:
+        yield loop
+    finally:
+        loop.close()
+        loop.thread.join(PATIENCE)
+        assert not loop.thread.is_alive()
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [str(each) if isinstance(each, Exception) else each.text for each in outputs]
+
+
+def test_outputs_are_in_the_order_of_the_prompts() -> None:
+    """Whatever ends first; what was asked for is rendered first."""
+    with running(Engine()) as loop:
+        assert texts(loop.answer(["AB", "CD", "EF"])) == ["ba", "dc", "fe"]
+        assert loop.answer([]) == []
+        assert texts(loop.answer(["GH"])) == ["hg"]
+
+
+def test_calls_of_many_threads_get_their_own_outputs() -> None:
+    """Their requests are in the engine together, and only its own thread touches it."""
+    engine = Engine()
+    with running(engine) as loop, ThreadPoolExecutor(8) as threads:
+        asked = [[f"{call}-{row}" for row in range(50)] for call in range(40)]
+        answers = list(threads.map(loop.answer, asked))
+
+    assert [texts(each) for each in answers] == [[row[::-1] for row in rows] for rows in asked]
+    assert engine.had > 1
+    assert engine.threads == {"engine"}
+
+
+def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
+    """Rows that begin alike would be torn apart again."""
+    seen: list[str] = []
+    begun, mixed = threading.Event(), threading.Event()
+
+    def render(prompt: str) -> str:
+        seen.append(prompt)
+        if prompt == "a1":
+            begun.set()
+            mixed.wait(0.2)  # the other call has the time to come in between
+        elif prompt == "b1":
+            mixed.set()
+        return prompt
+
+    engine = Engine()
+    loop = EngineLoop(engine, "the parameters", render)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(loop.answer, ["a1", "a2", "a3"])
+        assert begun.wait(PATIENCE)
+        second = threads.submit(loop.answer, ["b1", "b2"])
+        assert (texts(first.result()), texts(second.result())) == (["1a", "2a", "3a"], ["1b", "2b"])
+    loop.close()
+
+    assert seen == ["a1", "a2", "a3", "b1", "b2"]
+
+
+def test_a_prompt_that_is_refused_is_an_exception_in_its_place() -> None:
+    """By the tokenizer or by the engine; the others are answered."""
+    with running(Engine()) as loop:
+        outputs = loop.answer(["ab", "wrong", None, "cd"])
+
+    assert texts(outputs[:2] + outputs[3:]) == ["ba", "no such prompt", "dc"]
+    assert isinstance(outputs[2], AttributeError)
+
+
+@pytest.mark.parametrize("prompt", ["fatal", "last words"])
+def test_a_dead_engine_ends_its_process(prompt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason in its log: rows that wait for it are handed out again elsewhere."""
+    ended = threading.Event()
+    loop = EngineLoop(Engine(), "the parameters", str, end=ended.set)
+    asking = threading.Thread(target=loop.answer, args=[["one", prompt]], daemon=True)
+    asking.start()
+
+    assert ended.wait(PATIENCE)
+    loop.thread.join(PATIENCE)
+    assert asking.is_alive()  # no row is said to have failed
+    assert "Error" in capsys.readouterr().err
+
+
+def test_an_engine_that_was_killed_is_noticed_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its step never comes back. One that was shut down on purpose ends nothing."""
+    monkeypatch.setattr(engine_loop, "PULSE", 0.01)
+    states, ended = [True, True, False], threading.Event()
+    watch(lambda: states.pop(0) if len(states) > 1 else states[0], ended.set)
+    looked, wrong = threading.Event(), threading.Event()
+    over = watch(lambda: looked.set() or True, wrong.set)
+
+    assert ended.wait(PATIENCE)
+    assert looked.wait(PATIENCE)
+    over.set()
+    assert not wrong.is_set()
+
+
+def test_who_shares_the_tokenizer_waits_for_it() -> None:
+    """An engine that needs it to take a request is not asked while a prompt is rendered."""
+    held: list[bool] = []
+
+    class Tokenizing(Engine):
+        def add_request(self, request_id: str, prompt: str, params: object) -> None:
+            held.append(loop.tokenizer.locked())
+            super().add_request(request_id, prompt, params)
+
+    with running(Tokenizing(), tokenizing=True) as loop:
+        assert texts(loop.answer(["ab"])) == ["ba"]
+    assert held == [True]
+
+
+def test_only_a_dead_engine_is_fatal() -> None:
+    """By the name of what it raises, wherever vLLM has put the class."""
+    assert dead(EngineDeadError())
+    assert not dead(ValueError("the prompt is too long"))
+
+
+def test_vllm_notes_that_an_engines_process_is_gone() -> None:
+    """An engine in the same process has none."""
+    core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False))
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    before = engine_loop.alive(llm)
+    core.resources.engine_dead = True
+
+    assert (before, engine_loop.alive(llm)) == (True, False)
+    assert engine_loop.alive(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object())))

@@ -1,0 +1,101 @@
+"""What replicas and ranks ask of vLLM, and how they read what it returns."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import generation
+from launcher.batch.driver.engine_loop import NoAnswer
+from launcher.batch.driver.job import Failed
+from launcher.batch.driver.prompts import PromptError
+
+
+class VLLMValidationError(ValueError):
+    """As vLLM calls it."""
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling parameters that know a temperature."""
+    made, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+
+    def parameters(temperature: float = 1.0, structured_outputs: Any = None) -> SimpleNamespace:
+        if temperature < 0:
+            raise ValueError("temperature must be non-negative, got -1")
+        return SimpleNamespace(temperature=temperature, structured_outputs=structured_outputs)
+
+    made.SamplingParams = parameters  # type: ignore[attr-defined]
+    sampling.StructuredOutputsParams = lambda **asked: ("structured", asked)  # type: ignore[attr-defined]
+    sampling.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", made)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_sampling_parameters_are_vllms() -> None:
+    """Those that are objects there are made of what the job has; outputs come when they are
+    whole.
+    """
+    made = generation.parameters({"temperature": 0.5, "structured_outputs": {"regex": "a"}})
+
+    assert (made.temperature, made.structured_outputs) == (0.5, ("structured", {"regex": "a"}))
+    assert (made.output_kind, made.skip_clone) == ("final", True)
+    assert generation.parameters({}).structured_outputs is None
+
+
+@pytest.mark.usefixtures("vllm")
+def test_sampling_parameters_that_vllm_refuses_fail_the_job() -> None:
+    """They are wrong for every row."""
+    with pytest.raises(Failed, match="refuses these sampling parameters") as raised:
+        generation.parameters({"temperature": -1})
+
+    assert "must be non-negative" in raised.value.evidence
+
+
+def output(ended: str | None, **more: Any) -> SimpleNamespace:
+    first = SimpleNamespace(text="ja", finish_reason=ended, token_ids=[1, 2])
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[first], **more)
+
+
+def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
+    """Those of its prompt that vLLM had in its cache are counted beside them."""
+    found = generation.generated(output("length", num_cached_tokens=2))
+
+    assert found == {
+        "answer": "ja",
+        "finish_reason": "length",
+        "prompt_tokens": 3,
+        "output_tokens": 2,
+        "_cached": 2,
+    }
+    assert generation.generated(output(None))["_cached"] == 0
+
+
+@pytest.mark.parametrize("ended", ["abort", "error"])
+def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
+    """It has text, but not all of it."""
+    with pytest.raises(NoAnswer, match=f"vLLM ended this request: {ended}"):
+        generation.generated(output(ended))
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (PromptError("the prompt is empty"), "the prompt is empty"),
+        (NoAnswer("vLLM ended this request: abort"), "vLLM ended this request: abort"),
+        (VLLMValidationError("too many tokens"), "too many tokens"),
+        (KeyError("t"), "KeyError: 't'"),
+        (RuntimeError(), "RuntimeError"),
+        (
+            UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"),
+            "the prompt holds half of a surrogate pair, which is not text",
+        ),
+    ],
+)
+def test_a_reason_is_a_sentence_or_names_its_exception(problem: Exception, said: str) -> None:
+    """What is meant for people is shown as it is."""
+    assert generation.reason(problem) == said

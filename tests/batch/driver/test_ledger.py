@@ -1,0 +1,347 @@
+"""Who owns a folder, which rows count, and what is left after a crash at any step of the writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import pytest
+
+from launcher.batch.driver import ledger, places
+from launcher.batch.driver.job import Job, Refused
+from launcher.batch.driver.manifest import Manifest
+from launcher.batch.driver.progress import Progress
+from launcher.batch.driver.sink import Sink
+from tests.batch.driver.jobs import answered, failed, job, surveyed
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent.parent.parent
+ROWS = 12
+
+
+def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
+    """A job over twelve rows that writes four rows a file."""
+    if not (folder / "in.jsonl").exists():
+        (folder / "in.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(ROWS)))
+    asked = job(
+        folder, folder / "in.jsonl", **{"write": {"format": "jsonl", "rows_per_file": 4}, **changes}
+    )
+    return asked, surveyed(asked)
+
+
+def run(asked: Job, manifest: Manifest) -> None:
+    """What a driver does: every pending row is answered, every fifth fails."""
+    book = ledger.recover(asked, manifest, asked.retry_errors)
+    sink = Sink(asked, book, manifest, Progress(asked))
+    for left in book.all_pending(manifest).values():
+        for first, last in left:
+            for number in range(first, last + 1):
+                sink.add([failed(number) if number % 5 == 0 else answered(number)])
+    sink.close()
+
+
+def written(out: Path) -> dict[str, list[int]]:
+    """The rows that a reader of the output finds, by kind."""
+    return {
+        kind: sorted(
+            json.loads(line)["row"]
+            for path in (out / kind).glob("part-*.jsonl")
+            for line in path.read_bytes().splitlines()
+        )
+        for kind in ("rows", "errors")
+        if (out / kind).exists()
+    }
+
+
+def complete(out: Path) -> None:
+    found = written(out)
+    assert found["errors"] == [number for number in range(ROWS) if number % 5 == 0]
+    assert found["rows"] == [number for number in range(ROWS) if number % 5]
+    hidden = [str(path) for path in out.rglob(".*")]
+    assert hidden == []
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@contextmanager
+def crashing(
+    monkeypatch: pytest.MonkeyPatch, at: int, end: Callable[[], None]
+) -> Iterator[count[int]]:
+    """End at the so-manieth step of the writer: before or after each change of the disk, or halfway
+    through a file.
+    """
+    steps = count(1)
+
+    def step() -> None:
+        if next(steps) == at:
+            end()
+
+    def around(before: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            step()
+            found = before(*args, **named)
+            step()
+            return found
+
+        return wrapped
+
+    def halfway(path: str, data: bytes) -> None:
+        step()
+        Path(path).write_bytes(data[: len(data) // 2])
+        step()
+        whole(path, data)
+        step()
+
+    whole = places.write_synced
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "write_synced", halfway)
+        patch.setattr(places, "rename_synced", around(places.rename_synced))
+        patch.setattr(places, "sync_folder", around(places.sync_folder))
+        patch.setattr(places.Place, "delete", around(places.Place.delete))
+        patch.setattr(places.os, "makedirs", around(os.makedirs))
+        yield steps
+
+
+def crash() -> None:
+    raise Crash
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_crash_at_any_step_loses_no_row_and_doubles_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: bool
+) -> None:
+    """A second crash, while the next run puts things right, changes nothing either; at each moment
+    files are whole.
+    """
+    for at in count(1):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        asked, manifest = prepared(folder)
+        if retry:
+            run(asked, manifest)
+            asked, manifest = prepared(folder, retry_errors=True)
+        ended = True
+        for _ in range(2):
+            try:
+                with crashing(monkeypatch, at, crash):
+                    run(asked, manifest)
+            except Crash:
+                ended = False
+            for kind, found in written(folder / "out").items():
+                assert len(found) == len(set(found)), (at, kind)
+        asked, manifest = prepared(folder)
+        run(asked, manifest)
+        complete(folder / "out")
+        again = ledger.recover(asked, manifest)
+        assert (again.done, again.errors, again.all_pending(manifest)) == (9, 3, {})
+        if ended:
+            assert at > 25
+            return
+
+
+KILLED = (3, 11, 19, 26, 33)
+
+
+def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
+    """The same with processes that really end, without a word."""
+    script = (
+        "import os, pytest; from pathlib import Path; from tests.batch.driver import test_ledger"
+        " as it\nfor at in it.KILLED:\n    if not (child := os.fork()):\n        asked, manifest ="
+        f" it.prepared(Path({str(tmp_path)!r}) / str(at))\n        with"
+        " it.crashing(pytest.MonkeyPatch(), at, lambda: os._exit(9)): it.run(asked, manifest)\n   "
+        "     os._exit(0)\n    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, at"
+    )
+    for at in KILLED:
+        (tmp_path / str(at)).mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    for at in KILLED:
+        run(*prepared(tmp_path / str(at)))
+        complete(tmp_path / str(at) / "out")
+
+
+def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:
+    """Not even those of error files that were deleted to be tried again."""
+    asked, manifest = prepared(tmp_path)
+    run(asked, manifest)
+    before = {path.stem for path in (tmp_path / "out").glob("*/part-*.jsonl")}
+    book = ledger.recover(asked, manifest, retry_errors=True)
+    assert (book.done, book.errors) == (9, 0)
+    book = ledger.recover(asked, manifest)
+    run(asked, manifest)
+    after = {path.stem for path in (tmp_path / "out" / "errors").glob("part-*.jsonl")}
+
+    assert min(after) > max(before)
+    complete(tmp_path / "out")
+
+
+def test_rows_are_taken_once(tmp_path: Path) -> None:
+    """A row that comes again, in the same call or a later one, is dropped; so is one that does not
+    exist.
+    """
+    asked, manifest = prepared(tmp_path)
+    book = ledger.recover(asked, manifest)
+
+    assert book.add("rows", [3, 1, 2]) == [3, 1, 2]
+    assert book.add("rows", [4, 4, 1, 5]) == [4, 5]
+    assert book.add("errors", [5, 6, -1, ROWS]) == [6]
+    assert (book.done, book.errors) == (5, 1)
+    assert book.pending(manifest.splits[0]) == [(0, 0), (7, ROWS - 1)]
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+    """What lies there is named, and left alone."""
+    asked, manifest = prepared(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+
+    with pytest.raises(Refused, match="is not empty, and not this job's") as raised:
+        ledger.recover(asked, manifest)
+    assert raised.value.evidence == "thesis.tex"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    """With the system's word."""
+    asked, manifest = prepared(tmp_path)
+    (tmp_path / "out").write_text("a file")
+
+    with pytest.raises(Refused, match="out cannot be written") as raised:
+        ledger.recover(asked, manifest)
+    assert "ot a directory" in raised.value.evidence
+
+
+def test_another_job_s_folder_is_refused(tmp_path: Path) -> None:
+    """Two jobs never write to one folder."""
+    ledger.recover(*prepared(tmp_path))
+    other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work2"))
+
+    with pytest.raises(Refused, match="belongs to the job `demo`"):
+        ledger.recover(other, manifest)
+
+
+def test_a_job_of_another_meaning_is_refused_with_the_difference(tmp_path: Path) -> None:
+    """The answers that are there were made with other settings."""
+    ledger.recover(*prepared(tmp_path))
+    changed, manifest = prepared(
+        tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2")
+    )
+
+    with pytest.raises(Refused, match="with other settings") as raised:
+        ledger.recover(changed, manifest)
+    assert raised.value.evidence == 'model: "tiny" → "huge"'
+    assert "--discard-results" in raised.value.hint
+
+
+def test_another_input_is_refused_even_when_the_work_folder_is_lost(tmp_path: Path) -> None:
+    """Row numbers would mean other rows."""
+    asked, manifest = prepared(tmp_path)
+    ledger.recover(asked, manifest)
+    (tmp_path / "work" / "manifest.json").unlink()
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n')
+
+    with pytest.raises(Refused, match="with another input"):
+        ledger.recover(asked, surveyed(asked))
+
+
+def test_answers_without_a_ledger_entry_are_refused(tmp_path: Path) -> None:
+    """Their rows could be written twice."""
+    asked, manifest = prepared(tmp_path)
+    run(asked, manifest)
+    (tmp_path / "out" / "ledger" / "part-000001.json").unlink()
+
+    with pytest.raises(Refused, match="files that the ledger does not know") as raised:
+        ledger.recover(asked, manifest)
+    assert "part-000001.jsonl" in raised.value.evidence
+
+
+def test_a_file_that_is_deleted_or_cut_is_done_again(tmp_path: Path) -> None:
+    """Its rows are pending; a half file does not stay."""
+    asked, manifest = prepared(tmp_path)
+    run(asked, manifest)
+    first, second = sorted((tmp_path / "out" / "rows").iterdir())[:2]
+    first.unlink()
+    second.write_bytes(b"{")
+    run(asked, manifest)
+
+    complete(tmp_path / "out")
+
+
+def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
+    """Nothing is guessed."""
+    asked, manifest = prepared(tmp_path)
+    run(asked, manifest)
+    (tmp_path / "out" / "ledger" / "part-000001.json").write_text(
+        '{"part": "rows/part-000001.jsonl"'
+    )
+
+    with pytest.raises(Refused, match=r"part-000001\.json is damaged"):
+        ledger.recover(asked, manifest)
+
+
+def test_to_begin_anew_deletes_what_the_job_wrote(tmp_path: Path) -> None:
+    """Also when it means something else now; another job's folder stays as it is."""
+    run(*prepared(tmp_path))
+    asked, manifest = prepared(
+        tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"), restart=True
+    )
+    assert ledger.recover(asked, manifest).done == 0
+    assert written(tmp_path / "out") == {"rows": [], "errors": []}
+    other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work3"), restart=True)
+
+    with pytest.raises(Refused, match="belongs to the job `demo`"):
+        ledger.recover(other, manifest)
+
+
+def test_a_remote_folder_keeps_the_same_books(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through pyarrow's filesystems: whole files only, refused for others, erased by
+    `--discard-results`.
+    """
+    store = tmp_path / "store"
+    store.mkdir()
+    far = pyarrow.fs.SubTreeFileSystem(str(store), pyarrow.fs.LocalFileSystem())
+    monkeypatch.setattr(places, "connect", lambda _: (far, "bucket"))
+    asked, manifest = prepared(tmp_path, out="s3://bucket/out?region=x")
+    run(asked, manifest)
+    complete(store / "bucket" / "out")
+    (store / "bucket" / "out" / "rows" / "part-000001.jsonl").write_bytes(b"half")
+    run(asked, manifest)
+    complete(store / "bucket" / "out")
+    (store / "bucket" / "out" / "rows" / "mine.txt").touch()
+    ledger.erase(asked)
+
+    assert [path.name for path in (store / "bucket" / "out").rglob("*") if path.is_file()] == [
+        "mine.txt"
+    ]
+
+
+def test_a_mark_that_cannot_be_read_is_not_started_over(tmp_path: Path) -> None:
+    """Whose folder it is nobody knows: nothing in it is deleted."""
+    asked, manifest = prepared(tmp_path, restart=True)
+    run(asked, manifest)
+    (tmp_path / "out" / "ledger" / "job.json").write_text("{")
+    before = written(tmp_path / "out")
+    with pytest.raises(Refused, match="is not this program's"):
+        ledger.recover(asked, manifest)
+    assert written(tmp_path / "out") == before

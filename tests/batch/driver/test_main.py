@@ -1,0 +1,340 @@
+"""The driver around a pipeline: what is done is committed, and whatever ends it is said.
+
+Nothing to do starts nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import __main__ as driver
+from launcher.batch.driver import budget
+from launcher.batch.driver.job import Failed
+from tests.batch.driver.jobs import answered, failed
+
+Pipeline = Callable[..., Iterator[list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A work folder of a job over ten rows."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(10)))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    asked = {
+        "version": 1,
+        "name": "demo",
+        "cluster": "lab",
+        "mode": "engine",
+        "work": str(folder),
+        "out": str(tmp_path / "out"),
+        "meaning": {"model": "tiny"},
+        "digest": "d1",
+        "model": "tiny",
+        "prompt": {"column": "text"},
+        "read": {"sources": [str(source)], "format": "jsonl"},
+        "keep": {},
+        "write": {"format": "jsonl", "rows_per_file": 4, "seconds": 30},
+    }
+    (folder / "job.json").write_text(json.dumps(asked))
+    return folder
+
+
+@pytest.fixture
+def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipeline], int]]:
+    """Run the driver with a stand-in for the pipeline of mode `engine`; SIGTERM is as before
+    afterwards.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+
+    def started(pipeline: Pipeline) -> int:
+        module = type(sys)("launcher.batch.driver.stand_in")
+        module.run = pipeline  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(driver.MODES, "engine", ".stand_in")
+        return driver.main(str(work))
+
+    yield started
+    signal.signal(signal.SIGTERM, before)
+
+
+def told(work: Path) -> dict[str, Any]:
+    return json.loads((work / "progress.json").read_text())
+
+
+def written(work: Path) -> list[int]:
+    """Row numbers of all committed files, sorted."""
+    lines = [
+        line
+        for path in sorted((work.parent / "out").glob("*/part-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    return sorted(json.loads(line)["row"] for line in lines)
+
+
+def pending_rows(pending: dict[int, list[tuple[int, int]]]) -> list[int]:
+    return [
+        row
+        for ranges in pending.values()
+        for first, last in ranges
+        for row in range(first, last + 1)
+    ]
+
+
+def everything(
+    job: Any, manifest: Any, pending: Any, progress: Any
+) -> Iterator[list[dict[str, Any]]]:
+    for row in pending_rows(pending):
+        yield [failed(row) if row == 3 else answered(row)]
+
+
+def test_every_row_ends_as_an_answer_or_an_error(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
+    """The status is 0 although a row failed: it is accounted for."""
+    assert run(everything) == 0
+    assert written(work) == list(range(10))
+    said = told(work)
+    assert (said["state"], said["rows"], said["done"], said["errors"]) == ("done", 10, 9, 1)
+    assert json.loads((work / "summary.json").read_text())["state"] == "done"
+
+
+def test_a_job_with_nothing_left_starts_no_pipeline(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
+    """Not even its module is loaded."""
+
+    def never(*_: Any) -> Iterator[list[dict[str, Any]]]:
+        raise AssertionError("started")
+
+    assert run(everything) == 0
+    assert run(never) == 0
+    assert written(work) == list(range(10))
+
+
+def test_what_was_answered_before_a_failure_is_kept_and_not_done_again(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
+    """The next run gets only the rows that are left."""
+    asked: list[list[int]] = []
+
+    def breaks(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        rows = pending_rows(pending)
+        asked.append(rows)
+        yield [answered(row) for row in rows[:3]]
+        if len(asked) == 1:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        yield [answered(row) for row in rows[3:]]
+
+    assert run(breaks) == 1
+    said = told(work)
+    assert said["state"] == "failed"
+    assert said["error"]["message"] == "a GPU ran out of memory"
+    assert written(work) == [0, 1, 2]
+    assert run(breaks) == 0
+    assert asked[1] == [3, 4, 5, 6, 7, 8, 9]
+    assert written(work) == list(range(10))
+
+
+def test_rows_that_never_come_back_fail_the_job(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """A pipeline that ends early is not a job that is done."""
+
+    def loses(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        yield [answered(row) for row in pending_rows(pending)[:-2]]
+
+    assert run(loses) == 1
+    assert told(work)["error"]["message"] == "2 rows never came back"
+
+
+def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """The state says that somebody stopped it, while the pipeline still hangs."""
+    release = threading.Event()
+
+    def hangs(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        yield [answered(0), answered(1)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        release.wait(30)
+
+    assert run(hangs) == 143
+    release.set()
+    assert told(work)["state"] == "stopped"
+    assert written(work) == [0, 1]
+
+
+def test_the_watchdog_can_end_a_pipeline_that_hangs(
+    work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict is the job's failure."""
+    release = threading.Event()
+
+    class Watch:
+        verdict = Failed(
+            "no row was finished for 60 seconds", "the worker's last line", "run it again"
+        )
+
+    def hangs(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        monkeypatch.setattr(budget.Watch, "current", Watch())
+        yield [answered(0)]
+        release.wait(30)
+
+    assert run(hangs) == 1
+    release.set()
+    assert told(work)["error"] == {
+        "message": "no row was finished for 60 seconds",
+        "evidence": "the worker's last line",
+        "hint": "run it again",
+    }
+    assert written(work) == [0]
+
+
+def test_a_second_driver_of_a_job_is_refused(
+    work: Path,
+    run: Callable[[Pipeline], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And leaves the first one's progress alone."""
+    monkeypatch.setattr(driver, "PATIENCE", 0.2)
+    with (work / "lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert run(everything) == 1
+    assert "another driver works in" in capsys.readouterr().err
+    assert not (work / "progress.json").exists()
+
+
+def test_a_job_that_changed_is_refused(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """With the state that says so; nothing is written."""
+    assert run(everything) == 0
+    asked = json.loads((work / "job.json").read_text())
+    (work / "job.json").write_text(
+        json.dumps({**asked, "meaning": {"model": "other"}, "digest": "d2"})
+    )
+    assert run(everything) == 1
+    assert told(work)["state"] == "refused"
+
+
+def test_a_summary_that_cannot_be_written_fails_the_job_in_words(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
+    """The state says it; and the run that comes after it is the only other one that is counted."""
+
+    def taken(*args: Any) -> Iterator[list[dict[str, Any]]]:
+        (work.parent / "out" / "summary.json").mkdir()
+        yield from everything(*args)
+
+    assert run(taken) == 1
+    assert told(work)["state"] == "failed"
+    assert "summary.json" in told(work)["error"]["message"] + told(work)["error"]["evidence"]
+    (work.parent / "out" / "summary.json").rmdir()
+    assert run(everything) == 0
+    summary = json.loads((work / "summary.json").read_text())
+    assert [each["ended"] for each in summary["runs"]] == ["failed", "done"]
+
+
+def test_a_failure_is_said_even_when_the_summary_cannot_be(
+    work: Path, run: Callable[[Pipeline], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk."""
+    (work / "summary.json").mkdir()
+
+    def breaks(*_: Any) -> Iterator[list[dict[str, Any]]]:
+        yield [answered(0)]
+        raise RuntimeError("No space left on device")
+
+    assert run(breaks) == 1
+    assert told(work)["error"]["message"] == "the disk is full"
+    assert "summary.json cannot be written" in capsys.readouterr().err
+
+
+def test_code_that_ends_its_process_does_not_silence_the_driver(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
+    """What it had answered is kept."""
+
+    def leaves(*_: Any) -> Iterator[list[dict[str, Any]]]:
+        yield [answered(0)]
+        sys.exit("enough")
+
+    assert run(leaves) == 1
+    assert told(work)["state"] == "failed"
+    assert "enough" in told(work)["error"]["message"]
+    assert written(work) == [0]
+
+
+def test_only_the_first_signal_interrupts(
+    work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one while the input is looked at, or one while a failure is put into words, changes
+    nothing.
+    """
+
+    def twice(*_: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(driver.survey, "survey", twice)
+    said = driver.BatchRun.end
+
+    def signalled(*args: Any) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return said(*args)
+
+    monkeypatch.setattr(driver.BatchRun, "end", signalled)
+    assert run(everything) == 143
+    assert told(work)["state"] == "stopped"
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_none(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next driver would hold one of its own."""
+    taken, removed = fcntl.flock, []
+
+    def late(file: Any, how: int) -> None:
+        if not removed:
+            removed.append((work / "lock").unlink())
+        taken(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with driver.lock(str(work)) as held:
+        assert os.path.samestat(os.fstat(held.fileno()), (work / "lock").stat())
+
+
+def test_a_folder_that_can_hold_no_lock_is_not_taken_for_a_second_driver(
+    work: Path,
+    run: Callable[[Pipeline], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As on some network filesystems."""
+
+    def unable(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unable)
+    assert run(everything) == 1
+    said = capsys.readouterr().err
+    assert "lock cannot be locked" in said
+    assert "another driver" not in said

@@ -1,0 +1,133 @@
+"""The order in which rows are asked: what begins alike together, long ones early, and every answer
+in its row's place.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.batch.driver import order
+
+BEGIN = b"You are a careful translator. "
+
+
+def text(prompts: list[bytes]) -> list[bytes]:
+    return [prompts[place] for place in order.long_early(prompts)]
+
+
+def times(words: list[bytes]) -> int:
+    """How often another word follows."""
+    return 1 + sum(one != other for one, other in pairwise(words))
+
+
+def test_prompts_that_begin_alike_come_together_and_long_ones_early() -> None:
+    """Twenty shared ones of 300 tokens in any order; that with the longest row is the first."""
+    mix = random.Random(1)
+    shared = [BEGIN + mix.randbytes(1200) for _ in range(20)]
+    prompts = [shared[row % 20] + mix.randbytes(mix.randrange(100)) for row in range(400)]
+    prompts[17] += b"x" * 500
+    found = text(prompts)
+
+    assert times([each[:1200] for each in found]) == 20
+    assert found[0] == prompts[17]
+    lengths = [len(each) for each in found if each.startswith(prompts[17][:1200])]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_what_is_shared_below_what_is_shared_stays_together() -> None:
+    """A system prompt, a document, a question: at each of them."""
+    mix = random.Random(2)
+    prompts = []
+    for _ in range(4):
+        system = mix.randbytes(200)
+        for _ in range(5):
+            document = system + mix.randbytes(400)
+            prompts += [document + mix.randbytes(mix.randrange(30)) for _ in range(6)]
+    mix.shuffle(prompts)
+    found = text(prompts)
+
+    assert times([each[:200] for each in found]) == 4
+    assert times([each[:600] for each in found]) == 20
+
+
+def test_prompts_that_share_nothing_come_by_their_length() -> None:
+    """What a template puts before each of them is no reason to keep them together, nor is a stray
+    row a reason to forget the others' lengths.
+    """
+    mix = random.Random(3)
+    prompts = [BEGIN * 9 + mix.randbytes(mix.randrange(500)) for _ in range(200)]
+    lengths = [len(each) for each in text(prompts)]
+    assert lengths == sorted(lengths, reverse=True)
+
+    with_stray = [len(each) for each in text([*prompts, b"\0stray"])]
+    assert with_stray == [*lengths, 6]
+
+
+def test_a_few_bytes_in_common_are_no_prefix_worth_keeping() -> None:
+    """Less than a block of vLLM's cache."""
+    assert text([b"aa", b"b" * 9, b"a" * 5]) == [b"b" * 9, b"a" * 5, b"aa"]
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [],
+        [b""],
+        [b""] * 500,
+        [b"same" * 5000] * 300,
+        [b"x" * (100 * row) for row in range(600)],
+    ],
+)
+def test_odd_prompts_are_put_in_some_order(prompts: list[bytes]) -> None:
+    """None, empty ones, equal ones, and each the begin of the next: not deeper than Python goes."""
+    assert sorted(order.long_early(prompts)) == list(range(len(prompts)))
+
+
+@given(st.lists(st.binary(max_size=6)), st.sampled_from(["prefix", "given"]))
+def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> None:
+    """Whatever the order: each prompt is asked once, and its answer is in its place."""
+    seen: list[list[bytes]] = []
+
+    def ask(asked: list[bytes]) -> list[bytes]:
+        seen.append(asked)
+        return [each[::-1] for each in asked]
+
+    found = order.in_order(ask, prompts, how, lambda each: each)
+
+    assert found == [each[::-1] for each in prompts]
+    assert [sorted(each) for each in seen] == [sorted(prompts)]
+
+
+def test_the_order_of_the_input_is_kept_where_the_job_says_so() -> None:
+    """Nothing is even compared."""
+    found = order.in_order(list, [b"a", b"bbb"], "given", lambda each: pytest.fail("compared"))
+    assert found == [b"a", b"bbb"]
+
+
+def test_an_answer_too_few_is_nobodys() -> None:
+    """Whose it would be is not known."""
+    with pytest.raises(ValueError, match="shorter"):
+        order.in_order(lambda asked: asked[1:], [b"a", b"b"], "prefix", lambda each: each)
+
+
+def test_a_row_is_compared_by_what_vllm_gets() -> None:
+    """Its tokens, its text, or both texts of a pair; one without a prompt has nothing."""
+    row = {"_prompt": "", "_second": "", "_tokens": b""}
+
+    assert order.prompt({**row, "_tokens": b"\1\0\0\0"}) == b"\1\0\0\0"
+    assert order.prompt({**row, "_prompt": "ö", "_second": "k"}) == "ök".encode()
+    assert order.prompt(row) == b""
+
+
+def test_only_so_many_rows_are_put_in_order_at_once() -> None:
+    """Memory does not grow with the job; the order of the input needs one batch at a time."""
+    assert order.window("prefix", 256, 100.0) == order.WINDOW
+    assert order.window("prefix", 65_536, 100.0) == 65_536
+    assert order.window("given", 256, 100.0) == 256
+    assert order.window("prefix", 256, 2**16) == order.BYTES / 2**16 == 512
+    assert order.window("prefix", 256, 2**24) == 256

@@ -1,0 +1,38 @@
+"""Failures that the driver of batches and the launcher both know have one pattern."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.batch.driver import failures, patterns
+from launcher.tools import symptoms
+
+SHARED = {name: value for name, value in vars(patterns).items() if name.isupper()}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_pattern_is_used_on_both_sides(name: str) -> None:
+    """One that only one of them needs stands with it."""
+    assert any(SHARED[name] in each.pattern for each in symptoms.TABLE)
+    assert any(SHARED[name] in each.pattern for each in failures.KNOWN)
+
+
+def test_nothing_is_said_on_both_sides() -> None:
+    """Each alternative that both tables have comes from the one place."""
+    mine, theirs = (
+        {
+            alternative.removeprefix("(?i)").lower()
+            for each in table
+            for alternative in _own(each.pattern).split("|")
+        }
+        for table in (failures.KNOWN, symptoms.TABLE)
+    )
+
+    assert (mine & theirs) - {""} == set()
+
+
+def _own(pattern: str) -> str:
+    """Return what is left of a pattern without the shared ones."""
+    for each in SHARED.values():
+        pattern = pattern.replace(each, "")
+    return pattern

@@ -1,0 +1,106 @@
+"""Paths, addresses and globs; writing whole; what may be shown of an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.fs
+import pytest
+
+from launcher.batch.driver import places
+from launcher.batch.driver.job import Refused
+
+
+@pytest.fixture(params=["local", "far"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder of this machine, and the same through another of pyarrow's filesystems."""
+    for name in (
+        "a.jsonl",
+        "b.txt",
+        "sub/c.jsonl",
+        "sub/deep/d.jsonl",
+        "odd [1].jsonl",
+        "e%20f.jsonl",
+        ".hidden",
+        "_temporary/x.jsonl",
+    ):
+        (tmp_path / "bucket" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "bucket" / name).write_text("x")
+    far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    monkeypatch.setattr(places, "connect", lambda _: (far, "bucket"))
+    return str(tmp_path / "bucket") if request.param == "local" else "s3://bucket"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("a.jsonl", ["a.jsonl"]),
+        ("*.jsonl", ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl"]),
+        ("sub", ["sub/c.jsonl", "sub/deep/d.jsonl"]),
+        ("sub/*", ["sub/c.jsonl"]),
+        (
+            "**/*.jsonl",
+            ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"],
+        ),
+        ("s*b/**/d.jsonl", ["sub/deep/d.jsonl"]),
+        ("[!a].txt", ["b.txt"]),
+        ("odd [1].jsonl", ["odd [1].jsonl"]),
+        ("e%20f.jsonl", ["e%20f.jsonl"]),
+    ],
+)
+def test_sources_name_files(root: str, pattern: str, found: list[str]) -> None:
+    """Each comes back by a path that opens it again."""
+    listed = places.files(f"{root}/{pattern}")
+
+    assert [each.path.removeprefix(root + "/") for each in listed] == found
+    assert all(places.opened(each.path).read() == b"x" for each in listed)
+    assert all(places.opened(each.path).found() == each for each in listed)
+
+
+def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the region or the endpoint: every file of it needs it."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.txt").touch()
+    far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    asked = []
+    monkeypatch.setattr(places, "connect", lambda address: (asked.append(address), (far, "b"))[1])
+
+    assert [each.path for each in places.files("s3://b/*.txt?region=x")] == [
+        "s3://b/x.txt?region=x"
+    ]
+    assert places.opened("s3://b/y?region=x").child("z").where == "s3://b/y/z?region=x"
+    assert set(asked) == {"s3://b?region=x"}
+
+
+def test_files_are_written_whole_and_deleted(root: str) -> None:
+    """An older one is replaced; to delete what is not there is no mistake."""
+    place = places.opened(f"{root}/new")
+    place.make_folder()
+    file = place.child("a.json")
+    file.write_atomic(b"one")
+    file.write_atomic(b"two")
+    assert (file.read(), place.names(), place.sizes()) == (b"two", ["a.json"], {"a.json": 3})
+    file.delete()
+    file.delete()
+
+    assert (file.exists(), file.found(), place.names(), place.child("none").names()) == (
+        False,
+        None,
+        [],
+        [],
+    )
+
+
+def test_a_scheme_that_nobody_knows_is_refused() -> None:
+    """With the library's own words."""
+    with pytest.raises(Refused, match="foo://b/c cannot be opened") as raised:
+        places.opened("foo://b/c")
+    assert "foo" in raised.value.evidence
+
+
+def test_a_secret_in_an_address_is_not_shown() -> None:
+    """An address may carry a key."""
+    assert places.masked("s3://key:secret@bucket/a") == "s3://bucket/a"
+    with pytest.raises(Refused) as raised:
+        places.opened("foo://key:secret@b/c")
+    assert "secret" not in f"{raised.value} {raised.value.evidence}"

@@ -1,0 +1,155 @@
+"""Vectors and scores of a pooling model, as a replica hands them over."""
+
+from __future__ import annotations
+
+import array
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.batch.driver import engine, replica, source
+from tests.batch.driver.jobs import job
+from tests.batch.driver.test_engine import prepared
+
+
+class EngineDeadError(Exception):
+    """As vLLM calls it."""
+
+
+def tensor(values: Any) -> Any:
+    """As much of a tensor as is used."""
+    made = SimpleNamespace(numpy=lambda: np.array(values, dtype=np.float32))
+    made.float = made.cpu = lambda: made
+    return made
+
+
+class LLM:
+    """A vector of a text's first letters; a score by the lengths of two texts. What begins with `!`
+    is refused, or given up.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        assert arguments == {"model": "tiny", "runner": "pooling"}
+        self.llm_engine = self
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+        self.model_config = SimpleNamespace(is_encoder_decoder=False)
+        self.renderer = SimpleNamespace(render_cmpl=lambda prompts: prompts)
+        self.inside: list[Any] = []
+        self.batches: list[int] = []
+
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
+        assert params.task == "embed"
+        text = prompt["prompt"]
+        values: Any = [float(ord(letter)) for letter in text[:2]]
+        error = SimpleNamespace(message="no room") if text == "!" else None
+        self.inside.append(
+            SimpleNamespace(
+                request_id=request_id,
+                finished=True,
+                prompt_token_ids=list(text),
+                outputs=SimpleNamespace(data=tensor([values] if text == "many" else values)),
+                error=error,
+            )
+        )
+
+    def step(self) -> list[Any]:
+        outputs, self.inside = self.inside, []
+        return outputs
+
+    def score(self, first: list[str], second: list[str], use_tqdm: bool) -> list[Any]:
+        assert not use_tqdm
+        self.batches.append(len(first))
+        if any(text.startswith("!refused") for text in first):
+            raise ValueError("the prompt is too long")
+        if "!dead" in first:
+            raise EngineDeadError
+        return [
+            SimpleNamespace(
+                prompt_token_ids=list(one + other),
+                outputs=SimpleNamespace(score=len(one) / len(other)),
+                error=SimpleNamespace(message="no room") if one == "!" else None,
+            )
+            for one, other in zip(first, second, strict=True)
+        ]
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for vLLM."""
+    made = ModuleType("vllm")
+    made.LLM, made.PoolingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", made)
+
+
+def made(asked: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+    """A replica, and what it makes of rows, as the sink takes them."""
+    rows = prepared(asked, *columns)
+    arguments = engine.arguments(asked)
+    arguments = {name: arguments[name] for name in ("model", "runner")}
+    loaded = replica.Replica(arguments, asked.task, asked.sampling)
+    table = loaded(source.block(rows, engine.PREPARED))
+    return loaded, [engine.result(row) for row in table.to_pylist()]
+
+
+def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
+    """What vLLM gives up is an error row, and so is a text for which the model has many vectors."""
+    asked = job(tmp_path, task="embed")
+    _, found = made(asked, {"text": "ab"}, {"text": "!"}, {"text": "many"}, {"none": 1})
+
+    assert found[0] == {
+        "_row": 0,
+        "_error": "",
+        "_stage": "",
+        "_raw": "",
+        "_keep": b"",
+        "embedding": array.array("f", [97, 98]).tobytes(),
+        "prompt_tokens": 2,
+        "_cached": 0,
+    }
+    assert [(row["_error"], row["_raw"]) for row in found[1:]] == [
+        ("vLLM ended this request: no room", "!"),
+        ("the model has a vector for each token, not one for the text", "many"),
+        ("the prompt is column `text`, which this row lacks", '{"none": 1}'),
+    ]
+
+
+PAIR = {"column": None, "pair": ["{{ a }}", "{{ b }}"]}
+
+
+def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
+    """A batch that vLLM refuses is halved down to the pair at fault."""
+    asked = job(tmp_path, task="score", prompt=PAIR)
+    loaded, found = made(
+        asked,
+        {"a": "four", "b": "xx"},
+        {"a": "!refused", "b": "x"},
+        {"a": "!", "b": "x"},
+        {"a": " ", "b": "x"},
+        {"a": "one"},
+    )
+
+    assert (found[0]["score"], found[0]["prompt_tokens"]) == (2.0, 6)
+    assert [row["_error"] for row in found[1:]] == [
+        "ValueError: the prompt is too long",
+        "vLLM ended this request: no room",
+        "one of the two texts is empty",
+        "the template names `b`, which this row lacks",
+    ]
+    assert loaded.llm.batches == [3, 1, 2]
+
+
+def test_a_dead_engine_ends_its_process(tmp_path: Path) -> None:
+    """No row has failed: they are handed out again."""
+    asked = job(tmp_path, task="score", prompt=PAIR)
+    loaded, _ = made(asked, {"a": "four", "b": "xx"})
+
+    def end() -> None:
+        raise SystemError
+
+    loaded.engine.end = end
+    with pytest.raises(SystemError):
+        loaded.engine.scores([{"prompt": "!dead", "second": "x"}])

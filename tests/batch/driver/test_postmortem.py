@@ -1,0 +1,195 @@
+"""Why a rank ended, from what Ray says and from its log; which of several ranks is to blame."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from launcher.batch.driver import postmortem
+
+LOST = (
+    "(Worker_DP0 pid=7) ERROR 11-21 01:53:14 [executor.py:1063] RuntimeError: pair.cc:553"
+    " Connection closed by peer [10.0.0.2]"
+)
+KILLED = (
+    "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes"
+    " include: (1) the OOM killer"
+)
+
+
+class Died(Exception):
+    """Ray's word for an actor whose process is gone."""
+
+
+class EngineDeadError(Exception):
+    """vLLM's word for an engine that is gone."""
+
+
+class Task(Exception):
+    """Ray's wrapping of what was raised in a rank."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"\x1b[36mray::Rank.answer()\x1b[39m (pid=1)\n  File somewhere\n{cause}")
+        self.cause = cause
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exceptions of Ray that are told apart."""
+    module = ModuleType("ray")
+    module.exceptions = SimpleNamespace(  # type: ignore[attr-defined]
+        RayActorError=Died,
+        NodeDiedError=type("NodeDied", (Died,), {}),
+        OutOfMemoryError=type("OutOfMemory", (Died,), {}),
+    )
+    monkeypatch.setitem(sys.modules, "ray", module)
+
+
+def gone(detail: str = KILLED) -> Died:
+    """As Ray says it, over many lines."""
+    return Died(
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: Rank\n\tpid:"
+        " 9\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+        f" Worker exit detail: {detail}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "lines", "said"),
+    [
+        (
+            gone(),
+            ["all is well"],
+            "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)",
+        ),
+        (
+            gone(),
+            ["Fatal Python error: Segmentation fault", "more"],
+            "Fatal Python error: Segmentation fault",
+        ),
+        (gone("Worker exits with an exit code 3."), [], "exit status 3"),
+        (
+            Died("The actor died because its node has died."),
+            ["Fatal Python error: Aborted"],
+            "its node is gone",
+        ),
+        (
+            Task(ValueError("no such model")),
+            ["Fatal Python error: old"],
+            "ValueError: no such model",
+        ),
+        (
+            Task(EngineDeadError("see above")),
+            [LOST],
+            "RuntimeError: pair.cc:553 Connection closed by peer [10.0.0.2]",
+        ),
+        (
+            Task(EngineDeadError("see above")),
+            [
+                "x ERROR 11-21 [m.py:3] Worker proc VllmWorker-0 died unexpectedly (exit code:"
+                " -11), shutting down"
+            ],
+            "Worker proc VllmWorker-0 died unexpectedly (exit code: -11)",
+        ),
+        (Task(EngineDeadError("see above")), ["nothing"], "EngineDeadError: see above"),
+        (
+            Task(RuntimeError("Engine core initialization failed. See root cause above.")),
+            [LOST],
+            LOST.split("] ", 1)[1],
+        ),
+    ],
+    ids=["killed", "crashed", "exited", "node", "error", "lost", "worker", "silent", "start"],
+)
+def test_how_a_rank_failed_is_said_in_a_line(
+    problem: Exception, lines: list[str], said: str
+) -> None:
+    """The engine's own processes tell the rank only that they are gone; why is in the log."""
+    assert postmortem.how(problem, lines) == said
+
+
+def test_what_ray_says_is_one_line() -> None:
+    """Without the colours, names and identifiers around it."""
+    assert postmortem.said(gone()) == KILLED
+    assert postmortem.said(Task(ValueError("one\ntwo"))) == "ValueError: one"
+    assert postmortem.said(ValueError("")) == "ValueError:"
+
+
+INVALID = """1 validation error for ModelConfig
+  Value error, User-specified max_model_len (999999) is greater than the derived max_model_len
+ [type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error"""
+CHAINED = f"""Exception pydantic_core.ValidationError isn't serializable: cannot pickle 'X'.
+\x1b[36mray::Rank.load()\x1b[39m (pid=2427, ip=10.61.0.11, actor_id=1, repr=<x>)
+  File "rank.py", line 5, in load
+pydantic_core._pydantic_core.ValidationError: {INVALID}"""
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Task(type("ValidationError", (ValueError,), {})(INVALID)),
+        type("RayError", (OSError,), {})(CHAINED),
+    ],
+    ids=["passed on", "as text"],
+)
+def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
+    """Ray passes on an exception of another library's, or only its text."""
+    told = postmortem.said(problem)
+
+    assert told.startswith("Value error, User-specified max_model_len (999999) is greater than")
+
+
+@pytest.mark.parametrize(
+    ("lost", "logs", "blamed"),
+    [
+        ({0: Task(EngineDeadError("x")), 1: gone()}, {0: [], 1: []}, 1),
+        (
+            {0: Task(EngineDeadError("x")), 1: Task(EngineDeadError("x"))},
+            {0: [LOST], 1: ["Fatal"]},
+            1,
+        ),
+        (
+            {0: Task(EngineDeadError("x")), 1: Task(EngineDeadError("x"))},
+            {0: ["Fatal"], 1: [LOST]},
+            0,
+        ),
+        ({2: Task(ValueError("x")), 1: Task(ValueError("x"))}, {1: [], 2: []}, 1),
+    ],
+)
+def test_who_failed_first_is_blamed(
+    lost: dict[int, BaseException], logs: dict[int, list[str]], blamed: int
+) -> None:
+    """A rank that is gone, or failed by itself, explains those that lost it."""
+    assert postmortem.blamed(lost, logs) == blamed
+
+
+def test_a_logs_end_is_without_rays_marks(tmp_path: Path) -> None:
+    """Bytes that are no text, and lines of any length, are no obstacle."""
+    path = tmp_path / "worker.out"
+    path.write_bytes(b":job_id:01\n:actor_name:Rank\nfirst\n\n" + b"x" * 1000 + b"\nlast \xff\n")
+
+    assert postmortem.tail(str(path), 2) == ["x" * 400, "last \\xff"]
+    assert postmortem.tail(str(path), 9)[0] == "first"
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    """It may have grown for days."""
+    path = tmp_path / "worker.out"
+    path.write_text("line\n" * 100_000)
+
+    assert len(postmortem.tail(str(path), 10**6)) < 20_000
+
+
+def test_evidence_is_the_end_of_the_log_and_what_else_is_known() -> None:
+    """Without lines that only place a traceback."""
+    log = [f"line {number}" for number in range(30)] + [
+        '  File "/opt/vllm/x.py", line 1, in f',
+        "    ^^^^",
+    ]
+
+    lines = postmortem.evidence(log, ["rank 0 then failed too"]).splitlines()
+
+    assert lines == [*(f"line {number}" for number in range(10, 30)), "rank 0 then failed too"]

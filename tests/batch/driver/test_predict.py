@@ -1,0 +1,74 @@
+"""Stages of users' code: rows in, rows out, each carrying what the sink needs.
+
+Ray Data itself runs in the lab.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from launcher.batch.driver import predict
+
+
+def row(number: int, error: str = "", stage: str = "") -> dict[str, Any]:
+    data = b"" if error else pickle.dumps({"n": number})
+    return {
+        "_row": number,
+        "_error": error,
+        "_stage": stage,
+        "_raw": "raw" if error else "",
+        "_keep": b"kept",
+        "_data": data,
+    }
+
+
+def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
+    """`_raw` is only for error rows; kept columns always come along."""
+    made = predict.result({**predict.finished(row(3), {"score": 0.5})})
+    assert made == {
+        "_row": 3,
+        "_error": "",
+        "_stage": "",
+        "_raw": "",
+        "_keep": b"kept",
+        "score": 0.5,
+    }
+
+
+def test_a_failed_row_says_where_it_failed() -> None:
+    """In this stage, or in the earlier one whose reason it brought along."""
+    assert predict.result(predict.finished(row(3), "ValueError: no"))["_stage"] == "inference"
+    assert (
+        predict.result(predict.finished(row(3, "not JSON", "read"), "not JSON"))["_stage"] == "read"
+    )
+    assert predict.prepared(row(3), "ValueError: no")["_stage"] == "preprocess"
+
+
+def test_a_failed_row_shows_its_input() -> None:
+    """As it was read, also when the function before has made other columns of it."""
+    assert predict.result(predict.finished(row(3), "ValueError: no"))["_raw"] == '{"n": 3}'
+    assert (
+        predict.finished(predict.prepared(row(3), {"m": 4}), "ValueError: no")["_raw"] == '{"n": 3}'
+    )
+    assert predict.finished(row(3, "not JSON", "read"), "not JSON")["_raw"] == "raw"
+
+
+def test_a_user_column_cannot_take_the_place_of_a_row_number() -> None:
+    """Whatever a class returns, the row keeps its number and its error."""
+    made = predict.result(predict.finished(row(3), {"_row": 99, "_error": "mine", "x": 1}))
+    assert (made["_row"], made["_error"], made["x"]) == (3, "", 1)
+
+
+def test_prepared_rows_hold_the_columns_that_the_function_made() -> None:
+    """The next stage sees them instead of the row's own."""
+    assert pickle.loads(predict.prepared(row(3), {"n": 4, "m": 5})["_data"]) == {"n": 4, "m": 5}
+
+
+def test_rows_that_failed_before_never_reach_the_code() -> None:
+    """Their reason stays as it was."""
+
+    def code(_: Any) -> Any:
+        raise AssertionError("called without rows")
+
+    assert predict.attempt([row(0, "not JSON", "read")], code, []) == ["not JSON"]

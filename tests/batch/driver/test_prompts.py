@@ -1,0 +1,146 @@
+"""Prompts of rows: columns, templates, chats; and what hostile templates and rows come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver.job import Refused
+from launcher.batch.driver.prompts import Prompter, PromptError
+from tests.batch.driver.jobs import job
+
+
+def prompter(folder: Path, **prompt: Any) -> Prompter:
+    return Prompter(job(folder, "x", prompt={"column": None, **prompt}))
+
+
+def test_a_column_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Also when it looks like a template."""
+    assert prompter(tmp_path, column="text")({"text": " {{ 7 * 7 }} "}) == " {{ 7 * 7 }} "
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, "the prompt is column `text`, which this row lacks"),
+        ({"text": 5}, "column `text` holds a number, not text"),
+        ({"text": None}, "column `text` holds null, not text"),
+        ({"text": ["a"]}, "column `text` holds a list, not text"),
+        ({"text": " \n"}, "the prompt is empty"),
+    ],
+)
+def test_a_row_without_a_prompt_says_why(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    """Nothing is guessed from numbers or lists."""
+    with pytest.raises(PromptError, match=reason):
+        prompter(tmp_path, column="text")(row)
+
+
+def test_templates_use_columns(tmp_path: Path) -> None:
+    """Numbers, nested values, loops, and columns whose names are no identifiers."""
+    made = prompter(
+        tmp_path,
+        template=(
+            '{{ title|upper }} {{ n + 1 }} {{ "%.1f" % x }} {{ a.b[0] }} {{ row["the key"] }}\n'
+        ),
+    )
+
+    assert made({"title": "t", "n": 1, "x": 0.25, "a": {"b": [3]}, "the key": "k"}) == "T 2 0.2 3 k"
+
+
+def test_chats_are_messages(tmp_path: Path) -> None:
+    """A chat whose messages but the system's are empty asks nothing."""
+    made = prompter(
+        tmp_path,
+        chat=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{{ q }}"}],
+    )
+
+    assert made({"q": "Why?"}) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Why?"},
+    ]
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        made({"q": ""})
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ titel }}", "the template names `titel`, which this row lacks"),
+        ("{{ a.nope }}", "asks dict for `nope`, which it lacks"),
+        ("{{ text.__class__ }}", "SecurityError"),
+        ("{{ text.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+        ("{{ ''['__class__'] }}", "SecurityError|lacks"),
+        ("{{ (text|attr('__init__')).__globals__ }}", "SecurityError|lacks|fails"),
+        ("{{ '{0.__class__}'.format(text) }}", "SecurityError"),
+        ("{{ items.append(1) }}", "SecurityError"),
+        ("{% for i in range(1000000000) %}x{% endfor %}", "OverflowError"),
+        (
+            (
+                "{% for i in range(99999) %}{% for j in range(99999) %}{{ text * 100 }}{% endfor"
+                " %}{% endfor %}"
+            ),
+            "makes more than",
+        ),
+        ("{{ text * 1000000000 }}", "OverflowError"),
+        ("{{ [text] * 1000000000 }}", "OverflowError"),
+        ("{{ 9 ** 99999999 }}", "OverflowError"),
+        ("{{ '%1000000000d' % 1 }}", "OverflowError"),
+        ("{{ '%1000000000d'|format(1) }}", "OverflowError"),
+        ("{{ text|center(1000000000) }}", "OverflowError"),
+        ("{{ text|indent(1000000000) }}", "OverflowError"),
+        ("{{ text.ljust(1000000000) }}", "OverflowError"),
+        ("{{ text.zfill(width) }}", "OverflowError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ text + 1 }}", "TypeError"),
+        ("{% include 'x' %}", "TypeError|no loader"),
+    ],
+)
+def test_a_template_that_fails_on_a_row_is_that_row_s_error(
+    tmp_path: Path, template: str, reason: str
+) -> None:
+    """Hostile or mistaken: no code runs, no memory is eaten, the reason is one line."""
+    with pytest.raises(PromptError, match=reason) as raised:
+        prompter(tmp_path, template=template)({"text": "abc", "a": {}, "items": [], "width": 10**9})
+    assert len(str(raised.value)) < 500
+
+
+def test_a_row_is_never_a_template(tmp_path: Path) -> None:
+    """What a row holds is text."""
+    assert (
+        prompter(tmp_path, template="{{ text }}")({"text": "{{ 7 * 7 }}{% raw %}"})
+        == "{{ 7 * 7 }}{% raw %}"
+    )
+
+
+def test_a_broken_template_is_refused_with_its_line(tmp_path: Path) -> None:
+    """Before any row; the message says which of the chat's."""
+    with pytest.raises(Refused, match=r"prompt\.chat\[0\]\.content is not a template") as raised:
+        prompter(tmp_path, chat=[{"role": "user", "content": "a\n{{ b"}])
+    assert raised.value.evidence.startswith("line 2: ")
+
+
+def test_the_model_s_chat_template_is_given_the_job_s_arguments(tmp_path: Path) -> None:
+    """What it raises is the row's error."""
+
+    class Tokenizer:
+        def apply_chat_template(self, messages: Any, **asked: Any) -> str:
+            if messages[0]["role"] == "system":
+                raise ValueError("System role not supported")
+            return f"{messages[0]['content']} {sorted(asked.items())}"
+
+    made = prompter(
+        tmp_path, chat=[{"role": "user", "content": "x"}], chat_args={"enable_thinking": False}
+    )
+    said = made.chat(Tokenizer(), [{"role": "user", "content": "hi"}])
+
+    assert (
+        said
+        == "hi [('add_generation_prompt', True), ('enable_thinking', False), ('tokenize', False)]"
+    )
+    with pytest.raises(
+        PromptError, match="the model's chat template refuses it: ValueError: System role"
+    ):
+        made.chat(Tokenizer(), [{"role": "system", "content": "hi"}])

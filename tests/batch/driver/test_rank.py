@@ -1,0 +1,358 @@
+"""One rank: rows become prompts that vLLM will take, every row has exactly one answer, and nothing
+outlives its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import rank
+
+MOST = 8
+
+
+class Tokenizer:
+    """A token a character; a special one before it where it is asked for."""
+
+    max_chars_per_token = 2
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [0] * add_special_tokens + [ord(letter) for letter in text]
+
+
+class Engine:
+    """Says a prompt backwards; refuses a whole batch for one prompt of `wrong`, and is gone after
+    one of `fatal`.
+    """
+
+    model_config = SimpleNamespace(max_model_len=MOST)
+
+    def __init__(self, wrong: str = "", fatal: str = "") -> None:
+        self.wrong, self.fatal = wrong, fatal
+        self.calls: list[list[str]] = []
+        self.held: list[Any] | None = None
+        self.lost = 0
+
+    def sleep(self, level: int, mode: str) -> None:
+        assert (level, mode, self.held) == (0, "keep", None)
+        self.held = []
+
+    def enqueue(self, prompts: list[dict[str, list[int]]], params: object, use_tqdm: bool) -> None:
+        assert self.held == []  # while it is paused
+        self.held = [prompts, params]
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert tags == ["scheduling"]
+
+    def wait_for_completion(self, use_tqdm: bool) -> list[Any]:
+        assert self.held is not None
+        outputs = self.generate(self.held[0], self.held[1], use_tqdm)
+        self.held = None
+        return outputs[self.lost :]
+
+    def generate(
+        self, prompts: list[dict[str, list[int]]], params: object, use_tqdm: bool
+    ) -> list[Any]:
+        texts = ["".join(map(chr, filter(None, prompt["prompt_token_ids"]))) for prompt in prompts]
+        self.calls.append(texts)
+        if self.fatal in texts:
+            raise type("EngineDeadError", (RuntimeError,), {})("gone")
+        if self.wrong in texts:
+            raise RuntimeError(f"no {self.wrong} here")
+        return [
+            SimpleNamespace(
+                prompt_token_ids=prompt["prompt_token_ids"],
+                outputs=[
+                    SimpleNamespace(
+                        text=text[::-1],
+                        finish_reason="abort" if text == "ab" else "stop",
+                        token_ids=[1, 2],
+                    )
+                ],
+            )
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+
+class Prompter:
+    """The column `t`, or a chat of it; a row without it has no prompt."""
+
+    def __init__(self, chat: bool = False) -> None:
+        self.is_chat = chat
+
+    def __call__(self, columns: dict[str, str]) -> str | list[dict[str, str]]:
+        return [{"role": "user", "content": columns["t"]}] if self.is_chat else columns["t"]
+
+    def chat(self, tokenizer: object, messages: list[dict[str, str]]) -> str:
+        return f"<{messages[0]['content']}>"
+
+
+def made(
+    *,
+    together: bool = False,
+    chat: bool = False,
+    wrong: str = "-",
+    fatal: str = "-",
+    order: str = "given",
+) -> rank.Rank:
+    """A rank that has loaded."""
+    job: Any = SimpleNamespace(name="demo", sampling={}, engine=SimpleNamespace(order=order))
+    one = rank.Rank(job, together)
+    one.llm, one.tokenizer, one.params = Engine(wrong, fatal), Tokenizer(), object()
+    one.prompter = Prompter(chat)  # type: ignore[assignment]
+    return one
+
+
+def rows(*texts: str) -> list[tuple[int, bytes]]:
+    """Rows with numbers from 10, as the driver sends them."""
+    return [(10 + index, pickle.dumps({"t": text})) for index, text in enumerate(texts)]
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank takes from vLLM itself."""
+    module, inner = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    module.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
+    inner.StructuredOutputsParams = dict  # type: ignore[attr-defined]
+    inner.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", inner)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("together", [False, True])
+def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
+    """An answer for each row, in order, and one call of the engine for all of them."""
+    one = made(together=together)
+
+    answers = one.answer(
+        [
+            *rows("one"),
+            (20, pickle.dumps({"other": 1})),
+            (21, b"no pickle"),
+            *rows("", "two", "far too long"),
+        ]
+    )
+
+    assert [answer.row for answer in answers] == [10, 20, 21, 10, 11, 12]
+    assert answers[0].columns == {
+        "answer": "eno",
+        "finish_reason": "stop",
+        "prompt_tokens": 4,
+        "output_tokens": 2,
+        "_cached": 0,
+    }
+    assert [answer.columns.get("answer") for answer in answers] == [
+        "eno",
+        None,
+        None,
+        "",
+        "owt",
+        None,
+    ]
+    assert answers[1].error == "KeyError: 't'"
+    assert answers[2].error.startswith("UnpicklingError")
+    assert answers[5].error == "the prompt has 13 tokens; with an answer, max_model_len takes 7"
+    assert {answer.stage for answer in answers if answer.error} == {"prompt"}
+    assert one.llm.calls == [["one", "", "two"]]
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("together", [False, True])
+def test_long_rows_are_asked_early_and_answered_in_their_places(together: bool) -> None:
+    """What begins alike would come together; rows that have no prompt are none of it."""
+    one = made(together=together, order="prefix")
+
+    answers = one.answer([*rows("a", "cccc"), (20, b"no pickle"), *rows("bb")])
+
+    assert one.llm.calls == [["cccc", "bb", "a"]]
+    assert [answer.columns.get("answer") for answer in answers] == ["a", "cccc", None, "bb"]
+
+
+def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
+    """Megabytes are refused by their length."""
+    (answer,) = made().answer(rows("x" * (MOST * 2 + 1)))
+
+    assert (
+        answer.error == "the prompt has 17 characters, more than 8 tokens can hold (max_model_len)"
+    )
+
+
+@pytest.mark.parametrize(("text", "error"), [("\ud800", "surrogate"), ("", "the prompt is empty")])
+def test_text_that_is_none_is_its_rows_error(text: str, error: str) -> None:
+    """Half a surrogate pair would break the tokenizer, nothing at all the engine."""
+    one = made(chat=False)
+    one.tokenizer.encode = lambda text, add_special_tokens=True: [ord(letter) for letter in text]
+
+    assert error in one.answer(rows(text))[0].error
+
+
+def test_a_chat_goes_through_the_template_and_has_no_special_tokens_added() -> None:
+    """The template has put them there already."""
+    one = made(chat=True)
+
+    (answer,) = one.answer(rows("hi"))
+
+    assert (answer.columns["answer"], answer.columns["prompt_tokens"]) == (">ih<", 4)
+
+
+def test_what_vllm_refuses_costs_one_row_of_an_engine_of_its_own() -> None:
+    """It refuses a batch as a whole; the batch is then asked row by row."""
+    one = made(wrong="bad")
+
+    answers = one.answer(rows("one", "bad", "two"))
+
+    assert [answer.columns.get("answer") for answer in answers] == ["eno", None, "owt"]
+    assert (answers[1].error, answers[1].stage) == ("RuntimeError: no bad here", "inference")
+
+
+def test_answers_of_an_earlier_batch_are_nobodys() -> None:
+    """More answers than prompts: which are whose is not known, and none is given to a row."""
+    one = made()
+    generate = one.llm.generate
+    one.llm.generate = lambda prompts, params, use_tqdm: generate(
+        [*prompts[:1], *prompts], params, use_tqdm
+    )
+
+    answers = one.answer(rows("one", "two"))
+
+    assert [(answer.row, answer.columns) for answer in answers] == [(10, {}), (11, {})]
+    assert answers[0].error == "RuntimeError: vLLM was given 1 prompts and returned 2 answers"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_rank_in_step_never_calls_its_engine_twice() -> None:
+    """A second call would wait for ranks that do not call theirs."""
+    one = made(together=True, wrong="bad")
+
+    with pytest.raises(RuntimeError, match="no bad here"):
+        one.answer(rows("one", "bad"))
+    assert len(one.llm.calls) == 1
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_rank_in_step_without_a_good_row_asks_for_a_placeholder() -> None:
+    """Its engine must take part in the round; what it says is thrown away."""
+    one = made(together=True)
+
+    assert one.answer([]) == []
+    assert one.answer(rows("far too long"))[0].error
+    assert one.llm.calls == [["placeholder"], ["placeholder"]]
+
+
+@pytest.mark.usefixtures("vllm")
+def test_an_answer_that_is_missing_ends_the_rank() -> None:
+    """Which row it would have been for is not known."""
+    one = made(together=True)
+    one.llm.lost = 1
+
+    with pytest.raises(RuntimeError, match="given 2 prompts and returned 1 answers"):
+        one.answer(rows("one", "two"))
+
+
+def test_an_engine_of_its_own_is_not_called_for_nothing() -> None:
+    """Nobody waits for it."""
+    one = made()
+
+    assert one.answer([]) == []
+    assert one.llm.calls == []
+
+
+@pytest.mark.parametrize("texts", [("fatal",), ("bad", "fatal")])
+def test_a_dead_engine_is_no_error_of_a_row(texts: tuple[str, ...]) -> None:
+    """Whether it dies of the batch or of one row of it."""
+    one = made(wrong="bad" if "bad" in texts else "-", fatal="fatal")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        one.answer(rows(*texts))
+
+
+def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
+    """It has text, but not all of it."""
+    (answer,) = made().answer(rows("ab"))
+
+    assert (answer.error, answer.stage) == ("vLLM ended this request: abort", "inference")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM refuses a dense model when it sees a data-parallel variable, whoever left it. An engine
+    that is loaded is watched: without its process the rank would wait for ever.
+    """
+    seen: list[dict[str, str]] = []
+    watched: list[object] = []
+
+    class LLM:
+        def __init__(self, **arguments: object) -> None:
+            seen.append(
+                {name: value for name, value in os.environ.items() if name.startswith("VLLM_DP_")}
+            )
+            assert arguments == {"model": "m"}
+
+        def get_tokenizer(self) -> Tokenizer:
+            return Tokenizer()
+
+    sys.modules["vllm"].LLM = LLM  # type: ignore[attr-defined]
+    monkeypatch.setattr(rank, "Prompter", lambda job: Prompter())
+    monkeypatch.setattr(rank, "watch_engine", watched.append)
+    monkeypatch.setenv("VLLM_DP_SIZE", "7")
+    one = made()
+
+    one.load(rank.Setting(arguments={"model": "m"}))
+    one.load(rank.Setting(environment={"VLLM_DP_RANK": "1"}, arguments={"model": "m"}))
+
+    assert seen == [{}, {"VLLM_DP_RANK": "1"}]
+    assert watched[-1] is one.llm
+    monkeypatch.delenv("VLLM_DP_RANK")
+
+
+def test_what_a_killed_rank_had_started_ends_with_it() -> None:
+    """The engine's processes would hold the device; they are in the rank's group, and its end is
+    seen from outside.
+    """
+    program = """
+import dataclasses, json, subprocess, sys
+from launcher.batch.driver import rank
+rank.log_paths = lambda: ("worker.out", "worker.err")
+from launcher.batch.driver.rank import Rank
+card = Rank(None, False).hello()
+subprocess.Popen(["sleep", "300"])
+print(json.dumps(dataclasses.asdict(card)), flush=True)
+print("an error", file=sys.stderr, flush=True)
+sys.stdin.read()
+"""
+    leader = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert leader.stdout is not None
+    assert leader.stdin is not None
+    try:
+        card = json.loads(leader.stdout.readline())
+        assert card["pid"] == leader.pid == os.getpgid(leader.pid)
+        assert card["log"] == "worker.out"  # not the pipe through which Ray writes it
+        assert leader.stdout.readline() == b"an error\n"  # one log, for both outputs
+        leader.send_signal(signal.SIGKILL)
+        leader.wait(10)
+
+        # What holds the other end of the pipe: `sleep`, and the process that waits for the leader's
+        # end.
+        ready, _, _ = select.select([leader.stdout], [], [], 20)
+        assert ready
+        assert leader.stdout.read() == b""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+        leader.stdin.close()
+        leader.stdout.close()
+        leader.wait(10)

@@ -1,0 +1,432 @@
+"""Ranks as processes: where they start, how long they may take, whose failure it is, and that
+nothing of them is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import rank_pool
+from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job import job as made
+from launcher.batch.driver.rank import RankProcess, Setting
+
+
+class Died(Exception):
+    """Ray's word for an actor whose process is gone."""
+
+
+class Ref:
+    """What a call will return; one that is pending never does."""
+
+    def __init__(self, value: Any = None, *, pending: bool = False) -> None:
+        self.value, self.pending = value, pending
+
+
+class Method:
+    """A method of an actor, or a function: called on a node."""
+
+    def __init__(self, ray: Ray, node: str, name: str) -> None:
+        self.ray, self.node, self.name = ray, node, name
+
+    def remote(self, *args: Any) -> Ref:
+        self.ray.called.append((self.node, self.name, args))
+        return self.ray.answers(self.node, self.name, args)
+
+
+class Remote:
+    """What `ray.remote` makes of a class or a function."""
+
+    def __init__(self, ray: Ray, what: Any) -> None:
+        self.ray, self.what = ray, what
+        self.asked: dict[str, Any] = {}
+
+    def options(self, **asked: Any) -> Remote:
+        made = Remote(self.ray, self.what)
+        made.asked = asked
+        return made
+
+    def remote(self, *args: Any) -> Any:
+        node = self.asked["scheduling_strategy"]
+        if not isinstance(self.what, type):
+            return Method(self.ray, node, self.what.__name__).remote(*args)
+        self.ray.started.append((node, self.asked["num_gpus"], args[1]))
+        return SimpleNamespace(
+            **{name: Method(self.ray, node, name) for name in ("hello", "load", "answer")},
+            node=node,
+        )
+
+
+class Ray(ModuleType):
+    """Two nodes; each call returns at once, what `results` has for it."""
+
+    exceptions = SimpleNamespace(RayActorError=Died, NodeDiedError=Died, OutOfMemoryError=Died)
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.started: list[tuple[str, float, bool]] = []
+        self.called: list[tuple[str, str, tuple[Any, ...]]] = []
+        self.killed: list[str] = []
+        self.results: dict[tuple[str, str], Ref] = {}
+
+    def answers(self, node: str, name: str, args: tuple[Any, ...]) -> Ref:
+        usual = {
+            "hello": RankProcess(pid=len(node) + 1000, log=f"/logs/{node}"),
+            "tail": [f"end of {args}"],
+            "sweep": [],
+        }
+        return self.results.get((node, name), Ref(usual.get(name, args)))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        seen = [("one", "10.0.0.1", True), ("two", "10.0.0.2", True), ("gone", "10.0.0.3", False)]
+        return [
+            {"NodeID": name, "NodeManagerAddress": ip, "Alive": alive} for name, ip, alive in seen
+        ]
+
+    def remote(self, what: Any) -> Remote:
+        return Remote(self, what)
+
+    def wait(
+        self, refs: list[Ref], num_returns: int, timeout: float
+    ) -> tuple[list[Ref], list[Ref]]:
+        ready = [ref for ref in refs if not ref.pending]
+        if len(ready) < min(1, num_returns):
+            time.sleep(timeout)
+        return ready[:num_returns], []
+
+    def get(self, ref: Ref, timeout: float) -> Any:
+        assert timeout
+        if isinstance(ref.value, Exception):
+            raise ref.value
+        return ref.value
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        assert no_restart
+        self.killed.append(actor.node)
+
+
+class Progress:
+    """What was said."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.warned: list[str] = []
+
+    def set(self, state: str, text: str) -> None:
+        self.said.append((state, text))
+
+    def replicas(self, ready: int, wanted: int) -> None:
+        self.said.append((ready, wanted))
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    """A stand-in for Ray."""
+    module = Ray()
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setattr(rank_pool, "pinned", lambda node: node)
+    monkeypatch.setattr(rank_pool, "GRACE", 0.01)
+    return module
+
+
+@pytest.fixture
+def progress() -> Progress:
+    """Where it is said."""
+    return Progress()
+
+
+def hired(
+    progress: Progress, *, timeout: float = 60.0, ips: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")
+) -> rank_pool.RankPool:
+    """A pool for a job over two nodes."""
+    job = made(
+        {
+            "name": "j",
+            "cluster": "c",
+            "mode": "data-parallel",
+            "work": "/w",
+            "out": "/o",
+            "engine": {"tp": 2, "pp": 2},
+            "read": {"sources": [], "format": "jsonl"},
+            "limits": {"stall": 0.05},
+            "data_parallel": {"size": 2, "port": 1, "nodes": [], "timeout": timeout},
+        }
+    )
+    return rank_pool.RankPool(
+        job,
+        [rank_pool.RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(ips)],
+        progress,
+        together=True,
+    )
+
+
+SETTINGS = [Setting(arguments={"rank": 0}), Setting(arguments={"rank": 1})]
+
+
+def test_each_rank_starts_on_its_node_and_loads_its_own_setting(
+    ray: Ray, progress: Progress
+) -> None:
+    """With as many accelerators as a whole rank needs; what happens is said."""
+    with hired(progress) as one:
+        one.start(SETTINGS, "two of them")
+
+    assert ray.started == [("one", 4, True), ("two", 4, True)]
+    loads = [call for call in ray.called if call[1] == "load"]
+    assert loads == [("one", "load", (SETTINGS[0],)), ("two", "load", (SETTINGS[1],))]
+    assert progress.said == [
+        (0, 2),
+        ("waiting", "two of them: waiting for 4 free accelerators for each"),
+        ("loading", "two of them"),
+        (2, 2),
+        ("running", "two of them"),
+    ]
+
+
+def test_nothing_of_the_ranks_is_left(ray: Ray, progress: Progress) -> None:
+    """However it ends, they are killed, and their nodes asked for what they left behind; what does
+    not go is said.
+    """
+    ray.results["one", "sweep"] = Ref(["processes of a rank are still there: 7"])
+    ray.results["two", "sweep"] = Ref(Died("The node died."))
+
+    with pytest.raises(ZeroDivisionError), hired(progress) as one:
+        one.start(SETTINGS, "")
+        raise ZeroDivisionError
+
+    assert ray.killed == ["one", "two"]
+    assert [(node, args[0]) for node, name, args in ray.called if name == "sweep"] == [
+        ("one", 1003),
+        ("two", 1003),
+    ]
+    assert progress.warned[0] == "processes of a rank are still there: 7"
+    assert progress.warned[1].startswith("a node was not looked at")
+
+
+def test_a_node_that_ray_does_not_have_is_named(ray: Ray, progress: Progress) -> None:
+    """Also one that it had."""
+    with pytest.raises(Failed, match=r"rank 1 on 10.0.0.3: Ray has no such node") as failed:
+        hired(progress, ips=("10.0.0.1", "10.0.0.3")).start(SETTINGS, "")
+
+    assert failed.value.evidence == "Ray's nodes: 10.0.0.1, 10.0.0.2"
+    assert ray.started == []
+
+
+def test_ranks_answer_in_the_order_in_which_they_were_asked(ray: Ray, progress: Progress) -> None:
+    """Each gives back the tag of what it finished; one that is still at work does not hold up
+    another.
+    """
+    one = hired(progress)
+    one.start(SETTINGS, "")
+    ray.results["one", "answer"] = Ref(pending=True)
+    one.give(0, "slow", [(1, b"")])
+    one.give(1, "first", [(2, b"")])
+    one.give(1, "second", [(3, b"")])
+
+    assert one.finished() == [(1, "first", ([(2, b"")],))]
+    assert one.finished() == [(1, "second", ([(3, b"")],))]
+    assert (one.load(0), one.load(1), one.busy) == (1, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("hello", "rank 1 on 10.0.0.2 has not started within 0.05 s", "vlaunch jobs"),
+        ("load", "rank 1 on 10.0.0.2 has not loaded the model within 0.05 s", "limits.stall"),
+    ],
+)
+def test_starting_and_loading_have_a_longer_deadline(
+    ray: Ray,
+    progress: Progress,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    message: str,
+    hint: str,
+) -> None:
+    """A rank may queue for its place for days, and then load for `limits.stall`."""
+    monkeypatch.setattr(rank_pool, "QUEUE", 0.05)
+    ray.results["two", name] = Ref(pending=True)
+
+    with pytest.raises(Failed, match=message) as failed, hired(progress) as one:
+        one.start(SETTINGS, "")
+    assert hint in failed.value.hint
+    assert ray.killed == ["one", "two"]
+
+
+def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Progress) -> None:
+    """So are the others that did not answer: they may have waited for it, or it for them."""
+    one = hired(progress, timeout=0.05)
+    one.start(SETTINGS, "")
+    ray.results = {("one", "answer"): Ref(pending=True), ("two", "answer"): Ref(pending=True)}
+    one.give(0, None, [(1, b""), (2, b"")])
+    one.give(1, None, [])
+
+    with pytest.raises(
+        Failed, match=r"rank 0 on 10.0.0.1 has not answered 2 rows within 0.05 s"
+    ) as failed:
+        one.finished()
+    assert failed.value.evidence == "end of ('/logs/one', 400)\nnor has rank 1 on 10.0.0.2"
+    assert "data_parallel.timeout" in failed.value.hint
+
+
+def test_time_runs_from_when_a_rank_begins(ray: Ray, progress: Progress) -> None:
+    """Not from when the work was put behind what the rank had in hand."""
+    one = hired(progress, timeout=0.05)
+    one.start(SETTINGS, "")
+    one.give(0, "first", [])
+    ray.results["one", "answer"] = Ref(pending=True)
+    one.give(0, "second", [])
+    one.tasks[0][1].began -= 10
+
+    assert [tag for _, tag, _ in one.finished()] == ["first"]
+    assert time.monotonic() - one.tasks[0][0].began < 5
+    with pytest.raises(Failed, match="within"):
+        one.finished()
+
+
+def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> None:
+    """It is named with the end of its log and what Ray says, and so is the other one."""
+    one = hired(progress)
+    one.start(SETTINGS, "")
+    died = (
+        "The actor is dead.\nWorker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly"
+        " exits."
+    )
+    ray.results = {
+        ("one", "answer"): Ref(RuntimeError("the peer is gone")),
+        ("two", "answer"): Ref(Died(died)),
+    }
+    one.give(0, None, [(1, b"")])
+    one.give(1, None, [(2, b"")])
+
+    with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 ended: its process was killed") as failed:
+        one.finished()
+    assert failed.value.evidence.splitlines() == [
+        "end of ('/logs/two', 400)",
+        "Ray: Worker unexpectedly exits.",
+        "rank 0 on 10.0.0.1 then failed too: RuntimeError: the peer is gone",
+    ]
+    assert "run the job again" in failed.value.hint
+
+
+def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> None:
+    """It may be in the log only; that the engine failed says nothing beside it."""
+    one = hired(progress)
+    one.start(SETTINGS, "")
+    ray.results = {
+        ("two", "answer"): Ref(RuntimeError("Engine core failed")),
+        ("two", "tail"): Ref(
+            ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
+        ),
+    }
+    one.give(1, None, [])
+
+    with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 failed: .*out of memory") as failed:
+        one.finished()
+    assert "gpu_memory_utilization" in failed.value.hint
+    assert (
+        failed.value.evidence
+        == "rank 1 on 10.0.0.2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    )
+
+
+def test_two_ranks_with_one_error_say_it_once(ray: Ray, progress: Progress) -> None:
+    """Each from its own log, as a wrong argument does."""
+    one = hired(progress)
+    one.start(SETTINGS, "")
+    failed = RuntimeError("Engine core initialization failed. See root cause above.")
+    ray.results = {(node, "answer"): Ref(failed) for node in ("one", "two")} | {
+        (node, "tail"): Ref([f"(EngineCore pid={pid}) KeyError: 'x'"])
+        for node, pid in (("one", 7), ("two", 8))
+    }
+    one.give(0, None, [])
+    one.give(1, None, [])
+
+    with pytest.raises(Failed, match=r"rank 0 on 10.0.0.1 failed: KeyError: 'x'") as raised:
+        one.finished()
+    assert raised.value.evidence == "rank 1 on 10.0.0.2 failed with the same error"
+
+
+def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress) -> None:
+    """Its node may be gone."""
+    one = hired(progress)
+    one.start(SETTINGS, "")
+    ray.results = {
+        ("two", "answer"): Ref(RuntimeError("Engine core failed")),
+        ("two", "tail"): Ref(Died("The node died.")),
+    }
+    one.give(1, None, [])
+
+    with pytest.raises(Failed, match="failed: RuntimeError: Engine core failed") as failed:
+        one.finished()
+    assert failed.value.evidence == "(its log /logs/two cannot be read: Died: The node died.)"
+
+
+def test_the_ranks_meet_where_nobody_listens(ray: Ray, progress: Progress) -> None:
+    """The first rank's node is asked; another port than the job's is said."""
+    ray.results["one", "free_port"] = Ref(29600)
+    assert hired(progress).port(29600) == 29600
+    assert progress.warned == []
+
+    ray.results["one", "free_port"] = Ref(29608)
+    assert hired(progress).port(29600) == 29608
+    assert progress.warned == ["port 29600 on 10.0.0.1 is taken: the ranks meet at 29608"]
+
+
+def test_a_port_is_free_when_nobody_listens_on_it_nor_behind_it() -> None:
+    """What a run before left waiting does not count."""
+    with socket.socket() as first, socket.socket() as client:
+        start = rank_pool.free_port(20_000)  # below the ports that clients get
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("", start))
+        first.listen()
+        assert rank_pool.free_port(start) != start
+        assert rank_pool.free_port(start - rank_pool.PORTS + 1) > start
+
+        client.connect(("127.0.0.1", start))
+        accepted, _ = first.accept()
+        accepted.close()  # who closes first waits
+        first.close()
+        assert rank_pool.free_port(start) == start
+
+
+def test_what_is_left_of_a_group_is_ended() -> None:
+    """All of its processes; one that has ended and was only not reaped is none of them."""
+    script = "sleep 300 & sleep 300 & echo up; wait"
+    leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    try:
+        assert leader.stdout.readline() == b"up\n"
+        assert len(rank_pool.members(leader.pid)) == 3
+
+        assert rank_pool.sweep(leader.pid, 10) == []
+
+        assert rank_pool.members(leader.pid) == []
+        assert leader.stdout.read() == b""  # nobody holds it any more
+        assert leader.wait(10) == -signal.SIGKILL
+        assert rank_pool.sweep(leader.pid, 10) == []
+    finally:
+        leader.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait(10)
+
+
+def test_what_does_not_go_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in the kernel's hands cannot be killed."""
+    monkeypatch.setattr(rank_pool, "members", lambda group: [7, 8])
+    monkeypatch.setattr(os, "killpg", lambda group, signal: None)
+
+    assert rank_pool.sweep(7, 0.1) == ["processes of a rank are still there: 7 8"]

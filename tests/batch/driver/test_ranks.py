@@ -1,0 +1,455 @@
+"""The data-parallel mode: where ranks go, what kind of model it is, and that every row comes back
+once, in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import cluster, ranks
+from launcher.batch.driver import rows as reading
+from launcher.batch.driver.job import Failed, Preprocess, Refused
+from launcher.batch.driver.job import job as made
+from launcher.batch.driver.rank import Answer
+from launcher.batch.driver.rank_pool import RankSlot
+
+NODES = [
+    {"ip": "10.0.0.1", "gpus": 1},
+    {"ip": "10.0.0.2", "gpus": 5},
+    {"ip": "10.0.0.3", "gpus": 4},
+]
+
+
+def job(
+    *,
+    model: str = "m",
+    tp: int = 1,
+    pp: int = 1,
+    args: dict[str, Any] | None = None,
+    **parallel: Any,
+) -> Any:
+    """A data-parallel job as the driver reads it."""
+    return made(
+        {
+            "name": "j",
+            "cluster": "c",
+            "mode": "data-parallel",
+            "work": "/w",
+            "out": "/o",
+            "model": model,
+            "read": {"sources": [], "format": "jsonl"},
+            "prompt": {"column": "t"},
+            "engine": {"tp": tp, "pp": pp, "args": args or {}},
+            "data_parallel": {
+                "size": 2,
+                "port": 29600,
+                "nodes": NODES,
+                "round_rows": 4,
+                **parallel,
+            },
+        }
+    )
+
+
+def row(number: int) -> dict[str, Any]:
+    """A row as it is read; every seventh one is bad."""
+    bad = number % 7 == 6
+    return {
+        "_row": number,
+        "_error": "not JSON" if bad else "",
+        "_stage": "read" if bad else "",
+        "_raw": f"raw {number}",
+        "_keep": b"kept",
+        "_data": b"" if bad else b"data",
+    }
+
+
+class RankPool:
+    """Ranks that answer in an order of their own; a rank's calls are kept."""
+
+    def __init__(
+        self, size: int, seed: int = 0, slow: int | None = None, spoil: Any = None
+    ) -> None:
+        self.tasks: list[deque[tuple[Any, Any]]] = [deque() for _ in range(size)]
+        self.calls: list[list[list[int]]] = [[] for _ in range(size)]
+        self.random, self.slow, self.spoil = random.Random(seed), slow, spoil
+        self.most = 0
+
+    def give(self, rank: int, tag: Any, rows: list[tuple[int, bytes]]) -> None:
+        self.calls[rank].append([number for number, _ in rows])
+        self.tasks[rank].append((tag, rows))
+        self.most = max(self.most, sum(map(len, self.tasks)))
+
+    @property
+    def busy(self) -> bool:
+        return any(self.tasks)
+
+    def load(self, rank: int) -> int:
+        return len(self.tasks[rank])
+
+    def finished(self) -> list[tuple[int, Any, list[Answer]]]:
+        able = [rank for rank, tasks in enumerate(self.tasks) if tasks]
+        quick = [rank for rank in able if rank != self.slow] or able
+        rank = self.random.choice(quick)
+        tag, rows = self.tasks[rank].popleft()
+        answers = [
+            Answer(row=number, error="too long", stage="prompt")
+            if number % 5 == 3
+            else Answer(row=number, columns={"answer": f"{number}!"})
+            for number, _ in rows
+        ]
+        return [(rank, tag, self.spoil(answers) if self.spoil else answers)]
+
+
+def accounted(found: list[list[dict[str, Any]]], numbers: list[int]) -> None:
+    """Every row once, in order, as what it must be."""
+    rows = [each for block in found for each in block]
+    assert [each["_row"] for each in rows] == numbers
+    for each in rows:
+        number = each["_row"]
+        assert "_data" not in each
+        assert each["_keep"] == b"kept"
+        if number % 7 == 6:
+            assert (each["_error"], each["_stage"], each["_raw"]) == (
+                "not JSON",
+                "read",
+                f"raw {number}",
+            )
+        elif number % 5 == 3:
+            assert (each["_error"], each["_stage"], each["_raw"]) == (
+                "too long",
+                "prompt",
+                f"raw {number}",
+            )
+        else:
+            assert (each["_error"], each["_raw"], each["answer"]) == ("", "", f"{number}!")
+
+
+@pytest.mark.parametrize("mode", [ranks.in_step, ranks.apart])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 23, 101])
+def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int) -> None:
+    """Whatever the number of rows, of ranks, and the order in which they finish."""
+    for seed in range(5):
+        pool = RankPool(size, seed)
+
+        accounted(list(mode(map(row, range(count)), pool, size, 4)), list(range(count)))
+
+        asked = sorted(number for calls in pool.calls for call in calls for number in call)
+        assert asked == [number for number in range(count) if number % 7 != 6]
+
+
+@pytest.mark.parametrize("count", [1, 5, 9, 100])
+def test_ranks_in_step_are_all_called_in_every_round(count: int) -> None:
+    """A rank without rows is called with none: the others would wait for it."""
+    pool = RankPool(3)
+
+    list(ranks.in_step(map(row, range(count)), pool, 3, 4))  # type: ignore[arg-type]
+
+    assert {len(calls) for calls in pool.calls} == {-(-count // 12)}
+
+
+def test_a_round_without_a_good_row_calls_nobody() -> None:
+    """Not one rank, which is in step as well."""
+    pool = RankPool(2)
+    bad = [row(6) | {"_row": number} for number in range(8)]
+
+    assert sum(map(len, ranks.in_step(bad, pool, 2, 4))) == 8  # type: ignore[arg-type]
+    assert pool.calls == [[], []]
+
+
+def test_the_next_round_is_given_before_the_last_one_is_passed_on() -> None:
+    """Ranks work while answers are being written."""
+    pool = RankPool(2)
+
+    found = ranks.in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
+    next(found)
+
+    assert [len(calls) for calls in pool.calls] == [2, 2]
+
+
+def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
+    """The others do the work; what waits for the slow one's slice has a limit."""
+    pool = RankPool(2, slow=0)
+    taken: list[int] = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        for number in range(400):
+            taken.append(number)
+            yield row(number)
+
+    first = next(ranks.apart(source(), pool, 2, 4))  # type: ignore[arg-type]
+
+    assert [each["_row"] for each in first] == [0, 1, 2, 3]
+    assert len(taken) == ranks.AHEAD * 2 * 4
+    assert len(pool.calls[0]) <= ranks.IN_HAND < len(pool.calls[1])
+    assert pool.most <= ranks.IN_HAND * 2
+
+
+@pytest.mark.parametrize("mode", [ranks.in_step, ranks.apart])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda answers: answers[1:], lambda answers: answers * 2, lambda answers: answers[::-1]],
+)
+def test_answers_to_other_rows_end_the_job(mode: Any, spoil: Any) -> None:
+    """One too few, one twice, or in another order: nothing of it is passed on."""
+    with pytest.raises(Failed, match="rank 0 was asked for 4 rows and answered others"):
+        next(mode(map(row, range(4)), RankPool(1, spoil=spoil), 1, 4))
+
+
+def test_large_rows_make_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank is given is held in memory, and travels."""
+    monkeypatch.setattr(ranks, "SLICE_BYTES", 100)
+    large = [row(number) | {"_data": b"x" * 60} for number in range(5)]
+
+    assert [len(part.rows) for part in ranks.slices(large, 4)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, 1), (1, 1), (7, 4), (6, 3), (10_000, 4)])
+def test_few_rows_are_spread_over_all_ranks(rows: int, expected: int) -> None:
+    """A slice is never larger than a rank's part."""
+    assert ranks.share(rows, job().data_parallel) == expected
+
+
+def test_ranks_go_to_nodes_in_their_order() -> None:
+    """As many to each as have room for a whole rank."""
+    slots = ranks.rank_slots(job(size=4).data_parallel, 2)
+
+    assert [(slot.rank, slot.ip) for slot in slots] == [
+        (0, "10.0.0.2"),
+        (1, "10.0.0.2"),
+        (2, "10.0.0.3"),
+        (3, "10.0.0.3"),
+    ]
+
+
+def test_a_preprocess_stage_is_refused() -> None:
+    """It would be left out without a word."""
+    asked = dataclasses.replace(job(), preprocess=Preprocess(target="code:clean"))
+
+    with pytest.raises(Refused, match="no `preprocess` stage"):
+        next(ranks.run(asked, None, {}, None))
+
+
+def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
+    """A rank is never spread over nodes."""
+    with pytest.raises(
+        Refused, match="2 ranks of 5 accelerators do not fit: the nodes have room for 1"
+    ) as refused:
+        ranks.rank_slots(job().data_parallel, 5)
+
+    assert refused.value.evidence.startswith(
+        "ranks that fit: 10.0.0.1: 0 of 1 accelerators, 10.0.0.2: 1 of 5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        ({"model_type": "llama"}, 0),
+        ({"num_experts": 0, "num_local_experts": None}, 0),
+        ({"num_local_experts": 8}, 8),
+        ({"num_experts": 128}, 128),
+        ({"n_routed_experts": 256}, 256),
+        ({"moe_num_experts": [64, 64]}, 64),
+        ({"text_config": {"num_experts": 16}}, 16),
+        ({"thinker_config": {"text_config": {"num_experts": 4}}}, 4),
+        ({"vision_config": {"num_experts": 16}, "text_config": {}}, 0),
+        (
+            {
+                "block_configs": [
+                    {"block_type": "attention"},
+                    {"block_type": "moe", "n_routed_experts": 32},
+                ]
+            },
+            32,
+        ),
+    ],
+)
+def test_experts_are_found_where_configurations_have_them(
+    config: dict[str, Any], count: int
+) -> None:
+    """By the names that vLLM looks for, also in the language model of a larger one."""
+    assert ranks.experts(config) == count
+
+
+def test_the_configuration_comes_from_the_models_folder(tmp_path: Path) -> None:
+    """With what the job puts over it."""
+    (tmp_path / "config.json").write_text('{"num_experts": 4, "a": 1}')
+
+    assert ranks.configuration(job(model=str(tmp_path), args={"hf_overrides": {"a": 2}})) == {
+        "num_experts": 4,
+        "a": 2,
+    }
+
+
+def test_a_configuration_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken one, or one that is neither here nor in the hub's cache."""
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(Refused, match="cannot be read") as refused:
+        ranks.configuration(job(model=str(tmp_path)))
+    assert refused.value.evidence.startswith("JSONDecodeError")
+
+    hub = ModuleType("transformers")
+
+    class Config:
+        @staticmethod
+        def get_config_dict(
+            name: str, revision: str | None
+        ) -> tuple[dict[str, Any], dict[str, Any]]:
+            if name == "org/here" and revision == "v1":
+                return {"num_experts": 2}, {}
+            raise OSError(f"{name} is not a local folder")
+
+    hub.PretrainedConfig = Config  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", hub)
+    assert ranks.configuration(job(model="org/here", args={"revision": "v1"})) == {"num_experts": 2}
+    with pytest.raises(Refused, match="the configuration of org/gone cannot be read"):
+        ranks.configuration(job(model="org/gone"))
+
+
+def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
+    """By vLLM's variables; the local rank is 0 because each sees its own devices only.
+
+    What a job asks for wins.
+    """
+    asked = job(args={"dtype": "float32", "model": "other"})
+
+    made = ranks.setting(asked, RankSlot(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True)
+
+    assert made.environment == {
+        "VLLM_DP_RANK": "1",
+        "VLLM_DP_RANK_LOCAL": "0",
+        "VLLM_DP_SIZE": "2",
+        "VLLM_DP_MASTER_IP": "10.0.0.1",
+        "VLLM_DP_MASTER_PORT": "29608",
+    }
+    assert made.arguments == {
+        "dtype": "float32",
+        "model": "m",
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "distributed_executor_backend": "mp",
+        "enable_expert_parallel": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "moe", "together", "experts", "backend"),
+    [
+        (job(), False, False, None, "uni"),
+        (job(tp=2), False, False, None, "mp"),
+        (job(pp=2), False, False, None, "mp"),
+        (job(expert_parallel=False), True, True, False, "mp"),
+        (job(size=1), True, False, True, "uni"),
+    ],
+    ids=["dense", "dense, two devices", "dense, two stages", "experts in each rank", "one rank"],
+)
+def test_how_a_rank_loads_follows_from_the_model(
+    asked: Any, moe: bool, together: bool, experts: Any, backend: str
+) -> None:
+    """vLLM refuses its data-parallel variables for dense models."""
+    made = ranks.setting(asked, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
+
+    assert bool(made.environment) == together
+    assert made.arguments.get("enable_expert_parallel") is experts
+    assert made.arguments["distributed_executor_backend"] == backend
+
+
+@pytest.mark.parametrize(
+    ("asked", "moe", "said"),
+    [
+        (job(), False, "dense model: 2 independent engines"),
+        (job(), True, "mixture of experts: 2 ranks with expert parallelism over 10.0.0.1:29600"),
+        (
+            job(expert_parallel=False),
+            True,
+            "mixture of experts: 2 ranks with the experts in each of them over 10.0.0.1:29600",
+        ),
+        (job(size=1), True, "mixture of experts: 1 independent engine"),
+    ],
+)
+def test_what_was_chosen_is_said(asked: Any, moe: bool, said: str) -> None:
+    """In the words of the progress."""
+    assert ranks.told(asked, ("10.0.0.1", 29600), moe=moe) == said
+
+
+@pytest.mark.parametrize("moe", [False, True])
+def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
+    moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several splits; a rank's failure reaches the caller, and the ranks are ended then
+    too.
+    """
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 4 if moe else 0}))
+    crews: list[Any] = []
+
+    class Started(RankPool):
+        def __init__(
+            self, asked: Any, slots: list[RankSlot], progress: Any, *, together: bool
+        ) -> None:
+            super().__init__(len(slots))
+            self.together, self.text, self.ended = together, "", False
+            self.settings: list[Any] = []
+            crews.append(self)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.ended = True
+
+        def port(self, first: int) -> int:
+            return first + 8
+
+        def start(self, settings: Any, text: str) -> None:
+            self.settings, self.text = settings, text
+
+    def read_split(
+        job: Any, manifest: Any, split: Any, pending: list[tuple[int, int]]
+    ) -> Iterator[dict[str, Any]]:
+        for first, last in pending:
+            yield from map(row, range(first, last + 1))
+
+    monkeypatch.setattr(ranks, "RankPool", Started)
+    monkeypatch.setattr(reading, "read_split", read_split)
+    monkeypatch.setattr(cluster, "connect", lambda logs: None)
+    warned: list[str] = []
+    progress = SimpleNamespace(warn=warned.append)
+    manifest = SimpleNamespace(splits=[SimpleNamespace(index=index) for index in range(3)])
+    pending = {0: [(0, 3), (8, 9)], 2: [(20, 40)]}
+    numbers = [0, 1, 2, 3, 8, 9, *range(20, 41)]
+
+    accounted(
+        list(
+            ranks.run(job(model=str(tmp_path), expert_parallel=True), manifest, pending, progress)
+        ),
+        numbers,
+    )
+
+    assert crews[0].ended
+    assert crews[0].together is moe
+    assert [setting.environment.get("VLLM_DP_RANK") for setting in crews[0].settings] == (
+        ["0", "1"] if moe else [None, None]
+    )
+    assert crews[0].text.startswith("mixture of experts" if moe else "dense model")
+    assert [bool(moe)] == [not warned]
+
+    found = ranks.run(job(model=str(tmp_path)), manifest, pending, progress)
+    next(found)
+    crews[1].spoil = lambda answers: [*answers, Answer(row=-1)]
+    with pytest.raises(Failed, match="answered others"):
+        list(found)
+    assert crews[1].ended

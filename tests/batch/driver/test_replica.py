@@ -1,0 +1,252 @@
+"""One replica of vLLM: its parameters, what becomes of its outputs, and why it does not start.
+
+The engine itself runs in the lab.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.batch.driver import engine, failures, replica, source
+from launcher.batch.driver.job import Failed
+from tests.batch.driver.jobs import job
+from tests.batch.driver.test_engine import prepared
+
+# Of vLLM's CPU build, whose engine and worker are processes of their own; shortened.
+DIED = """\
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] WorkerProc failed to start.
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] Traceback (most recent call last):
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]   File "vllm/v1/worker/cpu_worker.py", line 90, in load_model
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]     began = time.monotonic()
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]             ^^^^
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] NameError: name 'time' is not defined
+(EngineCore pid=412) ERROR 11-22 03:10:12 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=412) ERROR 11-22 03:10:12 [core.py:1510] Exception: WorkerProc initialization failed due to an exception in a \
+background process. See stack trace for root cause.
+(EngineCore pid=412) Process EngineCore:
+(EngineCore pid=412) Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace \
+for root cause.
+"""  # noqa: E501
+
+
+class TooLong(ValueError):
+    """What a renderer raises."""
+
+
+class Engine:
+    """Answers at once; a prompt of `abort` is given up."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+        self.asked: list[str] = []
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
+        assert (params.output_kind, params.skip_clone) == ("final", True)
+        tokens = prompt["prompt_token_ids"]
+        text = "".join(map(chr, tokens))
+        self.asked.append(text)
+        answer = SimpleNamespace(
+            text=text[::-1], finish_reason="abort" if text == "abort" else "stop", token_ids=[1, 2]
+        )
+        self.outputs.append(
+            SimpleNamespace(
+                request_id=request_id, finished=True, prompt_token_ids=tokens, outputs=[answer]
+            )
+        )
+
+    def step(self) -> list[Any]:
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+
+class LLM:
+    """As much of `vllm.LLM` as a replica needs: a token a letter, at most eight of them."""
+
+    def __init__(self, **arguments: Any) -> None:
+        assert arguments == {"model": "tiny"}
+        self.llm_engine = Engine()
+        self.model_config = SimpleNamespace(is_encoder_decoder=False)
+        self.renderer = SimpleNamespace(render_cmpl=self.render)
+
+    def render(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        (prompt,) = prompts
+        tokens = prompt.get("prompt_token_ids") or [ord(letter) for letter in prompt["prompt"]]
+        if len(tokens) > 8:
+            raise TooLong("the prompt is too long")
+        return [{"prompt_token_ids": tokens}]
+
+
+class Params(SimpleNamespace):
+    """Sampling parameters that know a temperature."""
+
+    def __init__(self, temperature: float = 1.0, structured_outputs: Any = None) -> None:
+        if temperature < 0:
+            raise ValueError("temperature must be non-negative, got -1")
+        super().__init__(temperature=temperature, structured_outputs=structured_outputs)
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A stand-in for vLLM."""
+    made, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    made.LLM, made.SamplingParams = LLM, Params  # type: ignore[attr-defined]
+    sampling.StructuredOutputsParams = dict  # type: ignore[attr-defined]
+    sampling.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", made)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
+    return made
+
+
+def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
+    """Each row as the sink takes it: an answer, or the reason why there is none, with what it was;
+    what failed before passes by.
+    """
+    columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
+    rows = prepared(job(tmp_path), *columns)
+    made = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
+    table = made(source.block(rows, engine.PREPARED))
+    found = [engine.result(row) for row in table.to_pylist()]
+
+    assert found[0] == {
+        "_row": 0,
+        "_error": "",
+        "_stage": "",
+        "_raw": "",
+        "_keep": b"",
+        "answer": "cba",
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "output_tokens": 2,
+        "_cached": 0,
+    }
+    assert [(row["_error"], row["_stage"], row["_raw"]) for row in found[1:]] == [
+        ("TooLong: the prompt is too long", "inference", "far too long"),
+        ("the prompt is column `text`, which this row lacks", "prompt", '{"none": 1}'),
+        ("vLLM ended this request: abort", "inference", "abort"),
+    ]
+    assert all("answer" not in row for row in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("order", "asked"),
+    [("prefix", ["cccc", "bbb", "aa", "a"]), ("given", ["aa", "cccc", "a", "bbb"])],
+)
+def test_long_rows_are_asked_early_and_answered_in_their_places(
+    tmp_path: Path, order: Any, asked: list[str]
+) -> None:
+    """Unless the job wants the order of the input."""
+    texts = ["aa", "cccc", "a", "bbb"]
+    rows = prepared(job(tmp_path), *({"text": text} for text in texts))
+    made = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
+    table = made(source.block(rows, engine.PREPARED))
+
+    assert [row["answer"] for row in table.to_pylist()] == [text[::-1] for text in texts]
+    assert made.llm.llm_engine.asked == asked
+
+
+def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
+    """Those of a chat, whose text vLLM never sees."""
+    (row,) = prepared(
+        job(tmp_path, prompt={"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}),
+        {"text": "hi"},
+    )
+
+    assert replica.prompt(row) == {"prompt_token_ids": [ord(letter) for letter in "<s>hi"]}
+
+
+def test_an_engine_that_makes_two_prompts_of_one_is_given_the_prompt() -> None:
+    """For an encoder and a decoder: which of them a text is for, vLLM knows."""
+    llm = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
+
+    assert replica.rendered(llm, {"prompt": "hi"}) == {"prompt": "hi"}
+
+
+def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_loads() -> None:
+    """They are wrong for every row."""
+    with pytest.raises(Failed, match="refuses these sampling parameters") as raised:
+        replica.Replica({"model": "not loaded"}, "generate", {"temperature": -1})
+
+    assert "must be non-negative" in raised.value.evidence
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (DIED, "NameError: name 'time' is not defined (Worker pid=431 on 10.0.0.1)"),
+        (
+            "nothing to see\n",
+            "an engine was killed while it started, most likely for lack of host memory",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_start_shows_why(
+    monkeypatch: pytest.MonkeyPatch, vllm: ModuleType, tmp_path: Path, log: str, last: str
+) -> None:
+    """vLLM only points to what its own processes print; what is in the log of an earlier actor of
+    this process is not it.
+    """
+    path = tmp_path / "worker.out"
+    path.write_text("ValueError: of an earlier actor\n")
+
+    def broken(**_: object) -> None:
+        with path.open("a") as file:
+            file.write(log)
+        raise RuntimeError(
+            "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+        )
+
+    vllm.LLM = broken  # type: ignore[attr-defined]
+    monkeypatch.setattr(replica, "logs", lambda: {str(path): path.stat().st_size})
+    monkeypatch.setattr(replica, "await_output", lambda _: None)
+    with pytest.raises((replica.NotStarted, RuntimeError)) as raised:
+        replica.Replica({"model": "tiny"}, "generate", {})
+    # Of what is raised where an actor is made, Ray passes on the text alone.
+    failed = failures.explain(
+        RuntimeError("".join(traceback.format_exception(raised.value))), "engine"
+    )
+
+    assert failed.message == last
+    assert ("began = time.monotonic()" in failed.evidence) is (log == DIED)
+    assert ("nothing to see" in failed.evidence) is (log != DIED)
+    assert "earlier actor" not in failed.evidence
+
+
+def test_the_logs_of_a_process_are_the_files_that_ray_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With their lengths by then; stdout itself is a pipe, which cannot be read again."""
+    out, err = tmp_path / "worker.out", tmp_path / "worker.err"
+    out.write_text("one\n")
+    monkeypatch.setattr(replica, "log_paths", lambda: (str(out), str(err)))
+
+    assert replica.logs() == {str(out): 4}
+
+
+def test_a_log_is_read_when_all_that_was_printed_is_in_it(tmp_path: Path) -> None:
+    """Ray passes on whole lines, a moment later."""
+    log = tmp_path / "worker.out"
+    log.touch()
+    program = (
+        "import os, sys; from launcher.batch.driver import replica;"
+        " os.write(1, b'KeyError: 1'); replica.await_output(sys.argv[1], 60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(log)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout, log.open("w") as file:
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+
+    assert process.wait(60) == 0
+    assert log.read_text().splitlines()[0] == "KeyError: 1"
+    assert log.read_text().splitlines()[1].startswith(replica.ENDED)

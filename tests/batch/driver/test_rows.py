@@ -1,0 +1,161 @@
+"""Rows of every format, good and hostile: each ends as a row or as an error row with its reason,
+and has its number.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.batch.driver import rows
+from launcher.batch.driver.job import Failed
+from tests.batch.driver.jobs import errors, job, of, surveyed
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def test_blank_lines_and_bytes_that_are_not_utf8_are_error_rows(tmp_path: Path) -> None:
+    """They keep their numbers; the raw row is shown with escapes."""
+    found = of(tmp_path, "a.txt", b"a\n\n  \nb\xff\n", read={"format": "text"})
+
+    assert errors(found)[:3] == ["", "the line is empty", "the line is empty"]
+    assert errors(found)[3].startswith("not UTF-8: invalid start byte at byte 1")
+    assert found[3]["_raw"] == "b\\xff"
+    assert {row["_stage"] for row in found[1:]} == {"read"}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "not JSON: Expecting property name"),
+        (b"[1]", "not a JSON object but a list"),
+        (b'"x"', "not a JSON object but text"),
+        (b"null", "not a JSON object but null"),
+        (b'{"a": NaN}', "not JSON: it has no word NaN"),
+        (b'{"a": -Infinity}', "not JSON: it has no word -Infinity"),
+        (b'{"a": 1e999}', "the number 1e999 is too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number of 5000 digits"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
+        (b'{"a": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"\\udfff": 1}', "half of a surrogate pair"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": 1} {"b": 2}', "not JSON: Extra data"),
+        (b"\x00", "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_json_object_is_an_error_row(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    """The rows around it are read."""
+    found = of(tmp_path, "a.jsonl", b'{"a": 0}\n' + line + b'\n{"a": 2}\n')
+
+    assert reason in found[1]["_error"]
+    assert [found[0]["_data"], found[2]["_data"]] == [{"a": 0}, {"a": 2}]
+    assert len(found[1]["_raw"]) <= 4096
+
+
+def test_whole_pairs_large_integers_and_keys_that_come_twice_are_good(tmp_path: Path) -> None:
+    """Of a key that comes twice the last counts."""
+    found = of(
+        tmp_path,
+        "a.jsonl",
+        b'{"a": "\\ud83d\\ude00"}\n{"a": 123456789012345678901234567890}\n{"a": 1, "a": 2}\n',
+    )
+
+    assert [row["_data"]["a"] for row in found] == ["😀", 123456789012345678901234567890, 2]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_huge_line_costs_no_more_memory_than_the_limit(tmp_path: Path, form: str) -> None:
+    """It is read past in blocks, by the survey and by the reader; the rows after it are found."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    for path, hole in ((small, 2 << 20), (large, 200 << 20)):
+        with path.open("wb") as file:
+            file.write(b"text\n" if form == "csv" else b"")
+            file.seek(hole, os.SEEK_CUR)  # a hole: no space on the disk
+            file.write(b'\n{"a": 1}\n')
+    script = (
+        "import resource; from tests.batch.driver.jobs import job, read_all; from pathlib import"
+        " Path\n"
+        f"read = {{'format': {form!r}, 'row_bytes': 1 << 20}}\n"
+        f"found = lambda name: read_all(job(Path({str(tmp_path)!r}), name, read=read, work=name +"
+        " '-work'))\n"
+        f"found({str(small)!r})\n"  # what the libraries take for themselves is taken
+        "limit = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() +"
+        " (120 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        f"found = found({str(large)!r})\n"
+        "print(len(found), found[0]['_error'], found[1]['_error'] or 'good')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("2 the row is larger than 1,048,576 bytes")
+    assert done.stdout.strip().endswith("good")
+
+
+def test_only_pending_rows_are_read(tmp_path: Path) -> None:
+    """Others are passed over, whatever is wrong with them."""
+    (tmp_path / "a.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(10)))
+    asked = job(tmp_path, tmp_path / "a.jsonl")
+    manifest = surveyed(asked)
+    found = rows.read_split(asked, manifest, manifest.splits[0], [(1, 2), (7, 7)])
+
+    assert [(row["_row"], pickle.loads(row["_data"])["n"]) for row in found] == [
+        (1, 1),
+        (2, 2),
+        (7, 7),
+    ]
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone", "same size"])
+def test_a_file_that_changes_after_the_survey_is_not_read(tmp_path: Path, change: str) -> None:
+    """Its rows would have other numbers."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
+    asked = job(tmp_path, path)
+    manifest = surveyed(asked)
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b'{"n": 1}\n' if change == "shorter" else b'{"n": 3}\n{"n": 4}\n')
+        os.utime(path, ns=(1, 1))
+
+    with pytest.raises(
+        Failed, match="is gone" if change == "gone" else "not what it was"
+    ) as raised:
+        list(rows.read_split(asked, manifest, manifest.splits[0], [(0, 1)]))
+    assert raised.value.hint
+    assert pickle.loads(pickle.dumps(raised.value)).message == raised.value.message
+
+
+def test_memory_of_reading_stays_small(tmp_path: Path) -> None:
+    """A file is read in blocks: 100 MB of rows cost far less."""
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        for _ in range(100):
+            file.write((b"x" * 999 + b"\n") * 1000)
+    asked = job(tmp_path, path, read={"format": "text"})
+    manifest = surveyed(asked)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    count = sum(
+        1
+        for split in manifest.splits
+        for _ in rows.read_split(asked, manifest, split, [(split.first, split.last)])
+    )
+
+    assert count == manifest.rows == 100_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000

@@ -1,0 +1,111 @@
+"""The read tasks of a job: few, small to send, over exactly the rows that are left.
+
+Ray Data itself runs in the lab.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from launcher.batch.driver import source
+from launcher.batch.driver.ray_internals import HEAD
+from tests.batch.driver.jobs import job, surveyed
+
+
+def test_rows_left_are_counted_over_all_intervals() -> None:
+    """Both ends of an interval are rows."""
+    assert source.count({0: [(0, 9), (20, 20)], 3: [(100, 101)]}) == 13
+
+
+def test_a_small_job_has_two_batches_for_each_replica() -> None:
+    """What was asked for holds for large jobs; a small one is spread over its replicas."""
+    assert source.batch_rows(64, 1_000_000, 2) == 64
+    assert source.batch_rows(64, 100, 2) == 25
+    assert source.batch_rows(64, 1, 8) == 1
+
+
+def test_the_first_replica_up_gets_no_more_than_its_share() -> None:
+    """With two replicas, half of the batches at most; never none."""
+    assert source.in_flight(34, 64, 2_000, 2) == 16
+    assert source.in_flight(34, 64, 1_000_000, 2) == 34
+    assert source.in_flight(4, 256, 10, 3) == 1
+
+
+def test_neighbouring_splits_with_few_rows_left_share_a_read_task() -> None:
+    """A thousand splits with one row left each are one task; a full split is one of its own."""
+    assert list(source.group(range(1_000), [1] * 1_000, 2_000)) == [list(range(1_000))]
+    assert list(source.group("abc", [2_000, 2_000, 5], 2_000)) == [["a"], ["b"], ["c"]]
+
+
+def test_read_tasks_stay_few_however_many_rows_there_are() -> None:
+    """Ten thousand splits become at most as many tasks as planning bears; rows that are one block
+    are read by one.
+    """
+    tasks = list(source.group(range(10_000), [2_000] * 10_000, source.enough(20_000_000, 256)))
+    assert len(tasks) <= source.TASKS
+    assert [split for task in tasks for split in task] == list(range(10_000))
+    assert len(list(source.group("abc", [2_000] * 3, source.enough(6_000, None)))) == 1
+
+
+def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> None:
+    """What is sent with a task does not grow with the job, and its splits still find their
+    files.
+    """
+    paths = [tmp_path / f"{index:03}.jsonl" for index in range(50)]
+    for index, path in enumerate(paths):
+        path.write_text("".join(json.dumps({"text": f"{index}-{row}"}) + "\n" for row in range(3)))
+    asked = job(tmp_path, *paths)
+    manifest = surveyed(asked)
+    thin = source.thin(manifest, manifest.splits[40:42])
+    assert [file.path for file in thin.files] == [str(path) for path in paths[40:42]]
+    assert len(pickle.dumps(thin)) * 5 < len(pickle.dumps(manifest))
+    blocks = list(source.read(asked, thin, {40: [(121, 122)], 41: [(123, 123)]}))
+    assert [block.column("_row").to_pylist() for block in blocks] == [[121, 122], [123]]
+
+
+def test_blocks_of_one_split_stay_small(tmp_path: Path) -> None:
+    """A split can be a whole compressed file: it is handed on in blocks, not at once."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * 100_000}) + "\n" for _ in range(200)))
+    asked = job(tmp_path, path)
+    manifest = surveyed(asked)
+    pending = {split.index: [(split.first, split.last)] for split in manifest.splits}
+    blocks = list(source.read(asked, manifest, pending))
+    assert sum(block.num_rows for block in blocks) == 200
+    assert max(block.nbytes for block in blocks) < 2 * source.BYTES
+
+
+def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
+    """Whether rows are good, bad, or of other columns: Ray Data never has to reconcile blocks."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\nnot json\n\xff\n{"other": [1, {"x": null}]}\n')
+    asked = job(tmp_path, path)
+    manifest = surveyed(asked)
+    schemas = {
+        str(block.schema)
+        for row in range(4)
+        for block in source.read(asked, manifest, {0: [(row, row)]})
+    }
+    assert len(schemas) == 1
+
+
+def test_paths_are_read_on_the_head_even_beside_addresses() -> None:
+    """No other node is sure to have them."""
+    assert source.where(("/data/a.jsonl",)) == {"resources": HEAD}
+    assert source.where(("s3://bucket/a.jsonl", "/data/a.jsonl")) == {"resources": HEAD}
+    assert source.where(("s3://bucket/a.jsonl", "gs://bucket/b.jsonl")) == {}
+
+
+def test_a_row_nested_too_deep_to_be_shown_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read where more of the stack was left."""
+
+    def deep(*_: object, **__: object) -> str:
+        raise RecursionError
+
+    data = pickle.dumps({"text": [[]]})
+    monkeypatch.setattr(json, "dumps", deep)
+    assert source.shown(data) == "(nested too deep to be shown)"

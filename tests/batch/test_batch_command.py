@@ -1,0 +1,845 @@
+"""`vlaunch batch` on simulated nodes, with the real job store on files of the test's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from launcher.batch import gather, transfer
+from launcher.batch import watch as watch_batch
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
+from tests import kept
+from tests.app.test_script import Sent, Shell
+from tests.batch.batch_job import JOB, Batch, bring_up
+from tests.command_line import Cluster
+
+
+@pytest.fixture
+def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    """A cluster that is up, and a job of ten rows. Waits cost no time."""
+    ticks = itertools.count()
+    for function in (watch_batch.watch, gather.gather):
+        defaults = function.__kwdefaults__ or {}
+        monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
+        monkeypatch.setitem(defaults, "sleep", lambda _: None)
+    made = bring_up(cluster)
+
+    def driver(job: dict[str, Any]) -> None:
+        made.driver(job)
+        if (mark := made.work / "output/ledger/job.json").exists():
+            # as the real one does
+            mark.write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))
+
+    cluster.world.driver = driver
+    return made
+
+
+def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
+    """Let something else happen when gathered bytes are to reach the disk; the head's own are
+    another matter.
+    """
+    patch.setattr(gather, "os", SimpleNamespace(**{**vars(os), "fsync": does}))
+
+
+def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
+    """Written down, shipped, submitted, watched, gathered; and what was asked for is told."""
+    ran = batch.run()
+
+    assert ran.code == 0, ran.err
+    assert batch.verbs() == ["put", "put", "submit"]
+    assert [row["id"] for row in batch.answers()] == list(range(10))
+    assert (batch.work / "input/0000-prompts.jsonl").read_bytes() == (
+        batch.folder / "prompts.jsonl"
+    ).read_bytes()
+    assert sorted(batch.gathered()) == [
+        ".vlaunch-batch.json",
+        "rows/part-000001.jsonl",
+        "rows/part-000002.jsonl",
+        "rows/part-000003.jsonl",
+        "summary.json",
+    ]
+    assert "answers  10 in out/rows" in ran.out
+    assert "10 of 10 rows are accounted for, 0 of them as errors" in ran.err
+
+
+def test_a_job_is_watched_and_gathered_without_the_lock(batch: Batch) -> None:
+    """It is held until the job is submitted; others may work on the cluster for the hours that rows
+    take.
+    """
+    trace = batch.cluster.trace
+    trace.clear()
+    batch.run()
+    at = trace.index("free")
+
+    assert (trace[0], trace.count("hold")) == ("hold", 1)
+    assert "run" in trace[:at] and trace[at + 1 :].count("run") >= 2
+
+
+def test_what_is_submitted(batch: Batch) -> None:
+    """A Ray job whose metadata tells later commands what it is."""
+    batch.run()
+    (job,) = batch.cluster.world.jobs
+    work = str(batch.work)
+
+    assert job["submission_id"] == "batch-job-1"
+    assert job["argv"] == [
+        "env",
+        "PYTHONPATH=/opt/vlaunch/lib",
+        "python3",
+        "-m",
+        "vlaunch_batch",
+        work,
+    ]
+    assert job["metadata"] == {"vlaunch.batch": "job", "vlaunch.gpus": "1"}
+
+
+def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
+    """It says so, in few questions, and changes nothing."""
+    batch.run()
+    before, asked = batch.gathered(), len(batch.cluster.commands)
+    batch.verbs()
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs(), batch.gathered()) == (0, [], before)
+    assert "every row was done before" in ran.err
+    assert "all 4 files are there" in ran.err
+    assert len(batch.cluster.commands) - asked <= 2 * 2 + 4
+
+
+def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
+    """And what is not what the head has; nothing else."""
+    batch.run()
+    before = batch.gathered()
+    (batch.folder / "out/rows/part-000002.jsonl").unlink()
+    (batch.folder / "out/rows/part-000003.jsonl").write_text(
+        "x" * len(before["rows/part-000003.jsonl"])
+    )
+    ran = batch.run()
+
+    assert (ran.code, batch.gathered()) == (0, before)
+    assert "2 files fetched" in ran.err
+
+
+def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is small, and the whole is what it was."""
+    monkeypatch.setattr(transfer, "PIECE", 80)
+    ran = batch.run()
+
+    assert ran.code == 0, ran.err
+    assert batch.verbs() == [*["put"] * 5, "submit"]
+    assert len(batch.answers()) == 10
+
+
+def test_sending_goes_on_where_it_stopped(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that breaks in the middle of a file costs one piece."""
+    monkeypatch.setattr(transfer, "PIECE", 80)
+    world, real = batch.cluster.world, batch.cluster.world.answer
+
+    def breaking(command: Command) -> Answer | None:
+        if "put" in command.argv and "160" in command.argv:
+            return Answer(node=command.node, code=255, err="the connection was lost")
+        return real(command)
+
+    monkeypatch.setattr(world, "answer", breaking)
+    first = batch.run()
+    monkeypatch.setattr(world, "answer", real)
+    batch.verbs()
+    second = batch.run()
+
+    assert (first.code, second.code) == (1, 0), second.err
+    assert batch.verbs() == [*["put"] * 3, "submit"]
+
+
+def test_inputs_that_are_there_are_not_sent_again(batch: Batch) -> None:
+    """A driver that died is started again over the same files."""
+    batch.dies = lambda progress: progress.update(done=4)
+    assert batch.run().code == 1
+    batch.verbs()
+    batch.dies = None
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (0, ["put", "submit"])
+    assert "goes on where it stopped: 4 of 10 rows are done" in ran.err
+    assert batch.cluster.world.jobs[-1]["submission_id"] == "batch-job-2"
+
+
+def test_a_name_that_an_old_run_had_is_not_given_again(batch: Batch) -> None:
+    """Ray forgets its jobs with the head; their folders stay, and old progress must not be taken
+    for the new one's.
+    """
+    batch.dies = lambda progress: progress.update(done=4)
+    batch.run()
+    batch.cluster.world.jobs.clear()
+    batch.dies = None
+    batch.run()
+
+    assert batch.cluster.world.jobs[-1]["submission_id"] == "batch-job-2"
+
+
+@pytest.mark.parametrize(("more", "said"), [((), "`vlaunch"), (("--json",), "")])
+def test_a_driver_that_was_killed(batch: Batch, more: tuple[str, ...], said: str) -> None:
+    """Is no loss: the same command goes on."""
+    batch.dies = lambda progress: progress.update(done=4)
+    ran = batch.run(*more)
+
+    assert ran.code == 1
+    assert (
+        "the same command again: it goes on where this one stopped (4 of 10 rows are done)"
+        in ran.err
+    )
+    assert not (batch.folder / "out/rows").exists()
+
+
+def test_errors_are_rows_too(batch: Batch) -> None:
+    """They are gathered, told, and with --strict an exit code of their own."""
+    batch.errors = {2, 7}
+    ran = batch.run()
+    strict = batch.run("--strict")
+
+    assert (ran.code, strict.code) == (0, 3)
+    assert "errors/part-000003.jsonl" in batch.gathered()
+    assert "2, see out/errors; try them again with --retry-errors" in ran.out
+
+
+def test_errors_can_be_tried_again(batch: Batch) -> None:
+    """Alone; the files they were in are removed here as well."""
+    batch.errors = {2, 7}
+    batch.run()
+    batch.errors = {7}
+    batch.verbs()
+    ran = batch.run("--retry-errors")
+
+    assert (ran.code, batch.verbs()) == (0, ["put", "submit"]), ran.err
+    assert "2 error rows are tried again" in ran.err
+    assert [row["id"] for row in batch.answers()] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert [name for name in batch.gathered() if name.startswith("errors/")] == [
+        "errors/part-000005.jsonl"
+    ]
+
+
+def test_no_errors_to_try_again(batch: Batch) -> None:
+    """Nothing is submitted."""
+    batch.run()
+    batch.verbs()
+    ran = batch.run("--retry-errors")
+
+    assert (ran.code, batch.verbs()) == (0, [])
+    assert "there are no error rows to try again" in ran.err
+
+
+def test_another_input_is_another_job(batch: Batch) -> None:
+    """What differs is told; nothing is touched."""
+    batch.run()
+    batch.verbs()
+    with (batch.folder / "prompts.jsonl").open("a") as file:
+        file.write('{"prompt": "one more"}\n')
+    (batch.folder / "job.yaml").write_text(JOB + "sampling: {max_tokens: 9}\n")
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (2, [])
+    assert "is not the job that was begun under this name" in ran.err
+    assert "input prompts.jsonl: changed" in ran.err
+    assert "sampling.max_tokens: 512 → 9" in ran.err
+    assert "--discard-results" in ran.err
+
+
+def test_begin_anew(batch: Batch) -> None:
+    """What was there of the job is removed, on the head and here; then all is done again."""
+    batch.per_file = 1
+    batch.run()
+    batch.verbs()
+    (batch.folder / "prompts.jsonl").write_text('{"id": 0, "prompt": "only one"}\n')
+    ran = batch.run("--discard-results", "--yes")
+
+    assert (ran.code, batch.verbs()) == (0, ["remove", "put", "put", "submit"]), ran.err
+    assert [row["prompt"] for row in batch.answers()] == ["only one"]
+    assert "what was done (10 of 10 rows) is removed" in ran.err
+
+
+def test_results_are_deleted_only_when_that_is_confirmed(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused without a terminal, and when the answer is no; a dry run does not ask."""
+    batch.run()
+    batch.verbs()
+    before = batch.gathered()
+    without = batch.run("--discard-results")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    answers = [False, True]
+    confirm = Confirm(answers)
+    monkeypatch.setattr(click, "confirm", confirm)
+    dry, declined = batch.run("--discard-results", "--dry-run"), batch.run("--discard-results")
+
+    assert (without.code, dry.code, declined.code) == (2, 0, 130)
+    assert (batch.gathered(), batch.verbs()) == (before, [])
+    assert "no terminal to confirm that the results of `job` are deleted (10 of 10" in without.err
+    assert "hint: add `--yes` to delete them" in without.err
+    assert batch.run("--discard-results").code == 0
+    assert batch.verbs() == ["remove", "put", "put", "submit"]
+    assert confirm.questions == ["Delete the results of `job` (10 of 10 rows)?"] * 2
+
+
+def test_nothing_is_asked_where_there_are_no_results(batch: Batch) -> None:
+    """The first run of a job may be given the flag."""
+    assert batch.run("--discard-results").code == 0
+
+
+class Confirm:
+    """Answers `click.confirm`, and keeps the questions."""
+
+    def __init__(self, answers: list[bool]) -> None:
+        self._answers = answers
+        self.questions: list[str] = []
+
+    def __call__(self, question: str, *, abort: bool, err: bool) -> None:
+        """Raise Abort where the answer is no."""
+        assert abort
+        assert err
+        self.questions.append(question)
+        if not self._answers.pop(0):
+            raise click.Abort
+
+
+def test_what_was_never_begun_may_change(batch: Batch) -> None:
+    """Nobody has lost a row of it."""
+    batch.cluster.world.fail["gpu01", "submit"] = Answer(node="gpu01", code=1, err="no")
+    assert batch.run().code == 1
+    batch.cluster.world.fail.clear()
+    batch.verbs()
+    (batch.folder / "prompts.jsonl").write_text('{"prompt": "only one"}\n')
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (0, ["remove", "put", "put", "submit"]), ran.err
+
+
+def test_a_job_that_failed_before_its_first_row_may_change(batch: Batch) -> None:
+    """A wrong model or a wrong path is put right in the job's file, and the same command begins."""
+    batch.cluster.world.driver, answer = refusing(batch), batch.cluster.world.driver
+    assert batch.run().code == 1
+    batch.verbs()
+    batch.cluster.world.driver = answer
+    (batch.folder / "job.yaml").write_text(JOB.replace("org/m", "org/n"))
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (0, ["remove", "put", "put", "submit"]), ran.err
+    assert "of which no row was written: it is replaced" in ran.err
+    assert len(batch.answers()) == 10
+
+
+def refusing(batch: Batch) -> Callable[[dict[str, Any]], None]:
+    """Return a driver that has counted the input and claimed the output, and finds the model
+    then.
+    """
+
+    def driver(job: dict[str, Any]) -> None:
+        (batch.work / "output/ledger").mkdir(parents=True)
+        (batch.work / "output/ledger/job.json").write_text(
+            json.dumps({"job": "job", "cluster": "c", "meaning": {}})
+        )
+        (batch.work / "manifest.json").write_text("{}")
+        progress = {
+            "version": 1,
+            "state": "failed",
+            "submission": job["submission_id"],
+            "rows": 10,
+            "updated": 1.0,
+        }
+        error = {"message": "the model is not there", "evidence": "", "hint": "check `model`"}
+        (batch.work / "progress.json").write_text(json.dumps({**progress, "error": error}))
+        job["status"] = "FAILED"
+
+    return driver
+
+
+def test_tuning_may_change(batch: Batch) -> None:
+    """It is noted, and no reason to refuse."""
+    batch.dies = lambda progress: progress.update(done=4)
+    batch.run()
+    batch.dies = None
+    (batch.folder / "job.yaml").write_text(JOB.replace("max_model_len: 512", "max_model_len: 256"))
+    ran = batch.run("--batch-size", "8")
+
+    assert ran.code == 0, ran.err
+    assert "changed since the last run: engine.args.max_model_len: 512 → 256" in ran.err
+    assert "changed since the last run: engine.batch_size: 256 → 8" in ran.err
+
+
+def running(batch: Batch) -> None:
+    """Leave the job running."""
+    batch.dies = lambda progress: progress.update(done=4, status="RUNNING")
+    ran = batch.run("--detach")
+    assert ran.code == 0, ran.err
+    batch.verbs()
+
+
+def test_detach(batch: Batch) -> None:
+    """The Ray job is what comes of it."""
+    batch.dies = lambda progress: progress.update(status="RUNNING")
+    ran = batch.run("--detach")
+
+    assert (ran.code, ran.out) == (0, "batch-job-1\n")
+    assert "the same command watches it" in ran.err
+
+
+def test_a_job_that_runs_is_watched(batch: Batch) -> None:
+    """And gathered at its end; nothing is submitted."""
+    running(batch)
+    progress = batch.work / "progress.json"
+    (job,) = batch.cluster.world.jobs
+    looks = itertools.count()
+    follow = batch.cluster.world._followed
+
+    def ends(argv: Any) -> dict[str, Any]:
+        if next(looks) == 3:
+            progress.write_text(
+                json.dumps({**json.loads(progress.read_text()), "state": "done", "done": 10})
+            )
+            job["status"] = "SUCCEEDED"
+        return follow(argv)
+
+    batch.cluster.world._followed = ends  # type: ignore[method-assign]
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (0, []), ran.err
+    assert "this job runs already as Ray job batch-job-1; watching it" in ran.err
+    assert len(batch.answers()) == 10
+
+
+def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the job."""
+    running(batch)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(watch_batch.watch.__kwdefaults__ or {}, "sleep", interrupt)
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (130, [])
+    assert (
+        "the job goes on. Watch it again with the same command, or end it with `vlaunch stop job`"
+        in ran.err
+    )
+
+
+def test_ctrl_c_while_the_job_is_begun(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says how to know what came of it; the same command goes on."""
+    real = batch.cluster.world.answer
+
+    def interrupted(command: Command) -> Answer | None:
+        if "put" in command.argv:
+            raise KeyboardInterrupt
+        return real(command)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch.cluster.world, "answer", interrupted)
+        first = batch.run()
+    second = batch.run()
+
+    assert (first.code, second.code) == (130, 0), second.err
+    assert "`vlaunch jobs` says whether it runs; the same command goes on" in first.err
+    assert len(batch.answers()) == 10
+
+
+def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing half is left, and nothing is lost."""
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        at_fsync(patch, interrupt)
+        ran = batch.run()
+    left = list(batch.gathered())
+    again = batch.run()
+
+    assert (ran.code, left, again.code) == (130, [".vlaunch-batch.json"], 0)
+    assert "the same command fetches what is missing" in ran.err
+    assert len(batch.answers()) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--discard-results",), "batch job `job` runs"),
+        (("--retry-errors",), "its error rows can be tried again when it is over"),
+    ],
+)
+def test_a_job_that_runs_is_left_alone(batch: Batch, words: tuple[str, ...], said: str) -> None:
+    """It must be stopped first."""
+    running(batch)
+    ran = batch.run(*words)
+
+    assert (ran.code, batch.verbs()) == (2, [])
+    assert said in ran.err
+
+
+def test_a_changed_job_while_the_old_one_runs(batch: Batch) -> None:
+    """Stop it first, says the hint."""
+    running(batch)
+    (batch.folder / "job.yaml").write_text(JOB + "sampling: {max_tokens: 9}\n")
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (2, [])
+    assert "stop it first: `vlaunch stop job`" in ran.err
+
+
+def serve(batch: Batch, gpus: int) -> None:
+    """Let a server hold GPUs."""
+    kept.keep(batch.cluster.world, kept.wanted("chat", backend="mp", places={"gpu01": gpus}))
+
+
+def test_no_room_beside_a_server(batch: Batch) -> None:
+    """Who holds the GPUs is told, and what to do; nothing was touched."""
+    serve(batch, 16)
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (1, [])
+    assert "0 of 16 GPUs are free in Ray, the job needs 1: server `chat` holds 16" in ran.err
+    assert "`vlaunch stop chat`" in ran.err
+    assert "--queue" in ran.err
+    assert not (batch.folder / "out").exists()
+
+
+def test_no_room_is_told_before_a_model_is_brought(batch: Batch) -> None:
+    """Nodes that lack it would have it copied for nothing."""
+    serve(batch, 16)
+    ran = batch.run("--fetch")
+
+    assert (ran.code, batch.verbs()) == (1, [])
+    assert "0 of 16 GPUs are free in Ray" in ran.err
+    assert "Look for org/m" not in ran.err
+
+
+def test_a_job_may_wait_for_room(batch: Batch) -> None:
+    """When that is asked for; then it is a warning."""
+    serve(batch, 16)
+    ran = batch.run("--queue")
+
+    assert ran.code == 0, ran.err
+    assert "it waits for them" in ran.err
+
+
+def test_a_range_takes_what_is_free(batch: Batch) -> None:
+    """And says how much that is."""
+    serve(batch, 13)
+    ran = batch.run("--replicas", "1-8")
+
+    assert ran.code == 0, ran.err
+    assert "3 of 16 GPUs are free in Ray; of 8 that the job would use" in ran.err
+
+
+def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
+    """A batch job, by its name."""
+    batch.dies = lambda progress: progress.update(status="RUNNING")
+    batch.run("--detach", "--replicas", "12")
+    unit = {"bundles": [{"unit_resources": {"GPU": 1.0}}] * 12, "state": "CREATED"}
+    world = batch.cluster.world
+    world.said["jobs"] = {
+        "jobs": world.jobs,
+        "nodes": world.ray_table(),
+        "actors": [],
+        "groups": [unit],
+        **world.kept(),
+    }
+    ran = batch.cluster.run("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
+
+    assert ran.code == 1
+    assert "batch job `job` holds 12" in ran.err
+    assert "`vlaunch stop job`" in ran.err
+
+
+def test_without_ray_there_are_no_batch_jobs(batch: Batch) -> None:
+    """It says so before any node is asked."""
+    batch.cluster.write(batch.cluster.path.read_text() + "ray: none\n")
+    batch.cluster.commands.clear()
+    ran = batch.run()
+
+    assert (ran.code, batch.cluster.commands) == (2, [])
+    assert "batch jobs run in Ray, and this cluster has none" in ran.err
+
+
+def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before anything is sent."""
+    real = batch.cluster.world.probe
+    monkeypatch.setattr(
+        batch.cluster.world, "probe", lambda *words: real(*words).replace(" 999999999 ", " 1000 ")
+    )
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (1, [])
+    assert "1 MiB free under" in ran.err
+    assert "vlaunch jobs --remove" in ran.err
+
+
+def test_no_cluster(batch: Batch) -> None:
+    """`vlaunch up` comes first."""
+    batch.cluster.world.stop("gpu01")
+    ran = batch.run()
+
+    assert (ran.code, [verb for verb in batch.verbs() if verb != "unpack"]) == (1, [])
+    assert "gpu01: its container is exited" in ran.err
+
+
+def test_a_model_that_no_node_may_download(batch: Batch) -> None:
+    """As with a server."""
+    world = batch.cluster.world
+    batch.cluster.write(batch.cluster.path.read_text() + "env: {HF_HUB_OFFLINE: '1'}\n")
+    assert batch.cluster.run("up").code == 0
+    world.changes.clear()
+    ran = batch.run()
+
+    assert ran.code == 1
+    assert "does not have org/m in its cache" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["rows/mine.txt"], "holds files that are no output of vlaunch"),
+        (["errors/notes"], "holds files that are no output of vlaunch"),
+        (["rows/part-000001.jsonl"], "holds the output of another batch job"),
+        (["rows"], "should be a folder, and"),
+        (["summary.json"], "holds files that are no output of vlaunch"),
+    ],
+)
+def test_an_output_folder_that_holds_something_else(
+    batch: Batch, names: list[str], said: str
+) -> None:
+    """Is refused before anything is touched."""
+    for name in names:
+        path = batch.folder / "out" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    before = batch.gathered()
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs(), batch.gathered()) == (2, [], before)
+    assert said in ran.err
+
+
+def test_an_output_folder_of_another_job(batch: Batch) -> None:
+    """By its mark."""
+    batch.run()
+    (batch.folder / "other.yaml").write_text(JOB)
+    batch.verbs()
+    ran = batch.cluster.run("batch", "other.yaml")
+
+    assert (ran.code, batch.verbs()) == (2, [])
+    assert "holds the output of batch job `job` of cluster c" in ran.err
+
+
+def test_an_output_folder_of_links(batch: Batch) -> None:
+    """They may lead anywhere."""
+    (batch.folder / "elsewhere").mkdir()
+    (batch.folder / "out").mkdir()
+    (batch.folder / "out/rows").symlink_to(batch.folder / "elsewhere")
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs(), list((batch.folder / "elsewhere").iterdir())) == (2, [], [])
+    assert "holds links, through which nothing is written" in ran.err
+
+
+def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None:
+    """Its answers are not replaced; those of the second one stay on the head."""
+    (batch.folder / "other.yaml").write_text(JOB)
+    finish = batch.driver
+
+    def meanwhile(job: dict[str, Any]) -> None:
+        batch.cluster.world.driver = finish
+        assert batch.cluster.run("batch", "other.yaml").code == 0
+        finish(job)
+
+    batch.cluster.world.driver = meanwhile
+    ran = batch.run()
+    kept = batch.gathered()
+
+    assert (ran.code, json.loads(kept[".vlaunch-batch.json"])["job"]) == (2, "other")
+    assert "out holds the output of batch job `other`" in ran.err
+    (batch.folder / "job.yaml").write_text(JOB.replace("path: out", "path: out2"))
+    assert batch.run().code == 0
+    assert (batch.folder / "out2/summary.json").exists()
+
+
+def test_output_of_which_the_head_knows_nothing_any_more(batch: Batch) -> None:
+    """Is not mixed with new one, and not lost without a word."""
+    batch.run()
+    assert batch.cluster.run("jobs", "--remove", "job").code == 0
+    before = batch.gathered()
+    batch.verbs()
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs(), batch.gathered()) == (2, [], before)
+    assert "of which the head knows nothing any more" in ran.err
+    refused = batch.run("--discard-results")
+    assert (refused.code, batch.gathered()) == (2, before)
+    assert batch.run("--discard-results", "--yes").code == 0
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [{"path": "../../escape", "bytes": 1, "sha256": "0" * 64}],
+        [{"path": "rows/part-000001.jsonl", "bytes": 5, "sha256": "0" * 64}],
+    ],
+)
+def test_a_head_that_lies_about_the_output(batch: Batch, files: list[dict[str, Any]]) -> None:
+    """Nothing of what it sent is left here."""
+    contents = {"outputs.json": json.dumps({"files": files}).encode()}
+    batch.cluster.contents = contents
+    ran = batch.run()
+
+    assert ran.code == 1
+    assert list(batch.gathered()) == [".vlaunch-batch.json"]
+    assert not (batch.folder.parent / "escape").exists()
+
+
+def test_this_machines_disk_is_full(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No half file stays, and the same command goes on."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        at_fsync(patch, full)
+        ran = batch.run()
+    left = list(batch.gathered())
+    again = batch.run()
+
+    assert (ran.code, again.code, left) == (1, 0, [".vlaunch-batch.json"])
+    assert "this machine’s disk is full" in ran.err
+    assert len(batch.answers()) == 10
+
+
+def test_a_dry_run_prints_what_the_run_sends(
+    batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word for word and byte for byte; and changes nothing."""
+    monkeypatch.setattr(transfer, "PIECE", 80)
+    dry = batch.run("--dry-run")
+    assert (dry.code, batch.verbs(), (batch.folder / "out").exists()) == (0, [], False), dry.err
+    code, by_script = Shell(tmp_path / "elsewhere").run(dry.out)
+    batch.run()
+    world = batch.cluster.world
+    by_run = [
+        Sent(
+            login=command.node,
+            options="",
+            argv=command.argv,
+            stdin=command.stdin() if command.stdin else b"",
+        )
+        for command in world.changes
+    ]
+
+    assert code == 0
+    assert by_script == by_run
+    assert len([sent for sent in by_script if "put" in sent.argv]) == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("RUNNING", "runs already as Ray job batch-job-1"), ("", "every row was done")],
+)
+def test_a_dry_run_says_why_there_is_nothing_to_send(batch: Batch, state: str, said: str) -> None:
+    """An empty script alone would look like a mistake."""
+    batch.dies = (lambda progress: progress.update(status=state)) if state else None
+    batch.run(*(["--detach"] if state else []))
+    ran = batch.run("--dry-run")
+
+    assert ran.code == 0, ran.err
+    assert "# vlaunch batch: cluster c" in ran.out
+    assert f"# note: {'this job ' if state else ''}{said}" in ran.out
+
+
+def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
+    """Nobody claims that it is what it was."""
+    (batch.folder / "hf/in.jsonl").write_bytes((batch.folder / "prompts.jsonl").read_bytes())
+    path = f"nodes:{batch.folder}/hf/in.jsonl"
+    (batch.folder / "job.yaml").write_text(JOB.replace("prompts.jsonl", path))
+    first, second = batch.run(), batch.run()
+
+    assert (first.code, second.code) == (0, 0), first.err
+    assert (
+        f"not looked at again: {path}; if it has changed, start over with --discard-results"
+        in second.err
+    )
+
+
+def test_an_offline_dry_run_reaches_nobody(batch: Batch) -> None:
+    """It assumes that nothing is there yet."""
+    asked = len(batch.cluster.commands)
+    ran = batch.run("--dry-run", "--offline")
+
+    assert ran.code == 0
+    assert "desk.py put" in ran.out
+    assert len(batch.cluster.commands) == asked
+
+
+def test_json_events(batch: Batch) -> None:
+    """The last one has the counts."""
+    batch.errors = {3}
+    ran = batch.run("--json")
+    last = ran.events[-1]
+
+    assert (last["kind"], last["data"]["done"], last["data"]["errors"], last["data"]["rows"]) == (
+        "done",
+        9,
+        1,
+        10,
+    )
+    assert last["data"]["output"] == "out"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name a job file, or say what to answer"),
+        (("job.yaml", "--offline"), "--offline goes with --dry-run"),
+        (("job.yaml", "--discard-results", "--retry-errors"), "choose one"),
+        (("job.yaml", "--model", "x"), "--model"),
+        (("missing.yaml",), "missing.yaml"),
+        (("job.yaml", "--detach", "--strict"), "--detach does not wait"),
+        (
+            ("--model", "m", "--input", "a.txt", "--output", "o", "--allow", "/"),
+            "--allow is about the paths in a JOB.yaml",
+        ),
+        (("job.yaml", "--replicas", "17"), "17 GPUs"),
+    ],
+)
+def test_wrong_requests(batch: Batch, words: tuple[str, ...], said: str) -> None:
+    """Exit code 2, and no node was asked."""
+    asked = len(batch.cluster.commands)
+    ran = batch.cluster.run("batch", *words)
+
+    assert (ran.code, len(batch.cluster.commands)) == (2, asked)
+    assert said in ran.err
+
+
+def test_flags_alone(batch: Batch) -> None:
+    """The common case needs no file; the same flags are the same job."""
+    words = (
+        "--model",
+        "org/m",
+        "--input",
+        "prompts.jsonl",
+        "--output",
+        "out/",
+        "--output-format",
+        "jsonl",
+    )
+    first = batch.cluster.run("batch", *words)
+    batch.verbs()
+    second = batch.cluster.run("batch", *words)
+
+    assert (first.code, second.code, batch.verbs()) == (0, 0, []), first.err
+    assert len(batch.answers()) == 10

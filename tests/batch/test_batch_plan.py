@@ -1,0 +1,243 @@
+"""What the same `vlaunch batch` means now: begin, go on, watch, nothing, or no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start, plan_batch
+from launcher.batch.flags import Flags, over
+from launcher.batch.inputs import shipped
+from launcher.batch.job_spec import job_spec
+from launcher.batch.job_store import Entry, Progress
+from launcher.batch.shape import Job
+from launcher.core.domain import Inventory
+from launcher.core.errors import RequestError
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+
+Load = Callable[..., Inventory]
+JOB = "model: org/m\nread: in.txt\nwrite: out\n"
+
+
+@pytest.fixture
+def request_(load: Load, tmp_path: Path) -> Request:
+    """A job of one small file."""
+    (tmp_path / "in.txt").write_text("a\nb\n")
+    (tmp_path / "j.yaml").write_text(JOB)
+    return ask(load(), over(tmp_path / "j.yaml", Flags()))
+
+
+def ask(inventory: Inventory, job: Job) -> Request:
+    files = shipped(job)
+    return Request(job=job, spec=job_spec(job, files, inventory), files=files)
+
+
+def there(request: Request, state: str = "", **more: Any) -> Entry:
+    """The job's folder as an earlier run of the same job left it."""
+    progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **more)
+    return Entry(
+        name="j",
+        job=dict(request.spec),
+        progress=progress,
+        inputs={each.to: each.bytes for each in request.files},
+    )
+
+
+def ray(*states: str) -> dict[str, Any]:
+    jobs = [
+        {
+            "submission_id": f"batch-j-{at}",
+            "status": state,
+            "metadata": {"vlaunch.batch": "j", "vlaunch.gpus": "1"},
+        }
+        for at, state in enumerate(states, start=1)
+    ]
+    return {"jobs": jobs}
+
+
+def decide(
+    load: Load,
+    request: Request,
+    entry: Entry | None = None,
+    said: dict[str, Any] | None = None,
+    **how: bool,
+) -> Start:
+    seen = BatchSnapshot(
+        cluster=ClusterSnapshot(site=Site(load()), said=said or {}),
+        entry=entry or Entry(absent=True),
+    )
+    return plan_batch(seen, request, Options(**how))
+
+
+def stages(start: Start) -> list[str]:
+    return [stage.id for stage in start.plan.stages]
+
+
+def told(start: Start, stage: str) -> dict[str, Any]:
+    """What the only step of a stage sends."""
+    stdin = next(each.steps[0].command.stdin for each in start.plan.stages if each.id == stage)
+    assert stdin is not None
+    said: dict[str, Any] = json.loads(stdin())
+    return said
+
+
+def test_a_new_job(load: Load, request_: Request) -> None:
+    """It is written down before its files are sent, so that the next run knows whose they are."""
+    start = decide(load, request_)
+
+    assert (stages(start), start.job) == (["prepare", "ship", "submit"], "batch-j-1")
+
+
+def test_gates_of_a_job(load: Load, request_: Request, tmp_path: Path) -> None:
+    """Its model must be on the nodes, unless a class of the user's loads what it likes."""
+
+    def gates(request: Request) -> list[str]:
+        site = Site(load(), {node.name: HostFacts() for node in load().nodes})
+        seen = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=Entry(absent=True))
+        stages = plan_batch(seen, request, Options()).plan.stages
+        return [gate.id for stage in stages for gate in stage.gates]
+
+    assert gates(request_) == ["cluster", "model", "room", "disk"]
+    (tmp_path / "own.py").write_text("class Own: ...\n")
+    text = "read: in.txt\nwrite: out\npredict: {class: own.py:Own}\n"
+    (tmp_path / "j.yaml").write_text(text)
+    own = ask(load(), over(tmp_path / "j.yaml", Flags()))
+    assert gates(own) == ["cluster", "disk"]
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "refused", "stopped", "starting"])
+def test_a_job_that_ended_is_gone_on_with(load: Load, request_: Request, state: str) -> None:
+    """However it ended; nothing is sent twice."""
+    start = decide(
+        load, request_, there(request_, state, done=1, submission="batch-j-3"), ray("FAILED")
+    )
+
+    assert (stages(start), start.job) == (["prepare", "submit"], "batch-j-4")
+    assert "goes on where it stopped: 1 of 2 rows are done" in start.plan.notes
+
+
+def test_a_job_that_is_done(load: Load, request_: Request) -> None:
+    """There is nothing to do, until error rows are to be tried again."""
+    done, failed = there(request_, "done", done=2), there(request_, "done", done=1, errors=1)
+
+    assert decide(load, request_, done).finished
+    assert decide(load, request_, done, retry_errors=True).finished
+    assert decide(load, request_, failed).finished
+    assert stages(decide(load, request_, failed, retry_errors=True)) == ["prepare", "submit"]
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_error_rows_are_tried_again_only_when_asked(
+    load: Load, request_: Request, retry: bool
+) -> None:
+    """The driver reads it in job.json."""
+    start = decide(load, request_, there(request_, "failed", done=1, errors=1), retry_errors=retry)
+    stdin = start.plan.steps[0].command.stdin
+
+    assert stdin is not None
+    assert json.loads(stdin())["retry_errors"] is retry
+
+
+def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: Request) -> None:
+    """A driver that ended early counted nothing; that they are to be tried again is not
+    forgotten.
+    """
+    start = decide(load, request_, there(request_, "failed"), retry_errors=True)
+    stdin = start.plan.steps[0].command.stdin
+
+    assert stdin is not None
+    assert json.loads(stdin())["retry_errors"] is True
+    assert "error rows are tried again" in start.plan.notes
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_job_that_runs(load: Load, request_: Request, state: str) -> None:
+    """Is watched."""
+    start = decide(load, request_, there(request_, "running"), ray("FAILED", state))
+
+    assert (start.attached, start.job, stages(start)) == (True, "batch-j-2", [])
+
+
+def test_a_driver_that_is_still_ending(load: Load, request_: Request) -> None:
+    """Ray calls its job over, but it still holds the lock: a second one would stand in its way."""
+    entry = there(request_, "running")
+    ending = Entry(name="j", job=entry.job, progress=entry.progress, alive=True)
+    with pytest.raises(RequestError, match="is still ending"):
+        decide(load, request_, ending, ray("STOPPED"))
+
+
+def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: Request) -> None:
+    """Nothing is begun beside it."""
+    entry = there(request_, "running")
+    lives = Entry(name="j", job=entry.job, progress=entry.progress, alive=True)
+    with pytest.raises(RequestError, match="Ray does not say as which job: timed out"):
+        decide(load, request_, lives, {"error": "timed out"})
+
+
+def test_begin_anew(load: Load, request_: Request) -> None:
+    """What was there is removed, and everything is sent."""
+    start = decide(load, request_, there(request_, "done", done=2), restart=True)
+
+    assert (stages(start), start.anew) == (["clear", "prepare", "ship", "submit"], True)
+    assert told(start, "prepare")["restart"] is True
+    assert "begins anew; what was done (2 of 2 rows) is removed" in start.plan.notes
+    assert len(decide(load, request_, there(request_, "failed"), restart=True).plan.notes) == 1
+
+
+def test_files_of_another_job_are_not_taken_for_this_ones(
+    load: Load, request_: Request, tmp_path: Path
+) -> None:
+    """They may have the same size."""
+    entry = there(request_)
+    (tmp_path / "in.txt").write_text("c\nd\n")
+    start = decide(load, ask(load(), request_.job), replace(entry, written=False))
+
+    assert stages(start) == ["clear", "prepare", "ship", "submit"]
+
+
+def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path) -> None:
+    """Is refused with what differs."""
+    (tmp_path / "in.txt").write_text("c\n")
+    with pytest.raises(RequestError) as raised:
+        decide(load, ask(load(), request_.job), there(request_, "failed", done=1))
+
+    assert raised.value.evidence == "input in.txt: changed (4 → 2 bytes)"
+    assert "`--discard-results`, which deletes what is done (1 of 2 rows)" in raised.value.hint
+
+
+@pytest.mark.parametrize("state", ["refused", "failed", "running", "done"])
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_job_of_which_no_row_is_written_may_be_another_one(
+    load: Load, request_: Request, tmp_path: Path, state: str, retry: bool
+) -> None:
+    """However it ended, and whatever was answered in vain.
+
+    What is in a store, which nobody looked at, stays.
+    """
+    (tmp_path / "in.txt").write_text("c\n")
+    entry = there(request_, state, done=1)
+    start = decide(
+        load, ask(load(), request_.job), replace(entry, written=False), retry_errors=retry
+    )
+
+    assert (stages(start), start.anew, start.finished) == (
+        ["clear", "prepare", "ship", "submit"],
+        True,
+        False,
+    )
+    assert (told(start, "prepare")["restart"], told(start, "prepare")["retry_errors"]) == (
+        False,
+        False,
+    )
+    assert start.plan.notes[1:] == (
+        "another job was begun under this name, of which no row was written: it is replaced",
+    )
+    with pytest.raises(RequestError, match="is not the job that runs"):
+        decide(load, ask(load(), request_.job), replace(entry, written=False), ray("RUNNING"))

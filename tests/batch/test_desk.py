@@ -1,0 +1,456 @@
+"""The program that keeps the folders of batch jobs on the head, run as it is run there."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from launcher.batch import desk
+from launcher.tools import node_files as files
+from tests.batch.driver.jobs import job, surveyed
+from tests.batch.driver.test_ledger import run
+
+pytestmark = pytest.mark.processes
+
+
+@cache
+def mounted() -> Path:
+    """Lay the payload out as containers mount it, once; return the program there."""
+    folder = tempfile.mkdtemp(prefix="vlaunch-payload-")
+    atexit.register(shutil.rmtree, folder)
+    with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
+        archive.extractall(folder, filter="data")
+    return Path(folder) / "desk.py"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Where a job of a cluster lies."""
+    return tmp_path / "vlaunch" / "lab" / "batch" / "demo"
+
+
+def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
+    """Ask the program in this process: to start Python for each question would take most of the
+    time.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.object(sys, "argv", ["desk.py", *map(str, argv)]),
+        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = desk.main()
+    return answered(code, out.getvalue(), err.getvalue())
+
+
+def ask_there(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
+    """Ask it in a process of its own, as on a head."""
+    done = subprocess.run(
+        [sys.executable, mounted(), *map(str, argv)],
+        input=stdin,
+        capture_output=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return answered(done.returncode, done.stdout, done.stderr)
+
+
+def answered(code: int, out: str | bytes, err: str | bytes) -> dict[str, Any]:
+    """Return the one object that was printed; the exit code says whether it is an error."""
+    assert not err
+    answer = json.loads(out)
+    assert code == (1 if "error" in answer else 0)
+    return answer  # type: ignore[no-any-return]
+
+
+def prepared(work: Path, **more: Any) -> dict[str, Any]:
+    said = {
+        "version": 1,
+        "name": "demo",
+        "cluster": "lab",
+        "work": str(work),
+        "out": str(work / "output"),
+        **more,
+    }
+    data = json.dumps(said).encode()
+    return ask("put", work, "job.json", "--offset", "0", "--last", sha(data), stdin=data)
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
+    """What is not there is absent; what is there is told whole."""
+    assert ask_there("look", work) == {"absent": True}
+    prepared(work)
+    (work / "progress.json").write_text('{"state": "running"}')
+    found = ask_there("look", work)
+
+    assert (found["name"], found["job"]["out"]) == ("demo", str(work / "output"))
+    assert (found["progress"], found["alive"], found["inputs"]) == ({"state": "running"}, False, {})
+    assert prepared(work, digest="new") == {"bytes": len((work / "job.json").read_bytes())}
+    assert ask("look", work)["job"]["digest"] == "new"
+
+
+def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
+    """In few words, however many files they have; what is no job is left
+    out.
+    """
+    for number in range(100):
+        folder = work.parent / f"job-{number:03}"
+        (folder / "input").mkdir(parents=True)
+        (folder / "input" / "0000-a").write_bytes(b"x" * number)
+        (folder / "job.json").write_text(
+            json.dumps(
+                {"name": f"job-{number:03}", "meaning": {str(n): "x" * 50 for n in range(50)}}
+            )
+        )
+    (work.parent / "empty").mkdir()
+    (work.parent / "A file").touch()
+    (work.parent / "link").symlink_to(work.parent / "job-000")
+    started = os.times()
+    found = ask("list", work.parent)["jobs"]
+    used = sum(os.times()[2:4]) - sum(started[2:4])
+
+    assert [each["name"] for each in found] == [f"job-{number:03}" for number in range(100)]
+    assert found[7] == {"name": "job-007", "progress": {}, "alive": False}
+    assert used < 0.5
+
+
+def test_a_driver_is_alive_while_it_holds_its_lock(work: Path) -> None:
+    """Whatever its progress says; to look does not take the lock from it."""
+    prepared(work)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ask("look", work)["alive"] is True
+        assert "still runs" in ask("remove", work)["error"]
+    assert ask("look", work)["alive"] is False
+
+
+def test_files_come_in_pieces(work: Path) -> None:
+    """They have their name when they are whole; a piece that is sent again replaces what came of it
+    before.
+    """
+    prepared(work)
+    data = os.urandom(100_000)
+    assert ask_there("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {
+        "bytes": 40_000
+    }
+    assert ask("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
+    assert ask("put", work, "input/0000-a.jsonl", "--offset", "50000", stdin=b"x") == {
+        "error": "input/0000-a.jsonl has 40000 bytes, not 50000"
+    }
+    assert ask(
+        "put", work, "input/0000-a.jsonl", "--offset", "30000", stdin=data[30_000:60_000]
+    ) == {"bytes": 60_000}
+    rest = ("put", work, "input/0000-a.jsonl", "--offset", "60000", "--last", sha(data))
+    assert ask(*rest, stdin=data[60_000:]) == {"bytes": 100_000}
+
+    assert (work / "input" / "0000-a.jsonl").read_bytes() == data
+    assert ask("look", work)["inputs"] == {"input/0000-a.jsonl": 100_000}
+
+
+def test_a_file_that_arrives_otherwise_than_it_was_sent_is_not_taken(work: Path) -> None:
+    """It must be sent again from its beginning."""
+    prepared(work)
+    found = ask(
+        "put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b"good"), stdin=b"bad"
+    )
+    assert f"code/deep/m.py arrived with sha256 {sha(b'bad')}" in found["error"]
+    assert not (work / "code" / "deep" / "m.py").exists()
+
+    assert ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {
+        "bytes": 0
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../out",
+        "/etc/passwd",
+        "input/../../x",
+        "input//x",
+        "",
+        "input/./x",
+        "link/x",
+        "link/new/x",
+        "input/link",
+    ],
+)
+def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) -> None:
+    """By dots, from the root, or through links."""
+    prepared(work)
+    (tmp_path / "target").mkdir()
+    (work / "input").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (work / "link").symlink_to(tmp_path / "target")
+    (work / "input" / "link").symlink_to(tmp_path / "file")
+
+    assert "error" in ask("put", work, path, "--offset", "0", "--last", sha(b"x"), stdin=b"x")
+    assert (list((tmp_path / "target").iterdir()), (tmp_path / "file").read_text()) == ([], "mine")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "elsewhere",
+        "vlaunch/lab/batch",
+        "vlaunch/lab/batch/../../demo",
+        "vlaunch/lab/batch/A b",
+        "link",
+    ],
+)
+def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -> None:
+    """Nothing is made there, nor removed."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+
+    for verb in ("remove", "put"):
+        assert (
+            "is no folder of a batch job"
+            in ask(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
+
+
+def test_rows_that_are_written_are_known(tmp_path: Path, work: Path) -> None:
+    """By the ledger of this job; of a store it is known only that nothing is there before the input
+    was counted.
+    """
+    work.parent.mkdir(parents=True)
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
+    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"))
+    told = []
+    prepared(work)
+    told.append(ask("look", work)["written"])
+    manifest = surveyed(asked)
+    told.append(ask("look", work)["written"])
+    run(asked, manifest)
+    told.append(ask("look", work)["written"])
+    assert told == [False, False, True]
+
+    prepared(work, name="other")
+    assert ask("look", work)["written"] is False
+    prepared(work, out="s3://b/o")
+    assert ask("look", work)["written"] is True
+    (work / "manifest.json").unlink()
+    assert ask("look", work)["written"] is False
+
+
+def listed(work: Path) -> dict[str, dict[str, Any]]:
+    """Return the files in the list that the program writes, by their paths."""
+    count = ask("outputs", work)["files"]
+    files = json.loads((work / "outputs.json").read_text())["files"]
+    assert len(files) == count
+    return {file["path"]: file for file in files}
+
+
+def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> None:
+    """With sizes and digests from the ledger; a file without its entry, or of another size, is
+    none.
+    """
+    work.parent.mkdir(parents=True)
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
+    asked = job(
+        tmp_path,
+        tmp_path / "in.jsonl",
+        work=str(work),
+        out=str(work / "output"),
+        write={"rows_per_file": 5},
+    )
+    prepared(work)
+    run(asked, surveyed(asked))
+    out = work / "output"
+    (out / "summary.json").write_text("{}")
+    (out / "rows" / "part-000099.jsonl").touch()
+    files = listed(work)
+
+    assert sorted(files) == [
+        "errors/part-000003.jsonl",
+        "rows/part-000001.jsonl",
+        "rows/part-000002.jsonl",
+        "summary.json",
+    ]
+    for path, each in files.items():
+        data = (out / path).read_bytes()
+        assert (len(data), sha(data)) == (each["bytes"], each["sha256"])
+    (out / "rows" / "part-000001.jsonl").write_text("cut")
+    assert len(listed(work)) == 3
+
+
+def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, work: Path) -> None:
+    """Other files in its output folder stay; a folder of another job stays whole."""
+    work.parent.mkdir(parents=True)
+    out = tmp_path / "out"
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
+    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work))
+    run(asked, surveyed(asked))
+    (out / "rows" / "notes.txt").touch()
+    prepared(work, out=str(out), name="other")
+    assert ask("remove", work) == {"removed": [str(work)]}
+    mark = (out / "ledger" / "job.json").read_text()
+    (out / "ledger" / "job.json").write_text(json.dumps({"job": "demo"}))  # of no cluster
+    prepared(work, out=str(out))
+    assert ask("remove", work) == {"removed": [str(work)]}
+    (out / "ledger" / "job.json").write_text(mark)
+    prepared(work, out=str(out))
+
+    assert ask("remove", work) == {"removed": [str(out), str(work)]}
+    assert ask("remove", work) == {"removed": []}
+    assert [str(path.relative_to(out)) for path in out.rglob("*")] == ["rows", "rows/notes.txt"]
+    assert not work.exists()
+
+
+@pytest.fixture
+def dashboard() -> Iterator[int]:
+    """Ray's job API, which knows one job."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/api/jobs/batch-demo-1"
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(
+                json.dumps(
+                    {"submission_id": "batch-demo-1", "status": "RUNNING", "message": "ok"}
+                ).encode()
+            )
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -> None:
+    """Whole new lines of its log, Ray's word, and its own progress."""
+    prepared(work)
+    (work / "progress.json").write_text(json.dumps({"state": "running", "updated": time.time()}))
+    (tmp_path / "job-driver-batch-demo-1.log").write_bytes(b"old\nnew \xff line\nhalf")
+    argv = ("follow", work, "--job", "batch-demo-1", "--offset", "4", "--dashboard", str(dashboard))
+    found = ask_there(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
+
+    assert (found["job"]["status"], found["log"], found["offset"]) == (
+        "RUNNING",
+        "new � line\n",
+        15,
+    )
+    assert found["progress"]["state"] == "running"
+    gone = ask_there(
+        "follow",
+        work,
+        "--job",
+        "gone",
+        "--dashboard",
+        str(dashboard),
+        VLAUNCH_RAY_LOGS=str(tmp_path),
+    )
+    assert (gone["job"]["status"], gone["log"]) == ("ABSENT", "")
+
+
+def test_who_follows_waits_for_something_new(work: Path, tmp_path: Path, dashboard: int) -> None:
+    """Another state than the known one, or a line in the log; not what an earlier run has left, and
+    not longer than was asked for.
+    """
+    prepared(work)
+    log = tmp_path / "job-driver-batch-demo-1.log"
+
+    def say(state: str, submission: str = "batch-demo-1") -> None:
+        said = {"state": state, "submission": submission}
+        (work / "new.json").write_text(json.dumps(said))
+        (work / "new.json").replace(work / "progress.json")
+
+    def follow(known: str, patience: float) -> tuple[float, Any]:
+        words = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", known)
+        began = time.monotonic()
+        there = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
+        found = ask_there("follow", work, *words, "--patience", str(patience), **there)
+        return time.monotonic() - began, found
+
+    say("done", "batch-demo-0")
+    assert follow("", 1.0)[0] >= 1.0
+    say("running")
+    assert follow("running", 1.0)[0] >= 1.0
+    news: dict[str, Callable[[], object]] = {
+        "running": lambda: say("finishing"),
+        "finishing": lambda: log.write_text("a line\n"),
+    }
+    for known, new in news.items():
+        timer = threading.Timer(0.5, new)
+        timer.start()
+        took, found = follow(known, 30.0)
+        timer.join()
+        assert took < 20
+    assert (found["progress"]["state"], found["log"]) == ("finishing", "a line\n")
+
+
+def test_a_driver_that_says_its_last_word_is_followed_to_its_end(
+    work: Path, tmp_path: Path, dashboard: int
+) -> None:
+    """Ray sees a moment later that the process is gone: this is no question of its own."""
+    prepared(work)
+    said = {"state": "done", "submission": "batch-demo-1"}
+    (work / "progress.json").write_text(json.dumps(said))
+    words = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", "running")
+    began = time.monotonic()
+    there = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
+    found = ask_there("follow", work, *words, "--patience", "1", **there)
+
+    assert found["job"]["status"] == "RUNNING"
+    assert time.monotonic() - began >= 1.0
+
+
+def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:
+    """The error says what did not answer."""
+    assert "refused" in ask_there("follow", work, "--job", "j", "--dashboard", "1")["error"]
+
+
+def test_a_look_at_the_lock_does_not_keep_a_job_from_being_removed(work: Path) -> None:
+    """Who looks holds it for an instant."""
+    prepared(work)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        end = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
+        end.start()
+        assert str(work) in ask("remove", work)["removed"]
+        end.join()
+
+
+def test_what_is_no_json_file_says_nothing(work: Path) -> None:
+    """Neither a pipe, which would be waited for, nor brackets without end."""
+    prepared(work)
+    (work / "job.json").unlink()
+    os.mkfifo(work / "job.json")
+    (work / "progress.json").write_text("[" * 200_000)
+    said = ask("look", work)
+    assert (said["progress"], said["job"]) == ({}, {})

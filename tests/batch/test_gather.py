@@ -1,0 +1,157 @@
+"""Gathering where the head is slow to answer, or does not; what is fetched is tested with the
+command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.app.progress import plain_line
+from launcher.batch.gather import gather
+from launcher.batch.output_folder import OutputFolder
+from launcher.core.domain import Answer, Inventory, Node
+from launcher.core.errors import BatchError, NodeError
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.tools.site import Site
+from tests.fakes import FakeTransport
+
+INVENTORY = Inventory(
+    path=Path("inventory.yaml"),
+    cluster="c",
+    image="i",
+    nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),),
+)
+DATA = b'{"row": 0}\n' * 100
+LOST = Answer(node="n1", code=255, err="the connection was lost")
+FILES = {
+    "files": [
+        {
+            "path": "rows/part-000001.jsonl",
+            "bytes": len(DATA),
+            "sha256": hashlib.sha256(DATA).hexdigest(),
+        }
+    ]
+}
+
+
+def read(path: str) -> Iterator[bytes]:
+    """Yield what a healthy head has."""
+    yield json.dumps(FILES).encode() if path == "/w/j/outputs.json" else DATA[:50]
+    if path == "/w/j/output/rows/part-000001.jsonl":
+        yield from (DATA[at : at + 50] for at in range(50, len(DATA), 50))
+
+
+def run(
+    path: Path,
+    read: Callable[[str], Iterator[bytes]] = read,
+    answer: Answer = Answer(node="n1", code=0, out='{"files": 1}'),  # noqa: B008
+) -> list[Event]:
+    """Gather into a folder; a question and a block cost a second."""
+    now = [0.0]
+
+    def ask(command: Command) -> Answer:
+        now[0] += 1
+        return answer
+
+    def timed(path: str) -> Iterator[bytes]:
+        for block in read(path):
+            now[0] += 1
+            yield block
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    folder = OutputFolder(path=path, shown="out", cluster="c", job="j", digest="d")
+    site, transport = Site(INVENTORY), FakeTransport(ask)
+    events = gather(site, "/w/j", folder, transport, timed, clock=lambda: now[0], sleep=sleep)
+    return list(events)
+
+
+def test_a_connection_may_break(tmp_path: Path) -> None:
+    """The file is read again, from its beginning."""
+    asked: list[str] = []
+
+    def breaking(path: str) -> Iterator[bytes]:
+        asked.append(path)
+        for number, block in enumerate(read(path)):
+            if len(asked) in (1, 3) and number == (0 if len(asked) == 1 else 2):
+                raise NodeError("n1", "the connection was lost")
+            yield block
+
+    run(tmp_path, breaking)
+
+    assert len(asked) == 4
+    assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
+
+
+def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
+    """Gathering gives up after a while; the output stays on the head."""
+
+    def lost(_: str) -> Iterator[bytes]:
+        raise NodeError("n1", "the connection was lost")
+        yield b""
+
+    for broken in (lambda: run(tmp_path, answer=LOST), lambda: run(tmp_path, lost)):
+        with pytest.raises(BatchError, match="cannot be gathered") as raised:
+            broken()
+        assert "it stays on the head" in raised.value.hint
+
+
+def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
+    """It would come again."""
+    asked: list[str] = []
+
+    def nonsense(path: str) -> Iterator[bytes]:
+        asked.append(path)
+        yield b"{}"
+
+    with pytest.raises(BatchError):
+        run(tmp_path, nonsense)
+
+    assert asked == ["/w/j/outputs.json"]
+
+
+def test_a_long_gathering_is_told_now_and_then(tmp_path: Path) -> None:
+    """In a pipe, a line every ten seconds."""
+    events = run(tmp_path)
+    lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
+
+    assert len([event for event in events if event.kind == "wait"]) == 22
+    assert lines == [
+        "  gathering file 1 of 1, 500 bytes of 1.1 kB",
+        "  gathering file 1 of 1, 1.0 kB of 1.1 kB",
+    ]
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A folder that somebody else packed may hold links to files of the user's."""
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.write_text("mine")
+    (out / "rows").mkdir(parents=True)
+    for name in ("rows/.part-000001.jsonl~", ".vlaunch-batch.json~"):
+        (out / name).symlink_to(mine)
+    OutputFolder(path=out, shown="out", cluster="c", job="j", digest="d").claim(clear=False)
+    run(out)
+
+    assert mine.read_text() == "mine"
+    assert (out / "rows/part-000001.jsonl").read_bytes() == DATA
+
+
+def test_a_head_that_has_no_output_any_more(tmp_path: Path) -> None:
+    """Is not taken for one of which everything is there already."""
+    with pytest.raises(NodeError, match="has no output of `j` any more"):
+        run(tmp_path, lambda _: iter([b'{"files": []}']))
+
+
+def test_a_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not fill this machine's memory."""
+    monkeypatch.setattr("launcher.batch.gather._LONGEST_LIST", 1000)
+    with pytest.raises(BatchError, match="too long"):
+        run(tmp_path, lambda _: itertools.repeat(b"x" * 100))

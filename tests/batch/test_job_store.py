@@ -1,0 +1,228 @@
+"""What is asked of the job store, and how its answers read: a lying head's included."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.batch import job_store
+from launcher.batch.job_store import Output, Progress
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+
+WORK = "/data/huggingface/vlaunch/c/batch/j"
+SHA = "a" * 64
+
+
+def answer(said: object, *, code: int = 0) -> Answer:
+    return Answer(node="gpu01", code=code, out=said if isinstance(said, str) else json.dumps(said))
+
+
+def test_commands() -> None:
+    """Word for word as the program in the container takes them."""
+    program = ("python3", "/opt/vlaunch/desk.py")
+
+    assert job_store.ask("list", "/a") == (*program, "list", "/a")
+    put = (*program, "put", WORK, "x", "--offset", "0")
+    assert job_store.ask("put", WORK, "x", offset=0, last="") == put
+    assert job_store.ask("put", WORK, "x", offset=0, last=SHA) == (*put, "--last", SHA)
+
+
+def test_a_job_that_is_not_there() -> None:
+    """Is no error."""
+    assert job_store.parse_entry(answer({"absent": True})).absent
+
+
+def test_a_job() -> None:
+    """Everything that decides what the same command means now."""
+    said = {
+        "name": "j",
+        "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}},
+        "alive": True,
+        "progress": {
+            "state": "running",
+            "rows": 9,
+            "done": 3,
+            "errors": 1,
+            "replicas": {"ready": 1, "wanted": 2},
+        },
+        "inputs": {"input/0000-x": 5, "input/.0001-y.part": 2},
+    }
+    entry = job_store.parse_entry(answer(said))
+
+    assert (entry.name, entry.digest, entry.identity, entry.alive) == (
+        "j",
+        "d",
+        {"model": "m"},
+        True,
+    )
+    assert (entry.progress.rows, entry.progress.accounted, entry.progress.ready) == (9, 4, 1)
+    assert entry.inputs == {"input/0000-x": 5, "input/.0001-y.part": 2}
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", "A", "x" * 41, "x\ny"])
+def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
+    """What would become part of a path, or of a command line, is not taken from a node."""
+    assert (
+        job_store.parse_list(
+            answer({"jobs": [{"name": name, "job": {}}, {"name": "good", "job": {}}, "nonsense"]})
+        )[0].name
+        == "good"
+    )
+
+
+def outputs(files: Any) -> tuple[Output, ...]:
+    """Read a list of files as a head would write it."""
+    return job_store.parse_outputs("n1", json.dumps({"files": files}))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../.ssh/authorized_keys",
+        "/etc/passwd",
+        "rows/../../x",
+        "rows/part-000001.parquet/../../x",
+        "rows/x.parquet",
+        "ledger/part-000001.json",
+        "rows/part-1.parquet",
+        "summary.json\n",
+        "rows\\part-000001.jsonl",
+        "",
+        "rows/part-٠٠٠٠٠١.jsonl",
+        "errors/part-000001.parquet",
+    ],
+)
+def test_a_hostile_head_names_no_other_files(path: str) -> None:
+    """Only what a job of vlaunch writes is ever fetched."""
+    with pytest.raises(UnreadableAnswer, match="no job of vlaunch writes"):
+        outputs([{"path": path, "bytes": 1, "sha256": SHA}])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [{"path": 7, "bytes": 1, "sha256": SHA}],
+        [{"path": None, "bytes": 1, "sha256": SHA}],
+        [{"path": "summary.json", "bytes": -1, "sha256": SHA}],
+        [{"path": "summary.json", "bytes": True, "sha256": SHA}],
+        [{"path": "summary.json", "bytes": 1, "sha256": None}],
+        [{"path": "summary.json"}],
+        ["summary.json"],
+        [{"path": "summary.json", "bytes": 1, "sha256": SHA}] * 2,
+        7,
+    ],
+)
+def test_a_list_of_files_that_makes_no_sense(files: Any) -> None:
+    """Is no list of files."""
+    with pytest.raises(UnreadableAnswer):
+        outputs(files)
+
+
+def test_output_files() -> None:
+    """With the size and the sum that they must have."""
+    paths = [
+        "rows/part-000001.parquet",
+        "rows/part-1234567.jsonl",
+        "errors/part-000002.jsonl",
+        "summary.json",
+    ]
+    said = [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]
+
+    assert outputs(said) == tuple(
+        Output(path=path, bytes=at, sha256=SHA) for at, path in enumerate(paths)
+    )
+
+
+@pytest.mark.parametrize(
+    "said", ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999]
+)
+def test_no_answer(said: str) -> None:
+    """Its own error is told in its own words; anything else is no answer."""
+    with pytest.raises(UnreadableAnswer) as raised:
+        job_store.parse(answer(said, code=1))
+
+    assert ("no such job" in raised.value.message) == ("error" in said)
+
+
+def test_a_look_at_a_running_job() -> None:
+    """Ray's word, the driver's, and the lines of the log, in which progress bars use carriage
+    returns.
+    """
+    said = {
+        "job": {"status": "FAILED", "message": "exit code -9", "driver_exit_code": -9},
+        "log": "a\r50%\r\n\nb\n",
+        "offset": 12,
+        "progress": {"state": "running", "submission": "batch-j-1"},
+    }
+    seen = job_store.parse_follow(answer(said))
+
+    assert (seen.status, seen.exit_code, seen.lines, seen.offset) == (
+        "FAILED",
+        -9,
+        ("a", "50%", "b"),
+        12,
+    )
+    assert (seen.progress.state, seen.progress.over) == ("running", False)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"job": {"error": "timed out"}, "offset": 0},
+        {"job": {"status": "RUNNING"}},
+        {"error": "refused"},
+        {"job": 7},
+    ],
+)
+def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
+    """Silence is not taken for an end."""
+    with pytest.raises(UnreadableAnswer):
+        job_store.parse_follow(answer(said))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        "x",
+        {
+            "rows": "many",
+            "done": -3,
+            "eta": float("nan"),
+            "warnings": 7,
+            "error": "x",
+            "replicas": [],
+        },
+    ],
+)
+def test_progress_of_another_kind(said: object) -> None:
+    """A number that is none counts as nothing; nobody falls over it."""
+    progress = job_store.parse_progress(said)
+
+    assert (progress.done, progress.warnings, progress.error) == (0, (), None)
+
+
+def test_a_drivers_last_words_keep_their_lines() -> None:
+    """Evidence has several; a message is one."""
+    error = {"message": "it\nbroke", "evidence": "one\ntwo", "hint": "do\nthis"}
+    progress = job_store.parse_progress({"state": "failed", "error": error})
+
+    assert progress.over
+    assert progress.error == job_store.Trouble(
+        message="it broke", evidence="one\ntwo", hint="do\nthis"
+    )
+    assert Progress().error is None
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
+def test_numbers_that_no_job_has(number: str) -> None:
+    """Are left out, and stop nobody from reading the rest."""
+    found = job_store.parse_progress(
+        json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
+    )
+
+    assert (found.state, found.done, found.eta) == ("running", 0, 0.0)

@@ -1,0 +1,248 @@
+"""`vlaunch jobs`, `stop JOB` and `status` where batch jobs run, on simulated nodes with the real
+job store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+
+import pytest
+
+from launcher.batch import watch as watch_batch
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
+from tests import kept
+from tests.batch.batch_job import Batch, bring_up
+from tests.command_line import Cluster
+from tests.simulated import query
+
+
+@pytest.fixture
+def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    """A cluster that is up, and a job of ten rows. Waits cost no time."""
+    ticks = itertools.count()
+    defaults = watch_batch.watch.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
+    monkeypatch.setitem(defaults, "sleep", lambda _: None)
+    return bring_up(cluster)
+
+
+@pytest.fixture
+def running(batch: Batch) -> Batch:
+    """The same, and the job runs."""
+    batch.dies = lambda progress: progress.update(
+        done=4, status="RUNNING", rows_per_second=2.5, eta=2.4, tokens_per_second=120
+    )
+    assert batch.run("--detach").code == 0
+    batch.verbs()
+    return batch
+
+
+def test_no_job_at_all(batch: Batch) -> None:
+    """Is no error."""
+    ran = batch.cluster.run("jobs")
+
+    assert (ran.code, ran.out) == (0, "")
+    assert "no batch job is known" in ran.err
+
+
+def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
+    """How far it is; servers are no jobs, but told."""
+    kept.keep(running.cluster.world, kept.wanted("chat"))
+    ran = running.cluster.run("jobs")
+    header, row, rest = ran.out.splitlines()
+
+    assert ran.code == 0
+    assert header.split() == ["NAME", "STATE", "ROWS", "DONE", "ERRORS", "ROWS/S", "ETA", "STARTED"]
+    assert row.split()[:7] == ["job", "running", "10", "4", "0", "2.50", "2s"]
+    assert rest == "server `chat` with org/m runs beside them"
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "shown", "said"),
+    [
+        ("running", "FAILED", "interrupted", "the same `vlaunch batch` goes on"),
+        ("running", "ABSENT", "interrupted", "the same `vlaunch batch` goes on"),
+        ("done", "SUCCEEDED", "done", ""),
+        ("failed", "FAILED", "failed", "it broke"),
+        ("stopped", "STOPPED", "stopped", ""),
+        ("done", "RUNNING", "starting", ""),
+    ],
+)
+def test_states(batch: Batch, state: str, status: str, shown: str, said: str) -> None:
+    """A driver that ended without a word was interrupted; what an earlier run said is not this
+    one's.
+    """
+    batch.dies = lambda progress: progress.update(
+        state=state, status=status, error={"message": "it broke"}
+    )
+    batch.run("--detach")
+    ran = batch.cluster.run("jobs")
+
+    assert ran.out.splitlines()[1].split()[1] == shown
+    assert said in ran.out
+
+
+def test_jobs_as_json(running: Batch) -> None:
+    """Everything that is known of each."""
+    (job,) = json.loads(running.cluster.run("jobs", "--json").out)["jobs"]
+
+    assert (job["name"], job["state"], job["runs"], job["job"]) == (
+        "job",
+        "running",
+        True,
+        "batch-job-1",
+    )
+    assert (job["rows"], job["done"], job["rows_per_second"]) == (10, 4, 2.5)
+    assert job["work"] == str(running.work)
+
+
+def test_only_the_head_is_asked(running: Batch) -> None:
+    """Nodes that are down are no reason not to know."""
+    running.cluster.commands.clear()
+    running.cluster.run("jobs")
+
+    assert {command.node for command in running.cluster.commands} == {"gpu01"}
+
+
+@pytest.mark.parametrize("words", [("jobs",), ("stop", "job", "--dry-run")])
+def test_to_look_changes_nothing(running: Batch, words: tuple[str, ...]) -> None:
+    """It takes no lock: a helper program that is not there is for `up` to bring."""
+    world = running.cluster.world
+    del world.machines["gpu01"].files["payload/desk.py"]
+    before = len(world.changes)
+    ran = running.cluster.run(*words)
+
+    assert (ran.code, len(world.changes)) == (1, before)
+    assert "gpu01: has no helper program that knows its batch jobs" in ran.err
+    assert "hint: run `vlaunch up`" in ran.err
+
+
+def test_a_job_that_runs_is_not_removed(running: Batch) -> None:
+    """It is stopped first."""
+    ran = running.cluster.run("jobs", "--remove", "job")
+
+    assert (ran.code, running.verbs(), running.work.exists()) == (2, [], True)
+    assert "vlaunch stop job" in ran.err
+
+
+def test_a_job_that_is_over_is_removed(batch: Batch) -> None:
+    """Its folder on the head; what was gathered stays."""
+    batch.run()
+    batch.verbs()
+    ran = batch.cluster.run("jobs", "--remove", "job")
+
+    assert (ran.code, batch.verbs(), batch.work.exists()) == (0, ["remove"], False), ran.err
+    assert len(batch.answers()) == 10
+
+
+def test_a_job_that_is_not_there(batch: Batch) -> None:
+    """The near one is told."""
+    batch.run()
+    ran = batch.cluster.run("jobs", "--remove", "jop")
+
+    assert ran.code == 2
+    assert "no batch job `jop`; did you mean `job`?" in ran.err
+
+
+def test_stop_a_job(running: Batch) -> None:
+    """Its Ray job ends; what it did stays, and the same command goes on."""
+    ran = running.cluster.run("stop", "job")
+
+    assert (ran.code, running.verbs(), running.work.exists()) == (0, ["stop"], True), ran.err
+    assert "stopped job; the same `vlaunch batch` goes on" in ran.err
+
+
+def test_stop_a_job_that_does_not_run(batch: Batch) -> None:
+    """Nothing to do is no error."""
+    batch.run()
+    batch.verbs()
+    ran = batch.cluster.run("stop", "job")
+
+    assert (ran.code, batch.verbs()) == (0, [])
+    assert "job does not run; it is done" in ran.err
+    assert "nothing was stopped" in ran.err
+
+
+def test_a_driver_that_ray_has_forgotten(running: Batch) -> None:
+    """Nobody says that it does not run."""
+    running.cluster.world.jobs.clear()
+    with (running.work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ran = running.cluster.run("stop", "job")
+
+    assert (ran.code, running.verbs()) == (1, [])
+    assert "the driver of batch job `job` lives, and Ray does not know its job any more" in ran.err
+    assert "does not run" not in ran.err
+
+
+def test_a_job_that_does_not_stop(running: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is told, with what is left of it."""
+    world, answer = running.cluster.world, running.cluster.world.answer
+
+    def stubborn(command: Command) -> Answer | None:
+        if query(command.argv) == "stop":
+            return Answer(node=command.node, code=0, out="{}")
+        return answer(command)
+
+    monkeypatch.setattr(world, "answer", stubborn)
+    ran = running.cluster.run("stop", "job")
+
+    assert ran.code == 1
+    assert "job batch-job-1 is RUNNING within 60s" in ran.err
+
+
+def test_stop_without_a_name_is_about_the_server(running: Batch) -> None:
+    """Batch jobs go on, which is told."""
+    ran = running.cluster.run("stop")
+
+    assert (ran.code, running.verbs()) == (0, [])
+    assert "batch job `job` runs and goes on; end it with `vlaunch stop job`" in ran.err
+
+
+def test_a_dry_run_of_a_stop(running: Batch) -> None:
+    """Prints what would be sent."""
+    ran = running.cluster.run("stop", "job", "--dry-run")
+
+    assert (ran.code, running.verbs()) == (0, [])
+    assert "http://agent/stop?dashboard=8265&job=batch-job-1" in ran.out
+
+
+def test_status_has_a_line_for_each_job_that_runs(running: Batch) -> None:
+    """With its progress; jobs that are over are not among them."""
+    ran = running.cluster.run("status")
+    running.cluster.world.jobs[0]["status"] = "FAILED"
+    over = running.cluster.run("status")
+
+    assert "batch job: running  4 of 10 rows, 2.50 rows/s, 2s left, 120 tokens/s" in ran.out
+    assert "batch" not in over.out
+
+
+def test_status_as_json(running: Batch) -> None:
+    """The same for machines."""
+    (job,) = json.loads(running.cluster.run("status", "--json").out)["batches"]
+
+    assert (job["name"], job["state"], job["done"]) == ("job", "running", 4)
+
+
+def test_a_head_that_draws_on_the_terminal(running: Batch) -> None:
+    """Its texts are shown without codes."""
+    path = running.work / "progress.json"
+    text = "\x1b[2J\x1b]0;title\x07red [bold]"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "state": "waiting", "text": text}))
+    ran = running.cluster.run("jobs")
+
+    assert "\x1b" not in ran.out
+    assert "red [bold]" in ran.out
+
+
+@pytest.mark.parametrize("command", ["jobs", "stop"])
+def test_a_head_that_does_not_run(running: Batch, command: str) -> None:
+    """`vlaunch up` comes first."""
+    running.cluster.world.stop("gpu01")
+    ran = running.cluster.run(command, *(["job"] if command == "stop" else []))
+
+    assert ran.code == 1
+    assert "its container does not run" in ran.err

@@ -1,0 +1,22 @@
+"""The folder that a batch's output is gathered in; whose it may be is tested with the command."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.batch.output_folder import size
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1500, "1.5 kB"),
+        (24 * 2**20, "25.2 MB"),
+        (3 * 10**9, "3.0 GB"),
+    ],
+)
+def test_sizes(count: int, said: str) -> None:
+    """As people write them."""
+    assert size(count) == said

@@ -1,0 +1,328 @@
+"""Watching a batch job: what is told while it runs, and every way in which it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.app.progress import plain_line
+from launcher.batch.job_store import Progress
+from launcher.batch.watch import Watched, watch
+from launcher.core.domain import Answer, Inventory, Node
+from launcher.core.errors import BatchError, DeadlineError, VlaunchError
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.tools.site import Site
+from tests.fakes import FakeTransport
+
+INVENTORY = Inventory(
+    path=Path("inventory.yaml"),
+    cluster="c",
+    image="i",
+    nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),),
+)
+WATCHED = Watched(name="j", work="/w/j", job="batch-j-2")
+LOST = Answer(node="n1", code=255, err="the connection was lost")
+
+
+@dataclass
+class Head:
+    """A head that says, look by look, what `looks` holds (the last one for ever), and a clock that
+    sleeping moves.
+    """
+
+    looks: list[dict[str, Any] | Answer]
+    now: float = 0.0
+    asked: list[Command] = field(default_factory=list)
+
+    def answer(self, command: Command) -> Answer:
+        self.asked.append(command)
+        said = self.looks[min(len(self.asked), len(self.looks)) - 1]
+        return said if isinstance(said, Answer) else Answer(node="n1", code=0, out=json.dumps(said))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def look(
+    state: str = "running",
+    status: str = "RUNNING",
+    *,
+    log: str = "",
+    job: Any = None,
+    **progress: Any,
+) -> dict[str, Any]:
+    told = {
+        "state": state,
+        "submission": "batch-j-2",
+        "rows": 100,
+        "done": 0,
+        "updated": 1.0,
+        **progress,
+    }
+    return {
+        "job": {"status": status, **(job or {})},
+        "log": log,
+        "offset": len(log),
+        "progress": told,
+    }
+
+
+def follow(head: Head, *, attached: bool = False) -> tuple[list[Event], Progress]:
+    events: list[Event] = []
+    generator = watch(
+        Site(INVENTORY),
+        WATCHED,
+        FakeTransport(head.answer),
+        attached=attached,
+        clock=lambda: head.now,
+        sleep=head.sleep,
+    )
+    while True:
+        try:
+            events.append(next(generator))
+        except StopIteration as over:
+            return events, over.value
+        except VlaunchError as error:
+            error.events = events  # type: ignore[attr-defined]
+            raise
+
+
+def steps(events: list[Event]) -> list[str]:
+    return [event.text for event in events if event.kind == "step"]
+
+
+def test_a_job_to_its_end() -> None:
+    """Each state is a step when it is over, and the last progress is what comes of it."""
+    states = ["starting", "reading", "loading", "running", "finishing"]
+    done = look("done", "SUCCEEDED", done=97, errors=3)
+    events, progress = follow(Head([*(look(state) for state in states), done]))
+
+    assert (progress.done, progress.errors) == (97, 3)
+    assert steps(events) == [
+        "starting the driver",
+        "reading the input",
+        "loading the model",
+        "answering rows",
+        "committing the last rows",
+    ]
+
+
+def test_a_job_that_was_there_before() -> None:
+    """What it has behind it is not told."""
+    events, _ = follow(Head([look(), look("done", "SUCCEEDED")]), attached=True)
+
+    assert steps(events) == ["answering rows"]
+
+
+def test_the_line_that_stands_there_meanwhile() -> None:
+    """What matters most comes first: a narrow terminal cuts the rest."""
+    running = look(
+        done=12_340,
+        errors=2,
+        rows=100_000,
+        rows_per_second=25.34,
+        tokens_per_second=1912.4,
+        eta=3461.2,
+        restarts=1,
+        replicas={"ready": 1, "wanted": 2},
+    )
+    events, _ = follow(Head([running, look("done", "SUCCEEDED")]))
+    line = next(event.text for event in events if event.kind == "wait")
+
+    assert (
+        line == "12,342 of 100,000 rows, 2 errors, 25.3 rows/s, 57m 41s left, 1 of 2 replicas, 1"
+        " restart, 1,912 tokens/s"
+    )
+    assert line.index("left") < 76
+
+
+def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
+    """And one whenever the state changes, but not one each second."""
+    looks = [
+        look("loading"),
+        *(look(done=at, updated=float(at + 1)) for at in range(25)),
+        look("done", "SUCCEEDED"),
+    ]
+    events, _ = follow(Head(looks))
+    lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
+
+    assert len([event for event in events if event.kind == "wait"]) == 26
+    assert lines == [
+        "  loading the model",
+        "  0 of 100 rows",
+        "  10 of 100 rows",
+        "  20 of 100 rows",
+    ]
+
+
+def test_warnings_are_told_once() -> None:
+    """However often the driver repeats them."""
+    events, _ = follow(
+        Head(
+            [
+                look(warnings=["a"]),
+                look(warnings=["a", "b"]),
+                look("done", "SUCCEEDED", warnings=["a", "b"]),
+            ]
+        )
+    )
+
+    assert [event.text for event in events if event.kind == "warning"] == ["a", "b"]
+
+
+def test_an_earlier_runs_progress_is_not_this_ones() -> None:
+    """It may say that all is over, while this one has just begun."""
+    before = {
+        **look(status="PENDING"),
+        "progress": {"state": "done", "submission": "batch-j-1", "done": 7},
+    }
+    _, progress = follow(Head([*[before] * 40, look(), look("done", "SUCCEEDED", done=100)]))
+
+    assert progress.done == 100
+
+
+def test_contact_may_be_lost_for_a_while() -> None:
+    """The job goes on meanwhile."""
+    events, _ = follow(Head([look(), *[LOST] * 40, look("done", "SUCCEEDED")]))
+
+    assert "the head does not answer" in [event.text for event in events]
+
+
+def test_contact_lost_for_good() -> None:
+    """Is told, with where to look."""
+    with pytest.raises(BatchError, match="cannot be watched any more") as raised:
+        follow(Head([look(), LOST]))
+
+    assert "the job itself may well go on" in raised.value.hint
+
+
+def test_the_log_is_read_on_from_where_it_was() -> None:
+    """Nothing twice."""
+    head = Head([look(log="one\n"), look("done", "SUCCEEDED", log="two")])
+    follow(head)
+
+    assert [command.argv[command.argv.index("--offset") + 1] for command in head.asked] == [
+        "0",
+        "4",
+    ]
+
+
+def test_rays_word_may_come_before_the_drivers() -> None:
+    """The last progress is waited for; so is the end of a driver that has said its last word."""
+    _, progress = follow(
+        Head([look("finishing", "SUCCEEDED"), look("done", "SUCCEEDED", done=100)])
+    )
+    _, late = follow(
+        Head([look("done", done=7), look("done", done=7), look("done", "SUCCEEDED", done=7)])
+    )
+
+    assert (progress.done, late.done) == (100, 7)
+
+
+def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
+    """Every row is accounted for: nobody waits for ever."""
+    head = Head([look("done", done=100)])
+    follow(head)
+
+    assert 29 <= head.now <= 32
+
+
+@pytest.mark.parametrize(
+    ("last", "said", "hint"),
+    [
+        (
+            look(
+                "failed",
+                "FAILED",
+                done=7,
+                error={"message": "it broke", "evidence": "line", "hint": "mend it"},
+            ),
+            "failed: it broke",
+            "mend it",
+        ),
+        (
+            look("failed", "FAILED", error={"message": "rank 0 on 10.0.0.1", "hint": "mend it"}),
+            "rank 0 on n1",
+            "mend it",
+        ),
+        (
+            look(
+                "refused",
+                "FAILED",
+                error={"message": "the input changed", "hint": "--discard-results"},
+            ),
+            "was refused: the input",
+            "--discard-results",
+        ),
+        (
+            look("stopped", "STOPPED", done=7),
+            "was stopped",
+            "goes on where this one stopped (7 of 100 rows are done)",
+        ),
+        (look(status="STOPPED", done=7), "was stopped", "7 of 100 rows are done"),
+        (look(status="ABSENT", done=7), "Ray does not know it any more", "7 of 100 rows are done"),
+        (
+            look(status="FAILED", done=7, job={"driver_exit_code": -9}),
+            "was killed, by hand or for lack of memory",
+            "run the same command again",
+        ),
+        (
+            look(
+                status="FAILED",
+                job={"message": "Job entrypoint command failed with exit code -9, last lines"},
+            ),
+            "was killed",
+            "run the same command again",
+        ),
+        (
+            look(status="FAILED", job={"driver_exit_code": 2}),
+            "died with exit code 2",
+            "run the same command again",
+        ),
+        (
+            look(status="SUCCEEDED"),
+            "ended without saying that all rows are done",
+            "run the same command again",
+        ),
+        (
+            look(status="FAILED", log="torch.OutOfMemoryError: CUDA out of memory. Tried\n"),
+            "the model and its KV cache do not fit",
+            "`max_model_len`",
+        ),
+        (
+            look(status="FAILED", log="OSError: [Errno 28] No space left on device\n"),
+            "the disk is full",
+            "jobs --remove",
+        ),
+    ],
+)
+def test_ends_that_are_none(last: dict[str, Any], said: str, hint: str) -> None:
+    """What happened, and what to do: mostly, the same command again."""
+    with pytest.raises(BatchError) as raised:
+        follow(Head([look(), last]))
+
+    assert said in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_a_failed_job_leaves_no_good_news() -> None:
+    """What it was doing did not come to its end."""
+    with pytest.raises(BatchError) as raised:
+        follow(Head([look("loading"), look("failed", "FAILED", error={"message": "x"})]))
+
+    assert steps(raised.value.events) == ["starting the driver"]  # type: ignore[attr-defined]
+
+
+def test_a_driver_that_says_nothing_any_more() -> None:
+    """It speaks every second while it lives, so that its silence means something."""
+    head = Head([look(), look(log="last words\n"), look()])
+    with pytest.raises(DeadlineError, match="has said nothing for 300s") as raised:
+        follow(head)
+
+    assert "last words" in raised.value.evidence
+    assert "vlaunch stop j" in raised.value.hint

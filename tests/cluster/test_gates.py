@@ -1,0 +1,202 @@
+"""The gates of `up`, asked of simulated nodes: what each day of a cluster that comes up ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.cluster import gates
+from launcher.core.apply import apply
+from launcher.core.check import worst
+from launcher.core.domain import Answer, Inventory, Secret
+from launcher.core.errors import GateError
+from launcher.core.plan import Gate, Plan, Stage
+from launcher.core.transport import by_node
+from launcher.tools.site import Site
+from tests import plan_case as case
+from tests.fakes import FakeTransport
+from tests.simulated import World
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
+
+
+@pytest.fixture
+def up(load: Load) -> World:
+    """A cluster of two that is up."""
+    inventory = load()
+    world = World(inventory)
+    case.bring_up(inventory, world, SECRETS)
+    return world
+
+
+def fail(gate: Gate, world: World) -> GateError:
+    """Run a gate that must fail and return its error."""
+    plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(gate,)),))
+    with pytest.raises(GateError) as caught:
+        case.drain(plan, FakeTransport(world.answer))
+    return caught.value
+
+
+def cluster(world: World) -> Gate:
+    return gates.cluster(Site(world.inventory), {}, deadline=20, hold=3)
+
+
+def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
+    """And none of them changes anything."""
+    up.changes.clear()
+    inventory, transport = up.inventory, FakeTransport(up.answer)
+    all_gates = [
+        gates.versions(inventory.cluster, inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
+        gates.gpus(inventory.cluster, inventory.nodes, inventory.image),
+        gates.head(Site(inventory)),
+        cluster(up),
+        gates.agents(Site(inventory), deadline=20),
+    ]
+
+    assert {
+        gate.id: worst(gate.judge(by_node(transport, gate.ask))) for gate in all_gates
+    } == dict.fromkeys(("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass")
+    assert up.changes == []
+
+
+def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
+    """On both ends."""
+    for gate in (
+        gates.head(Site(up.inventory)),
+        cluster(up),
+        gates.agents(Site(up.inventory), deadline=20),
+    ):
+        assert gate.deadline > 0
+        assert all(0 < command.timeout <= 120 for command in (*gate.ask, *gate.evidence))
+
+
+def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(up: World) -> None:
+    """Its own log says why, and only its log is asked for."""
+    up.machines["gpu02"].joins = False
+    up.machines[
+        "gpu02"
+    ].logs = "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds.\n"
+    error = fail(cluster(up), up)
+
+    assert (
+        error.message
+        == "gpu02: has not joined Ray under 10.0.0.12: it cannot reach the head's Ray port"
+        " within 20s"
+    )
+    assert error.evidence == "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds."
+    assert "allow TCP between the nodes" in error.hint
+
+
+def test_a_head_that_dies_while_workers_join_is_named(up: World) -> None:
+    """Not the workers, who only wait for it."""
+    up.stop("gpu01", code=1)
+    up.machines["gpu01"].logs = "bind: Address already in use\n"
+    error = fail(cluster(up), up)
+
+    assert (
+        error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is taken"
+    )
+
+
+def test_a_node_under_the_wrong_address_fails(up: World) -> None:
+    """Docker's bridge instead of the declared one."""
+    up.machines["gpu02"].ray_ip = "172.17.0.1"
+    error = fail(cluster(up), up)
+
+    assert (
+        "Ray has nodes that are not in the inventory: 172.17.0.1"
+        in f"{error.message}\n{error.evidence}"
+    )
+    assert "gpu02: has not joined Ray under 10.0.0.12" in error.evidence
+
+
+def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) -> None:
+    """Counted in a container."""
+    up.machines["gpu02"].gpus = 7
+    error = fail(gates.gpus(up.inventory.cluster, up.inventory.nodes, up.inventory.image), up)
+
+    assert error.message == "gpu02: a container sees 7 GPUs, 8 declared"
+
+
+def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
+    """Without waiting for the deadline."""
+    up.container("gpu02")["RestartCount"] = 4
+    up.machines["gpu02"].joins = False
+    transport = FakeTransport(up.answer)
+    plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(cluster(up),)),))
+    with pytest.raises(
+        GateError, match=r"gpu02: its container ended with exit code 0 \(4 restarts\)"
+    ):
+        list(apply(plan, transport, sleep=lambda _: pytest.fail("waited")))
+
+
+def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
+    """That is what restarting is for: Docker's count never goes down again."""
+    up.container("gpu02")["RestartCount"] = 4
+
+    assert worst(cluster(up).judge(by_node(FakeTransport(up.answer), cluster(up).ask))) == "pass"
+
+
+def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World) -> None:
+    """Also when the line is not a known one."""
+    up.machines["gpu01"].logs = "".join(f"line {number}\n" for number in range(20))
+    handler = up.answer
+
+    def answer(command):  # type: ignore[no-untyped-def]
+        return Answer(node="gpu01", code=1) if "socket" in str(command.argv) else handler(command)
+
+    plan = Plan(
+        verb="up", stages=(Stage(id="s", title="S", gates=(gates.head(Site(up.inventory)),)),)
+    )
+    with pytest.raises(GateError) as caught:
+        case.drain(plan, FakeTransport(answer))
+
+    assert caught.value.message == "gpu01: Ray does not listen on 10.0.0.11:6379 yet within 120s"
+    assert caught.value.evidence.splitlines() == [f"line {number}" for number in range(15, 20)]
+
+
+@pytest.mark.parametrize("more", ["", "ray: none"])
+def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: Load) -> None:
+    """Ray's port, or else the agent's."""
+    inventory = load(more)
+    gate, asked = (
+        gates.head(Site(inventory)),
+        inventory.ports.group if more else inventory.ports.gcs,
+    )
+
+    assert f"('10.0.0.11', {asked})" in str(gate.ask[-1].argv)
+    assert gate.what == ("the head's agent listens" if more else "the Ray head listens")
+
+
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [
+        ({"gpu01": 0.0, "gpu02": 0.5}, []),
+        ({"gpu01": 0.0}, ["gpu02"]),
+        ({"gpu01": 0.0, "gpu02": 61.0}, ["gpu02"]),
+        (None, ["gpu01"]),
+    ],
+)
+def test_an_agent_is_connected_when_the_head_has_heard_it(
+    said: dict[str, float] | None, waits: list[str], up: World
+) -> None:
+    """Lately; where the head says nothing, it is the head that is waited for."""
+    up.said["servers"] = (
+        "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
+    )
+    gate = gates.agents(Site(up.inventory), deadline=20)
+
+    assert [
+        each.node
+        for each in gate.judge(by_node(FakeTransport(up.answer), gate.ask))
+        if each.status != "pass"
+    ] == waits
+
+
+def test_a_missing_log_does_not_hide_the_failure(up: World) -> None:
+    """The container may be gone, and its log with it."""
+    up.machines["gpu02"].containers.clear()
+
+    assert fail(cluster(up), up).message.startswith("gpu02: its container is gone")

@@ -1,0 +1,350 @@
+"""What `up` decides: nothing twice, and only what must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.cluster.up_plan import plan_image, plan_up
+from launcher.core.domain import Inventory, Secret
+from launcher.core.errors import GateError
+from launcher.core.plan import Plan
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
+from tests import plan_case as case
+from tests.fakes import FakeTransport
+from tests.simulated import World, image_json
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "VLLM_API_KEY": Secret("key")}
+KEY = "secrets: {VLLM_API_KEY: {env: X}}\n"
+
+
+def three(load: Load, more: str = "", *own: str) -> Inventory:
+    """Load an inventory of three nodes, each with keys of its own."""
+    nodes = (
+        f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {each}}}"
+        for n, each in enumerate((*own, "", "", "")[:3], start=1)
+    )
+    return load(KEY + more, f"nodes: [{', '.join(nodes)}]")
+
+
+def plan(inventory: Inventory, world: World, secrets: Mapping[str, Secret] = SECRETS) -> Plan:
+    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
+    return plan_up(Site(inventory, facts), secrets, case.ray_image(inventory))
+
+
+def started(found: Plan) -> list[str]:
+    """Return the nodes that get a new container, in order."""
+    return [step.command.node for step in found.steps if "--detach" in step.command.argv]
+
+
+def removed(found: Plan) -> list[str]:
+    return [step.command.node for step in found.steps if "rm" in step.command.argv]
+
+
+@pytest.fixture
+def world(load: Load) -> World:
+    """Three nodes that are up."""
+    made = World(three(load))
+    case.bring_up(made.inventory, made, SECRETS)
+    made.changes.clear()
+    return made
+
+
+def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Load) -> None:
+    """The head is listening before a worker knocks, and the cluster is counted before anybody says
+    that it is up.
+    """
+    world = World(three(load))
+    found = plan(world.inventory, world)
+
+    assert [stage.id for stage in found.stages] == [
+        "same-image",
+        "gpus",
+        "files",
+        "head",
+        "workers",
+        "ray",
+        "agents",
+    ]
+    assert started(found) == ["n1", "n2", "n3"]
+    assert removed(found) == []
+    gates = {stage.id: [gate.id for gate in stage.gates] for stage in found.stages}
+    assert (gates["head"], gates["ray"], gates["agents"]) == (["head"], ["ray-nodes"], ["agents"])
+
+
+def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
+    """The inventory's own image is enough; the head's agent listens, and hears every other one."""
+    world = World(three(load, "ray: none"))
+    found = plan(world.inventory, world)
+    case.bring_up(world.inventory, world, SECRETS)
+
+    assert [stage.id for stage in found.stages] == [
+        "same-image",
+        "gpus",
+        "files",
+        "head",
+        "workers",
+        "agents",
+    ]
+    assert not any("ray" in step.command.argv for step in found.steps)
+    assert plan(world.inventory, world).steps == ()
+
+
+def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None:
+    """Only questions are left."""
+    found = plan(world.inventory, world)
+
+    assert (found.steps, found.notes) == ((), ())
+    case.bring_up(world.inventory, world, SECRETS)
+    assert world.changes == []
+
+
+def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> None:
+    """A restart of its container would end its servers: `up` replaces its files, and says so."""
+    for node in ("n2", "n3"):
+        machine = world.machines[node]
+        path = next(path for path in machine.files if path.endswith("vlaunch_agent/keeper.py"))
+        machine.files[path] = b"of another version"
+    other = next(path for path in world.machines["n1"].files if path.endswith("payload/desk.py"))
+    world.machines["n1"].files[other] = b"of another version"
+    found = plan(world.inventory, world)
+
+    (note,) = found.notes
+    assert note.startswith("n[2-3]: the agent is of another version of vlaunch, and keeps running")
+    assert "hint: when its servers may stop, run `vlaunch down` and `vlaunch up`" in note
+    assert (started(found), removed(found)) == ([], [])
+    case.bring_up(world.inventory, world, SECRETS)
+    assert plan(world.inventory, world).notes == ()
+
+
+def test_a_second_up_still_verifies_the_cluster(load: Load, world: World) -> None:
+    """Containers that run are no proof."""
+    world.machines["n3"].joins = False
+    with pytest.raises(GateError, match="n3: has not joined Ray"):
+        case.bring_up(world.inventory, world, SECRETS)
+
+
+def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> None:
+    """With the port that it needs: where it is shut, no server starts."""
+    world.said["servers"] = {"servers": [], "members": {"n1": 0.0, "n2": 300.0}, "agent": 1.0}
+    with pytest.raises(GateError) as caught:
+        case.bring_up(world.inventory, world, SECRETS)
+
+    said = f"{caught.value.message}\n{caught.value.evidence}"
+    assert "n2: its agent is not connected to the head" in said
+    assert "n3: its agent is not connected to the head" in said
+    assert "n1: " not in said
+    assert f"allow TCP {world.inventory.ports.group} from n2 to n1" in caught.value.hint
+
+
+def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
+    load: Load, world: World
+) -> None:
+    """It had no head to join, and has one now."""
+    world.machines["n2"].joins = False
+    world.container("n2")["RestartCount"] = 9
+    (gate,) = next(
+        stage.gates for stage in plan(world.inventory, world).stages if stage.id == "ray"
+    )
+    answers = {
+        node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node]
+        for node in ("n1", "n2", "n3")
+    }
+
+    assert {each.status for each in gate.judge(answers) if each.node == "n2"} == {"wait"}
+
+
+def test_a_changed_worker_starts_anew_alone(load: Load, world: World) -> None:
+    """And the difference is said in words."""
+    changed = three(load, "", "", "env: {A: '1'}")
+    found = plan(changed, world)
+
+    assert started(found) == removed(found) == ["n2"]
+    assert "n2: env A: unset → 1" in found.notes
+    case.bring_up(changed, world, SECRETS)
+    assert plan(changed, world).steps == ()
+
+
+def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
+    """Its workers' session ends with it, and they are told why."""
+    found = plan(three(load, "", "env: {A: '1'}"), world)
+
+    assert started(found) == ["n1", "n2", "n3"]
+    assert {"n1: env A: unset → 1", "n[2-3]: the head starts anew"} <= set(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ("env: {A: '1'}", "env A: unset → 1"),
+        ("shm: 16GiB", "devices, rights, mounts, limits or log"),
+        ("ray: {object_store: 200MB}", "command: (nothing) → --object-store-memory 200000000"),
+        ("hf_home: /models", "env HF_HOME: /data/huggingface → /models"),
+        ("ports: {gcs: 7000}", "6379"),
+        ("image: x:2", "image vllm/vllm-openai:v0.32.0 → x:2"),
+    ],
+)
+def test_what_is_changed_for_the_cluster_is_said_in_words(
+    more: str, word: str, load: Load, world: World
+) -> None:
+    """Once for all nodes."""
+    if more.startswith("image"):
+        changed = replace(three(load), image="x:2")
+        for machine in world.machines.values():
+            machine.images["x:2"] = image_json("x:2")
+    else:
+        changed = three(load, more)
+    found = plan(changed, world)
+
+    assert started(found) == ["n1", "n2", "n3"]
+    assert any(note.startswith("n[1-3]: ") and word in note for note in found.notes), found.notes
+
+
+def test_a_container_that_has_ended_is_replaced_alone(load: Load, world: World) -> None:
+    """With its state as the reason."""
+    world.stop("n2", code=137)
+    found = plan(world.inventory, world)
+
+    assert started(found) == removed(found) == ["n2"]
+    assert "n2: its container is exited (exit code 137)" in found.notes
+
+
+def test_a_head_that_has_ended_takes_all_with_it(load: Load, world: World) -> None:
+    """A new head knows nothing of the old workers."""
+    world.stop("n1")
+
+    assert started(plan(world.inventory, world)) == ["n1", "n2", "n3"]
+
+
+def test_a_container_that_is_gone_is_started_without_removing(load: Load, world: World) -> None:
+    """`docker rm` of nothing would be an error."""
+    world.machines["n3"].containers.clear()
+    found = plan(world.inventory, world)
+
+    assert (started(found), removed(found)) == (["n3"], [])
+
+
+def test_a_secret_of_another_value_restarts_what_holds_the_old_one(
+    load: Load, world: World
+) -> None:
+    """It is written first, and neither note nor argv tells it."""
+    found = plan(world.inventory, world, {**SECRETS, "VLLM_API_KEY": Secret("other-key")})
+
+    assert started(found) == ["n1", "n2", "n3"]
+    assert "n[1-3]: a secret has another value" in found.notes
+    assert "other-key" not in repr(found)
+    assert "writing secret VLLM_API_KEY" in [step.title for step in found.steps]
+
+
+def test_an_added_node_starts_alone(load: Load) -> None:
+    """The others go on."""
+    two = load(KEY, "nodes: [{host: n1, ip: 10.0.0.1, gpus: 8}, {host: n2, ip: 10.0.0.2, gpus: 8}]")
+    grown = three(load)
+    world = World(grown)
+    world.inventory = two
+    case.bring_up(two, world, SECRETS)
+
+    assert started(plan(grown, world)) == ["n3"]
+
+
+def test_files_that_differ_are_written_without_a_restart(load: Load, world: World) -> None:
+    """A newer vlaunch brings newer helpers; the cluster goes on."""
+    world.machines["n2"].files["payload/desk.py"] = b"old"
+    found = plan(world.inventory, world)
+
+    assert [(step.command.node, step.command.argv[3]) for step in found.steps] == [("n2", "unpack")]
+
+
+def test_what_runs_in_the_containers_is_said_to_end_with_them(load: Load, world: World) -> None:
+    """A person may have a batch job in there; a server starts again."""
+    world.stop("n2")
+    word = "starts again in the new ones; a batch job ends with them"
+
+    assert any(word in note for note in plan(world.inventory, world).notes)
+    world.machines["n2"].containers.clear()
+    assert not any(word in note for note in plan(world.inventory, world).notes)
+
+
+def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(load: Load) -> None:
+    """The odd one is named."""
+    world = World(three(load))
+    world.machines["n2"].images[world.inventory.image] = image_json("another")
+    with pytest.raises(
+        GateError, match=r"n2: vllm/vllm-openai:v0.32.0 is another image than on n\[1,3\]"
+    ):
+        case.bring_up(world.inventory, world, SECRETS)
+
+    assert world.changes == []
+
+
+def test_only_nodes_without_the_image_pull_it(load: Load) -> None:
+    """After the preflight."""
+    world = World(three(load))
+    world.machines["n2"].images.clear()
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    found = plan_image(Site(world.inventory, facts))
+
+    assert [(step.command.node, step.command.argv) for step in found.steps] == [
+        ("n2", ("docker", "pull", "--quiet", world.inventory.image))
+    ]
+    assert [stage.id for stage in found.stages] == ["preflight", "image"]
+
+
+def test_a_failing_preflight_touches_nothing(load: Load) -> None:
+    """Not even the image is pulled."""
+    world = World(three(load), image=False)
+    world.machines["n2"].gpus = 7
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    with pytest.raises(GateError, match="n2: 7 GPUs visible, 8 declared"):
+        case.drain(plan_image(Site(world.inventory, facts)), FakeTransport(world.answer))
+
+    assert world.changes == []
+
+
+@pytest.mark.parametrize(
+    ("serve", "told"),
+    [
+        ("", "no model is named, so its size is not known"),
+        ("serve: {model: org/model}", "the model's size is not known"),
+    ],
+)
+def test_the_preflight_knows_the_model_that_the_inventory_names(
+    load: Load, serve: str, told: str
+) -> None:
+    """Its size is another matter: nobody has asked for its files."""
+    world = World(three(load, serve))
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    preflight = plan_image(Site(world.inventory, facts)).stages[0]
+    disk = next(gate for gate in preflight.gates if gate.id == "disk")
+
+    assert {each.text.partition("; ")[2] for each in disk.judge({})} == {told}
+
+
+def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path: Path) -> None:
+    """And its versions are asked there."""
+    world = World(three(load))
+    context = tmp_path / "context.tar"
+    case.bring_up(world.inventory, world, SECRETS, context)
+    world.machines["n2"].images = {world.inventory.image: image_json(world.inventory.image)}
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    found = plan_up(Site(world.inventory, facts), SECRETS, case.ray_image(world.inventory, context))
+
+    assert [(step.command.node, step.command.argv[1]) for step in found.steps] == [("n2", "build")]
+    asked = next(
+        gate for stage in found.stages for gate in stage.gates if gate.id == "ray-version"
+    ).ask
+    assert [command.node for command in asked] == ["n2"]
+
+
+def test_a_container_of_a_killed_run_that_was_only_created_is_replaced(
+    load: Load, world: World
+) -> None:
+    """`docker run` may have been cut between create and start."""
+    world.container("n2")["State"]["Status"] = "created"
+
+    assert started(plan(world.inventory, world)) == removed(plan(world.inventory, world)) == ["n2"]

@@ -1,0 +1,316 @@
+"""Resolving Ray's wheels for an image from a folder of handmade ones: uv and pip run, without an
+index.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from launcher.cluster import wheels
+from launcher.core.errors import RequestError, UnreadableAnswer, VlaunchError
+from launcher.tools import image as images
+from launcher.tools.derived import WheelSet
+from tests.ssh.conftest import IMAGE, Shelf
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def names(found: WheelSet) -> list[str]:
+    return [file.name.split("-")[0] for file in found.files]
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return list(cache.glob(".resolving-*"))
+
+
+def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None:
+    """What the image has stays as it is, though a newer one is on offer and its own version is on
+    no index.
+    """
+    shelf.ray("click>=7", 'colorful; extra == "default"')
+    shelf.add("click", "9.0")
+    shelf.add("colorful", "0.5.8")
+
+    found = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert names(found) == ["colorful", "ray"]
+    assert found.ray == "2.60.0"
+    assert all(
+        file.path.read_bytes() == (shelf.folder / file.name).read_bytes() for file in found.files
+    )
+    assert leftovers(cache) == []
+
+
+def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Path) -> None:
+    """A dependency whose newest version wants a newer click is taken one version back."""
+    shelf.ray("helper")
+    shelf.add("helper", "1.0", "click>=8")
+    shelf.add("helper", "2.0", "click>=9")
+    shelf.add("click", "9.0")
+
+    found = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert [file.name for file in found.files if "helper" in file.name] == [
+        "helper-1.0-py3-none-any.whl"
+    ]
+
+
+def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
+    """Not those of the Python, the system or the processor on which vlaunch runs."""
+    shelf.ray(
+        'modern; python_version >= "3.99"',
+        'ancient; python_version < "3.99"',
+        'arm; platform_machine == "aarch64"',
+        'apple; sys_platform == "darwin"',
+    )
+    for name in ("modern", "ancient", "arm", "apple"):
+        shelf.add(name, "1.0")
+
+    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["modern", "ray"]
+    arm = replace(IMAGE, machine="aarch64")
+    shelf.ray('arm; platform_machine == "aarch64"', tags="cp399-cp399-manylinux2014_aarch64")
+    assert names(wheels.resolve(arm, "2.60.0", cache)) == ["arm", "ray"]
+
+
+def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> None:
+    """It would install and then fail to load."""
+    shelf.ray("native")
+    shelf.add("native", "1.0", tags="cp38-abi3-manylinux_2_28_x86_64")
+    shelf.add("native", "2.0", tags="cp38-abi3-manylinux_2_34_x86_64")
+
+    found = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert [file.name for file in found.files] == [
+        "native-1.0-cp38-abi3-manylinux_2_28_x86_64.whl",
+        "ray-2.60.0-cp399-cp399-manylinux2014_x86_64.whl",
+    ]
+
+
+def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
+    """Ray's requirement, the image's version, and the key of the inventory to change."""
+    shelf.ray("click>=9")
+    shelf.add("click", "9.0")
+
+    with pytest.raises(RequestError) as caught:
+        wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert "fit the packages of the image" in caught.value.message
+    assert "click>=9" in "".join(caught.value.evidence)
+    assert "click==8.1.0+vendor.1" in "".join(caught.value.evidence)
+    assert "`ray:`" in caught.value.hint
+    assert str(cache) not in str(caught.value.evidence)
+    assert leftovers(cache) == []
+
+
+def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) -> None:
+    """Without an index: the command that fetches the wheels elsewhere, for the image's Python."""
+    shelf.ray(version="2.59.0")
+
+    with pytest.raises(VlaunchError) as caught:
+        wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert "ray[default,data,serve]==2.60.0" in caught.value.message
+    assert "Python 3.99.1 on x86_64" in caught.value.message
+    assert "there is no version of ray" in "".join(caught.value.evidence)
+    assert "PIP_FIND_LINKS" in caught.value.hint
+    assert "--python-version 3.99.1" in caught.value.hint
+    assert "--platform manylinux_2_17_x86_64" in caught.value.hint
+
+
+def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
+    """The same image and the same Ray: the answer is in the cache, also when nothing can be fetched
+    any more.
+    """
+    shelf.ray()
+    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    shelf.clear()
+
+    assert wheels.resolve(IMAGE, "2.60.0", cache) == first
+    with pytest.raises(VlaunchError):
+        wheels.resolve(replace(IMAGE, distributions={}), "2.60.0", cache)
+
+
+@pytest.mark.parametrize("harm", ["changed", "missing", "torn list"])
+def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None:
+    """What lies in the cache is compared with its hash before it is used."""
+    shelf.ray()
+    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    if harm == "changed":
+        first.files[0].path.write_bytes(b"not a wheel")
+    elif harm == "missing":
+        first.files[0].path.unlink()
+    else:
+        (cache / wheels.key(IMAGE, "2.60.0") / "wheels.json").write_text('{"ray')
+
+    again = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert again == first
+    assert again.files[0].path.read_bytes() == (shelf.folder / again.files[0].name).read_bytes()
+
+
+def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
+    """For another image, and where the first one is damaged: the hash of a name is kept, until a
+    person forgets it.
+    """
+    shelf.ray()
+    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    first.files[0].path.write_bytes(b"damaged")
+    shelf.ray("aiohttp")
+    shelf.add("aiohttp", "3.12.0")
+    for image in (IMAGE, replace(IMAGE, distributions={})):
+        with pytest.raises(VlaunchError, match="has another hash") as caught:
+            wheels.resolve(image, "2.60.0", cache)
+        assert first.files[0].sha256 in caught.value.evidence
+    _, command, _ = caught.value.hint.split("`")
+    subprocess.run(command, shell=True, check=True, env={"PATH": os.defpath})
+
+    assert wheels.resolve(IMAGE, "2.60.0", cache).files[-1].sha256 != first.files[0].sha256
+
+
+def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) -> None:
+    """Debian's own version strings cannot be pinned, so a replacement is refused afterwards."""
+    shelf.ray("blinker")
+    shelf.add("blinker", "1.9")
+    odd = replace(IMAGE, distributions={"blinker": "1.7ubuntu1"})
+
+    with pytest.raises(
+        RequestError, match=r"would replace the image's blinker 1\.7ubuntu1 by 1\.9"
+    ):
+        wheels.resolve(odd, "2.60.0", cache)
+
+
+def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
+    shelf: Shelf, cache: Path
+) -> None:
+    """The image has plain `ray`; the rest of `ray[default]` is what it lacks."""
+    shelf.ray('colorful; extra == "default"')
+    shelf.add("colorful", "0.5.8")
+
+    assert names(
+        wheels.resolve(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)
+    ) == ["colorful"]
+
+
+def test_other_parts_of_ray_are_resolved_anew(
+    shelf: Shelf, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found for fewer parts lacks the others."""
+    shelf.ray('colorful; extra == "default"', 'reflection; extra == "serve"')
+    shelf.add("colorful", "0.5.8")
+    shelf.add("reflection", "1.0")
+    with monkeypatch.context() as fewer:
+        fewer.setattr(wheels, "RAY_EXTRAS", "default,data")
+        before = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert names(before) == ["colorful", "ray"]
+    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["colorful", "ray", "reflection"]
+
+
+def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
+    shelf: Shelf, cache: Path
+) -> None:
+    """`ray[data]` of the Ray that is there, which may ask for another pyarrow than a newer Ray
+    does.
+    """
+    shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "llm"', version="2.56.1")
+    shelf.ray('pyarrow>=20; extra == "data"')
+    for version in ("19.0", "24.0"):
+        shelf.add("pyarrow", version)
+
+    found = wheels.resolve(replace(IMAGE, distributions={"ray": "2.56.1"}), "2.56.1", cache)
+
+    assert [file.name for file in found.files] == ["pyarrow-19.0-py3-none-any.whl"]
+    assert found.ray == "2.56.1"
+
+
+def test_uv_is_killed_at_the_deadline(shelf: Shelf, cache: Path) -> None:
+    """The error names the time, and nothing is left behind."""
+    shelf.ray()
+
+    with pytest.raises(VlaunchError, match="did not finish within 0 s"):
+        wheels.resolve(IMAGE, "2.60.0", cache, timeout=0.01)
+    assert leftovers(cache) == []
+
+
+def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files and environment variables, where the latter win, and lists of several values."""
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://a/simple\nclient-cert = /a.pem\nextra-index-url =\n"
+        "    https://b/simple\n    https://c/simple\n[download]\nno-index = false\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://d/simple")
+
+    options, environment = wheels._uv_settings("x86_64-manylinux_2_31", IMAGE)
+
+    words = " ".join(options)
+    assert "--default-index https://d/simple" in words
+    assert "--index https://b/simple --index https://c/simple" in words
+    assert "--no-index" not in options
+    assert environment["SSL_CLIENT_CERT"] == "/a.pem"
+
+
+@pytest.mark.parametrize(
+    ("libc_version", "platform"),
+    [("2.31", "2_31"), ("2.30", "2_28"), ("2.39", "2_39"), ("2.99", "2_40"), ("2.12", "2_17")],
+)
+def test_uv_gets_the_newest_platform_that_it_knows(libc_version: str, platform: str) -> None:
+    """uv has platforms for some versions of glibc only."""
+    image = replace(IMAGE, libc_version=libc_version)
+    assert wheels._uv_platform(image) == f"x86_64-manylinux_{platform}"
+
+
+def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
+    """With the older names of the same platforms, which most wheels still carry."""
+    argv = images.pip_download("3.11", "x86_64", 31)
+    platforms = [word for option, word in pairwise(argv) if option == "--platform"]
+
+    assert argv[argv.index("--abi") + 1] == "cp311"
+    assert platforms[0] == "manylinux_2_31_x86_64"
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"libc": "", "libc_version": ""},
+        {"machine": "riscv64"},
+        {"implementation": "pypy"},
+        {"abiflags": "t"},
+    ],
+)
+def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str], cache: Path) -> None:
+    """Before a program runs."""
+    with pytest.raises(RequestError, match="no Ray can be added"):
+        wheels.resolve(replace(IMAGE, **other), "2.60.0", cache)  # type: ignore[arg-type]
+
+
+def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
+    """It decides which wheels load, so it is not guessed."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        wheels.resolve(replace(IMAGE, libc_version="two"), "2.60.0", cache)
+    assert caught.value.evidence == "two"
+
+
+def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
+    """Not before: another run may be at work there."""
+    shelf.ray()
+    for name in ("old", "young"):
+        (cache / f".resolving-{name}").mkdir(parents=True)
+    os.utime(cache / ".resolving-old", (0, 0))
+
+    wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert [path.name for path in leftovers(cache)] == [".resolving-young"]

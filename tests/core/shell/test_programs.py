@@ -1,0 +1,88 @@
+"""The shell programs that nodes run, and how a file becomes the text that is sent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from launcher.core import shell
+from launcher.lab import image
+from launcher.tools import docker
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "launcher" / "core" / "shell"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.sh"))
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own in place of the package's."""
+    monkeypatch.setattr(shell, "_FOLDER", tmp_path)
+    monkeypatch.setattr(shell, "program", shell.program.__wrapped__)
+    return tmp_path
+
+
+def test_the_comment_at_the_head_stays_here(files: Path) -> None:
+    """What the program says further down is sent."""
+    (files / "a.sh").write_text(
+        "#!/bin/sh\n# What for.\n#\n# shellcheck …\n\necho 1 # one\n# two\n"
+    )
+
+    assert shell.program("a") == "echo 1 # one\n# two\n"
+
+
+def test_other_files_come_along(files: Path) -> None:
+    """As the shell would take them: in place, or as one word, whatever is in it."""
+    (files / "begin.sh").write_text("#!/bin/sh\n# Begins.\n\nx=1\n")
+    (files / "word.sh").write_text('# A word.\necho "it\'s $1"\n')
+    (files / "a.sh").write_text('#!/bin/sh\n. ./begin.sh\n\nsh -c "$(cat ./word.sh)" sh "$x"\n')
+    sent = shell.program("a")
+    here = subprocess.run(["sh", "a.sh"], cwd=files, capture_output=True, check=True).stdout
+
+    assert sent.startswith("x=1\n\nsh -c 'echo ")
+    assert subprocess.run(["sh", "-c", sent], capture_output=True, check=True).stdout == here
+    assert here == b"it's 1\n"
+
+
+def test_what_is_sent_needs_no_other_file() -> None:
+    """A node has none of them."""
+    for name in NAMES:
+        assert "./" not in re.sub(r'"\./secrets/|"\./server/', "", shell.program(name)), name
+
+
+def test_every_program_is_one_for_the_shell(tmp_path: Path) -> None:
+    """Also once it has been put together."""
+    for name in NAMES:
+        (tmp_path / name).write_text(shell.program(name))
+    check = 'for each; do sh -n "$each" || echo "$each"; done'
+    words = [str(tmp_path / name) for name in NAMES]
+    done = subprocess.run(["sh", "-c", check, "sh", *words], capture_output=True, check=True)
+
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_every_file_of_shell_is_used_and_packed() -> None:
+    """One that nobody loads is a leftover; one that the wheel lacks fails on a user's machine."""
+    python = "".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
+    named = re.findall(r'shell\.program\("(\w+)"\)', python)
+    for name in named:  # grows: what comes along with a program may bring another one
+        text = (FOLDER / f"{name}.sh").read_text()
+        named += re.findall(r"(?:^\. |cat )\./(\w+)\.sh", text, re.MULTILINE)
+    packed = {each.relative_path for each in WheelBuilder(str(ROOT)).recurse_included_files()}
+
+    assert sorted(set(named)) == NAMES
+    for path in (ROOT / "launcher").rglob("*.sh"):
+        assert str(path.relative_to(ROOT)) in packed
+        assert path.parent == FOLDER or f'"{path.name}"' in python, path
+
+
+def test_what_the_programs_take_for_granted_holds() -> None:
+    """Names that Python has as well."""
+    assert f"label={docker.CLUSTER}=" in shell.program("probe")
+    assert f"label={docker.CLUSTER}=" in shell.program("diagnosis")
+    assert f'"{docker.ROLE}"' in shell.program("diagnosis")
+    assert f"cd /{image.SITE}\n" in shell.program("practice_image")

@@ -1,0 +1,497 @@
+"""The one runner: waves, gates, patience, and what is told when something fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+import pytest
+
+from launcher.core.apply import apply
+from launcher.core.check import Finding, Status
+from launcher.core.domain import Answer, Argv
+from launcher.core.errors import GateError, LockError, NodeError
+from launcher.core.events import Event
+from launcher.core.plan import Gate, Plan, Stage, Step
+from launcher.core.transport import Answers, Command
+from tests.fakes import FakeTransport
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.naps: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now += seconds
+
+
+def step(node: str, title: str = "starting", word: str = "run") -> Step:
+    return Step(title=title, command=Command(node=node, argv=(word, node), timeout=30))
+
+
+def plan(*stages: Stage) -> Plan:
+    return Plan(verb="up", stages=stages)
+
+
+def stage(*steps: Step, gates: tuple[Gate, ...] = (), id_: str = "s") -> Stage:
+    return Stage(id=id_, title=f"Stage {id_}", steps=steps, gates=gates)
+
+
+def good(command: Command) -> Answer:
+    return Answer(node=command.node, code=0, seconds=0.5)
+
+
+def statuses(*said: Status | Sequence[Finding]) -> Callable[[Answers], Sequence[Finding]]:
+    """Return a judge that says these one after another, the last for ever."""
+    rest = list(said)
+
+    def judge(_: Answers) -> Sequence[Finding]:
+        now = rest.pop(0) if len(rest) > 1 else rest[0]
+        return (
+            [Finding(node="gpu01", status=now, text=f"it is {now}", fix="mend it")]
+            if isinstance(now, str)
+            else now
+        )
+
+    return judge
+
+
+def run(
+    what: Plan, transport: FakeTransport | None = None, clock: Clock | None = None
+) -> list[Event]:
+    clock = clock or Clock()
+    return list(apply(what, transport or FakeTransport(good), clock=clock, sleep=clock.sleep))
+
+
+def test_stages_steps_and_gates_are_told_in_order() -> None:
+    """What starts, what ended and how long it took; a stage ends when its gates are green."""
+    events = run(
+        plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),)))
+    )
+
+    assert [(each.kind, each.node, each.state) for each in events] == [
+        ("stage", "", "running"),
+        ("step", "a", "running"),
+        ("step", "a", "ok"),
+        ("finding", "gpu01", "ok"),
+        ("stage", "", "ok"),
+    ]
+    assert events[2].seconds == 0.5
+    assert events[3].data == {"check": "g", "fix": "mend it"}
+
+
+def test_a_node_gets_its_own_steps_one_after_another() -> None:
+    """Two steps for one node are two waves; each wave is sent as one batch."""
+    sizes: list[list[str]] = []
+
+    class Batches(FakeTransport):
+        def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+            sizes.append([command.argv[0] for command in commands])
+            return super().run(commands)
+
+    run(
+        plan(stage(step("a", word="rm"), step("a", word="run"), step("b", word="rm"))),
+        Batches(good),
+    )
+
+    assert sizes == [["rm", "rm"], ["run"]]
+
+
+def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
+    """The second wave, the gates and the stages after it are not sent."""
+    transport = FakeTransport(
+        lambda c: Answer(node=c.node, code=1, err="boom") if c.node == "a" else good(c)
+    )
+    what = plan(stage(step("a"), step("b"), step("b", word="next")), stage(step("c"), id_="t"))
+    events = []
+    with pytest.raises(NodeError) as caught:
+        for event in apply(what, transport):
+            events.append(event)
+
+    assert [(command.node, command.argv[0]) for command in transport.commands] == [
+        ("a", "run"),
+        ("b", "run"),
+    ]
+    assert [
+        (each.node, each.state)
+        for each in events
+        if each.kind == "step" and each.state != "running"
+    ] == [
+        ("a", "failed"),
+        ("b", "ok"),
+    ]
+    assert caught.value.message == "a: starting failed (exit 1)"
+    assert caught.value.evidence == "boom"
+
+
+def test_nodes_that_failed_alike_are_one_story() -> None:
+    """Folded, with the evidence once."""
+    with pytest.raises(NodeError) as caught:
+        run(
+            plan(stage(*(step(f"gpu0{n}") for n in (1, 2, 3)))),
+            FakeTransport(lambda c: Answer(node=c.node, code=1, err="no space left on device")),
+        )
+
+    assert caught.value.node == "gpu[01-03]"
+    assert caught.value.message == "gpu[01-03]: starting failed (the disk is full)"
+    assert caught.value.evidence == "no space left on device"
+    assert "docker image prune -a -f`" in caught.value.hint
+
+
+def test_nodes_are_named_in_the_plans_order_whatever_answered_first() -> None:
+    """The same failure reads the same the next time."""
+
+    class Backwards(FakeTransport):
+        def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+            return super().run(list(reversed(commands)))
+
+    with pytest.raises(NodeError) as caught:
+        run(
+            plan(stage(step("gpu01"), step("gpu02"))),
+            Backwards(lambda c: Answer(node=c.node, code=1, err="no")),
+        )
+
+    assert caught.value.node == "gpu[01-02]"
+
+
+def test_every_node_that_failed_is_named_though_they_did_different_things() -> None:
+    """Also when they said the same."""
+    with pytest.raises(NodeError) as caught:
+        run(
+            plan(stage(step("a", "writing"), step("b", "starting"))),
+            FakeTransport(lambda c: Answer(node=c.node, code=1, err="boom")),
+        )
+
+    assert "writing failed" in caught.value.message
+    assert "b: " in f"{caught.value.message}\n{caught.value.evidence}"
+
+
+def test_what_each_node_said_is_kept_apart() -> None:
+    """The first in full, the others with their names."""
+    with pytest.raises(NodeError) as caught:
+        run(
+            plan(stage(step("a"), step("b"))),
+            FakeTransport(lambda c: Answer(node=c.node, code=1, err=f"boom {c.node}")),
+        )
+
+    assert caught.value.evidence == "boom a\nb: boom b"
+
+
+def test_a_step_that_its_deadline_ended_says_the_deadline() -> None:
+    """And not exit 124."""
+    with pytest.raises(NodeError) as caught:
+        run(
+            plan(stage(step("a"))),
+            FakeTransport(lambda c: Answer(node=c.node, code=124, timed_out=True)),
+        )
+
+    assert caught.value.message == "a: starting failed (did not end within 30s)"
+    assert caught.value.evidence
+
+
+def test_a_gate_asks_again_until_it_is_green() -> None:
+    """Each `every` seconds; the same wait is worth one running event."""
+    clock = Clock()
+    gate = Gate(
+        id="g", what="it holds", judge=statuses("wait", "wait", "pass"), deadline=10, every=2
+    )
+    waits = [
+        event for event in run(plan(stage(gates=(gate,))), clock=clock) if event.kind == "wait"
+    ]
+
+    assert clock.naps == [2, 2]
+    assert [(each.text, each.state, each.seconds, each.deadline) for each in waits] == [
+        ("gpu01: it is wait", "running", 0, 10),
+        ("gpu01: it is wait", "", 2, 10),
+    ]
+
+
+def test_a_gate_that_is_late_fails_with_what_it_waited_for() -> None:
+    """After its deadline and one last look, not before."""
+    clock = Clock()
+    gate = Gate(id="g", what="it holds", judge=statuses("wait"), deadline=10, every=3)
+    with pytest.raises(GateError) as caught:
+        run(plan(stage(gates=(gate,))), clock=clock)
+
+    assert clock.now == 12
+    assert caught.value.message == "gpu01: it is wait within 10s"
+    assert caught.value.hint == "mend it"
+
+
+def test_a_failure_ends_the_wait_at_once() -> None:
+    """Waiting longer is of no use."""
+    clock = Clock()
+    gate = Gate(id="g", what="it holds", judge=statuses("wait", "fail"), deadline=100)
+    with pytest.raises(GateError) as caught:
+        run(plan(stage(gates=(gate,))), clock=clock)
+
+    assert clock.naps == [1]
+    assert caught.value.message == "gpu01: it is fail"
+
+
+def test_a_pass_must_last() -> None:
+    """A node that comes and goes starts the hold again."""
+    clock = Clock()
+    gate = Gate(
+        id="g", what="it holds", judge=statuses("pass", "wait", "pass"), deadline=60, hold=3
+    )
+    events = run(plan(stage(gates=(gate,))), clock=clock)
+
+    assert clock.now == 5
+    assert "seeing that it lasts" in [event for event in events if event.kind == "wait"][-1].text
+
+
+def test_a_gate_that_flickers_ends_at_its_deadline() -> None:
+    """Neither green for long enough nor red for ever."""
+    clock = Clock()
+    flicker = iter(range(1000))
+
+    def judge(_: Answers) -> Sequence[Finding]:
+        return [
+            Finding(node="a", status="pass" if next(flicker) % 2 else "wait", text="in and out")
+        ]
+
+    with pytest.raises(GateError):
+        run(
+            plan(stage(gates=(Gate(id="g", what="it holds", judge=judge, deadline=10, hold=3),))),
+            clock=clock,
+        )
+
+    assert clock.now <= 12
+
+
+@pytest.mark.parametrize(("status", "state"), [("warn", "warn"), ("skip", "skip"), ("pass", "ok")])
+def test_warnings_and_skips_do_not_stop_a_plan_and_are_told(status: Status, state: str) -> None:
+    """Never silently green."""
+    events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(status)),))))
+
+    assert [each.state for each in events if each.kind == "finding"] == [state]
+
+
+def test_a_pass_without_words_is_told_by_what_the_gate_is_about() -> None:
+    """Nodes folded."""
+    found = [Finding(node=name, status="pass", text="") for name in ("gpu01", "gpu02")]
+    events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(found)),))))
+
+    assert [(each.node, each.text) for each in events if each.kind == "finding"] == [
+        ("gpu[01-02]", "it holds")
+    ]
+
+
+def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() -> None:
+    """The log explains: its cause in the message, its line as evidence, its fix as hint."""
+    found = [
+        Finding(node="a", status="pass", text="in"),
+        Finding(node="b", status="fail", text="not in", fix="look"),
+    ]
+    logs = tuple(Command(node=node, argv=("logs",)) for node in ("a", "b"))
+    transport = FakeTransport(
+        lambda c: Answer(
+            node=c.node, code=0, out="noise\nOSError: [Errno 98] Address already in use\n"
+        )
+    )
+    with pytest.raises(GateError) as caught:
+        run(
+            plan(
+                stage(gates=(Gate(id="g", what="it holds", judge=statuses(found), evidence=logs),))
+            ),
+            transport,
+        )
+
+    assert [command.node for command in transport.commands] == ["b"]
+    assert caught.value.message == "b: not in: a port is taken"
+    assert caught.value.evidence == "OSError: [Errno 98] Address already in use"
+    assert "ss -ltnp" in caught.value.hint
+
+
+def test_several_failures_are_all_told() -> None:
+    """The message is what did not hold; each node's story is evidence, and each fix is a hint
+    once.
+    """
+    found = [
+        Finding(node="gpu01", status="fail", text="no GPU", fix="buy one"),
+        Finding(node="gpu02", status="fail", text="no GPU", fix="buy one"),
+        Finding(node="gpu03", status="wait", text="slow", fix="wait"),
+    ]
+    with pytest.raises(GateError) as caught:
+        run(plan(stage(gates=(Gate(id="g", what="GPUs are there", judge=statuses(found)),))))
+
+    assert caught.value.message == "not true: GPUs are there"
+    assert caught.value.evidence == "gpu[01-02]: no GPU\ngpu03: slow"
+    assert caught.value.hint == "buy one\nwait"
+
+
+def test_a_cluster_wide_failure_has_no_node() -> None:
+    """A stranger in Ray belongs to nobody, and nobody's log is asked for."""
+    found = [Finding(node="", status="fail", text="a stranger")]
+    gate = Gate(
+        id="g",
+        what="it holds",
+        judge=statuses(found),
+        evidence=(Command(node="a", argv=("logs",)),),
+    )
+    with pytest.raises(GateError) as caught:
+        run(plan(stage(gates=(gate,))), FakeTransport(lambda _: None))
+
+    assert caught.value.message == "a stranger"
+
+
+def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
+    """Whatever node answers first."""
+    seen: list[Answers] = []
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        seen.append(answers)
+        return []
+
+    asked = (
+        Command(node="a", argv=("one",)),
+        Command(node="b", argv=("one",)),
+        Command(node="a", argv=("two",)),
+    )
+    run(
+        plan(stage(gates=(Gate(id="g", what="", judge=judge, ask=asked),))),
+        FakeTransport(lambda c: Answer(node=c.node, code=0, out=c.argv[0])),
+    )
+
+    assert {node: [each.out for each in answers] for node, answers in seen[0].items()} == {
+        "a": ["one", "two"],
+        "b": ["one"],
+    }
+
+
+def test_interrupting_a_wait_leaves_at_once() -> None:
+    """Ctrl-C stops the watching; nothing more is asked or sent."""
+    transport = FakeTransport(good)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    gate = Gate(
+        id="g",
+        what="it holds",
+        judge=statuses("wait"),
+        ask=(Command(node="a", argv=("ask",)),),
+        deadline=100,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(
+            apply(
+                plan(stage(gates=(gate,)), stage(step("b"), id_="t")), transport, sleep=interrupted
+            )
+        )
+
+    assert [command.argv[0] for command in transport.commands] == ["ask"]
+
+
+def test_closing_the_stream_stops_before_the_next_stage() -> None:
+    """The reader of events may go away; what is running is cancelled by the transport."""
+    transport = FakeTransport(good)
+    events = apply(plan(stage(step("a")), stage(step("b"), id_="t")), transport)
+    assert isinstance(events, Generator)
+    next(events)
+    events.close()
+
+    assert transport.commands == []
+
+
+def test_cleaning_up_goes_as_far_as_it_can() -> None:
+    """With `keep_going` a node that fails spares neither the other nodes nor the stages after it,
+    and every story is told.
+    """
+    sent: list[str] = []
+
+    def handler(command: Command) -> Answer:
+        sent.append(command.argv[0])
+        return (
+            Answer(node=command.node, code=1, err="busy")
+            if command.argv == ("rm", "b")
+            else good(command)
+        )
+
+    stages = (
+        stage(step("b", "removing b", "rm"), step("b", "clearing b", "clear"), id_="workers"),
+        stage(
+            step("a", "removing a", "rm"),
+            gates=(Gate(id="g", what="it is gone", judge=statuses("fail")),),
+            id_="head",
+        ),
+    )
+    with pytest.raises(GateError) as caught:
+        run(Plan(verb="down", stages=stages, keep_going=True), FakeTransport(handler))
+
+    assert sent == ["rm", "clear", "rm"]
+    assert caught.value.message == "b: removing b failed (exit 1)"
+    assert "gpu01: it is fail" in caught.value.evidence
+    assert "mend it" in caught.value.hint
+
+
+class Recording(FakeTransport):
+    """Has written down what a plan changes; `recorded` is what it was told."""
+
+    def __init__(self, handler: Callable[[Command], Answer | None]) -> None:
+        super().__init__(handler)
+        self.recorded: list[tuple[str, dict[str, list[str]]]] = []
+
+    def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
+        self.recorded.append((verb, {node: list(titles) for node, titles in changes.items()}))
+        return {node: ("write", node) for node in changes}
+
+
+def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
+    """All of it at once, and not a command more is sent; looking at a node leaves no record."""
+    gate = Gate(
+        id="g", what="it holds", judge=statuses("pass"), ask=(Command(node="c", argv=("ask",)),)
+    )
+    stages = (
+        stage(gates=(gate,)),
+        stage(step("a", "one"), step("a", "two"), step("b", "one"), id_="t"),
+        stage(step("b", "three")),
+    )
+    transport, plain = Recording(good), FakeTransport(good)
+    run(plan(*stages), transport)
+    run(plan(*stages), plain)
+
+    assert transport.recorded == [("up", {"a": ["one", "two"], "b": ["one", "three"]})]
+    assert [(each.node, each.before) for each in transport.commands] == [
+        ("c", ()),
+        ("a", ("write", "a")),
+        ("b", ("write", "b")),
+        ("a", ()),
+        ("b", ()),
+    ]
+    assert [each.argv for each in transport.commands] == [each.argv for each in plain.commands]
+    assert not any(each.before for each in plain.commands)
+
+
+def test_a_plan_without_steps_records_nothing() -> None:
+    """It changes nothing."""
+    transport = Recording(good)
+    run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses("pass")),))), transport)
+
+    assert transport.recorded == []
+
+
+def test_a_lock_that_is_lost_ends_also_what_goes_as_far_as_it_can() -> None:
+    """What another operator does now is not to be cleaned away."""
+
+    class Lost(FakeTransport):
+        def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+            if self.commands:
+                raise LockError("a", "the lock was lost")
+            return super().run(commands)
+
+    transport = Lost(good)
+    cleaning = Plan(
+        verb="down", stages=(stage(step("a")), stage(step("b"), id_="t")), keep_going=True
+    )
+
+    with pytest.raises(LockError):
+        run(cleaning, transport)
+    assert [each.node for each in transport.commands] == ["a"]

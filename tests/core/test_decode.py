@@ -1,0 +1,180 @@
+"""The reader of what nodes, containers and files say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import pytest
+
+from launcher.core import decode, untrusted
+from launcher.core.errors import UnreadableAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A part of a cart."""
+
+    size: int
+    load: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cart:
+    """Something with fields of every kind that the readers use."""
+
+    name: str
+    sound: bool = True
+    note: decode.Text = ""
+    count: decode.Whole = 0
+    speed: decode.Number = 0.0
+    color: Annotated[str, decode.matches("[a-z]+"), decode.Or("none")] = "grey"
+    owner: Annotated[str, decode.shortened(4), decode.Or("")]
+    tags: tuple[str, ...] = ()
+    good: tuple[Annotated[str, decode.DROPPED], ...] = ()
+    sizes: Mapping[str, Annotated[int, decode.DROPPED]] = field(default_factory=dict)
+    prices: Mapping[str, int] = field(default_factory=dict)
+    wheel: Wheel | None = None
+    wheels: tuple[Wheel, ...] = ()
+
+
+def cart(**said: Any) -> Cart:
+    return decode.read(Cart, json.dumps({"name": "a", "owner": "eve", **said}), "the cart")
+
+
+def test_an_answer_becomes_its_dataclass() -> None:
+    """Arrays are tuples, objects are dataclasses, a whole number is a float where one is due."""
+    assert cart(tags=["x"], wheel={"size": 1, "load": 2}, wheels=[{"size": 3}], speed=4) == Cart(
+        name="a",
+        owner="eve",
+        tags=("x",),
+        wheel=Wheel(size=1, load=2.0),
+        wheels=(Wheel(size=3),),
+        speed=4.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "misfit"),
+    [
+        ({"name": 5}, "`name` cannot be 5"),
+        ({"name": None}, "`name` cannot be None"),
+        ({"sound": 1}, "`sound` cannot be 1"),
+        ({"sound": "true"}, "`sound` cannot be 'true'"),
+        ({"count": True}, "`count` cannot be True"),
+        ({"count": 1.0}, "`count` cannot be 1.0"),
+        ({"count": "1"}, "`count` cannot be '1'"),
+        ({"count": 2**62}, "`count` cannot be 4611686018427387904"),
+        ({"speed": True}, "`speed` cannot be True"),
+        ({"speed": -1e19}, "`speed` cannot be -1e+19"),
+        ({"tags": "x"}, "`tags` cannot be 'x'"),
+        ({"tags": ["x", 3]}, "`tags.1` cannot be 3"),
+        ({"wheel": {}}, "`wheel.size` is missing"),
+        ({"wheels": [{"size": 1}, {"size": "2"}]}, "`wheels.1.size` cannot be '2'"),
+        ({"note": ["x" * 1000]}, f"`note` cannot be ['{'x' * 78}"),
+    ],
+)
+def test_the_error_names_whose_it_is_and_the_field(said: dict[str, Any], misfit: str) -> None:
+    """And no kind is taken for another one."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        cart(**said)
+
+    assert caught.value.message == f"the cart cannot be read: {misfit}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        "{}",
+        '{"name": NaN}',
+        "[" * 100_000,
+        '{"a":' * 60 + "1" + "}" * 60,
+    ],
+)
+def test_what_is_no_such_object_is_one_error(text: str) -> None:
+    """Whatever is wrong with it; what was there is the evidence."""
+    with pytest.raises(UnreadableAnswer, match=r"^the cart cannot be read: ") as caught:
+        decode.read(Cart, text, "the cart")
+
+    assert len(caught.value.evidence) <= 300
+    assert text[:2] in caught.value.evidence
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 41])
+def test_a_number_that_nobody_can_count_with_is_refused(number: str) -> None:
+    """Python takes them, in a field that nobody asked for as well."""
+    with pytest.raises(UnreadableAnswer):
+        decode.read(Cart, f'{{"name": "a", "owner": "b", "other": {number}}}', "the cart")
+
+
+def test_halves_of_characters_become_question_marks() -> None:
+    """Nobody can print them."""
+    assert decode.read(Cart, '{"name": "\\ud800", "owner": "b"}', "the cart").name == "?"
+
+
+def test_a_field_that_nobody_knows_is_passed_over() -> None:
+    """A newer version wrote it; a closed shape refuses it, at any depth."""
+    said = {"size": 1, "new": 2}
+    assert decode.fit(Wheel, said, "a wheel") == Wheel(size=1)
+    assert cart(wheel=said).wheel == Wheel(size=1)
+
+    for shape, given in ((Wheel, said), (Cart, {"name": "a", "owner": "b", "wheel": said})):
+        with pytest.raises(UnreadableAnswer, match="new` cannot be 2"):
+            decode.fit(shape, given, "it", closed=True)
+
+
+@pytest.mark.parametrize(("color", "read"), [("red", "red"), ("RED", "none"), (5, "none")])
+def test_a_stand_in_takes_the_place_of_what_misfits(color: Any, read: str) -> None:
+    """Of that field alone; a field that is not there has the dataclass's own default."""
+    assert cart(color=color).color == read
+    assert cart().color == "grey"
+
+
+def test_a_field_that_only_has_a_stand_in_may_be_missing() -> None:
+    """The dataclass itself asks for it."""
+    assert decode.fit(Cart, {"name": "a"}, "the cart").owner == ""
+
+
+def test_a_name_that_a_node_gave_is_shown_as_it_can_be_printed() -> None:
+    """And no more of it than a line has."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        cart(prices={"\x1b[2J" + "9" * 5000: "dear"})
+
+    assert "`prices.\\x1b[2J999" in caught.value.message
+    assert len(caught.value.message) < 200
+
+
+def test_items_that_misfit_are_dropped() -> None:
+    """The others stay in their order; a collection that is none is refused all the same."""
+    found = cart(good=["x", 3, None, "y"], sizes={"a": 1, "b": "2", "c": True})
+
+    assert (found.good, found.sizes) == (("x", "y"), {"a": 1})
+    with pytest.raises(UnreadableAnswer, match="`good`"):
+        cart(good="x")
+
+
+def test_long_texts_are_shortened() -> None:
+    """Lines of a text where they are too long to be looked at, and a text that has its own end."""
+    line = "x" * (untrusted.LONGEST + 1)
+    found = cart(note=f"{line}\nend", owner="someone")
+
+    assert (found.note, found.owner) == (f"{line[:-1]}\nend", "some")
+
+
+def test_the_shapes_alone_load_no_pydantic() -> None:
+    """Commands that read nothing do not wait for it."""
+    program = (
+        "import sys; from launcher.app import audit, lock;"
+        " from launcher.network import probe_command;"
+        " sys.exit('pydantic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

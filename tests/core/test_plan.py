@@ -1,0 +1,38 @@
+"""Plans as values."""
+
+from __future__ import annotations
+
+from launcher.core.plan import Plan, Stage, Step, in_waves
+from launcher.core.transport import Command
+
+
+def step(name: str) -> Step:
+    return Step(title=name, command=Command(node=name[0], argv=(name,)))
+
+
+def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
+    """So that a node never has two commands at once, and fast nodes do not wait for one that has
+    more to do.
+    """
+    waves = in_waves([step("a1"), step("a2"), step("b1"), step("c1"), step("a3"), step("c2")])
+
+    assert [[each.title for each in wave] for wave in waves] == [
+        ["a1", "b1", "c1"],
+        ["a2", "c2"],
+        ["a3"],
+    ]
+    assert in_waves([]) == []
+
+
+def test_the_steps_of_a_plan_are_those_of_its_stages_in_order() -> None:
+    """What `nothing was changed` is judged by."""
+    plan = Plan(
+        verb="up",
+        stages=(
+            Stage(id="x", title="X", steps=(step("a1"),)),
+            Stage(id="y", title="Y"),
+            Stage(id="z", title="Z", steps=(step("b1"),)),
+        ),
+    )
+
+    assert [each.title for each in plan.steps] == ["a1", "b1"]

@@ -1,0 +1,192 @@
+"""No output shows a value that the program knows to be secret, whatever it is written as."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+import markupsafe
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launcher
+from launcher.app import error_text
+from launcher.app.progress import JsonLines, PlainLines
+from launcher.core import redaction, untrusted
+from launcher.core.domain import Secret
+from launcher.core.errors import VlaunchError
+from launcher.core.events import Event
+
+VALUE = "p\"ss wörd/+'=&hf_0123456789"
+
+
+def test_nothing_is_changed_before_anything_is_known() -> None:
+    """And nothing again after it was forgotten."""
+    assert redaction.redact(VALUE) == VALUE
+    redaction.learn(Secret(VALUE))
+    redaction.forget()
+    assert redaction.redact(VALUE) == VALUE
+
+
+def test_the_longest_value_goes_first() -> None:
+    """A value that contains another leaves nothing of itself behind."""
+    redaction.learn("secret")
+    redaction.learn("secret-and-more")
+
+    assert redaction.redact("x=secret-and-more y=secret") == "x=*** y=***"
+
+
+def test_short_values_are_left_alone() -> None:
+    """They would blank out ordinary words."""
+    redaction.learn("12345")
+
+    assert redaction.redact("12345") == "12345"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("401: key sk-0123456789", "401: key ***"),
+        ("a sk-01234\nb", "a ***\nb"),
+        ('{"error": "a sk-01234567"}', '{"error": "a ***"}'),
+        ("a sk-01234567…", "a ***…"),
+        ("89abcdef is wrong", "*** is wrong"),
+        ("sk-0123", "sk-0123"),
+        ("sk-01234 and more", "sk-01234 and more"),
+        ("a sk-01234-other", "a sk-01234-other"),
+        ("6789abc is wrong", "6789abc is wrong"),
+    ],
+)
+def test_a_value_that_a_node_cut_in_two_is_hidden(text: str, clean: str) -> None:
+    """Eight characters of it or more: at the end of a line or of a text in JSON, or at the start
+    of a text.
+    """
+    redaction.learn("sk-0123456789abcdef")
+
+    assert redaction.redact(text) == clean
+
+
+def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
+    """Its beginning is all of it."""
+    redaction.learn("abcdef")
+
+    assert redaction.redact("abcd\nabcdef\n\nword") == "abcd\n***\n\nword"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        json.dumps({"a": VALUE}),
+        json.dumps({"a": VALUE}, ensure_ascii=False),
+        repr(VALUE),
+        html.escape(VALUE),
+        str(markupsafe.escape(VALUE)),
+        f"https://x/?key={quote(VALUE, safe='')}&n=1",
+        f"https://x/{quote(VALUE)}",
+        "Basic " + base64.b64encode(f"user:{VALUE}".encode()).decode(),
+        base64.urlsafe_b64encode(VALUE.encode()).decode(),
+    ],
+)
+def test_a_value_is_found_however_it_is_written(written: str) -> None:
+    """In JSON, in an address, in Python's own form, in base64."""
+    redaction.learn(VALUE)
+    clean = redaction.redact(written)
+
+    assert redaction.MASK in clean
+    assert "0123456789" not in clean
+    assert len(clean) < len(written)
+
+
+@given(
+    value=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=80),
+    around=st.binary(max_size=7),
+)
+def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
+    """At most the characters that the neighbours share stay: two before and three behind."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        text = encode(around + value.encode() + around).decode()
+        found = max((len(form) for form in redaction.forms(value) if form in text), default=0)
+
+        assert found >= len(value.encode()) * 8 // 6 - 1 or found >= len(value)
+
+
+def test_lines_from_nodes_are_clean_before_they_are_laid_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table may break a value over lines, where nobody would find it any more; colours inside do
+    not hide it.
+    """
+    redaction.learn("hf_thisMustStayHidden")
+
+    assert untrusted.plain("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
+
+
+def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Events, JSON, errors with evidence and hints, what goes around the text, and whoever writes
+    lines.
+    """
+    redaction.learn("hf_thisMustStayHidden")
+    words = "say hf_thisMustStayHidden"
+    with redaction.guarded():
+        PlainLines().show(Event(kind="note", text=words))
+        JsonLines().show(Event(kind="note", text="x", data={words: [words]}))
+        error_text.show(VlaunchError(words, evidence=words, hint=words))
+        click.echo(words.encode())
+        sys.stdout.writelines([words])
+        sys.stdout.buffer.write(words.encode())
+    out, err = capsys.readouterr()
+
+    assert "hf_" not in out + err
+    assert (out + err).count("***") == 9
+    assert json.loads(out.splitlines()[0])["data"] == {"say ***": ["say ***"]}
+
+
+def test_bytes_without_a_secret_pass_unchanged() -> None:
+    """Archives go through standard output, too."""
+    redaction.learn("hf_thisMustStayHidden")
+    raw = io.BytesIO()
+    redaction.Guarded(raw).write(bytes(range(256)))
+
+    assert raw.getvalue() == bytes(range(256))
+
+
+def test_a_bug_s_traceback_is_guarded() -> None:
+    """An exception that nobody expected is printed by the interpreter, after the program's end."""
+    program = (
+        "from launcher.core import redaction\n"
+        "redaction.learn('hf_this' + 'MustStayHidden')\n"
+        "with redaction.guarded():\n"
+        "    raise KeyError('hf_this' + 'MustStayHidden')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 1
+    assert "KeyError: '***'" in ran.stderr
+
+
+def test_nobody_goes_around_the_guard() -> None:
+    """To the terminal itself, or to the streams that Python had at its start."""
+    folder = Path(launcher.__file__).parent
+    paths = [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not {"agent", "driver", "lab", "node", "probe"} & set(path.relative_to(folder).parts)
+    ]
+
+    assert len(paths) > 100
+    assert [
+        path.name
+        for path in paths
+        if re.search(r"sys\.__std|os\.write\([12]\b|/dev/(?:tty|stdout|stderr)\b", path.read_text())
+    ] == []

@@ -1,0 +1,180 @@
+"""What looks like a secret is taken out of text; what only speaks of one stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+
+from launcher.core import redaction
+from launcher.core.secret_patterns import clean
+from launcher.diagnose.doctor import diagnose
+from launcher.tools import log_text, symptoms, vllm
+from launcher.tools.diagnosis_read import Told, log_of
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSSH PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("login with hf_abcdefghijklmnop now", "hf_abcdefghijklmnop"),
+        ("key sk-proj-abcdefghijklmnop", "sk-proj-abcdefghijklmnop"),
+        ("ghp_abcdefghijklmnopqrst", "ghp_abcdefghijklmnopqrst"),
+        ("AKIAIOSFODNN7EXAMPLE in the log", "AKIAIOSFODNN7EXAMPLE"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI/K7MDENG"),
+        ("Authorization: Bearer abc.def-123", "abc.def-123"),
+        ("{'authorization': 'Basic dXNlcjpwYXNz'}", "dXNlcjpwYXNz"),
+        ('"password": "two words here"', "two words here"),
+        (json.dumps(json.dumps({"password": "two words here"})), "two words here"),
+        ("VLLM_API_KEY=0123456789", "0123456789"),
+        ("https://user:pa55word@host/x", "pa55word"),
+        ("https://b.s3.amazonaws.com/x?X-Amz-Signature=0a1b2c3d&y=1", "0a1b2c3d"),
+        ("vllm serve m --api-key letmein99", "letmein99"),
+        ('["--hf-token", "foobarbaz"]', "foobarbaz"),
+        (f"x {KEY} y", "b3BlbnNzaC1rZXktdjE"),
+        (json.dumps({"key": KEY}), "b3BlbnNzaC1rZXktdjE"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
+        (r"x\neyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
+        (KEY.partition("\n-----END")[0] + "\n" + KEY, "b3BlbnNzaC1rZXktdjE"),
+    ],
+)
+def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
+    """What stood around it stays, so that a reader sees what it was."""
+    said = clean(text)
+
+    assert secret in text
+    assert secret not in said
+    assert "***" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secrets: {HF_TOKEN: {env: HF_TOKEN}}",
+        (
+            "secrets:\n  VLLM_API_KEY:\n    command: pass show x\n  HF_TOKEN:\n    file:"
+            " ~/.secrets/hf_token"
+        ),
+        "GPU KV cache size: 643,232 tokens, max_tokens=100000",
+        "--max-num-batched-tokens 819200",
+        "RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN",
+        "InvalidAuthToken: Authentication token is missing or incorrect",
+        "api_key=None, tokenizer='org/model-name'",
+        "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    ],
+)
+def test_what_only_speaks_of_secrets_stays(text: str) -> None:
+    """A bundle of asterisks helps nobody."""
+    assert clean(text) == text
+
+
+def test_json_stays_json() -> None:
+    """Whatever is taken out of it."""
+    value = {
+        "api_key": 'with "quotes" and more',
+        "env": ["HF_TOKEN=hf_abcdefghijklmnop"],
+        "argv": "--token abcdefgh x",
+    }
+
+    assert set(json.loads(clean(json.dumps(value)))) == {"api_key", "env", "argv"}
+
+
+def test_values_that_the_program_knows_go_first() -> None:
+    """Whatever they look like."""
+    redaction.learn("plain words")
+    try:
+        assert clean("these plain words") == "these ***"
+    finally:
+        redaction.forget()
+
+
+# What people and generators put into passwords, and what JSON escapes.
+PASSWORDS = (
+    'quote"inside-it', "back\\slash-in-it", "tab\tand more of it", "naïve-пароль-密码",
+    "p@$$w0rd!{}[]",
+    "it's-a-secret-here", "ends-with-a-backslash\\", "</script>&amp;#34;", 'two""quotes"',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_secret_in_nested_json_goes(password: str, depth: int) -> None:
+    """By the name before it where it is not known, by its value where it is."""
+    text: object = {"api_key": password, "model": "org/m"}
+    alone: object = {"x": [f"a {password} b"]}
+    for _ in range(depth):
+        text, alone = json.dumps(text), json.dumps(alone)
+    said = clean(str(text))
+
+    assert said.endswith(str(text)[str(text).index("model") :])
+    assert said.startswith(str(text)[: str(text).index("api_key")])
+    assert [word for word in re.findall(r"\w{4,}", password) if word in said] == []
+    redaction.learn(password)
+    assert [word for word in re.findall(r"\w{4,}", password) if word in clean(str(alone))] == []
+
+
+def test_a_key_without_an_end_takes_no_errors_with_it() -> None:
+    """Its base64 goes, what stands behind it stays."""
+    text = f"{KEY.partition('-----END')[0]}ValueError: no memory\n"
+    said = clean(text)
+
+    assert said == "***\nValueError: no memory\n"
+
+
+PIECES = (
+    "eyJ", "eyJ0eXAiOiJK.eyJ0eXAiOiJK", "-----BEGIN ", "PRIVATE ", "PRIVATE KEY-----",
+    "-----BEGIN A PRIVATE KEY-----", "-----END ", "authorization: ", "Bearer ", "token", "TOKEN=",
+    'token="', 'token=\\"', "api_key: ", "password", "secret='", "hf_", "sk-", "xoxb-", "AKIA",
+    "AIza",
+    "://", "a://x:", "@", "?token=", "&sig=", "--", "--a-password ", "a", "A0", "_", "-", ".", ":",
+    "=", '"', "'", "\\", '\\"', "\\n", " ", "\t", "\n", "{", "é", "\x1b]", "\x1b[", "]", "Error",
+    "A.", "Error: ", "marked dead", "NET/", "Channel ", "[pod/", " |",
+)  # fmt: skip
+
+
+def told(text: str) -> dict[str, Told]:
+    """Return what a node tells that has one log."""
+    return {"gpu01": Told(logs=(log_of("engine-1", "server x", text),))}
+
+
+def _seconds(read: Callable[[str], object], text: str) -> float:
+    """Return the processor time of reading a text."""
+    began = time.process_time()
+    read(text)
+    return time.process_time() - began
+
+
+def _ratio(read: Callable[[str], object], text: str) -> float:
+    """Return how many times as long as looking at each character it takes."""
+    return _seconds(read, text) / _seconds(lambda text: sum(1 for _ in text), text)
+
+
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [
+        (clean, 60),
+        (lambda text: list(log_text.told(text, "log")), 60),
+        (symptoms.first, 200),
+        (lambda text: diagnose(told(text), {}, rdma=True, now=0.0), 200),
+        (vllm.raised, 60),
+    ],
+    ids=["secrets", "log", "symptoms", "doctor", "cause"],
+)
+def test_any_text_is_read_in_time_in_proportion_to_its_length(
+    read: Callable[[str], object], most: float
+) -> None:
+    """Against looking at each character once: for whichever text, on whichever machine."""
+    chance = random.Random(int(os.environ.get("VLAUNCH_EXAMPLES", "0")))
+    length = 30_000
+    mixed = [tuple(chance.choices(PIECES, k=chance.choice((2, 3)))) for _ in range(25)]
+    for pieces in [*((piece,) for piece in PIECES), *mixed]:
+        unit = "".join(pieces)
+        text = (unit * (length // len(unit) + 1))[:length]
+        # The machine may be busy: once in three times is enough.
+        assert any(_ratio(read, text) < most for _ in range(3)), pieces

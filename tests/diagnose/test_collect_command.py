@@ -1,0 +1,292 @@
+"""`vlaunch collect` on simulated nodes: what is in the bundle, and that no secret is, wherever it
+was put.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+import tarfile
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from launcher.agent.desired import Process
+from launcher.core import redaction
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from tests import kept
+from tests.command_line import INVENTORY, SECRET, Cluster
+from tests.diagnose.told import Telling, state, tell
+
+TOKEN = "5f1d8e6a7b0c4d3e9f2a1b0c8d7e6f5a4b3c2d1e0f9a8b7c6d5e4f3a2b1c0d9e"
+PASSWORD = 'pa"ss\\wörd/+'
+STRANGE = "sk-proj-nobodyToldUsOfThisOne"
+ALL = f"{SECRET} {TOKEN} {PASSWORD} {STRANGE}"
+SECRETS = {
+    "plain": [SECRET, TOKEN, PASSWORD, STRANGE, "AKIAIOSFODNN7EXAMPLE"],
+    "by what stands before it": ["pa55word", "letmein-letmein"],
+    "json": [json.dumps(PASSWORD)[1:-1], json.dumps(PASSWORD, ensure_ascii=False)[1:-1]],
+    "address": [quote(PASSWORD), quote(PASSWORD, safe="")],
+    "base64": [base64.b64encode(each.encode()).decode() for each in (SECRET, TOKEN, PASSWORD)],
+}
+
+
+@pytest.fixture
+def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
+    """A cluster whose nodes put every secret everywhere."""
+    redaction.forget()
+    password = tmp_path / "password"
+    password.write_text(PASSWORD)
+    password.chmod(0o600)
+    command = f"touch {tmp_path / 'ran'}"
+    more = f"REGISTRY: {{file: password}}, CALLED: {{command: {command}}}, ASKED: {{prompt: Which}}"
+    cluster.write(
+        INVENTORY.replace("HF_TOKEN}}", f"HF_TOKEN}}, {more}}}")
+        + f"# {STRANGE}, and the api_key: letmein-letmein\n"
+    )
+    for machine in cluster.world.machines.values():
+        machine.files["secrets/RAY_AUTH_TOKEN"] = TOKEN.encode()
+    forms = " ".join(
+        each for kind, values in SECRETS.items() if not kind.startswith("by") for each in values
+    )
+    authorization = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
+    env = [
+        f"HF_TOKEN={SECRET}",
+        "MY_OWN=letmein-letmein",
+        "NCCL_DEBUG=INFO",
+        "VLLM_API_KEY=tiny",
+        "RAY_AUTH_TOKEN_PATH=/run/x",
+    ]
+    noise = (
+        f"2026-11-21T20:14:00.1Z {ALL}\nAuthorization: Basic"
+        f" {authorization}\nhttps://user:pa55word@host\n{forms}\n"
+    )
+    inspected = [
+        {
+            "Name": "/c",
+            "Config": {
+                "Env": env,
+                "Cmd": ["x", "--api-key", "letmein-letmein"],
+                "Labels": {"a": ALL},
+            },
+        }
+    ]
+    fault = kept.fault(at=1795299000.0, what=ALL, cause=ALL, evidence=noise)
+    record = kept.seen("chat", "gave-up", since=1795299000.0, faults=[fault]).as_json()
+    server = kept.wanted(
+        "chat", processes=(Process(node="gpu01", argv=("vllm",), env={"A": ALL}),)
+    ).as_json()
+    telling = Telling(
+        parts={
+            "state": state(f"c {ALL}", "head", "exited", Error=ALL),
+            "log-1": noise,
+            "driver-1": noise,
+            "worker-1": noise,
+            "ray-1": noise,
+            "nccl": noise,
+            "kernel": noise,
+            "servers": "chat\n",
+            "engine-1": noise,
+            "observed-1": json.dumps(record),
+            "desired-1": json.dumps(server),
+            "inspect": json.dumps(inspected),
+            "../../etc/passwd": noise,
+            "evil": noise,
+        },
+        audit=json.dumps({"command": forms}) + "\n" + noise,
+    )
+    tell(cluster, gpu01=telling, gpu02=telling)
+    return cluster
+
+
+def unpacked(path: Path) -> dict[str, str]:
+    """Return every file of a bundle, without the folder that all are in."""
+    with tarfile.open(path) as archive:
+        assert all(entry.isreg() for entry in archive)
+        return {
+            entry.name.partition("/")[2]: (
+                file.read().decode() if (file := archive.extractfile(entry)) else ""
+            )
+            for entry in archive
+        }
+
+
+def test_no_secret_is_in_the_bundle_whatever_form_it_has(leaky: Cluster, tmp_path: Path) -> None:
+    """By value where it is known here, by its look where it is not; nor is it on the terminal."""
+    ran = leaky.run("collect", "-o", "b.tar.gz")
+    files = unpacked(tmp_path / "b.tar.gz")
+
+    assert ran.code == 0
+    for name, text in {**files, "out": ran.out, "err": ran.err}.items():
+        for form, values in SECRETS.items():
+            assert [value for value in values if value in text] == [], f"{form} in {name}"
+        # The last characters of base64 also hold bits of what stands behind it.
+        assert [value for value in SECRETS["base64"] if value[:-4] in text] == [], name
+    assert "***" in files["nodes/01-gpu01/container-1.log"]
+
+
+def test_no_command_of_the_inventory_is_run(leaky: Cluster, tmp_path: Path) -> None:
+    """A bundle is made where somebody else's inventory lies, too; what is not known is named."""
+    ran = leaky.run("collect", "-o", "b.tar.gz")
+
+    assert not (tmp_path / "ran").exists()
+    assert "not known here, and so only recognised by their form: CALLED, ASKED" in ran.err
+    assert "CALLED, ASKED" in unpacked(tmp_path / "b.tar.gz")["README.txt"]
+
+
+def test_the_secrets_would_be_in_it_without_redaction(
+    leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail."""
+    for module in ("launcher.diagnose.collect_command.clean", "launcher.core.untrusted.redact"):
+        monkeypatch.setattr(module, lambda text: text)
+    leaky.run("collect", "-o", "b.tar.gz")
+    text = "\n".join(unpacked(tmp_path / "b.tar.gz").values())
+
+    assert [value for values in SECRETS.values() for value in values if value not in text] == []
+
+
+def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path) -> None:
+    """Names of files are ours, whatever a node says."""
+    leaky.run("collect", "-o", "b.tar.gz")
+    files = unpacked(tmp_path / "b.tar.gz")
+    own = {
+        "state.json",
+        "containers.json",
+        "servers.json",
+        "audit.ndjson",
+        "container-1.log",
+        "server-chat.log",
+        "job-driver-1.log",
+        "ray-worker-1.log",
+        "ray-1.log",
+        "nccl-1.log",
+        "kernel-1.log",
+    }
+
+    assert set(files) == {
+        "README.txt",
+        "inventory.yaml",
+        "versions.json",
+        "status.json",
+        "checks.json",
+        "doctor.json",
+        "events.ndjson",
+        *(f"nodes/{node}/{name}" for node in ("01-gpu01", "02-gpu02") for name in own),
+    }
+    assert "HF_TOKEN: {env: HF_TOKEN}" in files["inventory.yaml"]
+    assert json.loads(files["versions.json"])["libraries"]["click"][0].isdigit()
+    assert json.loads(files["status.json"])["cluster"] == "c"
+    assert {each["id"] for each in json.loads(files["checks.json"])["checks"]} >= {
+        "ssh",
+        "docker",
+        "disk",
+    }
+    assert json.loads(files["doctor.json"])["findings"][0]["id"] == "server-died"
+    assert next(json.loads(line)["kind"] for line in files["events.ndjson"].splitlines()) == "stage"
+    told = json.loads(files["nodes/01-gpu01/servers.json"])
+    assert told["servers"]["chat"]["observed"]["state"] == "gave-up"
+    assert told["servers"]["chat"]["desired"]["processes"][0]["node"] == "gpu01"
+    assert files["nodes/01-gpu01/container-1.log"].startswith("2026-11-21T20:14:00Z ")
+
+
+def test_of_variables_only_those_that_tell_something_keep_their_values(
+    leaky: Cluster, tmp_path: Path
+) -> None:
+    """What a container holds is its user's."""
+    leaky.run("collect", "-o", "b.tar.gz")
+    (there,) = json.loads(unpacked(tmp_path / "b.tar.gz")["nodes/01-gpu01/containers.json"])
+
+    assert there["Config"]["Env"] == [
+        "HF_TOKEN=***",
+        "MY_OWN=***",
+        "NCCL_DEBUG=INFO",
+        "VLLM_API_KEY=***",
+        "RAY_AUTH_TOKEN_PATH=/run/x",
+    ]
+
+
+def test_the_user_is_told_what_is_in_it_and_to_look(leaky: Cluster, tmp_path: Path) -> None:
+    """The name of the file is the output; nothing else is left in the folder, and nobody else may
+    read it.
+    """
+    before = set(tmp_path.iterdir())
+    ran = leaky.run("collect")
+    (made,) = set(tmp_path.iterdir()) - before
+
+    assert ran.out == f"{made.name}\n"
+    assert made.name.startswith("vlaunch-c-2")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert "nodes/02-gpu02/container-1.log" in ran.err
+    assert "look at it before you share it" in ran.err
+    assert "only recognised by their form: CALLED, ASKED" in ran.err
+    assert leaky.world.changes == []
+
+
+def test_nodes_that_do_not_answer_are_told_of(leaky: Cluster, tmp_path: Path) -> None:
+    """A bundle is made when something is broken."""
+    leaky.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
+    inner = leaky.world.answer
+
+    def lost(command: object) -> Answer | None:
+        said = inner(command)  # type: ignore[arg-type]
+        broken = command.argv[3] in ("doctor", "audit")  # type: ignore[attr-defined]
+        return (
+            Answer(node=said.node, code=255, err="the connection was lost")
+            if said and broken
+            else said
+        )
+
+    leaky.world.answer = lost  # type: ignore[method-assign, assignment]
+    ran = leaky.run("collect", "-o", "b.tar.gz")
+    files = unpacked(tmp_path / "b.tar.gz")
+
+    assert ran.code == 0
+    assert "no answer from gpu01:22" in files["nodes/01-gpu01/not-seen.txt"]
+    assert "the connection was lost" in files["nodes/02-gpu02/not-seen.txt"]
+
+
+def test_what_is_broken_here_does_not_stop_it(
+    leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be had says why instead."""
+    monkeypatch.setattr("launcher.diagnose.collect_command.look", _refuse)
+    leaky.run("collect", "-o", "b.tar.gz")
+
+    assert json.loads(unpacked(tmp_path / "b.tar.gz")["status.json"])["error"] == "gpu01: broken"
+
+
+def _refuse(_: object) -> None:
+    raise ConnectError("gpu01", "broken")
+
+
+@pytest.mark.parametrize(
+    ("output", "said"), [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")]
+)
+def test_a_place_that_is_not_free_is_refused_before_anything_is_asked(
+    leaky: Cluster, output: str, said: str
+) -> None:
+    """A link that leads elsewhere counts as taken, whether or not there is something behind it."""
+    Path("there.tar.gz").symlink_to("/nowhere/else")
+    ran = leaky.run("collect", "-o", output)
+
+    assert (ran.code, ran.out, leaky.commands) == (2, "", [])
+    assert said in ran.err
+
+
+def test_nothing_is_left_of_a_bundle_that_could_not_be_finished(
+    leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even its beginning."""
+    before = set(tmp_path.iterdir())
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.diagnose.bundle.files", stop)
+
+    assert leaky.run("collect").code == 130
+    assert set(tmp_path.iterdir()) == before

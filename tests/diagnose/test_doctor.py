@@ -1,0 +1,501 @@
+"""What logs show to have gone wrong: the cause before what follows from it, and what is over
+last.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.agent.observed import Fault, Wedge
+from launcher.core import untrusted
+from launcher.diagnose import doctor_view as ui
+from launcher.diagnose.doctor import Diagnosis, diagnose
+from launcher.tools.diagnosis_read import Log, State, Told
+from launcher.tools.log_times import write
+from tests import kept
+
+NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
+VLLM = Path(__file__).parent.parent / "fixtures" / "vllm"
+GLOO = "RuntimeError: Gloo connectFullMesh failed with no error"
+DEAD = "EngineCore encountered a fatal error."
+
+
+def log(*lines: str | tuple[float, str], part: str = "engine-1", what: str = "server chat") -> Log:
+    """Return the log of a server's engine; a line may come with how many seconds ago it was
+    written.
+    """
+    stamps = {at: write(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)}
+    return Log(
+        part=part,
+        what=what,
+        lines=tuple(each if isinstance(each, str) else each[1] for each in lines),
+        stamps=stamps,
+    )
+
+
+def judge(
+    *nodes: Told | Log, rdma: bool = False, since: float | None = None, **missing: str
+) -> Diagnosis:
+    """Judge what nodes told; each log is a node's only one."""
+    told = {
+        f"gpu{at:02d}": each if isinstance(each, Told) else Told(logs=(each,))
+        for at, each in enumerate(nodes, 1)
+    }
+    return diagnose(told, missing, rdma=rdma, now=NOW, since=since)
+
+
+def kinds(found: Diagnosis) -> list[tuple[str, str]]:
+    """Return kind and id of each finding."""
+    return [(each.kind, each.id) for each in found.findings]
+
+
+def record(
+    name: str = "chat", state: str = "pausing", *faults: Fault, **more: Any
+) -> dict[str, Any]:
+    """Return a server's files as the keeper writes them."""
+    return {name: {"observed": kept.seen(name, state, faults=list(faults), **more).as_json()}}
+
+
+def fault(**more: Any) -> Fault:
+    """Return what the keeper writes down of a fault, a minute ago."""
+    return kept.fault(**{"at": NOW - 60, "cause": "", "evidence": "", **more})
+
+
+def test_a_cause_comes_before_what_follows_from_it() -> None:
+    """Though it was written later: workers' lines reach the driver late."""
+    found = judge(log((50, DEAD), (40, GLOO)))
+
+    assert kinds(found) == [("now", "gloo-interface"), ("after", "rank-died")]
+    assert found.found
+    assert found.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
+
+
+def test_of_two_causes_the_earlier_comes_first() -> None:
+    """By the times of their lines, not by the table."""
+    found = judge(log((40, GLOO), (50, "Unsupported CPU attention configuration: head_dim=16")))
+
+    assert kinds(found) == [("now", "cpu-head-size"), ("now", "gloo-interface")]
+
+
+def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None:
+    """What several nodes say is no accident."""
+    one, both = "unhandled system error", "ray: command not found"
+    found = judge(log("OSError: No space left on device", one, both), log(both), log(one))
+
+    assert kinds(found) == [
+        ("now", "ray-missing"),
+        ("now", "nccl-system-error"),
+        ("now", "disk-full"),
+    ]
+
+
+def test_what_may_be_harmless_is_told_and_no_failure() -> None:
+    """The exit code follows `found`."""
+    found = judge(log((5, "OSError: [Errno 98] Address already in use")))
+
+    assert kinds(found) == [("perhaps", "port-taken")]
+    assert not found.found
+
+
+def test_a_line_counts_for_one_entry_only() -> None:
+    """The first in the table: it is the cause."""
+    assert kinds(judge(log(f"{DEAD} {GLOO}"))) == [("now", "gloo-interface")]
+
+
+def test_equal_findings_of_several_nodes_are_one() -> None:
+    """With a line of each, the earliest of each node, and how many there are."""
+    found = judge(log((9, GLOO), (8, GLOO)), log((7, GLOO + " either")), log("fine")).findings
+
+    assert [(each.nodes, each.count) for each in found] == [(("gpu01", "gpu02"), 3)]
+    assert [(each.node, each.at) for each in found[0].evidence] == [
+        ("gpu01", NOW - 9),
+        ("gpu02", NOW - 7),
+    ]
+
+
+def test_what_was_before_the_server_was_ready_is_over() -> None:
+    """It has been overcome; on other nodes as well."""
+    found = judge(
+        log((90, DEAD), (60, "INFO:     Application startup complete.")), log((100, GLOO))
+    )
+
+    assert kinds(found) == [("over", "gloo-interface"), ("over", "rank-died")]
+    assert not found.found
+    assert found.ready == NOW - 60
+
+
+def test_what_happens_after_the_server_was_ready_counts() -> None:
+    """It died later."""
+    found = judge(log((90, GLOO), (60, "Application startup complete."), (30, DEAD)))
+
+    assert kinds(found) == [("after", "rank-died"), ("over", "gloo-interface")]
+
+
+def test_another_day_s_failure_is_over() -> None:
+    """More than half an hour before the last one."""
+    assert kinds(judge(log((90000, GLOO), (30, "CUDA out of memory")))) == [
+        ("now", "gpu-memory-short"),
+        ("over", "gloo-interface"),
+    ]
+
+
+def test_since_leaves_out_what_is_older() -> None:
+    """Not what has no time."""
+    found = judge(log("no space left on device"), log((500, GLOO), (30, DEAD)), since=60)
+
+    assert kinds(found) == [("now", "disk-full"), ("after", "rank-died")]
+
+
+def test_who_was_told_to_end_may_die() -> None:
+    """Until the next start in the same log; a cause is one all the same."""
+    told, start = "*** SIGTERM received at time=1795299000", "vlaunch agent: starting the engine"
+
+    assert kinds(judge(log(told, DEAD))) == []
+    assert kinds(judge(log(DEAD, told))) == [("after", "rank-died")]
+    assert kinds(judge(log(told, DEAD, start, DEAD))) == [("after", "rank-died")]
+    assert kinds(judge(log(told, GLOO))) == [("now", "gloo-interface")]
+
+
+@pytest.mark.parametrize(("rdma", "ids"), [(False, []), (True, [("perhaps", "rdma-unseen")])])
+def test_tcp_is_a_fault_only_where_rdma_is_promised(rdma: bool, ids: list[tuple[str, str]]) -> None:
+    """On Ethernet NCCL finds no device, as it should."""
+    assert kinds(judge(log("NCCL INFO NET/IB : No device found."), rdma=rdma)) == ids
+
+
+def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> None:
+    """It explains what the others complain about, however long ago."""
+    found = judge(log((9000, DEAD), (9001, GLOO)), gpu07="no answer from gpu07:22 within 10s")
+
+    assert kinds(found) == [
+        ("now", "node-unreachable"),
+        ("now", "gloo-interface"),
+        ("after", "rank-died"),
+    ]
+    assert (
+        found.findings[0].evidence[0].line
+        == "node cannot be reached: no answer from gpu07:22 within 10s"
+    )
+
+
+def test_what_one_server_overcame_is_not_over_for_another() -> None:
+    """Each has its own log; what is nobody's own is over when all that are wanted have been ready
+    since.
+    """
+    chat = log((90, GLOO), (60, "Application startup complete."))
+    embed = log((80, DEAD), part="engine-2", what="server embed")
+    shared = log((85, "unhandled system error"), part="log-1", what="container")
+    found = judge(Told(logs=(chat, embed, shared)))
+    assert kinds(found) == [
+        ("now", "nccl-system-error"),
+        ("after", "rank-died"),
+        ("over", "gloo-interface"),
+    ]
+
+    embed = log(
+        (80, DEAD), (50, "Application startup complete."), part="engine-2", what="server embed"
+    )
+    assert [kind for kind, _ in kinds(judge(Told(logs=(chat, embed, shared))))] == ["over"] * 3
+    # A server that somebody has stopped is waited for by nobody.
+    stopped = Told(
+        logs=(chat, log((80, "x"), part="engine-2", what="server embed"), shared),
+        kept=record("embed", "stopped"),
+    )
+    assert [kind for kind, _ in kinds(judge(stopped))] == ["over"] * 2
+
+
+def test_the_keeper_s_last_fault_comes_first() -> None:
+    """With the server's name, and the lines that it kept, which the table knows too."""
+    said = fault(
+        what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}"
+    )
+    found = judge(Told(kept=record("chat", "pausing", said)), gpu09="gone")
+
+    assert kinds(found) == [
+        ("now", "server-died"),
+        ("now", "node-unreachable"),
+        ("now", "gloo-interface"),
+    ]
+    assert (
+        found.findings[0].evidence[0].line
+        == "keeper: fault of server chat: no completion came back (rank PP1 on gpu02):"
+        " ValueError: odd"
+    )
+    assert found.findings[2].evidence[0].what == "server chat"
+
+
+def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
+    """And takes nothing away from what it brought about."""
+    found = judge(
+        Told(
+            kept=record(
+                "chat", "pausing", fault(cause="torch.OutOfMemoryError: CUDA out of memory.")
+            )
+        )
+    )
+
+    assert kinds(found) == [("now", "server-died"), ("now", "gpu-memory-short")]
+    assert (
+        found.findings[0].evidence[0].line
+        == "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)"
+    )
+
+
+def test_a_cause_that_nobody_knows_is_told_with_its_process() -> None:
+    """And its node, as far as the log says it."""
+    said = fault(
+        what="vLLM ended with exit code 1",
+        node="",
+        rank="",
+        cause="KeyError: 'x'",
+        evidence="(Worker_PP1 pid=7, ip=gpu02) KeyError: 'x'",
+    )
+    found = judge(Told(kept=record("chat", "failed", said))).findings[0]
+
+    assert (
+        found.evidence[0].line
+        == "keeper: fault of server chat: vLLM ended with exit code 1 (Worker_PP1 pid=7 on"
+        " gpu02): KeyError: 'x'"
+    )
+
+
+def test_a_failed_batch_job_says_why() -> None:
+    """Known or not; what to do is said of a job, not of a server."""
+    driver = log(
+        (
+            NOW - 9,
+            "ValueError: Free memory on device cuda:0 is less than desired GPU memory utilization",
+        ),
+        "batch job failed: less GPU memory is free than the engine's share of it",
+        part="driver-1",
+        what="job driver",
+    )
+    known, failed = judge(Told(logs=(driver,))).findings
+
+    assert (known.id, failed.id) == ("gpu-memory-held", "batch-failed")
+    assert "engine: {args: …}" in known.fix
+
+
+def test_of_several_faults_the_last_is_shown_first() -> None:
+    """Its line is the news."""
+    (found,) = judge(
+        Told(kept=record("chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")))
+    ).findings
+
+    assert "new" in found.evidence[0].line
+
+
+def test_a_keeper_that_gave_up_says_so() -> None:
+    """No restart is left."""
+    told = Told(
+        kept=record(
+            "chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"
+        )
+    )
+
+    assert kinds(judge(told)) == [("now", "server-died"), ("now", "server-gave-up")]
+
+
+def test_a_fault_that_was_recovered_from_is_over() -> None:
+    """The keeper did its work; another server's fault is not over by that."""
+    good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
+    found = judge(Told(kept=good))
+
+    assert (kinds(found), found.found) == ([("over", "server-died")], False)
+    assert "ready again after 40 s" in found.findings[0].evidence[0].line
+    assert judge(Told(kept={**good, **record("embed", "pausing", fault())})).found
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [[], "x", None, {"version": 2}, {"version": 2, "state": "ready", "faults": [1, None]}],
+)
+def test_a_strange_record_is_borne(strange: object) -> None:
+    """A container may write what it likes."""
+    assert judge(Told(kept={"chat": {"observed": strange}})).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "ids"),
+    [
+        (State(name="c", role="head", status="running"), []),
+        (
+            State(name="c", role="worker", status="exited", exit_code=1),
+            [("after", "container-ended")],
+        ),
+        (State(name="c", role="probe", status="exited", exit_code=1), []),
+        (
+            State(name="c", role="worker", status="restarting", restarts=9),
+            [("after", "container-restarts")],
+        ),
+        (
+            State(name="c", role="worker", status="exited", exit_code=137, oom=True),
+            [("now", "kernel-oom"), ("after", "container-ended")],
+        ),
+        (
+            State(
+                name="c", role="head", status="created", error='could not select device driver ""'
+            ),
+            [("now", "gpu-runtime")],
+        ),
+    ],
+)
+def test_docker_s_word_on_containers_is_evidence(state: State, ids: list[tuple[str, str]]) -> None:
+    """Logs do not say who killed them."""
+    assert kinds(judge(Told(states=(state,)))) == ids
+
+
+def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
+    """What could not be had is evidence too."""
+    found = judge(
+        Told(
+            gaps={
+                "containers": (
+                    "permission denied while trying to connect to the Docker daemon socket"
+                )
+            }
+        )
+    )
+
+    assert kinds(found) == [("now", "docker-permission")]
+    assert found.gaps == (
+        (
+            "gpu01",
+            "containers",
+            "permission denied while trying to connect to the Docker daemon socket",
+        ),
+    )
+
+
+@pytest.mark.parametrize("path", sorted(VLLM.glob("*_ok.log")), ids=lambda path: path.stem)
+def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
+    """Warnings are over once the server is ready."""
+    assert not judge(log(*path.read_text(encoding="utf-8").splitlines())).found
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("fail_gloo_loopback", "gloo-interface"),
+        ("fail_netcut", "node-lost"),
+        ("fail_rank_killed", "rank-died"),
+        ("fail_cpu_platform_refuses_ray", "cpu-without-ray"),
+    ],
+)
+def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
+    """Before everything that they bring about."""
+    text = untrusted.plain((VLLM / f"{name}.log").read_text(encoding="utf-8"))
+
+    assert judge(log(*text.split("\n"))).findings[0].id == first
+
+
+def test_many_lines_are_quick_and_few_are_kept() -> None:
+    """A node may say the same for hours; lines are counted up to a limit for each log."""
+    (found,) = judge(log(*[GLOO] * 20000)).findings
+
+    assert (found.count, len(found.evidence)) == (200, 1)
+
+
+WEDGE = Wedge(
+    since=NOW - 70,
+    rank="TP1",
+    node="gpu02",
+    frame="_spin (worker.py:13)",
+    observations=["TP0 on gpu01: waiting for other ranks in all_reduce (x.py:1)"],
+)
+SUSPECT = {
+    "verdict": "suspect",
+    "reason": f"no step has ended for 70 s: {WEDGE.where}",
+    "wedge": WEDGE,
+    "written": NOW,
+    "ready_at": NOW - 600,
+}
+
+
+def test_a_rank_that_hangs() -> None:
+    """It is named with its node and frame, ahead of its effects."""
+    diagnosis = judge(
+        Told(kept=record("chat", "ready", **SUSPECT)),
+        log((9, "No available shared memory broadcast block found in 60 seconds")),
+    )
+
+    assert kinds(diagnosis) == [("now", "rank-hangs"), ("perhaps", "rank-silent")]
+    assert diagnosis.findings[0].evidence[0].line == (
+        "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02 in _spin"
+        " (worker.py:13)"
+    )
+    assert diagnosis.found
+
+
+def test_a_hang_of_an_unknown_rank() -> None:
+    """The activity of all ranks is listed instead."""
+    reason = "no step has ended for 70 s: rank unknown"
+    unknown = {**SUSPECT, "reason": reason, "wedge": replace(WEDGE, rank="", node="")}
+    diagnosis = judge(Told(kept=record("chat", "ready", **unknown)))
+
+    assert diagnosis.findings[0].evidence[0].line == (
+        f"keeper: server chat hangs: {reason}; {WEDGE.observations[0]}"
+    )
+
+
+def test_a_server_that_is_quiet() -> None:
+    """A long step is no failure."""
+    quiet = {**SUSPECT, "verdict": "quiet", "wedge": None}
+
+    assert kinds(judge(Told(kept=record("chat", "ready", **quiet)))) == [
+        ("perhaps", "server-quiet")
+    ]
+    assert kinds(judge(Told(kept=record("chat", "ready", **{**quiet, "verdict": "busy"})))) == []
+
+
+def test_a_fault_of_a_rank_that_hung() -> None:
+    """The record keeps its name, also after the server has recovered."""
+    text = "no step had ended for 300 s: rank TP1 on gpu02 in _spin (worker.py:13)"
+    hang = fault(what=text, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
+    line = f"keeper: fault of server chat: {text}"
+
+    diagnosis = judge(Told(kept=record("chat", "pausing", hang)))
+    assert kinds(diagnosis) == [("now", "rank-hangs")]
+    assert diagnosis.findings[0].evidence[0].line == line
+
+    diagnosis = judge(Told(kept=record("chat", "ready", hang, ready_at=NOW - 5)))
+    assert kinds(diagnosis) == [("over", "rank-hangs")]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(ui.render(diagnosis))
+    assert line in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "version"),
+    [
+        (["[pynccl.py:111] vLLM is using nccl==2.28.9", "Model: \t\t NVIDIA GB10"], "2.28.9"),
+        (["[pynccl.py:111] vLLM is using nccl==2.28.9", "Model: \t\t NVIDIA H100 80GB HBM3"], ""),
+        (["NCCL version 2.29.2+cuda13.0"], "2.29.2+cuda13.0"),
+        (["NCCL version 2.30.4+cuda13.0", "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"], "2.30.4"),
+        (["NCCL version 2.30.4+cuda13.0", "NCCL INFO NET/Socket : Using [0]eth0"], ""),
+        (["NCCL version 2.30.7+cuda13.0", "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"], ""),
+        (
+            [
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.05  Release Build "
+                " (dvs-builder@U22)"
+            ],
+            "driver 560.35.05",
+        ),
+        (["NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Release Build"], ""),
+    ],
+)
+def test_versions_that_are_known_to_hang(lines: list[str], version: str) -> None:
+    """They are reported only when a rank hangs."""
+    suspect = Told(kept=record("chat", "ready", **SUSPECT))
+    findings = [
+        finding for finding in judge(suspect, log(*lines)).findings if finding.id == "known-to-hang"
+    ]
+
+    assert [finding.kind for finding in findings] == (["perhaps"] if version else [])
+    assert not version or version in findings[0].evidence[0].line
+    assert kinds(judge(log(*lines))) == []

@@ -1,0 +1,430 @@
+"""`vlaunch doctor` on simulated nodes: what it asks, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from launcher.diagnose import log_files
+from tests import kept
+from tests.command_line import SECRET, Cluster
+from tests.diagnose.told import Telling, state, tell
+
+GLOO = "2026-11-21T20:14:00.1Z RuntimeError: Gloo connectFullMesh failed with no error"
+DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
+
+
+def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
+    """What was seen, where, why, what to do, and where more is written."""
+    tell(
+        cluster,
+        gpu01=Telling(parts={"log-1": f"fine\n{DEAD}"}),
+        gpu02=Telling(parts={"log-1": GLOO, "driver-1": "x"}),
+    )
+    ran = cluster.run("doctor")
+    lines = ran.out.splitlines()
+
+    assert ran.code == 1
+    assert lines[0] == "most likely first"
+    assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
+    assert "gpu02, container, 2026-11-21" in lines[2]
+    assert lines[2].endswith("RuntimeError: Gloo connectFullMesh failed with no error")
+    assert lines[3:5] == [
+        "         fix: set `network: {interface: …}` in the inventory, then run `vlaunch up`",
+        "         see: docs/troubleshooting.md#gloo-interface",
+    ]
+    assert "  THEN   gpu01: a rank died" in lines
+    assert "looked at 4 lines of 3 logs on gpu[01-02]" in lines
+    assert cluster.world.changes == []
+
+
+def test_each_node_is_asked_once(cluster: Cluster) -> None:
+    """With what the user wants to know."""
+    tell(cluster)
+    cluster.run("doctor", "--since", "1h30m")
+
+    assert [(each.node, each.argv[3], each.argv[10]) for each in cluster.commands] == [
+        ("gpu01", "doctor", "5400s"),
+        ("gpu02", "doctor", "5400s"),
+    ]
+    assert cluster.commands[0].argv[4] == cluster.commands[1].argv[4]
+    cluster.commands.clear()
+    cluster.run("doctor", "gpu02")
+    assert [each.node for each in cluster.commands] == ["gpu02"]
+
+
+def test_nothing_found_says_what_was_looked_at_and_what_next(cluster: Cluster) -> None:
+    """Exit code 0."""
+    tell(cluster, gpu01=Telling(parts={"log-1": "fine\nfine"}))
+    ran = cluster.run("doctor")
+
+    assert ran.code == 0
+    assert ran.out.splitlines()[:2] == [
+        "no known failure was found",
+        "looked at 2 lines of 1 log on gpu[01-02]",
+    ]
+    assert "`vlaunch check`" in ran.out
+    assert "`vlaunch logs --tail 1000`" in ran.out
+
+
+def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
+    """It is told, though."""
+    tell(cluster, gpu01=Telling(parts={"driver-1": "OSError: [Errno 98] Address already in use"}))
+    ran = cluster.run("doctor")
+
+    assert ran.code == 0
+    assert "  MAYBE  gpu01: a port is taken" in ran.out
+
+
+def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -> None:
+    """It comes first."""
+    cluster.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
+    tell(cluster, gpu02=Telling(parts={"log-1": GLOO}))
+    ran = cluster.run("doctor")
+
+    assert ran.code == 1
+    assert (
+        ran.out.splitlines()[1]
+        == "  FOUND  gpu01: this node cannot be logged in to: it is off, or cut off from here"
+    )
+    assert "no answer from gpu01:22 within 10s" in ran.out
+    assert "gpu02: Gloo took" in ran.out
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        Answer(node="gpu02", code=255, err="the connection was lost"),
+        Answer(node="gpu02", code=124, timed_out=True, seconds=240),
+        Answer(node="gpu02", code=0, out="motd of the day"),
+    ],
+)
+def test_a_node_that_does_not_answer_the_question_is_one_too(
+    cluster: Cluster, instead: Answer
+) -> None:
+    """Whatever it says instead."""
+    tell(cluster, gpu02=Telling(instead=instead))
+    ran = cluster.run("doctor", "--json")
+
+    assert [(each["id"], each["nodes"]) for each in json.loads(ran.out)["findings"]] == [
+        ("node-unreachable", ["gpu02"])
+    ]
+
+
+def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
+    """With the server's name, rank and node, and what its engine said first."""
+    record = json.dumps(
+        kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json()
+    )
+    tell(cluster, gpu01=Telling(parts={"servers": "chat\n", "observed-1": record, "log-1": GLOO}))
+    lines = cluster.run("doctor").out.splitlines()
+
+    assert lines[1] == "  FOUND  gpu01: a server has died, or did not start"
+    assert "gpu01, server chat, 2026-11-21" in lines[2]
+    assert lines[2].endswith(
+        "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error"
+    )
+
+
+def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
+    """On whichever node it lies."""
+    tell(cluster, gpu02=Telling(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
+    lines = cluster.run("doctor").out.splitlines()
+
+    assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
+    assert "gpu02, server embed, 2026-11-21" in lines[2]
+
+
+def test_json_is_one_document(cluster: Cluster) -> None:
+    """With everything that the table shows."""
+    tell(
+        cluster,
+        gpu01=Telling(
+            parts={
+                "state": state("c", "worker", "exited", ExitCode=137, OOMKilled=True),
+                "log-1": DEAD,
+            }
+        ),
+    )
+    ran = cluster.run("doctor", "--json")
+    said = json.loads(ran.out)
+
+    assert (ran.code, ran.err, said["found"]) == (1, "", True)
+    assert [(each["id"], each["kind"]) for each in said["findings"]] == [
+        ("kernel-oom", "now"),
+        ("rank-died", "after"),
+        ("container-ended", "after"),
+    ]
+    assert set(said["findings"][0]) == {
+        "id",
+        "kind",
+        "cause",
+        "fix",
+        "source",
+        "nodes",
+        "count",
+        "evidence",
+        "docs",
+    }
+    assert said["looked"] == {"nodes": ["gpu01", "gpu02"], "logs": 1, "lines": 1, "ready": None}
+
+
+def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> None:
+    """Neither codes nor secrets nor markup."""
+    line = f"\x1b]0;t\x07\x1b[2J[bold]connectFullMesh {SECRET}\r"
+    tell(
+        cluster,
+        gpu01=Telling(
+            parts={
+                "log-1": line,
+                "state": state(
+                    "c\x1b[2J", "worker", "exited", Error="\x1b[31m no space left on device"
+                ),
+            }
+        ),
+    )
+    ran = cluster.run("doctor")
+
+    assert "\x1b" not in ran.out
+    assert SECRET not in ran.out
+    assert "[bold]connectFullMesh ***" in ran.out
+
+    tell(cluster, gpu01=Telling(instead=Answer(node="gpu01", code=1, err=f"\x1b[2Jno {SECRET}")))
+    ran = cluster.run("doctor")
+    assert "it answered something else: no ***" in ran.out
+    assert "\x1b" not in ran.out
+
+
+def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -> None:
+    """A kernel log is often root's."""
+    answer = (
+        "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark}"
+        " ids\n\n{mark} rc 0\n"
+    )
+    tell(cluster)
+    inner = cluster.world.answer
+
+    def told(command: object) -> Answer | None:
+        said = inner(command)  # type: ignore[arg-type]
+        mark = command.argv[4]  # type: ignore[attr-defined]
+        return said and Answer(node=said.node, code=0, out=answer.format(mark=mark))
+
+    cluster.world.answer = told  # type: ignore[method-assign, assignment]
+
+    assert (
+        "not seen: gpu[01-02]: kernel log: it may only be read by root there"
+        in cluster.run("doctor").out
+    )
+
+
+@pytest.mark.parametrize("words", [["--since", "10"], ["--since", "x"], ["--since", ""], ["gpu09"]])
+def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str]) -> None:
+    """Exit code 2."""
+    ran = cluster.run("doctor", *words)
+
+    assert (ran.code, ran.out, cluster.commands) == (2, "", [])
+
+
+def test_a_text_is_judged_without_a_node(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file or a pipe, with the pod that said it; the inventory is not needed."""
+    text = f"[pod/chat-0/vllm] {DEAD}\n[pod/chat-0-1/vllm] {GLOO}\n"
+    (tmp_path / "pods.log").write_text(text)
+    cluster.path.unlink()
+    ran = cluster.run("doctor", "--from", str(tmp_path / "pods.log"))
+
+    assert ran.code == 1
+    assert "  FOUND  chat-0-1: Gloo took the wrong network interface" in ran.out
+    assert "  THEN   chat-0: a rank died" in ran.out
+    assert "looked at 2 lines of 2 logs on chat-0,chat-0-1" in ran.out
+    assert cluster.asked == []
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    piped = cluster.run("doctor", "--from", "-", "--json")
+    assert piped.code == 1
+    assert json.loads(piped.out)["looked"]["nodes"] == ["chat-0", "chat-0-1"]
+
+
+def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
+    """What `vlaunch collect` made: a folder for each node."""
+    bundle = tmp_path / "b.tar.gz"
+    with tarfile.open(bundle, "w:gz") as archive:
+        for name, data in (("b/gpu02/container.log", GLOO), ("b/gpu01/x.json", GLOO)):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data.encode()))
+    ran = cluster.run("doctor", "--from", str(bundle))
+
+    assert ran.code == 1
+    assert "  FOUND  gpu02: Gloo took the wrong network interface" in ran.out
+    assert "of 1 log on gpu02" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--from", "nowhere.log"), "nowhere.log cannot be read"),
+        (("--from", "."), ". cannot be read"),
+        (("--from", "-", "gpu01"), "--from asks no node"),
+    ],
+)
+def test_a_text_that_is_none(cluster: Cluster, words: tuple[str, ...], said: str) -> None:
+    """A wrong request, with what would be right."""
+    ran = cluster.run("doctor", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def packed(path: Path, *members: tuple[str, int, bytes], mode: str = "w:xz") -> Path:
+    """Write an archive: each member's name, its zero bytes, and what follows them."""
+    with tarfile.open(path, mode) as archive:
+        for name, zeros, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = zeros + len(data)
+            archive.addfile(entry, io.BytesIO(bytes(zeros) + data))
+    return path
+
+
+def test_of_a_large_log_the_end_is_read(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first whole line on, and said so: of a file, a pipe, an archive's member."""
+    monkeypatch.setattr(log_files, "_MOST", 1000)
+    data = b"x" * 5000 + b"\npassword: " + b"y" * 950 + b"\n" + GLOO.encode() + b"\n"
+    (tmp_path / "a.log").write_bytes(data)
+    packed(tmp_path / "b.tar.xz", ("b/gpu02/a.log", 0, data))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    for name, said in (
+        ("a.log", "a.log"),
+        ("b.tar.xz", "b.tar.xz: b/gpu02/a.log"),
+        ("-", "standard input"),
+    ):
+        ran = cluster.run("doctor", "--from", name)
+        left_out = len(data) - len(GLOO) - 1
+        assert ran.code == 1
+        assert f"{said}: only its end was read; its first {left_out:,} bytes" in ran.err, name
+        assert "Gloo took the wrong network interface" in ran.out
+
+
+def test_lines_of_a_log_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of short lines takes many times its size in memory."""
+    monkeypatch.setattr(log_files, "_LINES", 10)
+    (tmp_path / "a.log").write_text("".join(f"{number}\n" for number in range(100)))
+    (told,) = log_files.read((str(tmp_path / "a.log"),)).values()
+
+    assert told.logs[0].lines[-1] == "99"
+    assert len(told.logs[0].lines) < 11
+    assert "only its end was read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("one", [("b/gpu01/a.log", 40 << 20, b"")]),
+        ("many", [(f"b/gpu01/{number}.log", 1 << 20, b"") for number in range(20)]),
+        ("between", [("b/gpu01/a.bin", 30 << 20, b""), ("b/gpu01/a.log", 9, b"")]),
+    ],
+)
+def test_an_archive_that_unpacks_without_end(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    members: list[tuple[str, int, bytes]],
+) -> None:
+    """What was read is judged, and what was not is said; memory stays small."""
+    monkeypatch.setattr(log_files, "_ALL", 4 << 20)
+    path = packed(
+        tmp_path / f"{name}.tar.gz", ("b/gpu02/a.log", 0, GLOO.encode()), *members, mode="w:gz"
+    )
+    tracemalloc.start()
+    ran = cluster.run("doctor", "--from", str(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert ran.code == 1
+    assert "gpu02: Gloo took the wrong network interface" in ran.out
+    assert f"{name}.tar.gz: read the first 4 MiB, 4,000,000 lines or 5,000 files, and" in ran.err
+    assert peak < 40 << 20
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("first", [True, False])
+def test_headers_without_end(cluster: Cluster, tmp_path: Path, kind: bytes, first: bool) -> None:
+    """`tarfile` reads a header in one piece, and headers of headers by calling itself."""
+    entry = tarfile.TarInfo("x")
+    entry.type, entry.size = kind, 1 << 30
+    small = tarfile.TarInfo("x")
+    small.type, small.size = kind, 512
+    for name, blocks in (
+        ("large", entry.tobuf() + bytes(4096)),
+        ("chained", (small.tobuf() + b"9 a=bcde\n".ljust(512, b"\0")) * 3000),
+    ):
+        before = b"" if first else tarfile.TarInfo("b/a.log").tobuf()
+        (tmp_path / f"{name}.tar").write_bytes(before + blocks)
+        ran = cluster.run("doctor", "--from", f"{name}.tar")
+        assert "Traceback" not in ran.err
+        assert ran.code in (0, 2)
+
+
+MISSING = ("serve", "--model", "/data/huggingface/none")
+REFUSED = "  FOUND  operator: the last command was refused before anything started"
+
+
+def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
+    """No node has a log of it: the operator's machine keeps it until the command succeeds."""
+    tell(cluster)
+    assert cluster.run("up").code == 0
+    tell(cluster)
+    assert cluster.run(*MISSING).code == 1
+    assert cluster.run(*MISSING, "--dry-run").code == 0
+    ran = cluster.run("doctor")
+    lines = ran.out.splitlines()
+    assert ran.code == 1
+    assert lines[1] == REFUSED
+    assert "operator, vlaunch serve, " in lines[2]
+    assert "gpu[01-02]: does not have /data/huggingface/none in its cache" in lines[2]
+    assert "vlaunch: hint: copy it from this machine: " in lines[3]
+
+    assert cluster.run("up").code == 0
+    assert REFUSED in cluster.run("doctor").out
+    assert cluster.run("serve", "--skip-network-check", "--no-wait", "--model", "org/m").code == 0
+    assert REFUSED not in cluster.run("doctor").out
+
+
+def test_a_refusal_that_cannot_be_read_or_kept_is_no_failure(cluster: Cluster) -> None:
+    """The state folder may be anyone's, or be full."""
+    tell(cluster)
+    folder = Path(platformdirs.user_state_dir("vlaunch"))
+    folder.mkdir(parents=True)
+    (folder / "refused-c.json").write_text('{"verb": "serve", "at": "?", "lines": 5}')
+    assert cluster.run("doctor").code == 0
+
+    (folder / "refused-c.json").unlink()
+    folder.rmdir()
+    folder.write_text("no folder")
+    assert cluster.run(*MISSING).code == 1
+    assert cluster.run("doctor").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", "90s"), ("30m", "1800s"), ("1D2h", "93600s")]
+)
+def test_since_takes_a_duration(cluster: Cluster, text: str, seconds: str) -> None:
+    """Days, hours, minutes and seconds, also combined."""
+    tell(cluster)
+    cluster.run("doctor", "--since", text)
+
+    assert cluster.commands[0].argv[10] == seconds

@@ -1,0 +1,128 @@
+"""Downloading with Hugging Face's own client, from a stand-in of the hub; each as a program of its
+own, for the client keeps what it has read of its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Inventory, Secret
+from launcher.distribute import chain
+from tests.hub_stand_in import COMMIT, Hub
+
+pytestmark = pytest.mark.processes
+WORDS = chain.on_node(Inventory(path=Path("x"), cluster="c", image="i", nodes=())).argv
+SOURCE = random.Random(7)
+FILES = {
+    "config.json": b"{}",
+    "m-1.safetensors": SOURCE.randbytes(3_000_000),
+    "m-2.safetensors": SOURCE.randbytes(1_000_000),
+    "sub/t.json": b"[]",
+    "m.bin": b"x" * 1000,
+}
+WANTED = ["config.json", "m-1.safetensors", "m-2.safetensors", "sub/t.json"]
+
+
+def start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    program = subprocess.Popen(
+        [sys.executable, *WORDS[1:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=env,
+    )
+    assert program.stdin is not None
+    program.stdin.write(chain.program(request))
+    program.stdin.flush()
+    return program
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a request to its end, and return the last thing that was said."""
+    with start(request) as program:
+        assert program.stdout is not None
+        said = program.stdout.read()
+    return json.loads(said.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def resolve(hub: Hub, token: str = "") -> dict[str, Any]:
+    env = {"HF_ENDPOINT": hub.start(), "HF_HUB_OFFLINE": "1"}
+    return ask(
+        chain.resolve("org/m", revision="main", env=env, token=Secret(token) if token else None)
+    )
+
+
+def download(hub: Hub, folder: Path, token: str = "") -> dict[str, Any]:
+    return chain.download(
+        "org/m",
+        hub=str(folder),
+        revision=COMMIT,
+        ref="main",
+        files=WANTED,
+        env={"HF_ENDPOINT": hub.start()},
+        token=Secret(token) if token else None,
+    )
+
+
+def test_what_a_hub_has() -> None:
+    """Its commit, and each file with its digest; also when it is busy at first, and when the nodes
+    are told to ask nobody.
+    """
+    hub = Hub(FILES, busy=1)
+    said = resolve(hub)
+
+    assert (said["event"], said["revision"]) == ("resolved", COMMIT)
+    assert said["files"] == [[name, len(data), hub.digest(name)] for name, data in FILES.items()]
+
+
+def test_a_gated_model(tmp_path: Path) -> None:
+    """Without a token, it is refused; with one, it is there."""
+    said = resolve(Hub(FILES, token="hf_secret"))
+    assert said["event"] == "failed"
+    assert "GatedRepoError" in said["why"]
+    assert resolve(Hub(FILES, token="hf_secret"), "hf_secret")["event"] == "resolved"
+
+    assert ask(download(Hub(FILES, token="hf_secret"), tmp_path))["event"] == "failed"
+
+
+def test_a_model_that_is_not_there() -> None:
+    """Or not for everybody."""
+    assert "RepositoryNotFoundError" in resolve(Hub(FILES, name="org/other"))["why"]
+
+
+@pytest.mark.parametrize("redirects", [False, True])
+def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
+    """Only what was asked for comes, also where large files lie elsewhere."""
+    hub = keeps = Hub(FILES, broken=1)
+    if redirects:
+        hub = Hub(FILES, elsewhere=keeps.start())
+    assert ask(download(hub, tmp_path))["event"] == "downloaded"
+
+    snapshot = tmp_path / "models--org--m" / "snapshots" / COMMIT
+    assert {name: (snapshot / name).read_bytes() for name in WANTED} == {
+        name: FILES[name] for name in WANTED
+    }
+    assert not (snapshot / "m.bin").exists()
+    assert (snapshot.parents[1] / "refs" / "main").read_text() == COMMIT
+
+
+def test_it_ends_with_its_input(tmp_path: Path) -> None:
+    """When nobody waits any more."""
+    program = start(download(Hub(FILES, rate=100_000), tmp_path))
+    time.sleep(1)
+    assert program.stdin is not None
+    program.stdin.close()
+
+    assert program.wait(20) == 3
+    assert program.stdout is not None
+    program.stdout.close()

@@ -1,0 +1,34 @@
+"""The side of a copy that serves: who connects and says nothing keeps nobody out."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from launcher.app import issue_certificates
+from launcher.distribute.node import wire
+from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.node.give import Listener
+from launcher.distribute.node.record import Known
+from launcher.distribute.node.secure import Tls
+from launcher.distribute.node.store import Store
+
+
+def test_idle_connections_delay_nobody(tmp_path: Path) -> None:
+    """The oldest of them is ended where there are too many, and no other."""
+    store = Store(str(tmp_path), Manifest([File("a", 10)], 10), Known(str(tmp_path)))
+    tls = Tls(issue_certificates.make("copy"))
+    listener = Listener(store, tls, ("127.0.0.1", 0), lambda connection: None)
+    address = ("127.0.0.1", listener.port)
+    idle = [socket.create_connection(address) for _ in range(64)]
+    began = time.monotonic()
+    for _ in range(3):
+        with socket.create_connection(address) as guest:
+            wire.send_purpose(tls.connect(guest, 5.0), wire.GIVE)
+    idle[0].settimeout(5.0)
+    assert idle[0].recv(100) == b""
+
+    assert time.monotonic() - began < 3.0
+    for sock in idle:
+        sock.close()

@@ -1,0 +1,171 @@
+"""Saving an image into files, and loading it from copied ones, with stand-ins for Docker."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.distribute.node import images
+from launcher.distribute.node.files import File, Manifest, Unsafe
+from launcher.distribute.node.record import Known
+from launcher.distribute.node.store import Hand, Store
+from tests.image_tars import LAYERS, classic, modern, sha, tar_of
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> dict[str, Any]:
+    saved = tmp_path / "saved"
+    saved.write_bytes(modern())
+    top = tmp_path / "scratch" / "vlaunch-0"
+    return {
+        "of": "1",
+        "save": ["cat", str(saved)],
+        "top": str(top),
+        "root": str(top / "c" / "n" / "i"),
+        "need": 1,
+    }
+
+
+def test_an_image_becomes_files(request_: dict[str, Any]) -> None:
+    """Blobs are compared with their names when they are copied; the login alone may see them."""
+    exported = images.export(request_)
+
+    root = Path(request_["root"])
+    blobs = [f"blobs/sha256/{sha(layer)}" for layer in LAYERS]
+    assert exported["layers"] == blobs
+    rows = {row[0]: row[1:] for row in exported["files"]}
+    assert rows[blobs[1]] == [len(LAYERS[1]), 0, sha(LAYERS[1])]
+    assert (root / blobs[1]).read_bytes() == LAYERS[1]
+    assert rows["manifest.json"][2] == ""
+    assert oct(Path(request_["top"]).stat().st_mode)[-3:] == "700"
+
+
+def test_equal_layers_of_old_dockers(request_: dict[str, Any], tmp_path: Path) -> None:
+    """Which are links: each is a file of its own."""
+    (tmp_path / "saved").write_bytes(classic())
+    exported = images.export(request_)
+
+    root = Path(request_["root"])
+    assert exported["layers"] == [f"id{at}/layer.tar" for at in range(4)]
+    assert [(root / name).read_bytes() for name in exported["layers"]] == list(LAYERS)
+    assert not (root / "id2" / "layer.tar").is_symlink()
+
+
+def test_an_image_is_saved_once(request_: dict[str, Any], tmp_path: Path) -> None:
+    """Unless it is another image, or a file of it has gone."""
+    exported = images.export(request_)
+    root = Path(request_["root"])
+    (tmp_path / "saved").unlink()
+
+    assert images.export(request_) == exported
+    with pytest.raises(images.DockerFailed, match=r"`docker save` failed: .*No such file"):
+        images.export({**request_, "of": "2"})
+    (tmp_path / "saved").write_bytes(modern())
+    images.export(request_)
+    (root / exported["layers"][0]).unlink()
+    images.export(request_)
+    assert (root / exported["layers"][0]).read_bytes() == LAYERS[0]
+
+
+def test_there_is_no_room(request_: dict[str, Any]) -> None:
+    """Which is said before anything is written."""
+    with pytest.raises(OSError, match="bytes are needed"):
+        images.export({**request_, "need": 2**60})
+    assert list(Path(request_["root"]).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "no image"),
+        (b"Error response from daemon", "no image"),
+        (modern()[:3000], "no image|part of one"),
+        (tar_of({"other": b"x"}), "no image"),
+        (tar_of({"manifest.json": b"[]"}), "no image"),
+        (tar_of({"manifest.json": b"[" * 100_000}), "no image"),
+        (classic(twice=True), "no image"),
+        (tar_of({"../evil": b"x"}), "leads out of its folder"),
+        (tar_of({}, {"l": "../../saved"}), "leads out of its folder"),
+        (tar_of({".vlaunch/image.json": b"x"}), "leads out of its folder"),
+    ],
+)
+def test_what_is_no_image(request_: dict[str, Any], tmp_path: Path, data: bytes, why: str) -> None:
+    """Is refused, and does not count the next time."""
+    (tmp_path / "saved").write_bytes(data)
+    for _ in range(2):
+        with pytest.raises((images.DockerFailed, Unsafe), match=why):
+            images.export(request_)
+    assert not (tmp_path / "scratch" / "evil").exists()
+
+
+def test_docker_does_not_have_it(request_: dict[str, Any]) -> None:
+    """Its own words tell."""
+    request_["save"] = ["sh", "-c", "echo no such image >&2; exit 1"]
+    with pytest.raises(images.DockerFailed, match="`docker save` failed: no such image"):
+        images.export(request_)
+
+
+def test_a_folder_that_others_made_is_refused(tmp_path: Path) -> None:
+    """They could read and change what lies there; a link leads elsewhere."""
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("open", "link"):
+        with pytest.raises(Unsafe, match="no folder of this login alone"):
+            images.own(str(tmp_path / name / "x"), str(tmp_path / name))
+
+
+def test_dropping_leaves_nothing(tmp_path: Path) -> None:
+    """Not the folders above it, except those with other files, and `top`'s parents."""
+    top = tmp_path / "top"
+    images.own(str(top / "c" / "n" / "i"), str(top))
+    images.own(str(top / "c" / "m"), str(top))
+    (top / "c" / "n" / "i" / "blob").write_bytes(bytes(5000))
+
+    images.drop(str(top / "c" / "n" / "i"), str(top))
+    assert [each.name for each in (top / "c").iterdir()] == ["m"]
+    images.drop(str(top / "c" / "m"), str(top))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_docker_is_given_copied_files(tmp_path: Path) -> None:
+    """Under their names, also those that are parts still, and an empty one."""
+    contents = {"blobs/sha256/a": b"one" * 5000, "empty": b"", "manifest.json": b"[]"}
+    root = tmp_path / "x"
+    (root / ".vlaunch").mkdir(parents=True)
+    (root / "manifest.json").write_bytes(contents["manifest.json"])
+    files = [File(name, len(data)) for name, data in contents.items()]
+    store = Store(str(root), Manifest(files, 10_000), Known(str(root)))
+    hand = Hand(store)
+    for number in store.manifest.chunks_of(0):
+        _, offset, size = store.manifest.place(number)
+        data = contents["blobs/sha256/a"][offset : offset + size]
+        store.write(number, memoryview(data), hashlib.sha256(data).digest(), hand)
+    hand.close()
+    given = tmp_path / "given"
+    images.load(store, ["sh", "-c", 'cat > "$0"', str(given)])
+
+    with tarfile.open(fileobj=io.BytesIO(given.read_bytes())) as tar:
+        found = {each.name: tar.extractfile(each).read() for each in tar}  # type: ignore[union-attr]
+    assert found == contents
+
+
+def test_docker_refuses(tmp_path: Path) -> None:
+    """Which is told in its own words, however much it has read."""
+    (tmp_path / "a").write_bytes(bytes(3_000_000))
+    store = Store(str(tmp_path), Manifest([File("a", 3_000_000)], 2**20), Known(str(tmp_path)))
+    for script in ("echo no space >&2; exit 1", "cat >&2 /dev/null; echo no space; exit 3"):
+        with pytest.raises(images.DockerFailed, match="`docker load` failed: no space"):
+            images.load(store, ["sh", "-c", script])
+
+
+def test_an_answer_is_json(request_: dict[str, Any]) -> None:
+    """As the launcher reads it."""
+    exported = images.export(request_)
+
+    assert json.loads(json.dumps(exported)) == exported

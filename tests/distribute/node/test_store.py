@@ -1,0 +1,243 @@
+"""What a node has, and what of it counts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.distribute.node import place, record
+from launcher.distribute.node.claim import Claim, Taken
+from launcher.distribute.node.files import File, Manifest, Unsafe, state_folder
+from launcher.distribute.node.record import Known
+from launcher.distribute.node.store import Hand, Store, discard
+from launcher.distribute.node.wire import HAVE, PROVE, WANT
+
+DATA = bytes(range(250)) * 4
+SUM = hashlib.sha256(DATA).hexdigest()
+CHUNK = 300
+
+
+def store(root: Path, *, sum_: str = "", source: bool = False, believed: bool = True) -> Store:
+    root.mkdir(exist_ok=True)
+    (root / ".vlaunch").mkdir(exist_ok=True)
+    made = Store(
+        str(root),
+        Manifest([File("a", len(DATA), 5, sum_), File("none", 0)], CHUNK),
+        Known(str(root), believed=believed),
+    )
+    made.begin(source=source)
+    return made
+
+
+def fill(made: Store, *numbers: int) -> None:
+    """Write chunks as they would come."""
+    hand = Hand(made)
+    for number in numbers:
+        _, offset, size = made.manifest.place(number)
+        data = DATA[offset : offset + size]
+        made.write(number, memoryview(data), hashlib.sha256(data).digest(), hand)
+    hand.close()
+
+
+def finish(made: Store) -> None:
+    place.finish(made, {"label": "files"})
+
+
+def digest(number: int) -> bytes:
+    return hashlib.sha256(DATA[CHUNK * number : CHUNK * (number + 1)]).digest()
+
+
+def test_what_was_written_is_compared_after_an_interruption(tmp_path: Path) -> None:
+    """It counts when it is right; a line that was cut off, or names no chunk, is nothing."""
+    fill(store(tmp_path), 0, 2)
+    with (tmp_path / ".vlaunch" / "journal").open("a") as file:
+        file.write("99\nx\n1")
+    again = store(tmp_path)
+
+    assert list(again.states) == [PROVE, PROVE, PROVE, WANT]
+    hand, buffer = Hand(again), memoryview(bytearray(CHUNK))
+    assert [again.prove(number, digest(number), hand, buffer) for number in (0, 1, 2)] == [
+        True,
+        False,
+        True,
+    ]
+    assert list(again.states) == [HAVE, WANT, HAVE, WANT]
+    assert (again.arrived, again.bytes) == ([0, 2], 600)
+
+
+def test_parts_of_another_copy_are_dropped(tmp_path: Path) -> None:
+    """Its files were others."""
+    fill(store(tmp_path), 0)
+    (tmp_path / ".vlaunch" / "journal").write_text("0" * 64 + "\n0\n")
+
+    assert list(store(tmp_path).states) == [WANT] * 4
+    assert not (tmp_path / ".vlaunch" / "parts").exists()
+
+
+def test_a_finished_copy_is_known(tmp_path: Path) -> None:
+    """By its record: nothing has to be read, neither as a source nor where the name is a digest;
+    elsewhere what the source has counts.
+    """
+    made = store(tmp_path, sum_=SUM)
+    fill(made, 0, 1, 2, 3)
+    finish(made)
+
+    assert (tmp_path / "a").read_bytes() == DATA
+    assert (tmp_path / "a").stat().st_mtime_ns == 5
+    assert (tmp_path / "none").read_bytes() == b""
+    assert list(store(tmp_path, sum_=SUM).states) == [HAVE] * 4
+    unbelieved = store(tmp_path, sum_=SUM, believed=False)
+    assert list(unbelieved.states) == [PROVE] * 4
+    records = tmp_path / ".vlaunch" / "records"
+    assert sorted(each.name for each in records.iterdir()) == ["files.digests", "files.json"]
+
+
+def test_a_changed_file_is_not_known(tmp_path: Path) -> None:
+    """Also one with its old size and time."""
+    made = store(tmp_path, sum_=SUM)
+    fill(made, 0, 1, 2, 3)
+    finish(made)
+    (tmp_path / "a").write_bytes(DATA[::-1])
+    os.utime(tmp_path / "a", ns=(5, 5))
+
+    assert list(store(tmp_path, sum_=SUM).states) == [PROVE] * 4
+    assert list(store(tmp_path, sum_=SUM, source=True).states) == [WANT] * 4
+
+
+def test_a_file_that_is_another_one_is_fetched_whole(tmp_path: Path) -> None:
+    """Into a part: what lies there is read by whoever reads it, until the end."""
+    tmp_path.joinpath("a").write_bytes(b"x" + DATA[1:])
+    made = store(tmp_path)
+    hand, buffer = Hand(made), memoryview(bytearray(CHUNK))
+    assert made.prove(1, digest(1), hand, buffer)
+    assert not made.prove(0, digest(0), hand, buffer)
+    assert not made.prove(2, digest(2), hand, buffer)
+
+    assert (list(made.states), made.bytes) == ([WANT] * 4, 0)
+    fill(made, 0, 1, 2, 3)
+    assert tmp_path.joinpath("a").read_bytes()[:1] == b"x"
+    finish(made)
+    assert tmp_path.joinpath("a").read_bytes() == DATA
+
+
+def test_what_is_unfinished_can_be_dropped(tmp_path: Path) -> None:
+    """And is counted."""
+    fill(store(tmp_path), 0, 1)
+
+    assert place.unfinished(str(tmp_path)) > 0
+    assert discard(str(tmp_path)) > 0
+    assert place.unfinished(str(tmp_path)) == 0
+
+
+def test_links_and_names_come_last(tmp_path: Path) -> None:
+    """As Hugging Face's cache has them: relative, and found under the name of a revision."""
+    made = store(tmp_path)
+    fill(made, 0, 1, 2, 3)
+    request = {
+        "label": "c",
+        "links": [["snapshots/c/sub/x", "a"], ["snapshots/c/y", "a"]],
+        "refs": [["refs/main", "c"]],
+    }
+    for _ in range(2):
+        place.finish(made, request)
+
+    assert str((tmp_path / "snapshots/c/sub/x").readlink()) == "../../../a"
+    assert (tmp_path / "snapshots/c/y").read_bytes() == DATA
+    assert (tmp_path / "refs/main").read_text() == "c"
+
+
+@pytest.mark.parametrize("link", ["parts/0", "parts/1", "parts", "journal", "records"])
+def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -> None:
+    """Whoever may write to a model's folder must not choose which file its bytes go to."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    root = tmp_path / "m"
+    made = store(root)
+    (root / ".vlaunch" / "parts").mkdir()
+    path = root / ".vlaunch" / link
+    if path.is_dir():
+        path.rmdir()
+        victim = tmp_path / "folder"
+        victim.mkdir()
+    path.symlink_to(victim)
+
+    with pytest.raises(Unsafe, match=f"{link} is "):
+        fill(made, 0, 1, 2, 3)
+        finish(made)
+    assert list(victim.iterdir()) == [] if victim.is_dir() else victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["records/files.json.new", "records/files.digests.new"])
+def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str) -> None:
+    """Nor in that of a name of a revision, `refs/main.new`."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    made = store(tmp_path / "m")
+    fill(made, 0, 1, 2, 3)
+    for path in (tmp_path / "m" / ".vlaunch" / name, tmp_path / "m" / "refs" / "main.new"):
+        path.parent.mkdir()
+        path.symlink_to(victim)
+        with pytest.raises(Unsafe, match="is a link"):
+            place.finish(made, {"label": "files", "refs": [["refs/main", "c"]]})
+        path.unlink()
+
+    assert victim.read_text() == "mine"
+
+
+def test_a_state_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not one of the model's owner, or of the user that a file system takes this process for,
+    such as NFS that takes root for nobody.
+    """
+    folder, owner = state_folder(str(tmp_path), "parts"), os.getuid() or 12345
+    for path in (tmp_path, tmp_path / ".vlaunch", tmp_path / ".vlaunch" / "parts"):
+        os.chown(path, owner, -1)
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    assert state_folder(str(tmp_path), "parts") == folder
+    monkeypatch.setattr("launcher.distribute.node.files._owners", lambda root: {owner + 1})
+    with pytest.raises(Unsafe, match=rf"\.vlaunch belongs to another user \(UID {owner}\)"):
+        state_folder(str(tmp_path), "parts")
+
+
+def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
+    """Before anything is written, and where the record would be."""
+    label = "../../../../outside/evil"
+    with pytest.raises(Unsafe, match="leads out"):
+        place.check({"label": label})
+    made = store(tmp_path / "m")
+    with pytest.raises(Unsafe, match="leads out"):
+        record.keep(made.root, label, Manifest([], CHUNK), b"")
+
+
+def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node of the same copy sees the same folder; another copy has to wait, and one whose
+    writer is dead is taken over.
+    """
+    (tmp_path / ".vlaunch").mkdir()
+    first = Claim(str(tmp_path), "copy", "n1")
+    with pytest.raises(Taken) as caught:
+        Claim(str(tmp_path), "copy", "n2")
+    assert (caught.value.node, caught.value.shared) == ("n1", True)
+    monkeypatch.setattr("launcher.distribute.node.claim._STALE", 2.0)
+    monkeypatch.setattr("launcher.distribute.node.claim._RENEW", 0.0)
+    done = threading.Event()
+
+    def renew() -> None:
+        while not done.wait(0.05):
+            first.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    with pytest.raises(Taken) as caught:
+        Claim(str(tmp_path), "other", "n3")
+    assert not caught.value.shared
+    done.set()
+    thread.join()
+    Claim(str(tmp_path), "other", "n3").release()
+
+    assert list((tmp_path / ".vlaunch").iterdir()) == []

@@ -1,0 +1,98 @@
+"""Which files of a model are downloaded, and on which nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.errors import RequestError
+from launcher.distribute.chain import Resolved
+from launcher.distribute.file_filter import FileFilter, choose, holders, missing
+from tests.distribute.test_model_plan import hub, revision, seen
+
+NAME, COMMIT = "org/model", "1" * 40
+SAFE, BIN, GIT = "a" * 64, "b" * 64, "c" * 40
+FILES = (
+    ("config.json", 100, GIT),
+    ("model.safetensors", 5000, SAFE),
+    ("pytorch_model.bin", 5000, BIN),
+    ("original/consolidated.00.pth", 5000, BIN),
+    ("tokenizer/vocab.txt", 7, GIT),
+)
+
+
+def resolved(*files: tuple[str, int, str]) -> Resolved:
+    return Resolved(revision=COMMIT, files=files or FILES)
+
+
+def names(wish: FileFilter, *files: tuple[str, int, str]) -> list[str]:
+    return [row[0] for row in choose(NAME, resolved(*files), wish)]
+
+
+def test_weights_come_in_safetensors_alone() -> None:
+    """With all that is no weights."""
+    assert names(FileFilter()) == ["config.json", "model.safetensors", "tokenizer/vocab.txt"]
+
+
+def test_others_come_when_they_are_asked_for() -> None:
+    """All, or by their names; what is left out wins."""
+    assert len(names(FileFilter(every=True))) == 5
+    assert names(FileFilter(include=("*.json", "*.bin"))) == ["config.json", "pytorch_model.bin"]
+    assert names(FileFilter(exclude=("tokenizer/*",))) == ["config.json", "model.safetensors"]
+    assert names(FileFilter(include=("*.json",), exclude=("t*",))) == ["config.json"]
+
+
+def test_a_model_without_safetensors_is_not_guessed_about() -> None:
+    """Its files may run code; who trusts them says so."""
+    only = (FILES[0], FILES[2])
+    with pytest.raises(RequestError, match="no weights in safetensors") as caught:
+        names(FileFilter(), *only)
+    assert "--all-files" in caught.value.hint
+
+    assert names(FileFilter(every=True), *only) == ["config.json", "pytorch_model.bin"]
+    assert names(FileFilter(), FILES[0]) == ["config.json"]  # it has none at all
+
+
+def test_nothing_is_left() -> None:
+    """Which is told."""
+    with pytest.raises(RequestError, match="no file of org/model is left"):
+        names(FileFilter(include=("*.gguf",)))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (("../x.safetensors", 1, SAFE), "bad name"),
+        (("x.safetensors", 1, "nothing"), "does not say what"),
+        (("x.safetensors", -1, SAFE), "does not say what"),
+    ],
+)
+def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], said: str) -> None:
+    """Names that lead out, and files without a digest."""
+    with pytest.raises(RequestError, match=said):
+        names(FileFilter(), row)
+
+
+def test_nodes_that_have_all_of_it() -> None:
+    """With the sizes that the hub tells, in this revision, and with no unfinished copy."""
+    config = ("config.json", 100, GIT)
+    rows = choose(NAME, resolved(config, FILES[1]), FileFilter())
+    blobs = tuple((f"blobs/{digest}", size, 0, digest) for _, size, digest in rows)
+    complete = revision(files=blobs)
+    nodes = {
+        "complete": seen(hub(complete)),
+        "other": seen(hub(revision("2" * 40, files=blobs))),
+        "part": seen(hub(revision(files=blobs[:1]))),
+        "copying": seen(hub(complete, unfinished=5)),
+        "empty": seen(),
+    }
+
+    assert holders(NAME, resolved(), rows, nodes) == ["complete"]
+
+
+def test_files_that_a_node_lacks() -> None:
+    """Equal files count once; those of another revision are there."""
+    rows = choose(NAME, resolved(), FileFilter())
+    stored = revision("2" * 40, files=((f"blobs/{SAFE}", 5000, 0, SAFE),), links=())
+
+    assert missing(rows, seen()) == 5000 + 100 + 7
+    assert missing(rows, seen(hub(stored))) == 100 + 7

@@ -1,0 +1,309 @@
+"""`vlaunch image` on simulated nodes: each one's program runs in this process, with a Docker that
+is a script; what a copy does over real programs is in tests/test_spread.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.distribute import chain, copying
+from launcher.distribute.members import Member, Part, Spread
+from launcher.distribute.node.main import main
+from tests.command_line import Cluster, FakeHeld
+from tests.image_tars import LAYERS, NAME, classic, sha
+from tests.simulated import image_json
+
+DIFFS = [f"sha256:{sha(each)}" for each in LAYERS]
+
+
+def json_of(name: str, layers: list[str], labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """What `docker image inspect` says of an image."""
+    said = image_json(name, labels=labels or {})
+    return {**said, "RepoTags": [name], "RootFS": {"Layers": layers}, "Size": 2**30}
+
+
+class Nodes:
+    """What each node's Docker has, and whether it answers."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.simulated = cluster.world.answer
+        self.images: dict[str, list[dict[str, Any]]] = {"gpu01": [], "gpu02": []}
+        self.trouble: dict[str, str] = {}
+        self.unfinished: dict[str, int] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.docker: list[tuple[str, ...]] = []
+        self.saved = classic()
+        self.loads = True
+        self.user = "0"
+        self.differently: dict[str, Any] = {}
+
+    def answer(self, command: Command) -> Answer | None:
+        argv = command.argv
+        if argv[3:4] == ("images",):
+            return Answer(node=command.node, code=0, out=self.told(command.node))
+        if argv == chain.on_node(self.cluster.world.inventory).argv:
+            return self._program(command)
+        if argv[0] == "docker" and argv[1] in ("pull", "tag"):
+            self.docker.append((command.node, *argv[1:]))
+            self.has(command.node, argv[-1])
+            return Answer(node=command.node, code=0)
+        return self.simulated(command)
+
+    def has(self, node: str, name: str) -> None:
+        """A node has the image now."""
+        self.images[node] = [{**json_of(name, DIFFS), **self.differently}]
+        self.cluster.world.machines[node].images[name] = json_of(name, DIFFS)
+
+    def told(self, node: str) -> str:
+        """What a node says of its images."""
+        trouble = self.trouble.get(node, "")
+        parts = {
+            "user": self.user,
+            "python": "3.11",
+            "disk": f"/dev/a 1 1 {100 * 2**20} 1% /",
+            "device": "1",
+            "unfinished": f"{self.unfinished.get(node, 0)} /x",
+            "docker": trouble or '{"Version": "26.1.5"}',
+            "info": '{"ServerVersion": "26.1.5"}',
+            "images": json.dumps(self.images[node]),
+            "dockerdisk": f"/dev/b 1 1 {100 * 2**20} 1% /",
+            "dockerdevice": "2",
+            "end": "",
+        }
+        for name in ("info", "images") if trouble else ():
+            del parts[name]
+        failed = {"docker"} if trouble else set()
+        return "".join(
+            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {int(name in failed)}\n"
+            for name, text in parts.items()
+        )
+
+    def _program(self, command: Command) -> Answer:
+        assert command.stdin is not None
+        request = json.loads(command.stdin())["request"]
+        self.asked.append({"node": command.node, **request})
+        saved = self.folder / "saved"
+        saved.write_bytes(self.saved)
+        here = str(self.folder)
+        request = {**request, "save": ["cat", str(saved)]}
+        request |= {key: here + request[key] for key in ("root", "top") if key in request}
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = main(request)
+        return Answer(node=command.node, code=code, out=said.getvalue())
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    made = Nodes(cluster, tmp_path)
+    cluster.world.answer = made.answer  # type: ignore[method-assign]
+    monkeypatch.setattr("launcher.distribute.node.main._end_with_input", lambda: None)
+    cluster.write(cluster.path.read_text().replace("vllm/vllm-openai:v0.32.0", NAME))
+    for machine in cluster.world.machines.values():
+        machine.images = {NAME: json_of(NAME, DIFFS)}
+    return made
+
+
+@pytest.fixture
+def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[Part]]:
+    """What `spread` is called with, each time; then all have the image, unless Docker is told to
+    lose it.
+    """
+    called: list[list[Part]] = []
+
+    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
+        called.append(list(parts))
+        connections.check()
+        yield Event(kind="wait", stage="copy", text="moving")
+        held = FakeHeld([])
+        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
+        for each in parts[1:]:
+            if nodes.loads:
+                nodes.has(each.name, NAME)
+        return Spread(seconds=2.0, members=members)
+
+    monkeypatch.setattr(copying, "spread", fake)
+    return called
+
+
+def requests(parts: list[Part]) -> list[dict[str, Any]]:
+    """What each program is asked."""
+    return [json.loads(each.command.stdin())["request"] for each in parts if each.command.stdin]
+
+
+def test_what_is_where(nodes: Nodes) -> None:
+    """Images of one name that differ stand in two lines; as a table and as JSON."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS), json_of("x:1", ["sha256:0"])]
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS), json_of("x:1", ["sha256:1"])]
+    nodes.unfinished["gpu02"] = 3 * 2**10
+    ran = nodes.cluster.run("image", "list")
+
+    assert ran.code == 0
+    rows = [line.split() for line in ran.out.splitlines()]
+    where = [(row[0], row[-1]) for row in rows if row[-1].startswith("gpu")]
+    assert [each for each in where if each[0] == NAME] == [(NAME, "gpu[01-02]")]
+    assert [each for each in where if each[0] == "x:1"] == [("x:1", "gpu01"), ("x:1", "gpu02")]
+    assert "x:1 is not the same image everywhere" in ran.out
+    assert "gpu02: 3 MiB of unfinished copies" in ran.out
+    said = json.loads(nodes.cluster.run("image", "list", "--json").out)
+    assert said["nodes"]["gpu01"]["images"][0]["layers"] == DIFFS
+    assert said["nodes"]["gpu01"]["store"] == "classic"
+
+
+def test_what_cannot_be_asked_is_not_known(nodes: Nodes) -> None:
+    """A node that is away, and a Docker that does not answer; the exit code says so."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.cluster.missing["gpu02"] = ConnectError("gpu02", "no route to host")
+    nodes.trouble["gpu01"] = "Cannot connect to the Docker daemon"
+    ran = nodes.cluster.run("image", "list")
+
+    assert ran.code == 1
+    assert "gpu02: no route to host" in ran.out
+    assert "gpu01: Docker: Cannot connect" in ran.out
+
+
+def test_a_dry_run_says_who_gets_what(nodes: Nodes) -> None:
+    """And takes no lock."""
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
+    nodes.images["gpu01"] = [json_of("base:1", DIFFS[:3])]
+    ran = nodes.cluster.run("image", "copy", "--dry-run")
+
+    assert ran.out.splitlines() == [
+        f"{NAME}: 1.0 GiB in 4 layers, from gpu02",
+        "  gpu01 would get 1 layer, from gpu02",
+    ]
+    assert nodes.cluster.held == []
+
+
+def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Only what is missing travels; the source has its blobs below a folder of its own, and nothing
+    of it is left there.
+    """
+    nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
+    nodes.images["gpu01"] = [json_of("base:1", DIFFS[:2])]
+    ran = nodes.cluster.run("image", "copy", "--rate", "10MB", "--json")
+
+    assert ran.code == 0
+    ((source, target),) = [requests(parts) for parts in chains]
+    assert [each.name for each in chains[0]] == ["gpu02", "gpu01"]
+    assert source["source"]
+    assert "load" not in source
+    names = {row[0] for row in target["manifest"]["files"]}
+    assert {"manifest.json", "id2/layer.tar", "id3/layer.tar"} < names
+    assert not names & {"id0/layer.tar", "id1/layer.tar"}
+    assert target["load"] == ["docker", "load", "--quiet"]
+    assert nodes.asked[0]["save"] == ["docker", "save", NAME]
+    assert target["root"].startswith("/var/tmp/vlaunch-0/c/gpu01/")
+    assert target["rate"] == 10_000_000
+    assert source["certificate"] == target["certificate"]
+    assert f"copying {NAME}" in " ".join(chains[0][1].command.before)
+    assert [each["verb"] for each in nodes.asked] == ["export", "drop"]
+    assert not (nodes.folder / "var").joinpath("tmp", "vlaunch-0").exists()
+    done = ran.events[-1]["data"]
+    assert (done["nodes"], done["changed"]) == (["gpu01", "gpu02"], 1)
+    assert nodes.cluster.trace[-1] == "free"
+
+
+def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """What was copied is compared, whatever Docker said."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.loads = False
+    ran = nodes.cluster.run("image", "copy")
+
+    assert ran.code == 1
+    assert f"gpu02: does not have {NAME}" in ran.err
+
+
+def test_nothing_to_copy(nodes: Nodes) -> None:
+    """Both have it."""
+    for name in ("gpu01", "gpu02"):
+        nodes.images[name] = [json_of(NAME, DIFFS)]
+    ran = nodes.cluster.run("image", "copy", "--json")
+
+    assert (ran.code, ran.events[-1]["data"]) == (0, {"changed": 0})
+    assert nodes.asked == []
+
+
+def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Nothing goes anywhere."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.saved = b"something else"
+    ran = nodes.cluster.run("image", "copy")
+
+    assert ran.code == 1
+    assert "gpu01: the image cannot be exported" in ran.err
+    assert "`docker save` failed" in ran.err
+    assert chains == []
+
+
+def test_one_node_pulls(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """By default the head; the others get it from there."""
+    ran = nodes.cluster.run("image", "pull")
+
+    assert ran.code == 0
+    assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
+    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    dry = nodes.cluster.run("image", "pull", "--node", "gpu02", "--dry-run")
+    assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
+
+
+def test_words_that_make_no_sense(nodes: Nodes) -> None:
+    """Are refused before anybody is asked."""
+    both = nodes.cluster.run("image", "copy", "--from", "gpu01", "--here")
+    assert (both.code, "--here is this machine" in both.err) == (2, True)
+    assert nodes.cluster.run("image", "copy", "--scratch", "here").code == 2
+    assert nodes.cluster.commands == []
+
+
+def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Is all that a node gets that has it under another one."""
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    nodes.images["gpu02"] = [json_of("mirror/b:1", DIFFS)]
+    dry = nodes.cluster.run("image", "copy", "--dry-run")
+    assert "gpu02 has it under another name" in dry.out
+    ran = nodes.cluster.run("image", "copy", "--json")
+
+    assert ran.code == 0
+    assert nodes.docker == [("gpu02", "tag", json_of("mirror/b:1", DIFFS)["Id"], NAME)]
+    assert (chains, nodes.asked) == ([], [])
+
+
+def test_up_has_nodes_give_each_other_the_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Nobody pulls what one has; what a script cannot do, a dry run says."""
+    cluster = nodes.cluster
+    cluster.write(cluster.path.read_text() + "image_source: nodes\n")
+    del cluster.world.machines["gpu02"].images[NAME]
+    nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
+    dry = cluster.run("up", "--dry-run")
+    assert "# note: gpu02 gets the image from another node" in dry.out
+    assert "docker pull" not in dry.out
+    assert chains == []
+    ran = cluster.run("up", "--json")
+
+    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    assert ran.code == 0, ran.err
+    assert [each["kind"] for each in ran.events].count("done") == 1
+
+
+def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[Part]]) -> None:
+    """Where nobody has the image."""
+    cluster = nodes.cluster
+    cluster.write(cluster.path.read_text() + "image_source: nodes\n")
+    for machine in cluster.world.machines.values():
+        machine.images.clear()
+    cluster.run("up")
+
+    assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
+    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]

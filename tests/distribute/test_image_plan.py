@@ -1,0 +1,196 @@
+"""Who gets which layers from whom, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import NodeError, RequestError
+from launcher.distribute.chain import Exported
+from launcher.distribute.image_plan import check_source, check_targets, plan_files, plan_image
+from launcher.distribute.model_plan import Copying
+from launcher.tools.docker import Image
+from launcher.tools.image_store import Store
+
+GIB = 2**30
+LAYERS = ("a" * 64, "b" * 64, "c" * 64)
+
+
+def image(*names: str, identity: str = "i", layers: tuple[str, ...] = LAYERS) -> Image:
+    return Image(
+        id=f"sha256:{identity * 64}",
+        identity=identity,
+        digests=(),
+        architecture="amd64",
+        labels={},
+        names=names,
+        layers=layers,
+        size=3 * GIB,
+    )
+
+
+def store(*images: Image, **more: Any) -> Store:
+    about = {"free": 100 * GIB, "scratch": 100 * GIB, "python": (3, 11)}
+    folders = {"folder": "/var/tmp/vlaunch-0/c/n", "top": "/var/tmp/vlaunch-0"}
+    return Store(**{**folders, **about, "images": images, **more})
+
+
+PATHS = tuple(f"blobs/sha256/{layer}" for layer in LAYERS)
+EXPORTED = Exported(
+    files=(("manifest.json", 1000, 0, ""), *((path, GIB, 0, path[-64:]) for path in PATHS)),
+    layers=PATHS,
+)
+
+
+def plan_targets(seen: dict[str, Store]) -> Copying:
+    """Plan a copy, and check the room on its targets."""
+    plan = plan_image("x:1", seen)
+    copying = plan_files(plan, EXPORTED)
+    check_targets(plan, copying, seen)
+    return copying
+
+
+def test_nodes_that_lack_it_are_one_chain() -> None:
+    """They get the layers that one of them lacks; nodes with this image get nothing."""
+    seen = {
+        "n1": store(image("x:1")),
+        "n2": store(image("other:1", identity="o")),
+        "n3": store(image("base:1", layers=LAYERS[:2], identity="base")),
+        "n4": store(image("x:1")),
+    }
+    plan = plan_image("x:1", seen)
+
+    assert (plan.source, plan.complete) == ("n1", ("n1", "n4"))
+    assert (plan.lacking, plan.has) == (("n2", "n3"), 2)
+    assert plan_image("x:1", {**seen, "n5": store()}).has == 0
+    assert plan.tagged == "x:1"
+
+
+def test_only_some_nodes_shall_have_it() -> None:
+    """The others are left as they are."""
+    seen = {"n1": store(), "n2": store(image("x:latest")), "n3": store()}
+    plan = plan_image("x", seen, targets=["n3"])
+
+    assert (plan.source, plan.targets) == ("n2", ("n3",))
+    assert plan.tagged == "x:latest"
+
+
+def test_containerds_store_gets_all_layers() -> None:
+    """What it has is packed in ways that Docker does not tell."""
+    base = image("base:1", layers=LAYERS[:2], identity="base")
+    seen = {"n1": store(image("x:1")), "n2": store(base, containerd=True)}
+
+    assert plan_image("x:1", seen).has == 0
+
+
+def test_layers_that_all_have_are_not_sent() -> None:
+    """Unless the same file is also a layer further up. All other files are."""
+    base = image("base:1", layers=LAYERS[:2], identity="base")
+    plan = plan_image("x:1", {"n1": store(image("x:1")), "n2": store(base)})
+    copying = plan_files(plan, EXPORTED)
+
+    assert [each.name for each in copying.manifest.files] == ["manifest.json", PATHS[2]]
+    assert [each.sum for each in copying.manifest.files] == ["", LAYERS[2]]
+    assert (copying.targets, copying.missing) == (("n2",), {"n2": GIB + 1000})
+    again = replace(EXPORTED, layers=(*PATHS, PATHS[0]))
+    assert PATHS[0] in [each.name for each in plan_files(plan, again).manifest.files]
+
+
+def test_nobody_has_it() -> None:
+    """What can be done is said."""
+    with pytest.raises(RequestError, match=r"no node has x:1 \(n\[1-2\] were asked\)") as caught:
+        plan_image("x:1", {"n1": store(), "n2": store()})
+    assert "--here" in caught.value.hint
+    with pytest.raises(RequestError, match="n2 does not have x:1"):
+        plan_image("x:1", {"n1": store(image("x:1")), "n2": store()}, source="n2")
+
+
+def test_nodes_differ_in_what_it_is() -> None:
+    """Nothing is overwritten until somebody says whose it shall be."""
+    seen = {"n1": store(image("x:1")), "n2": store(image("x:1", identity="j"))}
+    with pytest.raises(RequestError, match="not the same image") as caught:
+        plan_image("x:1", seen)
+
+    assert "--from n1" in caught.value.hint
+    copying = plan_image("x:1", seen, source="n2")
+    assert (copying.source, copying.targets) == ("n2", ("n1",))
+
+
+def test_a_name_by_digest_is_refused() -> None:
+    """No copied image has one; where all nodes have it nothing is to be done."""
+    name = f"x@sha256:{'0' * 64}"
+    there = replace(image("x:1"), digests=(name,))
+    with pytest.raises(RequestError, match="named by its digest"):
+        plan_image(name, {"n1": store(there), "n2": store()})
+
+    assert plan_image(name, {"n1": store(there), "n2": store(there)}).targets == ()
+
+
+def test_who_cannot_take_part() -> None:
+    """Docker or Python is missing: all such nodes are named, but for those that lack nothing."""
+    seen = {
+        "n1": store(image("x:1")),
+        "n2": store(trouble="Cannot connect to the Docker daemon"),
+        "n3": store(python=(3, 6)),
+        "n4": store(image("x:1"), python=(0, 0)),
+    }
+    with pytest.raises(NodeError) as caught:
+        plan_image("x:1", seen)
+
+    assert "Docker does not answer" in caught.value.evidence
+    assert "Python 3.8 or newer" in caught.value.evidence
+    assert "n4" not in caught.value.evidence
+
+
+def test_room_is_looked_at_before() -> None:
+    """On the source for all of it, on the others for what they lack: as it comes, in Docker's
+    temporary folder, and unpacked.
+    """
+    tight = {"n1": store(image("x:1")), "n2": store(free=6 * GIB), "n3": store(scratch=GIB)}
+    plan = plan_image("x:1", tight)
+
+    assert check_source(plan, tight["n1"]) == round(3 * GIB * 1.02)
+    with pytest.raises(NodeError, match="too little room") as caught:
+        plan_targets(tight)
+    assert "n2: has too little room" in caught.value.evidence
+    assert "n3: has too little room" in caught.value.evidence
+    with pytest.raises(NodeError, match="too little room"):
+        check_source(plan, store(image("x:1"), scratch=2 * GIB))
+    plan_targets({"n1": tight["n1"], "n2": store(free=7 * GIB, scratch=4 * GIB)})
+
+
+def test_one_disk_holds_all_of_it() -> None:
+    """Where both folders are on it, what they need is added up; what lies there already counts."""
+    seen = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
+    with pytest.raises(NodeError, match="too little room"):
+        plan_targets(seen)
+    seen["n2"] = replace(seen["n2"], unfinished=GIB)
+    plan_targets(seen)
+
+
+def test_packed_layers_need_room_for_what_is_in_them() -> None:
+    """As much as the source's Docker says that all take."""
+    large = replace(image("x:1"), size=6 * GIB)
+    seen = {"n1": store(large), "n2": store(free=7 * GIB)}
+    plan_targets(seen)
+    seen["n1"] = replace(seen["n1"], containerd=True)
+    with pytest.raises(NodeError, match="too little room"):
+        plan_targets(seen)
+
+
+def test_the_same_image_under_another_name_is_only_named() -> None:
+    """Nothing travels."""
+    seen = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
+    copying = plan_image("x:1", seen)
+
+    assert copying.lacking == ()
+    assert copying.unnamed == {"n2": image("x:1").id}
+    assert copying.targets == ("n2",)
+
+
+def test_docker_does_not_answer_anywhere_else() -> None:
+    """Whether it is there is not known then."""
+    with pytest.raises(NodeError, match="Docker does not answer"):
+        plan_image("x:1", {"n1": store(), "n2": store(trouble="Cannot connect")})

@@ -1,0 +1,252 @@
+"""`vlaunch model` on simulated nodes whose folders are real ones: each node's program runs in this
+process; what a copy does over real programs is in tests/test_spread.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.distribute import chain, copying
+from launcher.distribute.node.main import main
+from launcher.distribute.run_copy import Member, Part, Spread
+from tests.command_line import Cluster, FakeHeld
+
+COMMIT = "1" * 40
+FILES = {"config.json": b"{}", "m.safetensors": b"w" * 5_000_000}
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
+    """Two nodes without the image, with a Hugging Face home each."""
+    cluster.write(
+        "cluster: c\nimage: x:1\naccelerator: cpu\nnodes:\n"
+        + "".join(
+            f"  - {{host: gpu0{n}, ip: 10.0.0.1{n}, gpus: 1, hf_home: {tmp_path}/gpu0{n}/hf}}\n"
+            for n in (1, 2)
+        )
+    )
+    for machine in cluster.world.machines.values():
+        machine.images.clear()
+    simulated = cluster.world.answer
+
+    def answer(command: Command) -> Answer | None:
+        if command.argv != chain.on_node(cluster.world.inventory).argv:
+            return simulated(command)
+        assert command.stdin is not None
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = main(json.loads(command.stdin())["request"])
+        return Answer(node=command.node, code=code, out=said.getvalue())
+
+    cluster.world.answer = answer  # type: ignore[method-assign]
+    return cluster
+
+
+def home(tmp_path: Path, node: str) -> Path:
+    return tmp_path / node / "hf"
+
+
+def plain(folder: Path) -> Path:
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def in_hub(hf: Path, commit: str = COMMIT) -> Path:
+    root = hf / "hub" / "models--org--m"
+    snapshot = root / "snapshots" / commit
+    for folder in (root / "blobs", root / "refs", snapshot):
+        folder.mkdir(parents=True, exist_ok=True)
+    (root / "refs" / "main").write_text(commit)
+    for name, data in FILES.items():
+        blob = hashlib.sha256(data).hexdigest()
+        (root / "blobs" / blob).write_bytes(data)
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    return root
+
+
+def test_what_is_where(nodes: Cluster, tmp_path: Path) -> None:
+    """Whole, in part, and why; as a table and as JSON."""
+    in_hub(home(tmp_path, "gpu01"))
+    part = in_hub(home(tmp_path, "gpu02"))
+    (part / "snapshots" / COMMIT / "m.safetensors").resolve().unlink()
+    ran = nodes.run("model", "list")
+
+    assert ran.code == 0
+    row = next(line for line in ran.out.splitlines() if line.startswith("org/m"))
+    assert row.split()[:6] == ["org/m", COMMIT[:12], "5", "MiB", "gpu01", "gpu02"]
+    assert "gpu02: org/m: m.safetensors has no content" in ran.out
+    said = json.loads(nodes.run("model", "list", "--json").out)
+    assert said["nodes"]["gpu01"]["models"][0]["revisions"][0]["why"] == ""
+
+
+def test_nothing_is_anywhere(nodes: Cluster) -> None:
+    """Which is said."""
+    ran = nodes.run("model", "list")
+
+    assert (ran.code, ran.err) == (0, "there is no model on these nodes\n")
+
+
+def test_a_node_that_is_away_is_not_known(nodes: Cluster, tmp_path: Path) -> None:
+    """The others are told of; the exit code says that something is missing."""
+    in_hub(home(tmp_path, "gpu01"))
+    nodes.missing["gpu02"] = ConnectError("gpu02", "no route to host")
+    ran = nodes.run("model", "list")
+
+    assert ran.code == 1
+    assert "org/m" in ran.out
+    assert "gpu02: no route to host" in ran.out
+
+
+def test_a_dry_run_says_who_gets_what(nodes: Cluster, tmp_path: Path) -> None:
+    """And takes no lock."""
+    in_hub(home(tmp_path, "gpu01"))
+    ran = nodes.run("model", "copy", "org/m", "--dry-run")
+
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        f"org/m ({COMMIT[:12]}): 5 MiB in 2 files, from gpu01",
+        "  gpu02 would get 5 MiB, from gpu01",
+    ]
+    assert nodes.held == []
+
+
+def test_nothing_to_copy(nodes: Cluster, tmp_path: Path) -> None:
+    """Both have it."""
+    for node in ("gpu01", "gpu02"):
+        in_hub(home(tmp_path, node))
+    ran = nodes.run("model", "copy", "org/m", "--json")
+
+    assert (ran.code, ran.events[-1]["data"]) == (0, {"changed": 0})
+    assert "is on gpu[01-02] already" in ran.events[-1]["text"]
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """What `spread` is called with; of all nodes but the last one it says that they have it now."""
+    called: list[Part] = []
+
+    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
+        called.extend(parts)
+        connections.check()
+        yield Event(kind="wait", stage="copy", text="moving")
+        held = FakeHeld([])
+        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
+        members[parts[-1].name].failed = "No space left on device"
+        return Spread(seconds=2.0, members=members)
+
+    monkeypatch.setattr(copying, "spread", fake)
+    return called
+
+
+def requests(parts: list[Part]) -> list[dict[str, Any]]:
+    """What each program is asked."""
+    return [
+        json.loads(each.command.stdin())["request"]
+        for each in parts
+        if each.command.stdin is not None
+    ]
+
+
+def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_path: Path) -> None:
+    """Each node writes into its own home and serves at its own address; all have one key, which is
+    in no command line. Who did not get it fails the command.
+    """
+    in_hub(home(tmp_path, "gpu02"))
+    ran = nodes.run("model", "copy", "org/m", "--rate", "10MB")
+
+    asked = requests(parts)
+    assert [each.name for each in parts] == ["gpu02", "gpu01"]
+    assert [each["source"] for each in asked] == [True, False]
+    assert [each["listen"] for each in asked] == [["10.0.0.12", 29570], ["10.0.0.11", 29570]]
+    assert asked[1]["root"] == f"{home(tmp_path, 'gpu01')}/hub/models--org--m"
+    assert asked[1]["refs"] == [["refs/main", COMMIT]]
+    assert (asked[1]["rate"], asked[1]["label"]) == (10_000_000, COMMIT)
+    assert asked[0]["certificate"] == asked[1]["certificate"]
+    assert all(asked[0]["certificate"] not in " ".join(part.command.words) for part in parts)
+    assert parts[0].command.before == ()
+    assert "copying org/m" in " ".join(parts[1].command.before)
+    assert ran.code == 1
+    assert "gpu01: does not have org/m" in ran.err
+    assert "No space left on device" in ran.err
+    assert "run the same command again" in ran.err
+    assert nodes.trace[-1] == "free"
+
+
+def test_a_folder_of_this_machine(nodes: Cluster, parts: list[Part], tmp_path: Path) -> None:
+    """It has no address: it brings its files. Where it goes has to be said when homes differ."""
+    plain(tmp_path / "mine")
+    ran = nodes.run("model", "copy", "./mine")
+    assert (ran.code, "--as PATH" in ran.err) == (2, True)
+    nodes.write(nodes.path.read_text().replace("gpu02/hf", "gpu01/hf"))
+    nodes.run("model", "copy", "./mine")
+
+    assert [each.name for each in parts] == [chain.HERE, "gpu01", "gpu02"]
+    assert [each.gives for each in parts] == [True, False, False]
+    asked = requests(parts)
+    assert "listen" not in asked[0]
+    assert asked[0]["root"] == str(tmp_path / "mine")
+    assert asked[1]["root"] == f"{home(tmp_path, 'gpu01')}/mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("./none",), "no such folder on this machine"),
+        (("org/m",), "no node has org/m"),
+        (("org/m", "--here"), "not in this machine's Hugging Face cache"),
+        (("/elsewhere/m",), "lies in no folder that the containers of c see"),
+        (("org/m", "--from", "gpu3"), "no node `gpu3`"),
+        (("org/m", "--from", "gpu01", "--here"), "--from names a node"),
+        (("org/m", "--as", "/x"), "--as goes with a folder of this machine"),
+        (("org/m", "--rate", "fast"), "should be bytes a second"),
+    ],
+)
+def test_wrong_requests(nodes: Cluster, words: tuple[str, ...], said: str) -> None:
+    """Are told before anything is touched."""
+    ran = nodes.run("model", "copy", *words)
+
+    assert ran.code == 2
+    assert said in ran.err
+
+
+def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
+    """In revision, or in files."""
+    in_hub(home(tmp_path, "gpu01"))
+    in_hub(home(tmp_path, "gpu02"), "2" * 40)
+    ran = nodes.run("model", "copy", "org/m")
+
+    assert ran.code == 2
+    assert "org/m is not the same on gpu[01-02]" in ran.err
+
+
+def test_removing(nodes: Cluster, tmp_path: Path) -> None:
+    """Shown first, asked about, and gone; what is no model stays."""
+    root = in_hub(home(tmp_path, "gpu01"))
+    data = home(tmp_path, "gpu02") / "data"
+    data.mkdir(parents=True)
+    shown = nodes.run("model", "remove", "org/m", "--dry-run")
+    assert shown.out == f"gpu01: {root} would be removed, 5 MiB\n"
+    refused = nodes.run("model", "remove", "org/m")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    ran = nodes.run("model", "remove", "org/m", "--yes", "--json")
+
+    assert ran.code == 0
+    assert ran.events[-1]["data"]["freed"].keys() == {"gpu01"}
+    assert not root.exists()
+    assert nodes.run("model", "remove", str(data), "--yes").code == 0
+    assert data.exists()
+    assert "nothing to remove" in nodes.run("model", "remove", "org/m", "--yes").err

@@ -1,0 +1,188 @@
+"""`serve --fetch` on simulated nodes with real Hugging Face homes; nothing is moved."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.distribute import chain, copying
+from launcher.distribute.node.main import main
+from launcher.distribute.run_copy import Member, Part, Spread
+from tests.command_line import Cluster, FakeHeld, Ran
+from tests.distribute.test_model_command import COMMIT, home, in_hub, requests
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 16}
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
+    """Two nodes that are up; gpu01 has org/m."""
+    cluster.write(
+        "cluster: c\nimage: x:1\nnodes:\n"
+        + "".join(
+            f"  - {{host: gpu0{n}, ip: 10.0.0.1{n}, gpus: 8, hf_home: {tmp_path}/gpu0{n}/hf}}\n"
+            for n in (1, 2)
+        )
+    )
+    for machine in cluster.world.machines.values():
+        machine.images = {"x:1": next(iter(machine.images.values()))}
+    simulated = cluster.world.answer
+    words = chain.on_node(cluster.world.inventory).argv[2]
+
+    def answer(command: Command) -> Answer | None:
+        if words not in command.argv or command.stdin is None:
+            return simulated(command)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = main(json.loads(command.stdin())["request"])
+        return Answer(node=command.node, code=code, out=said.getvalue())
+
+    cluster.world.answer = answer  # type: ignore[method-assign]
+    assert cluster.run("up").code == 0
+    in_hub(home(tmp_path, "gpu01"))
+    cluster.world.machines["gpu01"].config = CONFIG
+    cluster.world.changes.clear()
+    return cluster
+
+
+@pytest.fixture
+def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """What `spread` is called with; then all have the model."""
+    called: list[Part] = []
+
+    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
+        called.extend(parts)
+        assert nodes.world.verbs() == []  # no server is asked for before
+        yield Event(kind="wait", stage="copy", text="moving")
+        for machine in nodes.world.machines.values():
+            machine.config = CONFIG
+        held = FakeHeld([])
+        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
+        return Spread(seconds=2.0, members=members)
+
+    monkeypatch.setattr(copying, "spread", fake)
+    return called
+
+
+def serve(nodes: Cluster, *words: str) -> Ran:
+    asked = ("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *words)
+    return nodes.run(*asked)
+
+
+def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[Part]) -> None:
+    """The node that would download it is named, and the command that copies it."""
+    ran = serve(nodes)
+
+    assert (ran.code, parts) == (0, [])
+    assert "gpu02: does not have org/m in its cache, and will download it, though gpu01" in ran.err
+
+
+@pytest.mark.parametrize("how", ["--fetch", "models: {spread: auto}"])
+def test_who_lacks_it_is_given_it_first(nodes: Cluster, parts: list[Part], how: str) -> None:
+    """From the node that has it; then the server is asked for."""
+    if how != "--fetch":
+        nodes.write(nodes.path.read_text() + how + "\n")
+    ran = serve(nodes, "--json", *([how] if how == "--fetch" else []))
+
+    assert ran.code == 0, ran.err
+    assert [each.name for each in parts] == ["gpu01", "gpu02"]
+    assert [each["source"] for each in requests(parts)] == [True, False]
+    assert nodes.world.verbs() == ["gpu01: want"]
+    assert [each["kind"] for each in ran.events if each.get("stage") == "copy"][-1] == "note"
+    assert [each["stage"] for each in ran.events if each["kind"] == "done"] == ["serve"]
+
+
+def test_only_nodes_that_load_it(nodes: Cluster, parts: list[Part]) -> None:
+    """A server of gpu01 alone needs nothing."""
+    ran = serve(nodes, "--fetch", "--backend", "mp", "--nodes", "gpu01")
+
+    assert (ran.code, parts) == (0, [])
+
+
+def test_what_runs_is_left_alone(nodes: Cluster, parts: list[Part]) -> None:
+    """It is watched."""
+    assert serve(nodes).code == 0
+    ran = serve(nodes, "--fetch")
+
+    assert (ran.code, parts) == (0, [])
+    assert "runs already" in ran.err
+
+
+def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[Part]) -> None:
+    """And how to see more."""
+    ran = serve(nodes, "--fetch", "--dry-run")
+
+    assert (ran.code, parts, nodes.held) == (0, [], nodes.held[:1])
+    assert "gpu02 would be given org/m: `vlaunch model copy org/m --dry-run` says how" in ran.out
+
+
+def test_a_half_finished_copy_is_refused(
+    nodes: Cluster, parts: list[Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that finishes it; the flag does so itself."""
+    real = type(nodes.world)._model
+
+    def begun(world: Any, machine: Any, words: Any) -> Answer:
+        unfinished = machine.node.name == "gpu02" and machine.config is None
+        if unfinished and "find -L" not in words[words.index("model") - 1]:
+            return Answer(node="gpu02", code=6)
+        return real(world, machine, words)
+
+    monkeypatch.setattr(type(nodes.world), "_model", begun)
+    ran = serve(nodes)
+
+    assert ran.code == 1
+    assert "gpu02: the copy of org/m is not finished there" in ran.err
+    assert "`vlaunch model copy org/m`, or add `--fetch`" in ran.err
+    assert serve(nodes, "--fetch").code == 0
+    assert parts
+
+
+def test_what_no_node_has_is_downloaded_once(
+    nodes: Cluster, parts: list[Part], tmp_path: Path
+) -> None:
+    """By one of its nodes; a hub that refuses ends it before a server is asked for."""
+    nodes.world.machines["gpu01"].config = None
+    (home(tmp_path, "gpu01") / "hub" / "models--org--m").rename(tmp_path / "away")
+    ran = serve(nodes, "--fetch")
+
+    assert ran.code == 1
+    assert "gpu01: cannot download org/m" in ran.err
+    assert (parts, nodes.world.verbs()) == ([], [])
+
+
+def test_a_folder_that_nobody_has(nodes: Cluster, tmp_path: Path) -> None:
+    """Has to come from this machine."""
+    nodes.write(nodes.path.read_text().replace("gpu02/hf", "gpu01/hf"))
+    for machine in nodes.world.machines.values():
+        machine.config = None
+    path = f"{home(tmp_path, 'gpu01')}/mine"
+    ran = nodes.run("serve", "--model", path, "--skip-network-check", "--fetch")
+
+    assert ran.code == 2
+    assert f"no node has {path}" in ran.err
+    assert COMMIT not in ran.err
+
+
+@pytest.mark.parametrize("how", [(), ("--plan", "auto")])
+def test_what_would_refuse_the_server_is_told_before_anything_moves(
+    nodes: Cluster, parts: list[Part], how: tuple[str, ...]
+) -> None:
+    """A port that is taken needs no hours to be found; that the model is not there is no reason."""
+    nodes.world.machines["gpu01"].listening = (22, 8000)
+    ran = serve(nodes, "--fetch", *how)
+
+    assert (ran.code, parts) == (1, [])
+    assert "port 8000" in " ".join(ran.err.split())
+    nodes.world.machines["gpu01"].listening = (22,)
+    assert serve(nodes, "--fetch").code == 0
+    assert parts

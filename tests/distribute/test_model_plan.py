@@ -1,0 +1,172 @@
+"""Who gets a model from whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import RequestError
+from launcher.distribute.chain import HERE, Model, Revision, Seen
+from launcher.distribute.model_plan import chunk, in_order, plan_copy
+
+NAME = "org/model"
+BLOB, SMALL = "a" * 64, "b" * 40
+COMMIT, OTHER = "1" * 40, "2" * 40
+GB = 10**9
+
+
+def revision(commit: str = COMMIT, **changes: Any) -> Revision:
+    base = f"snapshots/{commit}"
+    said: dict[str, Any] = {
+        "revision": commit,
+        "size": 5 * GB + 100,
+        "count": 2,
+        "used": 0,
+        "why": "",
+        "files": (
+            (f"blobs/{SMALL}", 100, 7, SMALL),
+            (f"blobs/{BLOB}", 5 * GB, 7, BLOB),
+        ),
+        "links": (
+            (f"{base}/config.json", f"blobs/{SMALL}"),
+            (f"{base}/model.safetensors", f"blobs/{BLOB}"),
+        ),
+    }
+    return Revision(**{**said, **changes})
+
+
+def hub(*revisions: Revision, **changes: Any) -> Model:
+    said: dict[str, Any] = {
+        "name": NAME,
+        "root": "/hf/hub/models--org--model",
+        "kind": "hub",
+        "refs": {"main": COMMIT},
+        "revisions": revisions or (revision(),),
+        "copied": False,
+        "unfinished": 0,
+        "downloading": 0,
+        "left_over": 0,
+    }
+    return Model(**{**said, **changes})
+
+
+def seen(*models: Model, free: int = 100 * GB) -> Seen:
+    return Seen(models=models, free=free)
+
+
+def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
+    """With its links, and found under the same name."""
+    copying = plan_copy(NAME, {"a": seen(), "b": seen(hub()), "c": seen(), "d": seen(hub())})
+
+    assert (copying.source, copying.targets) == ("b", ("c", "a"))
+    assert copying.complete == ("b", "d")
+    assert copying.missing == {"a": 5 * GB + 100, "c": 5 * GB + 100}
+    assert [each.sum for each in copying.manifest.files] == [SMALL, BLOB]
+    assert copying.links == revision().links
+    assert copying.refs == (("refs/main", COMMIT),)
+    assert copying.label == COMMIT
+
+
+def test_who_has_most_goes_first() -> None:
+    """It can serve the others."""
+    part = revision(
+        files=((f"blobs/{BLOB}", 5 * GB, 7, BLOB),), links=(), why="config.json missing"
+    )
+    copying = plan_copy(NAME, {"a": seen(hub()), "b": seen(), "c": seen(hub(part))})
+
+    assert copying.targets == ("c", "b")
+    assert copying.missing == {"b": 5 * GB + 100, "c": 100}
+
+
+def test_names_that_follow_each_other_are_neighbours() -> None:
+    """From the source round: each rack is entered once and left once; numbers are numbers."""
+    names = ("r2-n9", "r1-n2", "head", "r1-n10", "r2-n1")
+
+    assert in_order(names, "r1-n3") == ("r1-n10", "r2-n1", "r2-n9", "head", "r1-n2")
+    assert in_order(names, HERE) == ("head", "r1-n2", "r1-n10", "r2-n1", "r2-n9")
+
+
+def test_nothing_is_to_be_done_where_all_have_it() -> None:
+    """By names, sizes and the name of the revision; an unfinished copy is none."""
+    both = {"a": seen(hub()), "b": seen(hub())}
+    assert plan_copy(NAME, both).targets == ()
+    unfinished = {**both, "b": seen(hub(unfinished=5))}
+
+    assert plan_copy(NAME, unfinished).targets == ("b",)
+    without_name = {**both, "b": seen(hub(refs={}))}
+    assert plan_copy(NAME, {**without_name}, source="a", revision=COMMIT).targets == ("b",)
+
+
+def test_a_folders_files_count_by_name_size_and_time() -> None:
+    """They have no digest for a name."""
+    files = (("config.json", 20, 7, ""), ("m.safetensors", GB, 7, ""))
+    own = revision("", files=files, links=())
+    path = "/hf/mine"
+    there = hub(own, name=path, kind="plain", refs={})
+    older = hub(
+        replace(own, files=(files[0], ("m.safetensors", GB, 6, ""))),
+        name=path,
+        kind="plain",
+        refs={},
+    )
+
+    copying = plan_copy(path, {"a": seen(there), "b": seen(older), "c": seen(there)}, source="a")
+    assert (copying.targets, copying.missing) == (("b",), {"b": GB})
+    assert (copying.refs, copying.label) == ((), "files")
+
+
+def test_nobody_has_it() -> None:
+    """What there is of it is told."""
+    part = hub(revision(why="model-2.safetensors missing"))
+    with pytest.raises(RequestError) as caught:
+        plan_copy(NAME, {"a": seen(), "b": seen(part)})
+
+    assert "no node has org/model, or not all of it" in caught.value.message
+    assert caught.value.evidence == "b: model-2.safetensors missing"
+    with pytest.raises(RequestError, match="a does not have org/model in revision v2"):
+        plan_copy(NAME, {"a": seen(hub())}, source="a", revision="v2")
+
+
+def test_nodes_that_differ_are_not_guessed_about() -> None:
+    """Whose it shall be has to be said."""
+    newer = hub(revision(OTHER), refs={"main": OTHER})
+    nodes = {"a": seen(hub()), "b": seen(newer)}
+    with pytest.raises(RequestError, match=r"is not the same on \[?a,? ?b") as caught:
+        plan_copy(NAME, nodes)
+    assert "--from a" in caught.value.hint
+    copying = plan_copy(NAME, nodes, source="b")
+
+    assert (copying.revision, copying.targets) == (OTHER, ("a",))
+
+
+def test_too_little_room_is_seen_before() -> None:
+    """With some room to spare; what an interrupted copy has there already is no longer missing."""
+    with pytest.raises(RequestError, match="b has too little room") as caught:
+        plan_copy(NAME, {"a": seen(hub()), "b": seen(free=5 * GB)})
+    assert caught.value.evidence.startswith("b: 4.7 GiB are missing there, 4.7 GiB free")
+    begun = hub(revision(files=(), links=(), why="x"), unfinished=GB)
+
+    assert plan_copy(NAME, {"a": seen(hub()), "b": seen(begun, free=5 * GB)}).targets == ("b",)
+
+
+def test_only_those_that_are_meant() -> None:
+    """The others may have it or not."""
+    nodes = {"a": seen(hub()), "b": seen(), "c": seen()}
+
+    assert plan_copy(NAME, nodes, targets=["c"]).targets == ("c",)
+
+
+def test_chunks_are_larger_where_there_are_many() -> None:
+    """A bound on how many there are."""
+    assert (chunk(10 * GB), chunk(700 * GB)) == (2**20, 2**22)
+
+
+def test_a_file_that_leads_out_of_its_folder() -> None:
+    """As a hostile node names it: said as a mistake of that node's."""
+    files = (("../../etc/cron.d/evil", 100, 7, SMALL),)
+    there = hub(revision(files=files, links=()))
+    with pytest.raises(RequestError, match="a names a file of org/model that cannot be") as caught:
+        plan_copy(NAME, {"a": seen(there), "b": seen()})
+    assert "leads out of its folder" in caught.value.evidence

@@ -1,0 +1,153 @@
+"""`vlaunch model pull` on simulated nodes: the hub's answers are made up, and nothing is moved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.transport import Command
+from launcher.distribute import chain
+from launcher.distribute.run_copy import Part
+from launcher.ssh.fleet import Line
+from tests.command_line import Cluster
+from tests.distribute.test_model_command import COMMIT, FILES, home, in_hub, nodes, parts, requests
+
+__all__ = ["nodes", "parts"]
+TOKEN = "hf_thisMustStayHidden"
+
+
+@pytest.fixture
+def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
+    """What the hub has, as a node's program tells it; tests change it."""
+    nodes.lock.append(Line(node="gpu01", text='{"event": "downloaded", "bytes": 5}'))
+    nodes.write(nodes.path.read_text() + "secrets: {HF_TOKEN: {env: HF_TOKEN}}\n")
+    rows = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in FILES.items()]
+    said: dict[str, Any] = {"event": "resolved", "revision": COMMIT, "files": rows, "asked": {}}
+    simulated = nodes.world.answer
+    downloads: list[Command] = []
+
+    def answer(command: Command) -> Answer | None:
+        if command.argv == chain.on_node(nodes.world.inventory).argv and command.stdin is not None:
+            request = json.loads(command.stdin())["request"]
+            last = nodes.held[-1] if nodes.held else command
+            if "downloading org/m" in " ".join(last.before) and last not in downloads:
+                downloads.append(last)
+                in_hub(home(tmp_path, last.node))
+            if request["verb"] == "resolve":
+                said["asked"] = {**request, "node": command.node}
+                told = {key: value for key, value in said.items() if key != "asked"}
+                return Answer(node=command.node, code=0, out=json.dumps(told) + "\n")
+        return simulated(command)
+
+    nodes.world.answer = answer  # type: ignore[method-assign]
+    return said
+
+
+def test_one_node_downloads_for_all(
+    nodes: Cluster, hub: dict[str, Any], parts: list[Part], tmp_path: Path
+) -> None:
+    """The head, unless another one is named; then it is copied from there. The token is in no
+    command line, nor in any output.
+    """
+    ran = nodes.run("model", "pull", "org/m", "--rate", "1GB")
+
+    assert hub["asked"]["node"] == "gpu01"
+    assert hub["asked"]["token"] == TOKEN
+    fetches = nodes.held[-1]
+    assert fetches.stdin is not None
+    request = json.loads(fetches.stdin())["request"]
+    assert (request["verb"], request["token"], request["ref"]) == ("download", TOKEN, "main")
+    assert sorted(request["files"]) == sorted(FILES)
+    assert request["hub"] == f"{home(tmp_path, 'gpu01')}/hub"
+    assert "downloading org/m" in " ".join(fetches.before)
+    assert [each.name for each in parts] == ["gpu01", "gpu02"]
+    assert requests(parts)[1]["refs"] == [["refs/main", COMMIT]]
+    assert "5 MiB downloaded" in ran.err
+    assert TOKEN not in " ".join(word for each in nodes.held for word in each.words)
+    assert TOKEN not in ran.out + ran.err
+    nodes.run("model", "pull", "org/m", "--node", "gpu02")
+    assert hub["asked"]["node"] == "gpu02"
+
+
+def test_a_download_for_one_node_is_compared(
+    nodes: Cluster, hub: dict[str, Any], parts: list[Part]
+) -> None:
+    """With the hub's digests, by a copy without targets."""
+    nodes.run("model", "pull", "org/m", "--to", "gpu01")
+
+    assert [(each["source"], each["alone"]) for each in requests(parts)] == [(True, True)]
+
+
+def test_a_download_that_fails(nodes: Cluster, hub: dict[str, Any], parts: list[Part]) -> None:
+    """Is told with its reason, and nothing is copied."""
+    failed = json.dumps({"event": "failed", "why": "LocalEntryNotFoundError: no route"})
+    nodes.lock[1] = Line(node="gpu01", text=failed)
+    ran = nodes.run("model", "pull", "org/m")
+
+    assert (ran.code, parts) == (1, [])
+    assert "LocalEntryNotFoundError: no route" in ran.err
+
+
+def test_a_dry_run_says_what_would_come(nodes: Cluster, hub: dict[str, Any]) -> None:
+    """And downloads nothing."""
+    ran = nodes.run("model", "pull", "org/m", "--dry-run")
+
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        f"org/m ({COMMIT[:12]}): gpu01 would download 5 MiB in 2 files from Hugging Face",
+        "  then gpu02 would get it from there",
+    ]
+    assert nodes.held == []
+
+
+def test_what_a_node_has_is_not_downloaded(
+    nodes: Cluster, hub: dict[str, Any], parts: list[Part], tmp_path: Path
+) -> None:
+    """It is copied from there; where all have it, nothing is done."""
+    in_hub(home(tmp_path, "gpu02"))
+    nodes.run("model", "pull", "org/m")
+    assert [each.name for each in parts] == ["gpu02", "gpu01"]
+    in_hub(home(tmp_path, "gpu01"))
+    ran = nodes.run("model", "pull", "org/m")
+
+    assert (ran.code, "there was nothing to copy" in ran.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        ("GatedRepoError: 401", "ask for access on the model's page"),
+        ("RepositoryNotFoundError: 404", "is the name right?"),
+        ("there is no huggingface_hub here", "run `vlaunch up`"),
+        ("ConnectError: refused", "does that node reach the hub?"),
+    ],
+)
+def test_what_a_hub_refuses(nodes: Cluster, hub: dict[str, Any], why: str, hint: str) -> None:
+    """Is told with what to do."""
+    hub.clear()
+    hub.update({"event": "failed", "why": why})
+    ran = nodes.run("model", "pull", "org/m")
+
+    assert ran.code == 1
+    assert "gpu01: cannot download org/m" in ran.err
+    assert why in ran.err
+    assert hint in ran.err.replace("\n", " ")
+
+
+def test_a_folder_is_not_downloaded(nodes: Cluster) -> None:
+    """It has no name at the hub."""
+    assert nodes.run("model", "pull", "/data/mine").code == 2
+
+
+def test_too_little_room_is_seen_before_the_download(nodes: Cluster, hub: dict[str, Any]) -> None:
+    """On all nodes that shall have it."""
+    hub["files"][1][1] = 10**18
+    ran = nodes.run("model", "pull", "org/m")
+
+    assert (ran.code, len(nodes.held)) == (2, 1)
+    assert "gpu[01-02] has too little room" in ran.err

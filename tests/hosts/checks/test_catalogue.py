@@ -1,0 +1,234 @@
+"""The catalogue as a whole: complete, in order, green where all is well, and never green without
+evidence.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.check import GROUPS, Evidence
+from launcher.core.errors import RequestError
+from launcher.hosts.checks.catalogue import CATALOGUE, run, select
+from tests.hosts.checks.spoiled import HEALTHY, NODES, facts, inventory
+
+DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
+
+
+def test_a_healthy_cluster_has_nothing_red() -> None:
+    """With RoCE and GPUs everything is judged, but for what such a cluster cannot have."""
+    results = run(HEALTHY.seen())
+    skipped = {
+        result.check.id: result.findings[0].text for result in results if result.status == "skip"
+    }
+
+    assert [result.check.id for result in results if result.status not in ("pass", "skip")] == []
+    assert set(skipped) == {
+        "sudo",
+        "certificates",
+        "interface",
+        "rdma-unused",
+        "privileged",
+        "imex",
+    }
+    assert all(skipped.values())
+
+
+def test_every_green_finding_tells_its_value() -> None:
+    """So that folding by equal answers shows what differs; a check's own sentence stands where
+    there is no value.
+    """
+    assert all(each.text for result in run(HEALTHY.seen()) for each in result.findings)
+
+
+def test_nothing_is_green_without_evidence() -> None:
+    """Nodes that answered with nothing are never passed by what asks more than the login."""
+    bare = type(facts("gpu01"))()
+    results = run(Evidence(inventory=inventory(), facts=dict.fromkeys(NODES, bare)))
+    green = {
+        result.check.id for result in results for each in result.findings if each.status == "pass"
+    }
+
+    assert green == {"ssh"}
+
+
+def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> None:
+    """Docker, addresses, ports, disk and GPUs are known; clocks, links, containers, pairs and files
+    are not.
+    """
+    known = {name: facts(name, survey=None) for name in NODES}
+    results = run(Evidence(inventory=inventory(), facts=known))
+    green = {
+        result.check.id for result in results for each in result.findings if each.status == "pass"
+    }
+
+    assert green == {
+        "ssh",
+        "docker",
+        "docker-engine",
+        "selinux",
+        "docker-version",
+        "gpu-runtime",
+        "gpu-shared",
+        "accelerator",
+        "gpu-memory",
+        "gpu-model",
+        "driver",
+        "ports",
+        "address",
+        "address-unique",
+        "subnet",
+        "one-nic-per-subnet",
+        "rdma-devices",
+        "image",
+        "cache-dir",
+        "disk",
+        "state-dir",
+    }
+
+
+def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
+    """One SKIP for the cluster, not one for each node."""
+    seen = replace(HEALTHY.seen(), inventory=inventory("accelerator: cpu"))
+    results = {result.check.id: result for result in run(seen)}
+
+    for id_ in (
+        "accelerator",
+        "gpu-model",
+        "driver",
+        "gpu-errors",
+        "gpu-memory",
+        "gpu-runtime",
+        "gpu-shared",
+        "next-boot",
+        "rdma-link",
+    ):
+        assert results[id_].status == "skip"
+        assert [each.node for each in results[id_].findings] == [""]
+    assert results["driver"].findings[0].text == "accelerator: cpu has no NVIDIA driver"
+    assert (
+        results["memlock"].findings[0].text == "network: fabric is ethernet, which promises no RDMA"
+    )
+
+
+def test_a_node_that_was_not_reached_fails_once() -> None:
+    """In `ssh`, with the reason; everywhere else it is a SKIP, and the others are judged all the
+    same.
+    """
+    evidence = HEALTHY.seen()
+    left = {name: each for name, each in evidence.facts.items() if name != "gpu02"}
+    missing = {"gpu02": "no route to host\nssh: connect to host gpu02"}
+    results = run(replace(evidence, facts=left, missing=missing))
+    red = {
+        result.check.id: [each.node for each in result.findings if each.status == "fail"]
+        for result in results
+    }
+    address = next(result for result in results if result.check.id == "address")
+
+    assert {id_: nodes for id_, nodes in red.items() if nodes} == {"ssh": ["gpu02"]}
+    assert [each.status for each in address.findings] == ["pass", "skip", "pass"]
+    assert address.findings[1].text == "it was not reached: see `ssh`"
+
+
+def test_a_single_node_has_nobody_to_reach() -> None:
+    """And is not compared with itself."""
+    alone = {"gpu01": facts("gpu01")}
+    seen = replace(HEALTHY.seen(), inventory=inventory(count=1), facts=alone)
+    results = {result.check.id: result for result in run(seen)}
+
+    assert results["high-port"].findings[0].text == "a single node has nobody to reach"
+    assert results["mtu"].status == "pass"
+
+
+def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
+    """Not even when only the second is asked for."""
+    evidence = HEALTHY.seen()
+    broken = replace(
+        evidence.facts["gpu03"],
+        docker_version=None,
+        said={"docker": "Cannot connect to the Docker daemon"},
+    )
+    seen = replace(evidence, facts={**evidence.facts, "gpu03": broken})
+    (result,) = run(seen, ids=["gpu-runtime"])
+
+    assert [each.status for each in result.findings] == ["pass", "pass", "skip"]
+    assert result.findings[2].text == "it failed `docker`, without which this cannot be judged"
+
+
+def test_the_essential_checks_are_part_of_the_catalogue() -> None:
+    """With the same ids: what stops `up` is found by `check` under the same name."""
+    ids = [check.id for check in CATALOGUE]
+
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", id_) for id_ in ids)
+
+
+def test_the_order_is_that_of_the_groups() -> None:
+    """From the login to the model; each group has a check."""
+    groups = [check.group for check in CATALOGUE]
+
+    assert groups == sorted(groups, key=GROUPS.index)
+    assert set(groups) == set(GROUPS)
+
+
+def test_needs_are_checks_that_exist() -> None:
+    """And none needs itself."""
+    ids = {check.id for check in CATALOGUE}
+
+    assert all(set(check.needs) <= ids - {check.id} for check in CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ({"only": ["mtu", "ssh"]}, ["ssh", "mtu"]),
+        ({"group": ["reach"]}, ["ssh", "sudo"]),
+        ({"group": ["reach"], "skip": ["sudo"]}, ["ssh"]),
+        ({"group": ["reach"], "only": ["shm"]}, ["ssh", "sudo", "shm"]),
+    ],
+)
+def test_checks_are_chosen_by_id_and_group(asked: dict[str, Any], ids: list[str]) -> None:
+    """Always in the catalogue's order."""
+    assert [check.id for check in select(**asked)] == ids
+    assert len(select()) == len(CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"only": ["mtu-paths"]}, "there is no check `mtu-paths`; did you mean `mtu-path`?"),
+        ({"skip": ["xyzzy"]}, "there is no check `xyzzy`"),
+        ({"group": ["networks"]}, "there is no group `networks`; did you mean `network`?"),
+    ],
+)
+def test_an_unknown_id_is_told_with_the_near_miss(asked: dict[str, Any], message: str) -> None:
+    """And what there is."""
+    with pytest.raises(RequestError) as caught:
+        select(**asked)
+
+    assert caught.value.message == message
+    assert caught.value.hint
+
+
+def test_every_check_has_its_section_in_the_documentation() -> None:
+    """In the catalogue's order, with what the check says of itself."""
+    text = DOCS.read_text()
+    sections = dict(
+        re.findall(r"^### ([a-z-]+)\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    )
+
+    assert list(sections) == [check.id for check in CATALOGUE]
+    for check in CATALOGUE:
+        body = " ".join(sections[check.id].lower().split())
+        assert check.what.lower() in body, check.id
+        assert all(f"**{part}.**" in body for part in ("why", "asked", "fix")), check.id
+        assert "**source.**" in body, check.id
+
+
+def test_the_documentation_has_a_heading_for_each_group() -> None:
+    """In their order."""
+    assert re.findall(r"^## ([a-z]+)$", DOCS.read_text(), flags=re.MULTILINE) == list(GROUPS)

@@ -1,0 +1,257 @@
+"""One image everywhere, with the Ray and Python that were meant, and what containers see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from launcher.core.check import Evidence, Finding
+from launcher.core.domain import Answer, Inventory
+from launcher.hosts.checks import container
+from launcher.tools.docker import Image
+from launcher.tools.host import HostFacts
+from tests.hosts.checks.spoiled import NODES, Case, named, stays_unknown, turns_red
+
+Load = Callable[..., Inventory]
+NAME = "vllm/vllm-openai:v0.32.0"
+THREE = "nodes: [{host: 'gpu[01-03]', ip: '10.0.0.[1-3]', gpus: 2}]"
+
+CASES = (
+    Case(
+        id="rdma-container",
+        red={"gpu02": "fail"},
+        text="the container has no /dev/infiniband",
+        fix="ib_uverbs",
+        inside={"gpu02": {"infiniband": ()}},
+    ),
+    Case(
+        id="memlock",
+        red={"gpu03": "fail"},
+        text="may lock 8192 KiB of memory only",
+        fix="LimitMEMLOCK=infinity",
+        inside={"gpu03": {"memlock_unlimited": False, "memlock": 8 << 20}},
+    ),
+    Case(
+        id="ipc-lock",
+        red={"gpu01": "fail"},
+        text="lacks the capability IPC_LOCK",
+        fix="--cap-add IPC_LOCK",
+        inside={"gpu01": {"ipc_lock": False}},
+    ),
+    Case(
+        id="libibverbs",
+        red=dict.fromkeys(NODES, "fail"),
+        text="no libibverbs.so.1",
+        fix="apt-get install -y libibverbs1",
+        inside={"*": {"libibverbs": ""}},
+    ),
+    Case(
+        id="ray-version",
+        red={"gpu02": "fail"},
+        text="Ray 2.48.0, while gpu[01,03] has 2.60.0",
+        fix="`docker rmi --force`",
+        inside={"gpu02": {"ray": "2.48.0"}},
+    ),
+    Case(
+        id="python-version",
+        red={"gpu02": "fail"},
+        text="Python 3.10.1, while gpu[01,03] has 3.12.3",
+        fix="`vlaunch up` again",
+        inside={"gpu02": {"python": "3.10.1"}},
+    ),
+)
+
+UNKNOWN = (
+    (
+        Case(id="memlock", red={}, text="", fix="", inside={"gpu01": {"memlock_unlimited": False}}),
+        "is not known",
+    ),
+    (
+        Case(
+            id="ipc-lock",
+            red={},
+            text="",
+            fix="",
+            evidence={"inside": {}, "inside_missing": {"gpu01": "asked in vain"}},
+        ),
+        "no container",
+    ),
+    (
+        Case(
+            id="libibverbs",
+            red={},
+            text="",
+            fix="",
+            evidence={"inside": {}},
+            facts={"*": {"images": {}}},
+        ),
+        "the image is not on this node yet: run `vlaunch up`",
+    ),
+    (
+        Case(id="ray-version", red={}, text="", fix="", inside={"*": {"ray": ""}}),
+        "the image has no Ray; `vlaunch up` adds 2.60.0",
+    ),
+    (
+        Case(
+            id="python-version",
+            red={},
+            text="",
+            fix="",
+            inside={"*": {"error": "OCI runtime exec failed"}},
+        ),
+        "OCI runtime exec failed",
+    ),
+)
+
+
+def facts(identity: str | None) -> HostFacts:
+    image = (
+        None
+        if identity is None
+        else Image(
+            id=f"sha256:{identity * 20}",
+            identity=identity,
+            digests=(),
+            architecture="amd64",
+            labels={},
+        )
+    )
+    return HostFacts(images={NAME: image})
+
+
+def judged(inventory: Inventory, **identities: str | None) -> Sequence[Finding]:
+    """Ask about nodes with these images."""
+    known = {name: facts(identity) for name, identity in identities.items()}
+    return container.same_identity(Evidence(inventory=inventory, facts=known))
+
+
+def test_the_same_image_everywhere_passes(load: Load) -> None:
+    """By layers and configuration, not by name."""
+    found = judged(load(), gpu01="a", gpu02="a")
+
+    assert [(each.node, each.status) for each in found] == [("gpu01", "pass"), ("gpu02", "pass")]
+
+
+def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
+    """Whoever differs from most is the one to mend, and both ids are shown."""
+    (found,) = judged(load("", THREE), gpu01="b", gpu02="a", gpu03="a")
+
+    assert (found.node, found.status, found.text) == (
+        "gpu01",
+        "fail",
+        f"{NAME} is another image than on gpu[02-03]",
+    )
+    assert "gpu01: sha256:bbbb" in found.evidence
+    assert f"vlaunch image copy {NAME} --from gpu02" in found.fix
+    assert "by digest" in found.fix
+
+
+def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
+    """Also without a registry."""
+    (found,) = judged(load(), gpu01="a", gpu02=None)
+
+    assert (found.node, found.text) == ("gpu02", f"image {NAME} is not there")
+    assert f"docker pull {NAME}" in found.fix
+    assert f"vlaunch image copy {NAME}" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "status"),
+    [
+        (json.dumps({"ray": "2.60.0", "python": "3.12.3"}), 0, "pass"),
+        ("WARNING: banner\n" + json.dumps({"ray": "2.60.0", "python": "3.12.3"}) + "\n", 0, "pass"),
+        (json.dumps({"ray": "2.59.0", "python": "3.12.3"}), 0, "fail"),
+        (json.dumps({"ray": "2.60.0", "python": "3.12.4"}), 0, "fail"),
+        ("Traceback: no ray", 1, "fail"),
+        ("", 0, "fail"),
+        ("[]", 0, "fail"),
+    ],
+)
+def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load) -> None:
+    """Ray refuses a cluster of two versions, and pickles do not cross Pythons."""
+    node = load().head
+    judge = container.judge_versions([node], "2.60.0", "3.12.3")
+    (found,) = judge({"gpu01": [Answer(node="gpu01", code=code, out=out)]})
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "the image does not run Ray 2.60.0 and Python 3.12.3"
+        assert "docker rmi --force" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 0\n"),
+            "pass",
+            "2 GPUs in a container",
+        ),
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 802\n"),
+            "fail",
+            "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
+        ),
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 999\n"),
+            "fail",
+            "CUDA does not start (cuInit: 999)",
+        ),
+        (
+            Answer(
+                node="gpu01",
+                code=1,
+                out="GPU 0: A\nGPU 1: B\n",
+                err="OSError: libcuda.so.1: cannot open shared object file",
+            ),
+            "warn",
+            "2 GPUs in a container, but no CUDA driver library to try them with",
+        ),
+        (
+            Answer(node="gpu01", code=124, out="GPU 0: A\nGPU 1: B\n"),
+            "fail",
+            "the GPUs could not be tried",
+        ),
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\n"),
+            "fail",
+            "a container sees 1 GPUs, 2 declared",
+        ),
+        (
+            Answer(
+                node="gpu01",
+                code=125,
+                err='could not select device driver "" with capabilities: [[gpu]]',
+            ),
+            "fail",
+            "Docker cannot hand out GPUs",
+        ),
+        (
+            Answer(node="gpu01", code=125, err="Unknown"),
+            "fail",
+            "a container sees 0 GPUs, 2 declared",
+        ),
+    ],
+)
+def test_gpus_are_counted_where_they_will_be_used(
+    answer: Answer, status: str, text: str, load: Load
+) -> None:
+    """In a container; a known refusal is told by its cause."""
+    (found,) = container.judge_gpus([load().head])({"gpu01": [answer]})
+
+    assert (found.status, found.text) == (status, text)
+    assert status == "pass" or found.fix
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)

@@ -1,0 +1,98 @@
+"""Docker's version, storage and cgroups."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.checks.spoiled import NODES, ROCE, Case, findings, named, stays_unknown, turns_red
+
+CASES = (
+    Case(
+        id="docker-version",
+        red={"gpu02": "fail"},
+        text="Docker 18.09.7 is older than 19.03",
+        fix="install a current Docker",
+        facts={"gpu02": {"docker_version": "18.09.7"}},
+    ),
+    Case(
+        id="docker-storage",
+        red={"gpu03": "warn"},
+        text="with `vfs`",
+        fix="overlay2",
+        survey={"gpu03": {"docker_storage": "vfs"}},
+    ),
+    Case(
+        id="cgroup-driver",
+        red={"gpu01": "warn"},
+        text="cgroups: systemd v2, while gpu[02-03] has cgroupfs v1",
+        fix="native.cgroupdriver=cgroupfs",
+        survey={"gpu01": {"docker_cgroup": "systemd v2"}},
+    ),
+    Case(
+        id="cgroup-driver",
+        red=dict.fromkeys(NODES, "warn"),
+        text="`systemctl daemon-reload` can take GPUs",
+        fix="cgroupfs",
+        survey={"*": {"docker_cgroup": "systemd v2"}},
+    ),
+    Case(
+        id="cgroup-driver",
+        red={"gpu03": "warn"},
+        text="cgroups: cgroupfs v2, while gpu[01-02] has cgroupfs v1",
+        fix="systemd.unified_cgroup_hierarchy=",
+        survey={"gpu03": {"docker_cgroup": "cgroupfs v2"}},
+    ),
+    Case(
+        id="privileged",
+        red=dict.fromkeys(NODES, "warn"),
+        text="`privileged: true` gives its container every device",
+        fix="`cap_add:`",
+        more=f"{ROCE}\nprivileged: true",
+    ),
+)
+
+
+UNKNOWN = (
+    (
+        Case(
+            id="docker-version", red={}, text="", fix="", facts={"gpu01": {"docker_version": "dev"}}
+        ),
+        "cannot be read: dev",
+    ),
+    (
+        Case(
+            id="docker-storage", red={}, text="", fix="", survey={"gpu01": {"docker_storage": ""}}
+        ),
+        "did not say",
+    ),
+    (
+        Case(id="cgroup-driver", red={}, text="", fix="", survey={"gpu01": {"docker_cgroup": ""}}),
+        "did not name",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_systemd_is_no_trouble_without_gpus() -> None:
+    """Only devices that NVIDIA's hook hands out get lost."""
+    case = Case(
+        id="cgroup-driver",
+        red={},
+        text="",
+        fix="",
+        more="accelerator: cpu",
+        survey={"*": {"docker_cgroup": "systemd v2"}},
+    )
+
+    assert {(each.status, each.text) for each in findings(case)} == {("pass", "systemd v2")}
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)

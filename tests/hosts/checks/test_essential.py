@@ -1,0 +1,398 @@
+"""What is judged again before `up` writes anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.core.check import Evidence
+from launcher.hosts.checks.catalogue import ESSENTIAL
+from launcher.hosts.checks.gpu import ACCELERATOR
+from launcher.tools.docker import Given
+from launcher.tools.host import Address
+from tests.hosts.checks.conftest import Good, Load, first, judge
+
+
+@pytest.mark.parametrize("check", ESSENTIAL, ids=lambda check: check.id)
+@pytest.mark.parametrize(
+    "more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"]
+)
+def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
+    """On every accelerator and fabric."""
+    facts = {"gpu01": good(), "gpu02": good("10.0.0.12")}
+    found = check.judge(Evidence(inventory=load(more), facts=facts))
+
+    assert [each.status for each in found] == ["pass", "pass"]
+
+
+def test_checks_are_told_apart_and_say_what_and_why() -> None:
+    """The id is the word of the documentation; `what` is a sentence that is true when the check is
+    green.
+    """
+    ids = [check.id for check in ESSENTIAL]
+
+    assert len(set(ids)) == len(ids)
+    assert all(check.what and check.why and not check.what.endswith(".") for check in ESSENTIAL)
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "fix"),
+    [
+        (
+            "permission denied while trying to connect",
+            "`ops` may not talk to Docker",
+            "docker: [sudo, -n, docker]",
+        ),
+        (
+            "sudo: a password is required",
+            "`docker` may not be run by `ops` without a password",
+            "/etc/sudoers.d/vlaunch",
+        ),
+        (
+            "sudo: a terminal is required to read the password",
+            "`docker` may not be run by `ops` without a password",
+            "NOPASSWD",
+        ),
+        (
+            "sudo: sorry, you must have a tty to run sudo",
+            "sudo runs `docker` only from a terminal (`requiretty` in sudoers)",
+            "Defaults:ops !requiretty",
+        ),
+        (
+            "sh: 1: docker: not found",
+            "`docker` is not installed",
+            "https://docs.docker.com/engine/install/",
+        ),
+        ("timeout: 'docker': No such file or directory", "`docker` is not installed", "install"),
+        ("Cannot connect to the Docker daemon", "Docker does not answer", "systemctl start docker"),
+        (
+            "dial unix /run/docker.sock: no such file or directory",
+            "Docker does not answer",
+            "systemctl start docker",
+        ),
+        ("", "Docker does not answer", "systemctl start docker"),
+    ],
+)
+def test_a_docker_that_does_not_answer_is_told_why(
+    said: str, text: str, fix: str, load: Load, good: Good
+) -> None:
+    """Each with its own remedy, and Docker's words as evidence."""
+    found = first("docker", load, good(docker_version=None, said={"docker": said}))
+
+    assert (found.status, found.text, found.evidence) == ("fail", text, said)
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    ("docker", "said", "text", "fix"),
+    [
+        ("[docker]", "", "`docker version` did not answer within 15 s", "`ssh gpu01 time docker"),
+        (
+            "[sudo, -n, docker]",
+            "",
+            "`sudo -n docker version` did not answer within 15 s",
+            "`ssh gpu01 time sudo -n docker version`",
+        ),
+        (
+            "[sudo, -n, docker]",
+            "sudo: unable to resolve host n1: Temporary failure in name resolution",
+            "`sudo -n docker version` did not answer within 15 s: sudo cannot resolve the node's"
+            " own name, `n1`",
+            "`echo '10.0.0.11 n1' | sudo tee -a /etc/hosts` on gpu01",
+        ),
+    ],
+)
+def test_a_docker_that_is_late_is_not_said_to_be_down(
+    docker: str, said: str, text: str, fix: str, load: Load, good: Good
+) -> None:
+    """What did not answer within how many seconds, and what to try."""
+    facts = good(
+        docker_version=None, hostname="n1", said={"docker": said}, late=frozenset({"docker"})
+    )
+    found = first("docker", load, facts, f"docker: {docker}")
+
+    assert (found.status, found.text, found.evidence) == ("fail", text, said)
+    assert fix in found.fix
+    assert "systemctl start" not in found.fix
+
+
+@pytest.mark.parametrize("status", ["fail", "pass"])
+def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: Good) -> None:
+    """Fewer is a failure that says how many; more is none."""
+    found = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "2 GPUs visible, 3 declared"
+        assert "set `gpus: 2` for gpu01" in found.fix
+
+
+def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
+    """By their index or their UUID, whichever others there are."""
+    assert first("accelerator", load, good(), gpus="[1]").status == "pass"
+    found = first("accelerator", load, good(), gpus="[1, 5]")
+
+    assert (found.status, found.text) == ("fail", "2 GPUs visible, 1, 5 declared")
+    assert "set others under `gpus:` for gpu01" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "fix"),
+    [
+        (
+            Given(container="vlaunch-a-n", cluster="a", count=1),
+            "GPU 0 is given to cluster a, too",
+            "[1]",
+        ),
+        (
+            Given(container="vlaunch-a-n", cluster="a", count=-1),
+            "GPU 0 is given to cluster a, too",
+            "end the other one, or use fewer: 0 of gpu01 are free",
+        ),
+        (Given(container="vlaunch-a-n", cluster="a", ids=("GPU-1",)), "", ""),
+        (Given(container="vlaunch-c-n", cluster="c", count=2), "", ""),
+    ],
+)
+def test_gpus_belong_to_one_cluster(
+    given: Given, text: str, fix: str, load: Load, good: Good
+) -> None:
+    """Docker gives one to as many containers as ask for it; our own are no others."""
+    found = first("gpu-shared", load, good(given=(given,)), gpus="[0]")
+
+    assert (found.status, found.text) == ("fail" if text else "pass", text)
+    assert fix in found.fix
+
+
+def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -> None:
+    """No container with GPUs starts on such a host, whichever it asks for."""
+    words = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
+    found = first("accelerator", load, good(lost_gpus=(words,)), gpus="2")
+
+    assert (found.status, found.text, found.evidence) == (
+        "fail",
+        "the driver has lost a GPU",
+        words,
+    )
+    assert "reboot gpu01" in found.fix
+
+
+def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
+    """`nvidia-smi` is not there."""
+    found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))
+
+    assert (found.status, found.text, found.evidence) == (
+        "fail",
+        "no NVIDIA GPU visible",
+        "nvidia-smi: not found",
+    )
+    assert "install the driver" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("there", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")]
+)
+def test_the_declared_amd_gpus_must_be_there(
+    there: int | None, status: str, load: Load, good: Good
+) -> None:
+    """Counted from the kernel's topology."""
+    renders = None if there is None else tuple(range(128, 128 + there))
+    found = first("accelerator", load, good(amd_renders=renders), "accelerator: amd")
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == f"{there or 0} AMD GPUs visible, 2 declared"
+        assert "modprobe amdgpu" in found.fix
+
+
+@pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
+@pytest.mark.parametrize(("gpus", "status"), [("1", "fail"), ("2", "pass")])
+def test_a_privileged_container_needs_all_gpus_of_its_node(
+    accelerator: str, gpus: str, status: str, load: Load, good: Good
+) -> None:
+    """It sees all of them, whichever Docker hands out, and ranks would take the first ones."""
+    more = f"accelerator: {accelerator}\nprivileged: true"
+    found = first("accelerator", load, good(amd_renders=(128, 129)), more, gpus=gpus)
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "a container with `privileged: true` sees all 2 GPUs, 1 declared"
+        assert found.fix.startswith("set `gpus: 2` for gpu01, or replace `privileged: true`")
+
+
+def test_cpu_slots_need_no_device(load: Load) -> None:
+    """They are what Ray counts, nothing more."""
+    assert not ACCELERATOR.applies(load("accelerator: cpu"))
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "toolkit", "status"),
+    [
+        (("runc",), False, "fail"),
+        ((), False, "fail"),
+        (("nvidia", "runc"), False, "pass"),
+        (("runc",), True, "pass"),
+    ],
+)
+def test_docker_needs_nvidias_runtime_or_hook(
+    runtimes: tuple[str, ...], toolkit: bool, status: str, load: Load, good: Good
+) -> None:
+    """Either way of handing out GPUs will do."""
+    found = first("gpu-runtime", load, good(runtimes=runtimes, toolkit=toolkit))
+
+    assert found.status == status
+    if status == "fail":
+        assert "nvidia-ctk runtime configure" in found.fix
+        assert found.evidence == "runtimes: " + (", ".join(runtimes) or "none")
+
+
+def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
+    load: Load, good: Good
+) -> None:
+    """The check `docker` has said it."""
+    assert first("gpu-runtime", load, good(docker_version=None, runtimes=())).status == "pass"
+
+
+def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) -> None:
+    """The addresses that are there are the evidence, without loopback."""
+    found = first("address", load, good("10.9.9.9"))
+
+    assert (found.status, found.text, found.evidence) == (
+        "fail",
+        "no interface carries 10.0.0.11",
+        "eth0 10.9.9.9",
+    )
+    assert "set `ip:` of gpu01" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("interface", "text"),
+    [
+        ("eth7", "there is no interface `eth7` with an address"),
+        ("eth1", "10.0.0.11 is on `eth0`, not on `eth1`"),
+    ],
+)
+def test_the_declared_interface_must_carry_the_address(
+    interface: str, text: str, load: Load, good: Good
+) -> None:
+    """The fix names the right one."""
+    other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True)
+    facts = good(addresses=(*(good().addresses or ()), other))
+    found = judge(
+        "address",
+        load(f"network: {{interface: {interface}}}"),
+        gpu01=facts,
+        gpu02=good("10.0.0.12"),
+    )[0]
+
+    assert (found.status, found.text) == ("fail", text)
+    assert "set `network: {interface: eth0}` for gpu01" in found.fix
+
+
+def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
+    """Its address alone proves nothing."""
+    down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False)
+    found = first("address", load, good(addresses=(down,)))
+
+    assert (found.status, found.text) == ("fail", "`eth0` is down")
+    assert "ip link set eth0 up" in found.fix
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "roce"])
+def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
+    """NCCL would silently use TCP."""
+    found = first(
+        "rdma-devices",
+        load,
+        good(infiniband=(), said={"infiniband": "ls: cannot access"}),
+        f"network: {{fabric: {fabric}}}",
+    )
+
+    assert (found.status, found.text) == (
+        "fail",
+        f"no /dev/infiniband, though the inventory says {fabric}",
+    )
+    assert found.evidence == "ls: cannot access"
+    assert "modprobe" in found.fix
+
+
+def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
+    """Nothing is asked for that the inventory does not say."""
+    assert first("rdma-devices", load, good(infiniband=())).status == "pass"
+
+
+@pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening")])
+def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
+    id_: str, missing: str, load: Load, good: Good
+) -> None:
+    """Never green."""
+    found = first(id_, load, good(**{missing: None}))
+
+    assert found.status == "skip"
+    assert found.text
+
+
+def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> None:
+    """A fix is a thing to do."""
+    bad = good(
+        "10.9.9.9",
+        docker_version=None,
+        gpus=None,
+        infiniband=(),
+        disk_free=1,
+        listening=frozenset({("::", 6379)}),
+        said={"docker": "x"},
+    )
+    inventory = load("network: {fabric: roce}")
+    evidence = Evidence(inventory=inventory, facts={"gpu01": bad, "gpu02": bad})
+    found = [each for check in ESSENTIAL for each in check.judge(evidence) if each.status == "fail"]
+
+    assert len({each.text for each in found}) >= 6
+    assert all(
+        each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "text"),
+    [
+        ({}, "pass", ""),
+        ({"podman": True}, "fail", "`docker` is Podman here, not Docker"),
+        ({"security": ("seccomp", "rootless")}, "fail", "Docker runs rootless here"),
+        ({"docker_version": None}, "skip", "Docker did not answer"),
+    ],
+)
+def test_only_roots_docker_will_do(
+    changed: dict[str, Any], status: str, text: str, load: Load, good: Good
+) -> None:
+    """What else answers is refused, once."""
+    facts = good(**changed)
+    found = first("docker-engine", load, facts)
+
+    assert found.status == status
+    assert text in found.text
+    assert status != "fail" or "unix:///var/run/docker.sock" in found.fix
+    assert not changed.get("podman") or first("docker", load, facts).status == "skip"
+
+
+@pytest.mark.parametrize(
+    ("security", "labels", "status"),
+    [
+        (("selinux",), {"/data/hf": "default_t", "/root/.vlaunch": "container_file_t"}, "fail"),
+        (("selinux",), {"/data/hf": "container_file_t"}, "pass"),
+        (("selinux",), {"/data/hf": "nfs_t"}, "pass"),
+        (("selinux",), None, "pass"),
+        ((), {"/data/hf": "default_t"}, "pass"),
+    ],
+)
+def test_selinux_must_let_containers_read_what_they_mount(
+    security: tuple[str, ...], labels: dict[str, str] | None, status: str, load: Load, good: Good
+) -> None:
+    """Only where it enforces, and Docker has it on; the fix labels just those folders."""
+    found = first("selinux", load, good(security=security, selinux=labels))
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "SELinux keeps containers from /data/hf"
+        assert found.evidence == "/data/hf: default_t"
+        assert "`sudo chcon -Rt container_file_t /data/hf`" in found.fix

@@ -1,0 +1,388 @@
+"""GPUs of one model, without trouble, with a driver for the image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.hosts.checks.catalogue import run
+from launcher.hosts.checks.gpu import tag_cuda
+from launcher.tools import survey_read
+from launcher.tools.docker import Image
+from launcher.tools.parts import Parts
+from launcher.tools.survey import GpuState, NvlinkFabric
+from tests.hosts.checks.spoiled import (
+    GPU,
+    IMAGE,
+    NODES,
+    ROCE,
+    Case,
+    findings,
+    inventory,
+    named,
+    stays_unknown,
+    turns_red,
+)
+
+H100 = Path(__file__).parents[2] / "fixtures" / "gpu-h100"
+A100 = replace(GPU, name="NVIDIA A100-SXM4-80GB", memory_total=81920)
+REQUIRE = "cuda>=12.9 brand=unknown,driver>=535,driver<536"
+CUDA12 = Image(
+    id="sha256:0",
+    identity="i",
+    digests=(),
+    architecture="amd64",
+    labels={},
+    env={"NVIDIA_REQUIRE_CUDA": REQUIRE},
+)
+GB200 = (replace(GPU, name="NVIDIA GB200"), replace(GPU, name="NVIDIA GB200", index=1))
+THERE: dict[str, dict[str, object]] = {"*": {"gpus": GB200}}
+CHANNEL = {"*": {"imex": ("channel0",)}}
+UNSEEN = {"*": {"error": "no such image"}}
+DEVICE = "devices: [/dev/nvidia-caps-imex-channels/channel0]"
+
+CASES = (
+    Case(
+        id="gpu-model",
+        red={"gpu02": "fail"},
+        text="2 × NVIDIA A100-SXM4-80GB, while gpu[01,03] has NVIDIA H100 80GB HBM3",
+        fix="leave gpu02 out",
+        facts={"gpu02": {"gpus": (A100, A100)}},
+    ),
+    Case(
+        id="gpu-model",
+        red={"gpu02": "warn"},
+        text="with 20 GB, 80 GB expected",
+        fix="`nvidia-smi -L` on gpu02",
+        facts={"gpu02": {"gpus": (replace(GPU, memory_total=19000),) * 2}},
+    ),
+    Case(
+        id="fabric-manager",
+        red={"gpu02": "fail"},
+        text="the NVLink fabric between the GPUs is not ready: In Progress",
+        fix="nvidia-fabricmanager` on gpu02",
+        survey={
+            "*": {"nvlink": NvlinkFabric(switches=4, states=("Completed",) * 2)},
+            "gpu02": {"nvlink": NvlinkFabric(states=("Completed", "In Progress"))},
+        },
+    ),
+    Case(
+        id="fabric-manager",
+        red={"gpu01": "fail"},
+        text="Fabric Manager is inactive",
+        fix="its version must be the driver's",
+        survey={
+            "*": {"nvlink": NvlinkFabric(switches=6, service="active")},
+            "gpu01": {"nvlink": NvlinkFabric(switches=6, service="inactive")},
+        },
+    ),
+    Case(
+        id="gpu-errors",
+        red={"gpu03": "fail"},
+        text="uncorrected memory errors (GPU 1: 4)",
+        fix="reboot gpu03",
+        survey={
+            "gpu03": {"gpus": (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4))}
+        },
+    ),
+    Case(
+        id="gpu-errors",
+        red={"gpu01": "fail"},
+        text="reported Xid 79 since",
+        fix="docs.nvidia.com/deploy/xid-errors",
+        survey={"gpu01": {"xid": ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",)}},
+    ),
+    Case(
+        id="gpu-errors",
+        red={"gpu01": "warn"},
+        text="reported Xid 31 since the node booted, which applications bring about",
+        fix="grep Xid",
+        survey={"gpu01": {"xid": ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1896, name=python3",)}},
+    ),
+    Case(
+        id="gpu-errors",
+        red={"gpu01": "warn"},
+        text="reported Xid 31, 43 since the node booted, which applications bring about",
+        fix="grep Xid",
+        survey={"gpu01": {"xid": tuple((H100 / "xid.txt").read_text().splitlines())}},
+    ),
+    Case(
+        id="driver",
+        red={"gpu02": "warn"},
+        text="driver 590.10, while gpu[01,03] has 580.95.05",
+        fix="install 580.95.05 on gpu02",
+        facts={"gpu02": {"gpus": (replace(GPU, driver="590.10"),) * 2}},
+    ),
+    Case(
+        id="driver",
+        red=dict.fromkeys(NODES, "fail"),
+        text="driver 570.1 is too old for CUDA 13.0.3 of the image, which needs 580",
+        fix="or set `image: vllm/vllm-openai:v0.32.0-cu129`",
+        facts={"*": {"gpus": (replace(GPU, driver="570.1"),) * 2}},
+    ),
+    Case(
+        id="driver",
+        red={"gpu01": "fail"},
+        text="too old for CUDA 12.9",
+        fix="install driver 525 or newer on gpu01",
+        facts={
+            "gpu01": {"gpus": (replace(GPU, driver="520.61"),) * 2},
+            "*": {"images": {IMAGE: CUDA12}},
+        },
+    ),
+    Case(
+        id="driver",
+        red={"gpu01": "fail"},
+        text="driver 515.1 is older than 520, the first that knows H100",
+        fix="install driver 520 or newer on gpu01",
+        facts={
+            "gpu01": {"gpus": (replace(GPU, driver="515.1"),) * 2},
+            "*": {"images": {IMAGE: replace(CUDA12, env={})}},
+        },
+    ),
+    Case(
+        id="imex",
+        red={"gpu02": "warn"},
+        text="there is no IMEX channel",
+        fix="nvidia-imex",
+        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        facts=THERE,
+        survey={"*": {"imex": ("channel0",)}, "gpu02": {"imex": ()}},
+        inside={"*": {"imex": ("channel0",)}},
+    ),
+    Case(
+        id="imex",
+        red={"gpu03": "warn"},
+        text="the container has no IMEX channel",
+        fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
+        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        facts=THERE,
+        survey=CHANNEL,
+        inside={**CHANNEL, "gpu03": {"imex": ()}},
+    ),
+    Case(
+        id="imex",
+        red=dict.fromkeys(NODES, "warn"),
+        text="the container has no IMEX channel",
+        fix="run `vlaunch up`, which starts the container with the channel",
+        more=f"{ROCE}\n{DEVICE}",
+        facts=THERE,
+        survey=CHANNEL,
+    ),
+    Case(
+        id="imex",
+        red=dict.fromkeys(NODES, "warn"),
+        text="its IMEX channel is not given to the container",
+        fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
+        facts=THERE,
+        survey=CHANNEL,
+        inside=UNSEEN,
+    ),
+    Case(
+        id="imex",
+        red={"gpu02": "warn"},
+        text="Docker 29.2 does not read NVIDIA_IMEX_CHANNELS",
+        fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
+        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        facts={**THERE, "gpu02": {**THERE["*"], "docker_version": "29.2.0"}},
+        survey=CHANNEL,
+        inside=UNSEEN,
+    ),
+)
+
+UNKNOWN = (
+    (
+        Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"xid": None}}),
+        "kernel's log may not be read",
+    ),
+    (
+        Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}),
+        "told nothing of memory errors",
+    ),
+    (
+        Case(
+            id="gpu-model",
+            red={},
+            text="",
+            fix="",
+            more="accelerator: amd",
+            facts={"*": {"gpus": None, "amd_renders": (128, 129)}},
+        ),
+        "AMD GPUs",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_a_green_gpu_tells_its_model_and_count() -> None:
+    """The value to fold by."""
+    assert (
+        findings(Case(id="gpu-model", red={}, text="", fix=""))[0].text
+        == "2 × NVIDIA H100 80GB HBM3"
+    )
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)
+
+
+def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
+    """Its trouble is none of this cluster's."""
+    every = inventory()
+    one, two, three = every.nodes
+    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
+    states = (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4))
+    case = Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu02": {"gpus": states}})
+
+    assert findings(case)[1].status == "fail"
+    assert findings(replace(case, evidence={"inventory": first}))[1].status == "pass"
+
+
+def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
+    """NVIDIA supports it on these only."""
+    old = replace(GPU, driver="570.1")
+    geforce = replace(old, name="NVIDIA GeForce RTX 4090")
+
+    assert (
+        "cuda-compat"
+        in findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"gpus": (old,) * 2}}))[
+            0
+        ].fix
+    )
+    assert (
+        "cuda-compat"
+        not in findings(
+            Case(id="driver", red={}, text="", fix="", facts={"*": {"gpus": (geforce,) * 2}})
+        )[0].fix
+    )
+
+
+def test_an_image_that_is_not_here_is_judged_by_its_tag() -> None:
+    """vLLM's own tags tell their CUDA."""
+    turns_red(
+        Case(
+            id="driver",
+            red=dict.fromkeys(NODES, "fail"),
+            text=(
+                "driver 535.10 is too old for CUDA 13, which the image's tag tells and which"
+                " needs 580"
+            ),
+            fix="or set `image: vllm/vllm-openai:v0.32.0-cu129`",
+            facts={"*": {"images": {}, "gpus": (replace(GPU, driver="535.10"),) * 2}},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "cuda"),
+    [
+        ("vllm/vllm-openai:v0.20.0", "13"),
+        ("docker.io/vllm/vllm-openai:v1.0", "13"),
+        ("vllm/vllm-openai:v0.19.1", ""),
+        ("vllm/vllm-openai:v0.32.0-cu129", "12.9"),
+        ("vllm/vllm-openai:nightly-cu130", "13.0"),
+        ("vllm/vllm-openai:latest", ""),
+        ("vllm/vllm-openai", ""),
+        ("vllm/vllm-openai:v0.32.0-arm64", ""),
+        ("vllm/vllm-openai-cpu:v0.32.0", ""),
+        ("registry.example/vllm:v0.32.0", ""),
+        ("vllm/vllm-openai@sha256:" + "0" * 64, ""),
+    ],
+)
+def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
+    """Nothing is guessed of other people's images."""
+    assert tag_cuda(image) == cuda
+
+
+@pytest.mark.parametrize(
+    ("image", "images", "reason"),
+    [
+        ("vllm/vllm-openai:latest", {}, "the image is not here yet, so its CUDA is not known"),
+        (IMAGE, {IMAGE: replace(CUDA12, env={})}, "the image does not say its CUDA"),
+    ],
+)
+def test_a_driver_that_is_held_against_nothing_is_not_green(
+    image: str, images: dict[str, Image], reason: str
+) -> None:
+    """An old driver may be too old for what will be pulled."""
+    case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
+    seen = case.seen()
+    (result,) = run(replace(seen, inventory=replace(seen.inventory, image=image)), ids=["driver"])
+
+    assert {(each.status, each.text) for each in result.findings} == {
+        ("skip", f"driver 580.95.05; {reason}")
+    }
+
+
+@pytest.mark.parametrize(
+    ("images", "text"),
+    [({}, "for CUDA 13 by the image's tag"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")],
+)
+def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image], text: str) -> None:
+    """The image itself, or its tag while it is not there."""
+    found = findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}}))
+
+    assert {(each.status, each.text) for each in found} == {("pass", f"driver 580.95.05, {text}")}
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["env: {NVIDIA_IMEX_CHANNELS: 0}", DEVICE, "privileged: true"],
+)
+def test_each_way_to_give_a_channel_counts(more: str) -> None:
+    """NVIDIA's hook makes it, Docker does, or all devices are there, as far as can be told without
+    a look into the container.
+    """
+    case = Case(
+        id="imex",
+        red={},
+        text="",
+        fix="",
+        more=f"{ROCE}\n{more}",
+        facts=THERE,
+        survey=CHANNEL,
+        inside=UNSEEN,
+    )
+
+    assert {each.status for each in findings(case)} == {"pass"}
+
+
+def test_a_channel_in_the_container_is_enough() -> None:
+    """However it came there."""
+    case = Case(id="imex", red={}, text="", fix="", facts=THERE, survey=CHANNEL, inside=CHANNEL)
+
+    assert {each.text for each in findings(case)} == {"channel0, in the container"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"), [({}, "no GPU here has NVLink"), (THERE, "the node was not surveyed")]
+)
+def test_what_cannot_be_judged_is_skipped(facts: dict[str, dict[str, object]], text: str) -> None:
+    """Other GPUs have nothing of the kind."""
+    found = findings(Case(id="imex", red={}, text="", fix="", facts=facts))
+
+    assert {each.status for each in found} == {"skip"}
+    assert all(each.text.startswith(text) for each in found)
+
+
+def test_channels_are_read() -> None:
+    """Their names, none where there are none, and nothing where nobody asked."""
+
+    def read(text: str | None) -> tuple[str, ...] | None:
+        asked = {} if text is None else {"imex": (text, 0)}
+        found = survey_read.read(Parts({"clock": ("1 1", 0), **asked}), {})
+        assert found is not None
+        return found.imex
+
+    assert read("channel0\nchannel1") == ("channel0", "channel1")
+    assert read("") == ()
+    assert read(None) is None

@@ -1,0 +1,154 @@
+"""Who holds GPU memory, and whether what they leave suffices for a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.hosts.checks.gpu_memory import left_for_server, noticed
+from launcher.tools.survey import GpuProcess, GpuState
+from tests.containers import container
+from tests.hosts.checks.spoiled import GPU, Case, findings, inventory, named, turns_red
+
+OURS = GpuProcess(
+    gpu="GPU-1", pid=9, name="ray::Worker", memory=70000, user="root", container="c0ffee"
+)
+ADA = GpuProcess(gpu="GPU-1", pid=77, name="python3", memory=70000, user="ada")
+CONTAINER = container("vlaunch-c-gpu02", id="c0ffee0123", role="worker", node="gpu02")
+HELD = Case(
+    id="gpu-memory",
+    red={"gpu02": "fail"},
+    text="70000 MiB of GPU memory held by ada (1 process)",
+    fix="`sudo kill 77` on gpu02",
+    facts={"gpu02": {"gpu_processes": (ADA,)}},
+)
+CONTAINED = replace(
+    HELD,
+    text="held by root (1 process)",
+    fix="`docker stop feedfeedfeed` on gpu02",
+    facts={"gpu02": {"gpu_processes": (replace(OURS, container="feed" * 16),)}},
+)
+CASES = (
+    HELD,
+    CONTAINED,
+    Case(
+        id="gpu-memory",
+        red={"gpu02": "warn"},
+        text="by whom is not known (GPU 0: 5000 MiB)",
+        fix="`nvidia-smi` on gpu02",
+        facts={"gpu02": {"gpus": (replace(GPU, memory_used=5000), GPU), "gpu_processes": None}},
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_what_was_not_told_is_skipped() -> None:
+    """Never green."""
+    case = Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu01": {"gpu_processes": None}})
+
+    assert findings(case)[0].status == "skip"
+    assert "did not tell which" in findings(case)[0].text
+
+
+def test_the_clusters_own_containers_are_no_strangers() -> None:
+    """A second look finds them, as it should."""
+    changed = {"containers": (CONTAINER,), "gpu_processes": (OURS,)}
+    found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
+
+    assert (found[1].status, found[1].text) == (
+        "pass",
+        "70000 MiB held, by this cluster's own containers",
+    )
+
+
+def test_the_evidence_says_whose_process_it_is() -> None:
+    """User, process, memory and container."""
+    assert (
+        findings(CONTAINED)[1].evidence
+        == "root: pid 9 ray::Worker, 70000 MiB, container feedfeedfeed"
+    )
+
+
+def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> None:
+    """Containers are told apart by their id."""
+    other = replace(OURS, container="deadbeef")
+    changed = {"containers": (CONTAINER,), "gpu_processes": (OURS, other)}
+    found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
+
+    assert (found[1].status, found[1].text) == (
+        "fail",
+        "70000 MiB of GPU memory held by root (1 process)",
+    )
+
+
+def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
+    """Who holds them is none of this cluster's business."""
+    every = inventory()
+    one, two, three = every.nodes
+    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
+
+    assert findings(replace(HELD, evidence={"inventory": first}))[1].status == "pass"
+
+
+DRAWN = replace(
+    HELD,
+    red={"gpu02": "warn"},
+    text="a display holds GPU memory (GPU 1: 2000 MiB)",
+    fix="end the desktop",
+    facts={
+        "gpu02": {
+            "gpus": (GPU, replace(GPU, index=1, uuid="GPU-1", memory_used=72000)),
+            "gpu_processes": (OURS,),
+            "containers": (CONTAINER,),
+        }
+    },
+    survey={
+        "gpu02": {
+            "gpus": (
+                GpuState(index=0, ecc_errors=0, display=True),
+                GpuState(index=1, ecc_errors=0, display=True),
+            )
+        }
+    },
+)
+
+
+def test_what_a_display_holds_is_told() -> None:
+    """Beside what this cluster's own containers hold: the driver lists no program that draws."""
+    turns_red(DRAWN)
+
+
+def test_up_only_warns() -> None:
+    """Containers start beside it; they need no GPU memory."""
+    assert [each.status for each in noticed(HELD.seen())] == ["pass", "warn", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "status"),
+    [(2, 0.9, "fail"), (1, 0.9, "pass"), (2, 0.1, "pass"), (2, 0.15, "fail")],
+)
+def test_a_server_needs_what_others_leave(count: int, share: float, status: str) -> None:
+    """70,000 of 81,559 MiB of one of two GPUs are held; fewer GPUs, or less of each, may do."""
+    _, found = left_for_server(HELD.seen(), {"gpu01": 2, "gpu02": count}, share)
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == (
+            "GPU 1 (80 GiB) has memory held by ada (1 process),"
+            f" and the server claims {share:.0%} of it"
+        )
+        assert found.evidence == "ada: pid 77 python3, 70000 MiB"
+        assert found.fix.startswith("end it: `sudo kill 77` on gpu02, or claim less")
+
+
+def test_who_cannot_be_asked_is_not_in_the_way() -> None:
+    """The keeper looks again before the start."""
+    unknown = replace(HELD, facts={"gpu02": {"gpu_processes": None}})
+
+    assert [each.status for each in left_for_server(unknown.seen(), {"gpu02": 2}, 0.9)] == ["pass"]

@@ -1,0 +1,449 @@
+"""The login, the clock, disks, shared memory, and what a logout or a reboot would end."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from launcher.app import issue_certificates
+from launcher.core.check import Evidence
+from launcher.hosts.checks.catalogue import run
+from launcher.hosts.checks.host import object_store
+from launcher.tools.compile_cache import CompileCache
+from launcher.tools.host import StateDir
+from tests.containers import container
+from tests.hosts.checks.conftest import Good, Load, first
+from tests.hosts.checks.spoiled import (
+    MODEL,
+    NODES,
+    ROCE,
+    Case,
+    facts,
+    findings,
+    named,
+    stays_unknown,
+    turns_red,
+)
+
+HOSTS = ROCE + "\nshm: host"
+GB = 10**9
+GIB = 1024**3
+BIG = {"model.safetensors": 800 * GIB}
+
+CASES = (
+    Case(
+        id="ssh",
+        red={"gpu03": "fail"},
+        text="cannot be reached: Connection refused",
+        fix="`ssh -p 2222 ops@gpu03 true`",
+        own={"gpu03": ", ssh: {user: ops, port: 2222}"},
+        evidence={
+            "facts": {name: facts(name) for name in NODES[:2]},
+            "missing": {"gpu03": "Connection refused"},
+        },
+    ),
+    Case(
+        id="sudo",
+        red={"gpu02": "fail"},
+        text="`sudo -n docker` may not be run by `ops` without a password",
+        fix="NOPASSWD",
+        more="docker: [sudo, -n, docker]\n" + ROCE,
+        facts={
+            "gpu02": {"docker_version": None, "said": {"docker": "sudo: a password is required"}}
+        },
+    ),
+    Case(
+        id="time-skew",
+        red={"gpu02": "warn"},
+        text="its clock is 5 s ahead of the other nodes'",
+        fix="timedatectl set-ntp true",
+        survey={"gpu02": {"skew": 5.1}},
+    ),
+    Case(
+        id="time-skew",
+        red={"gpu01": "fail"},
+        text="its clock is 100 s behind",
+        fix="on gpu01",
+        survey={"gpu01": {"skew": -99.9}},
+    ),
+    Case(
+        id="time-skew",
+        red={"": "warn"},
+        text="this machine's clock is 60 s behind the nodes'",
+        fix="this machine's clock",
+        survey={"*": {"skew": 60.0}},
+    ),
+    Case(
+        id="time-sync",
+        red={"gpu03": "warn"},
+        text="nothing keeps its clock",
+        fix="set-ntp true` on gpu03",
+        survey={"gpu03": {"synced": False}},
+    ),
+    Case(
+        id="remove-ipc",
+        red={"gpu02": "warn"},
+        text="RemoveIPC=yes: when `ops` logs out",
+        fix="sudo loginctl enable-linger ops",
+        survey={"gpu02": {"linger": False}},
+        more=HOSTS,
+    ),
+    Case(
+        id="next-boot",
+        red={"gpu01": "warn"},
+        text="the next boot, 6.11.0-9, has no nvidia module",
+        fix="dkms autoinstall -k 6.11.0-9",
+        survey={"gpu01": {"next_kernel_has_driver": False, "next_kernel": "6.11.0-9"}},
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="Ray's object store of 9.3 GiB does not fit: the host's /dev/shm has 0.1 GiB",
+        fix="object_store: 75MiB",
+        survey={"gpu02": {"shm": 64 << 20, "shm_free": 64 << 20}},
+        more=HOSTS,
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="1.0 GiB of it free",
+        fix="mount -o remount",
+        survey={"gpu02": {"shm_free": 1 << 30}},
+        more=HOSTS,
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="the container's /dev/shm, half of the memory, has 1.0 GiB",
+        fix="object_store: 512MiB}` in the inventory, or make it larger: give `shm:` a size",
+        survey={"gpu02": {"memory": 2 << 30}},
+        more=ROCE + "\nray: {object_store: 2GiB}",
+    ),
+    Case(
+        id="shm",
+        red=dict.fromkeys(NODES, "fail"),
+        text="`shm:` has 1.0 GiB",
+        fix="raise `shm:`",
+        more=ROCE + "\nshm: 1GiB",
+    ),
+    Case(
+        id="disk",
+        red={"gpu02": "fail"},
+        text="4.0 GiB free under /data, 5 GiB needed",
+        fix="set `hf_home:` to a larger disk",
+        facts={"gpu02": {"disk_free": 4 * GIB}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu02": "fail"},
+        text="29.0 GiB free under Docker's own directory, 30 GiB needed to pull the image",
+        fix="`docker image prune -a`",
+        facts={"gpu02": {"docker_disk_free": 29 * GIB, "images": {}}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu03": "fail"},
+        text="4.0 GiB free under Docker's own directory, 5 GiB needed",
+        fix="`data-root`",
+        facts={"gpu03": {"docker_disk_free": 4 * GIB}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu03": "fail"},
+        text="500.0 GiB free under /data, 805 GiB needed for the model",
+        fix="larger disk",
+        facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
+        also=("model",),
+    ),
+    Case(
+        id="cache-dir",
+        red={"gpu02": "warn"},
+        text="would lie on nfs4, a file system over the network",
+        fix="set `cache_dir:` of gpu02",
+        facts={"gpu02": {"compiled": CompileCache(kind="nfs4", size=GIB)}},
+    ),
+)
+
+UNKNOWN = (
+    (
+        Case(
+            id="sudo",
+            red={},
+            text="",
+            fix="",
+            more="docker: [sudo, -n, docker]\n" + ROCE,
+            facts={"gpu02": {"docker_version": None, "late": frozenset({"docker"})}},
+        ),
+        "sudo was not done in time",
+    ),
+    (
+        Case(id="time-skew", red={}, text="", fix="", survey={"gpu01": {"skew": None}}),
+        "its clock was not read",
+    ),
+    (
+        Case(id="time-sync", red={}, text="", fix="", survey={"gpu01": {"synced": None}}),
+        "no time daemon",
+    ),
+    (
+        Case(
+            id="remove-ipc",
+            red={},
+            text="",
+            fix="",
+            survey={"gpu01": {"remove_ipc": None}},
+            more=HOSTS,
+        ),
+        "is not known",
+    ),
+    (
+        Case(
+            id="next-boot",
+            red={},
+            text="",
+            fix="",
+            survey={"gpu01": {"next_kernel_has_driver": None}},
+        ),
+        "is not known",
+    ),
+    (
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, more=HOSTS),
+        "size of /dev/shm is not known",
+    ),
+    (
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"memory": None}}),
+        "memory is not known",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_a_node_says_who_it_was_reached_as() -> None:
+    """The value to fold by."""
+    assert {each.text for each in findings(Case(id="ssh", red={}, text="", fix=""))} == {
+        "answers, as ops"
+    }
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)
+
+
+@pytest.mark.parametrize("spared", [{"uid": 0}, {"remove_ipc": False}, {"linger": True}])
+def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
+    """Root and other system users, those who linger, and hosts where it is switched off."""
+    case = Case(
+        id="remove-ipc",
+        red={},
+        text="",
+        fix="",
+        survey={"*": {"linger": False, **spared}},
+        more=HOSTS,
+    )
+
+    assert {each.status for each in findings(case)} == {"pass"}
+
+
+@pytest.mark.parametrize("survey", [{"remove_ipc": None}, {"uid": None}])
+def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
+    survey: dict[str, object],
+) -> None:
+    """What logind does need not be known then."""
+    found = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
+
+    assert {(each.status, each.text) for each in found} == {
+        ("pass", "the containers have shared memory of their own")
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "memory", "shm", "store"),
+    [
+        (4 * GB, 100 * GB, 50 * GB, 4 * GB),
+        (None, 100 * GB, 50 * GB, 30 * GB),
+        (None, 1000 * GB, 1000 * GB, 200 * GB),
+        (None, 1000 * GB, 100 * GB, 95 * GB),
+        (None, 1000 * GB, 1 * GB, 10 * GB),
+        (None, 10 * GB, 1 * GB, 3 * GB),
+    ],
+)
+def test_the_object_store_is_as_large_as_ray_makes_it(
+    wanted: int | None, memory: int, shm: int, store: int
+) -> None:
+    """Three tenths of memory, bounded by 200 GB and by shared memory, but not below 10 GB."""
+    assert object_store(wanted, memory, shm) == store
+
+
+def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
+    """The value to fold by."""
+    case = Case(
+        id="shm", red={}, text="", fix="", more=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
+    )
+
+    assert findings(case)[0].text == "/dev/shm of 8.0 GiB holds Ray's object store of 4.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("changed", "files", "text"),
+    [
+        ({}, BIG, "the image is here, more than 1 TiB free under /data; the model is here"),
+        (
+            {"images": {}},
+            None,
+            (
+                "room for the image (30 GiB), more than 1 TiB free under /data; the model's size is"
+                " not known"
+            ),
+        ),
+        (
+            {"disk_free": 6 * GIB},
+            None,
+            "the image is here, more than 5 GiB free under /data; the model's size is not known",
+        ),
+    ],
+)
+def test_green_says_no_more_than_is_known(
+    changed: dict[str, object], files: dict[str, int] | None, text: str
+) -> None:
+    """A model that no node has may be of any size."""
+    found = findings(
+        Case(
+            id="disk",
+            red={},
+            text="",
+            fix="",
+            facts={"*": changed},
+            files=dict.fromkeys(NODES, files),
+        )
+    )
+
+    assert {(each.status, each.text) for each in found} == {("pass", text)}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "status", "text"),
+    [
+        (CompileCache(kind="xfs"), "pass", "xfs, nothing compiled yet"),
+        (CompileCache(kind="xfs", size=5 * GIB // 2), "pass", "xfs, 2.5 GiB compiled"),
+        (None, "skip", "the file system of `cache_dir` is not known"),
+    ],
+)
+def test_what_engines_compiled_is_told_with_its_size(
+    compiled: CompileCache | None, status: str, text: str
+) -> None:
+    """And is not called good where nobody knows."""
+    case = Case(id="cache-dir", red={}, text="", fix="", facts={"*": {"compiled": compiled}})
+
+    assert {(each.status, each.text) for each in findings(case)} == {(status, text)}
+
+
+def test_a_cluster_of_cpus_needs_less() -> None:
+    """Its image has no CUDA libraries."""
+    facts = {"disk_free": 2 * GIB, "docker_disk_free": 4 * GIB, "images": {}}
+    found = findings(
+        Case(id="disk", red={}, text="", fix="", more="accelerator: cpu", facts={"*": facts})
+    )
+
+    assert {each.status for each in found} == {"pass"}
+
+
+def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
+    """Its containers are made of an image of ours, which may have another name."""
+    facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (container(),)}
+
+    assert (
+        findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": facts}))[0].status
+        == "pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"disk_free": None}, "`df` gave no answer"),
+        ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not"),
+    ],
+)
+def test_room_that_is_not_known_is_skipped(changed: dict[str, object], reason: str) -> None:
+    """Never green."""
+    found = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
+
+    assert found.status == "skip"
+    assert reason in found.text
+
+
+def test_a_model_that_is_a_path_is_not_counted() -> None:
+    """It need not be on the same disk."""
+    case = Case(
+        id="disk",
+        red={},
+        text="",
+        fix="",
+        facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
+        evidence={"model": f"/models/{MODEL}"},
+    )
+
+    assert [each.status for each in findings(case)] == ["pass"] * 3
+
+
+def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good: Good) -> None:
+    """There is one finding for the cluster, because `up` renews all of them."""
+    inventory = load()
+    at = datetime(2027, 3, 1, tzinfo=timezone.utc)
+    authority, nodes = issue_certificates.issue(inventory, at)
+    (own, *_) = (pair.reveal().partition("-----BEGIN PRIVATE")[0] for pair in nodes.values())
+    end = at + timedelta(days=5 * 365)
+
+    def check(text: str, days: int) -> tuple[str, str, str]:
+        facts = {inventory.head.name: good(certificates=text)}
+        now = end - timedelta(days=days)
+        (result,) = run(Evidence(inventory=inventory, facts=facts, now=now), ["certificates"])
+        (finding,) = (finding for finding in result.findings if not finding.node)
+        return finding.status, finding.text, finding.fix
+
+    fix = "run `vlaunch up`, which renews them and restarts nothing"
+    assert check(authority + own, 31) == ("pass", "until 2032-02-28", "")
+    for days in (30, 0, -9):
+        assert check(authority + own, days) == ("warn", "the first ends on 2032-02-28", fix)
+    assert check("", 31)[:2] == ("skip", "there are none: the cluster is not up")
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "text"),
+    [
+        (StateDir(writable=True, read_only=False, free=64 << 20), "pass", "can be written to"),
+        (
+            StateDir(writable=True, read_only=False, free=1 << 20),
+            "fail",
+            "1 MiB free for /srv/v/c, 64 MiB needed",
+        ),
+        (
+            StateDir(writable=False, read_only=True, free=1 << 40),
+            "fail",
+            "/srv/v/c is on a read-only file system",
+        ),
+        (
+            StateDir(writable=False, read_only=False, free=1 << 40),
+            "fail",
+            "/srv/v/c cannot be written to by `ops`",
+        ),
+        (None, "skip", "could not be looked at"),
+    ],
+)
+def test_the_state_directory_must_take_what_is_written(
+    state: StateDir | None, status: str, text: str, load: Load, good: Good
+) -> None:
+    """Room, right and file system; the fix is another place."""
+    found = first("state-dir", load, good(state=state), "state_dir: /srv/v")
+
+    assert (found.status, text in found.text) == (status, True), found
+    assert ("`state_dir:`" in found.fix) is (status == "fail")

@@ -1,0 +1,133 @@
+"""The model on the nodes, and at Hugging Face."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.check import Hub
+from tests.hosts.checks.spoiled import (
+    FILES,
+    NODES,
+    ROCE,
+    Case,
+    findings,
+    named,
+    stays_unknown,
+    turns_red,
+)
+
+CASES = (
+    Case(
+        id="model",
+        red={"gpu02": "fail"},
+        text="has no org/model, while gpu[01,03] has it",
+        fix="vlaunch model copy org/model --from gpu01 --to gpu02",
+        files={"gpu02": None},
+    ),
+    Case(
+        id="model",
+        red={"gpu02": "fail"},
+        text="differs from the one on gpu[01,03]: lacks model.safetensors",
+        fix="copy it from gpu01",
+        files={"gpu02": {"config.json": 700}},
+    ),
+    Case(
+        id="model",
+        red={"gpu03": "fail"},
+        text="config.json has 701 bytes, 700 on gpu[01-02]",
+        fix="vlaunch model copy org/model --from gpu01 --to gpu03",
+        files={"gpu03": {**FILES, "config.json": 701}},
+    ),
+    Case(
+        id="model",
+        red={"gpu01": "fail"},
+        text="was not downloaded completely",
+        fix="copy it from gpu02",
+        files={"gpu01": {**FILES, "blobs/ab12.incomplete": 5}},
+    ),
+    Case(
+        id="model",
+        red=dict.fromkeys(NODES, "fail"),
+        text="HF_HUB_OFFLINE forbids",
+        fix="take HF_HUB_OFFLINE out",
+        more=ROCE + "\nenv: {HF_HUB_OFFLINE: 1}",
+        files=dict.fromkeys(NODES),
+    ),
+    Case(
+        id="model",
+        red=dict.fromkeys(NODES, "fail"),
+        text="has no /models/m",
+        fix="vlaunch model copy ./FOLDER --as /models/m",
+        files=dict.fromkeys(NODES),
+        evidence={"model": "/models/m"},
+    ),
+    Case(
+        id="hf-token",
+        red={"": "fail"},
+        text="does not accept the token",
+        fix="settings/tokens",
+        evidence={"hub": Hub(status="unauthorized")},
+    ),
+    Case(
+        id="hf-token",
+        red={"": "fail"},
+        text="org/model is gated",
+        fix="huggingface.co/org/model",
+        evidence={"hub": Hub(status="gated")},
+    ),
+    Case(
+        id="hf-token",
+        red={"": "fail"},
+        text="knows no org/model",
+        fix="correct the model",
+        evidence={"hub": Hub(status="not found")},
+    ),
+)
+
+
+UNKNOWN = (
+    (
+        Case(id="model", red={}, text="", fix="", files=dict.fromkeys(NODES)),
+        "each downloads it when it is served first",
+    ),
+    (Case(id="model", red={}, text="", fix="", evidence={"model": ""}), "no model is named"),
+    (Case(id="model", red={}, text="", fix="", evidence={"files": {}}), "could not be asked"),
+    (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": None}), "was not asked"),
+    (
+        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="offline")}),
+        "cannot reach Hugging Face",
+    ),
+    (
+        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="no token")}),
+        "no HF_TOKEN",
+    ),
+    (Case(id="hf-token", red={}, text="", fix="", evidence={"model": "/models/m"}), "is a path"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_a_model_that_is_the_same_everywhere_tells_its_size() -> None:
+    """The value to fold by."""
+    assert {each.text for each in findings(Case(id="model", red={}, text="", fix=""))} == {
+        "org/model: 2 files, 5.00 GB"
+    }
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)
+
+
+def test_of_two_copies_the_complete_one_is_right() -> None:
+    """Though the other has more bytes so far."""
+    partial = {**FILES, "blobs/ab12.incomplete": 9_000_000_000}
+    case = Case(id="model", red={}, text="", fix="", files={"gpu01": partial, "gpu03": None})
+
+    assert [each.status for each in findings(case)] == ["fail", "pass", "fail"]
+    assert "copy it from gpu02" in findings(case)[0].fix

@@ -1,0 +1,150 @@
+"""Ports and packets between nodes, each direction by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.checks.spoiled import Case, findings, named, stays_unknown, turns_red
+
+CASES = (
+    Case(
+        id="ports-reachable",
+        red={"gpu01": "fail"},
+        text="gpu02 → gpu01: TCP 6379, 10002 timed out, so that something drops it",
+        fix="-s 10.0.0.12 -j ACCEPT",
+        port_probes={
+            ("gpu02", "gpu01"): {
+                "ports": {6379: "timed out", 10002: "timed out", 43210: "timed out"},
+                "bulk": None,
+            }
+        },
+    ),
+    Case(
+        id="ports-reachable",
+        red={"gpu01": "fail"},
+        text="gpu02 → gpu01: TCP 6379 timed out",
+        fix="with firewalld `sudo firewall-cmd --zone=trusted --add-source=10.0.0.12`",
+        port_probes={("gpu02", "gpu01"): {"ports": {6379: "timed out", 43210: "open"}}},
+    ),
+    Case(
+        id="ports-reachable",
+        red={"gpu03": "fail"},
+        text="gpu01 → gpu03: TCP 6380 was refused",
+        fix="on gpu03",
+        port_probes={("gpu01", "gpu03"): {"ports": {6380: "refused", 43210: "open"}}},
+    ),
+    Case(
+        id="high-port",
+        red={"gpu02": "fail"},
+        text="gpu03 → gpu02: TCP 43210 timed out",
+        fix="allow all TCP from 10.0.0.13",
+        port_probes={("gpu03", "gpu02"): {"ports": {6379: "open", 43210: "timed out"}}},
+    ),
+    Case(
+        id="high-port",
+        red={"gpu03": "fail"},
+        text="TCP 43210 timed out",
+        fix="look also at what gpu03 may send",
+        port_probes={
+            ("gpu03", name): {"ports": {6379: "open", 43210: "timed out"}}
+            for name in ("gpu01", "gpu02")
+        },
+    ),
+    Case(
+        id="mtu-path",
+        red={"gpu02": "fail"},
+        text="gpu01 → gpu02: packets of more than 1000 bytes are lost; 1500 should pass",
+        fix="mtu 1000`; try it with `ping -M do -s 972 10.0.0.12`",
+        port_probes={("gpu01", "gpu02"): {"largest": 1000, "bulk": False}},
+    ),
+    Case(
+        id="mtu-path",
+        red={"gpu02": "fail"},
+        text="a megabyte does not come through",
+        fix="`sudo ip link set eth0 mtu 1400`",
+        port_probes={("gpu01", "gpu02"): {"bulk": False}},
+    ),
+)
+
+
+UNKNOWN = (
+    (
+        Case(id="ports-reachable", red={}, text="", fix="", evidence={"port_probes": None}),
+        "nobody knocked",
+    ),
+    (
+        Case(id="high-port", red={}, text="", fix="", evidence={"port_probes": ()}),
+        "no high port was tried",
+    ),
+    (
+        Case(
+            id="mtu-path",
+            red={},
+            text="",
+            fix="",
+            port_probes={
+                ("gpu01", "gpu02"): {"largest": None},
+                ("gpu02", "gpu03"): {"largest": None},
+                ("gpu03", "gpu01"): {"largest": None},
+            },
+        ),
+        "no datagram came through",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
+    """What both interfaces can take passes; `mtu` names the odd one."""
+    wide = {("gpu02", name): {"wanted": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
+
+    assert {
+        each.status
+        for each in findings(Case(id="mtu-path", red={}, text="", fix="", port_probes=wide))
+    } == {"pass"}
+
+
+def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
+    """The others are green only for the pairs that were proven both ways."""
+    evidence = Case(id="high-port", red={}, text="", fix="").seen()
+    left = tuple(each for each in evidence.port_probes or () if each.source != "gpu03")
+    case = Case(
+        id="high-port",
+        red={},
+        text="",
+        fix="",
+        evidence={"port_probes": left, "probes_missing": {"gpu03": "no python3"}},
+    )
+
+    assert [(each.status, each.text) for each in findings(case)] == [
+        ("pass", "a high port is open, both ways (with gpu02)"),
+        ("pass", "a high port is open, both ways (with gpu01)"),
+        ("skip", "no python3"),
+    ]
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)
+
+
+def test_a_node_that_is_down_is_no_firewall() -> None:
+    """The others could not reach it either; `ssh` has told it."""
+    evidence = Case(id="ports-reachable", red={}, text="", fix="").seen()
+    shut = {"ports": {6379: "timed out", 43210: "timed out"}}
+    case = Case(
+        id="ports-reachable",
+        red={},
+        text="",
+        fix="",
+        port_probes={("gpu01", "gpu03"): shut, ("gpu02", "gpu03"): shut},
+        evidence={"facts": {name: evidence.facts[name] for name in ("gpu01", "gpu02")}},
+    )
+
+    assert [each.status for each in findings(case)] == ["pass", "pass", "skip"]

@@ -1,0 +1,207 @@
+"""Fixed ports: who needs which where, and whose a listener is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.core.check import Evidence
+from launcher.core.domain import Inventory
+from launcher.hosts.checks.catalogue import select
+from launcher.hosts.checks.ports import ports_of
+from launcher.tools import agent_queries, ray
+from launcher.tools.docker import Container
+from launcher.tools.survey import Survey
+from tests.containers import container
+from tests.hosts.checks.conftest import Good, Load, first, judge
+
+RUNNING = container()
+
+
+def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:
+    """And how to see who has it."""
+    found = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
+
+    assert (found.status, found.text) == ("fail", "port 6379 (Ray head), 8000 (vLLM API) is taken")
+    assert "ss -ltnp 'sport = :6379'" in found.fix
+
+
+def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
+    """Something may listen on 6379 of a worker; nothing of ours will."""
+    busy = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6379)}))
+    own = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6380)}))
+
+    assert [each.status for each in judge("ports", load(), gpu01=good(), gpu02=busy)] == [
+        "pass",
+        "pass",
+    ]
+    assert (
+        judge("ports", load(), gpu01=good(), gpu02=own)[1].text
+        == "port 6380 (Ray node manager) is taken"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes", "taken"),
+    [
+        ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
+        (
+            "serve: {backend: mp, dp: 2}",
+            "",
+            "29550 (the replicas' rendezvous), 29560 (the nodes' agents)",
+        ),
+        ("serve: {dp: 2}", "", "29560 (the nodes' agents)"),
+        ("ray: none", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
+        (
+            "serve: {backend: mp}",
+            "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]",
+            "29560 (the nodes' agents)",
+        ),
+    ],
+)
+def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
+    more: str, nodes: str, taken: str, load: Load, good: Good
+) -> None:
+    """On the head, for ranks on several nodes without Ray; the agents meet there whatever is
+    served.
+    """
+    busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
+    inventory = load(more, nodes)
+    facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
+    texts = [each.text for each in judge("ports", inventory, **facts) if each.status == "fail"]
+
+    assert texts == [f"port {taken} is taken"]
+
+
+def test_without_ray_its_ports_are_not_needed(load: Load, good: Good) -> None:
+    """Somebody else's Ray may run on these nodes."""
+    facts = good(listening=frozenset(("0.0.0.0", port) for port in (6379, 8265, 6380)))
+
+    assert first("ports", load, facts, "ray: none").status == "pass"
+
+
+def running(inventory: Inventory) -> Container:
+    """Return the head's container as `up` starts it from this inventory."""
+    head = inventory.head
+    start = ray.start_head(head, inventory)
+    agent = agent_queries.agent(
+        start,
+        node=head.name,
+        head=head.ip,
+        port=inventory.ports.group,
+        metrics=inventory.ports.metrics,
+        lead=True,
+        private_shm=True,
+    )
+    return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *agent))
+
+
+@pytest.mark.parametrize(
+    "serve",
+    ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}", "ports: {metrics: 9400}"],
+)
+def test_ports_held_by_the_clusters_own_containers_are_not_taken(
+    serve: str, load: Load, good: Good
+) -> None:
+    """A second `up` finds them in use, by what it started itself."""
+    inventory = load(serve)
+    fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe}
+    facts = good(
+        listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),)
+    )
+    found = judge("ports", inventory, gpu01=facts)[0]
+
+    assert (found.status, found.text) == (
+        "pass",
+        "the ports are the cluster's own: its containers run",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ports", "taken", "text"),
+    [
+        ("gcs: 6400", 6400, "port 6400 (Ray head) is taken"),
+        ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is taken"),
+        ("gcs: 6400, dashboard: 6379", 6379, ""),
+        ("metrics: 6400", 6400, "port 6400 (the agent's metrics) is taken"),
+    ],
+)
+def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
+    ports: str, taken: int, text: str, load: Load, good: Good
+) -> None:
+    """The inventory has changed, and `up` removes what runs before it binds anew; a port that this
+    gives up will be free.
+    """
+    changed = load(f"ports: {{{ports}}}")
+    facts = good(
+        listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", taken)}), containers=(running(load()),)
+    )
+    found = judge("ports", changed, gpu01=facts)[0]
+
+    assert found.text == text if text else found.status == "pass"
+
+
+def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: Good) -> None:
+    """The network check of another run has it now, and this one could not have it."""
+    probe = replace(RUNNING, role="probe", argv=("python3", "network.py", "--port", "29500"))
+
+    assert (
+        first(
+            "ports", load, good(listening=frozenset({("0.0.0.0", 29500)}), containers=(probe,))
+        ).status
+        == "fail"
+    )
+
+
+def test_ports_are_not_the_clusters_own_when_its_container_has_ended(
+    load: Load, good: Good
+) -> None:
+    """Whoever listens now is somebody else."""
+    ended = replace(RUNNING, status="exited")
+
+    assert (
+        first(
+            "ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(ended,))
+        ).status
+        == "fail"
+    )
+
+
+def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
+    load: Load, good: Good
+) -> None:
+    """Its ranks meet there, and none of the cluster's containers holds it."""
+    facts = good(
+        listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),)
+    )
+    found = first("ports", load, facts)
+
+    assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (None, "skip"),
+        ((32768, 60999), "pass"),
+        ((40000, 50000), "pass"),
+        ((1024, 65535), "warn"),
+        ((32767, 60999), "warn"),
+        ((32768, 61000), "warn"),
+    ],
+)
+def test_ports_that_the_firewall_leaves_open_are_a_warning(
+    load: Load, good: Good, found: tuple[int, int] | None, status: str
+) -> None:
+    """Sockets that ask nobody for a password listen there."""
+    facts = {"gpu01": good(survey=Survey(port_range=found))}
+    (check,) = select(only=("port-range",))
+    finding = check.judge(Evidence(inventory=load(), facts=facts))[0]
+
+    assert finding.status == status
+    if status == "warn":
+        assert f"{found[0]} to {found[1]}" in finding.text if found else False
+        assert finding.text.endswith("`vlaunch export firewall` closes only 32768 to 60999")
+        assert "export firewall --scan" in finding.fix
+        assert 'ip_local_port_range="32768 60999"' in finding.fix

@@ -1,0 +1,276 @@
+"""RDMA devices, their names, links and GIDs, and GPUDirect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.hosts.checks.spoiled import (
+    GIDS,
+    GPU,
+    HCA,
+    NODES,
+    PORT,
+    Case,
+    findings,
+    named,
+    stays_unknown,
+    turns_red,
+)
+
+GB10 = replace(GPU, name="NVIDIA GB10", memory_total=0)
+
+CASES = (
+    Case(
+        id="rdma-unused",
+        red=dict.fromkeys(NODES, "warn"),
+        text="has active RDMA ports that the cluster will not use: mlx5_0:1",
+        fix="set `network: {fabric: roce}`",
+        more="",
+    ),
+    Case(
+        id="rdma-unused",
+        red=dict.fromkeys(NODES, "fail"),
+        text="mlx5_0:1",
+        fix="set `network: {fabric: infiniband}`",
+        more="",
+        survey={"*": {"rdma": (replace(HCA, ports=(replace(PORT, link_layer="InfiniBand"),)),)}},
+        evidence={"required": "rdma"},
+    ),
+    Case(
+        id="rdma-unused",
+        red=dict.fromkeys(NODES, "warn"),
+        text="rdmap16s27:1",
+        fix="with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)",
+        more="",
+        survey={
+            "*": {
+                "rdma": (
+                    replace(HCA, name="rdmap16s27", ports=(replace(PORT, link_layer="Unknown"),)),
+                )
+            }
+        },
+    ),
+    Case(
+        id="rdma-devices",
+        red={"gpu02": "fail"},
+        text="no /dev/infiniband",
+        fix="modprobe mlx5_ib",
+        facts={"gpu02": {"infiniband": ()}},
+    ),
+    Case(
+        id="hca-names",
+        red={"gpu02": "fail"},
+        text="has no RDMA device `mlx5_0`",
+        fix="set `network: {hca: [mlx5_4]}` for gpu02",
+        survey={"gpu02": {"rdma": (replace(HCA, name="mlx5_4"),)}},
+    ),
+    Case(
+        id="hca-names",
+        red={"gpu03": "fail"},
+        text="has no RDMA device `rocep1`",
+        fix="set `network: {hca: [mlx5_0]}` for gpu03",
+        more="network: {fabric: roce}",
+        own={"gpu03": ", env: {NCCL_IB_HCA: rocep1}"},
+    ),
+    Case(
+        id="hca-names",
+        red={"gpu03": "fail"},
+        text="`mlx5_0:2`",
+        fix="for gpu03",
+        own={"gpu03": ", network: {hca: ['mlx5_0:2']}"},
+    ),
+    Case(
+        id="rdma-link",
+        red={"gpu01": "fail"},
+        text="no RDMA link: mlx5_0:1 is DOWN (Polling)",
+        fix="`ibstat` on gpu01",
+        survey={
+            "gpu01": {
+                "rdma": (replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),)),)
+            }
+        },
+    ),
+    Case(
+        id="rdma-link",
+        red={"gpu02": "warn"},
+        text="1 × 100 Gbit/s Ethernet, while gpu[01,03] has 1 × 400 Gbit/s Ethernet",
+        fix="`rdma link` and `ibstat` on gpu02",
+        survey={"gpu02": {"rdma": (replace(HCA, ports=(replace(PORT, rate=100),)),)}},
+    ),
+    Case(
+        id="rdma-link",
+        red=dict.fromkeys(NODES, "warn"),
+        text="mlx5_0 is a ConnectX-7, which can do 400 Gbit/s",
+        fix="cable",
+        survey={"*": {"rdma": (replace(HCA, ports=(replace(PORT, rate=200),)),)}},
+    ),
+    Case(
+        id="gid-index",
+        red={"gpu02": "fail"},
+        text="NCCL_IB_GID_INDEX=2, but GID 2 of mlx5_0:1 is IB/RoCE v1",
+        fix="set it to 3 for gpu02",
+        own={"gpu02": ", env: {NCCL_IB_GID_INDEX: 2}"},
+    ),
+    Case(
+        id="gid-index",
+        red={"gpu02": "fail"},
+        text="GID 5 of mlx5_0:1 is empty",
+        fix="set it to 3 for gpu02",
+        own={"gpu02": ", env: {NCCL_IB_GID_INDEX: 5}"},
+    ),
+    Case(
+        id="gid-index",
+        red={"gpu03": "fail"},
+        text="mlx5_0:1 has no RoCE v2 GID",
+        fix="`sudo ip addr add ADDRESS/PREFIX dev ens1`",
+        survey={"gpu03": {"rdma": (replace(HCA, ports=(replace(PORT, gids=GIDS[1:2]),)),)}},
+    ),
+    Case(
+        id="gid-index",
+        red={"gpu03": "warn"},
+        text="has index 5, while gpu[01-02] has 3",
+        fix="leave NCCL_IB_GID_INDEX out",
+        survey={
+            "gpu03": {
+                "rdma": (
+                    replace(HCA, ports=(replace(PORT, gids=(GIDS[0], replace(GIDS[2], index=5))),)),
+                )
+            }
+        },
+    ),
+    Case(
+        id="gpudirect",
+        red={"gpu02": "warn"},
+        text="`nvidia_peermem` is not loaded; the kernel may do it by DMA-BUF",
+        fix="`sudo modprobe nvidia_peermem` on gpu02",
+        survey={"gpu02": {"modules": ("nvidia",)}},
+    ),
+    Case(
+        id="gpudirect",
+        red={"gpu02": "fail"},
+        text="`nvidia_peermem` is not loaded",
+        fix="modprobe nvidia_peermem",
+        survey={"gpu02": {"modules": ("nvidia",), "kernel": "5.4.0-200-generic"}},
+        evidence={"required": "gdrdma"},
+    ),
+)
+
+UNKNOWN = (
+    (
+        Case(id="gid-index", red={}, text="", fix="", more="network: {fabric: infiniband}"),
+        "GID indexes are for RoCE",
+    ),
+    (
+        Case(id="gpudirect", red={}, text="", fix="", facts={"*": {"gpus": (GB10, GB10)}}),
+        "GB10 has no GPUDirect RDMA",
+    ),
+    (Case(id="gpudirect", red={}, text="", fix="", survey={"*": {"modules": ()}}), "is not known"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_one_node_that_lost_its_port_is_told_with_what_it_costs_the_others() -> None:
+    """All are left to TCP by it, so the others are named, too."""
+    down = replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),))
+    found = findings(
+        Case(
+            id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": (down,)}}
+        )
+    )
+
+    assert [(each.status, each.text) for each in found[:2]] == [
+        ("warn", "has active RDMA ports, which stay unused because gpu02 has none: mlx5_0:1"),
+        ("warn", "no active RDMA port, while gpu[01,03] has some: all are left to TCP"),
+    ]
+    assert found[0].fix == "mend gpu02, then set `network: {fabric: roce}` in the inventory"
+    assert found[1].evidence == "mlx5_0:1 is DOWN (Polling)"
+
+
+@pytest.mark.parametrize("more", ["accelerator: cpu", ""])
+def test_what_cannot_be_used_is_not_called_unused(more: str) -> None:
+    """Processors talk over TCP, and Soft RoCE is sockets underneath."""
+    devices = (HCA,) if more else (replace(HCA, name="rxe0"), replace(HCA, name="siw0"))
+    found = findings(
+        Case(id="rdma-unused", red={}, text="", fix="", more=more, survey={"*": {"rdma": devices}})
+    )
+
+    assert {each.status for each in found} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("mlx5", "pass"), ("=mlx5", "fail"), ("=mlx5_0", "pass"), ("^mlx4", "skip")],
+)
+def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, status: str) -> None:
+    """Exclusion names nothing that must be there."""
+    case = Case(
+        id="hca-names",
+        red={},
+        text="",
+        fix="",
+        more=f"network: {{fabric: roce}}\nenv: {{NCCL_IB_HCA: {value}}}",
+    )
+
+    assert {each.status for each in findings(case)} == {status}
+
+
+def test_a_port_that_nobody_named_may_be_down() -> None:
+    """NCCL skips it; it is told all the same."""
+    second = replace(HCA, name="mlx5_1", ports=(replace(PORT, state="DOWN"),))
+    case = Case(
+        id="rdma-link",
+        red={},
+        text="",
+        fix="",
+        more="network: {fabric: roce}",
+        survey={"gpu01": {"rdma": (HCA, second)}},
+    )
+
+    assert {(each.status, each.text) for each in findings(case)} == {
+        ("pass", "1 × 400 Gbit/s Ethernet; mlx5_1:1 is DOWN"),
+        ("pass", "1 × 400 Gbit/s Ethernet"),
+    }
+
+
+def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
+    """Nothing is said of what all have before all were seen."""
+    case = Case(id="rdma-unused", red={}, text="", fix="", more="")
+    seen = case.seen()
+    two = {name: seen.facts[name] for name in ("gpu01", "gpu02")}
+
+    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == [
+        "skip",
+        "skip",
+        "skip",
+    ]
+
+
+def test_the_index_of_the_gid_that_stands_for_an_address_is_told() -> None:
+    """Not that of the first RoCE v2 GID, which is link-local."""
+    assert {each.text for each in findings(Case(id="gid-index", red={}, text="", fix=""))} == {
+        "GID index 3, RoCE v2"
+    }
+
+
+def test_the_gid_table_is_the_evidence() -> None:
+    """So that a right index can be chosen."""
+    case = next(case for case in CASES if "IB/RoCE v1" in case.text)
+    found = findings(case)[1]
+
+    assert (
+        found.evidence.splitlines()[1]
+        == "2: 0000:0000:0000:0000:0000:ffff:0a01:0001 IB/RoCE v1 ens1"
+    )
+
+
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
+def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+    """Never green."""
+    stays_unknown(case, reason)

@@ -1,0 +1,78 @@
+"""Which GPUs of a host an inventory takes, and why not the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.shape import Discovery, Wishes
+from launcher.hosts.discovery.written import write
+from launcher.inventory.load import loads
+from launcher.tools.docker import Given
+from launcher.tools.survey import GpuProcess, GpuState
+from tests.hosts.discovery.hosts import gpus, host, nic
+
+HELD = GpuProcess(gpu="GPU-1", pid=7, name="python3", memory=70000, user="ada")
+
+
+def found(survey: dict[str, Any], wishes: Wishes | None = None, **facts: Any) -> Discovery:
+    """Discover a host with four GPUs."""
+    one = host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(4), survey=survey, **facts)
+    return discover([one], wishes or Wishes())
+
+
+def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
+    """Four GPUs, of which some drive a display or are split."""
+    return tuple(
+        GpuState(index=at, **{what: which.get(at, False) for what, which in of.items()})
+        for at in range(4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("survey", "ids", "why"),
+    [
+        ({}, (), ()),
+        ({"gpus": states(display={0: True})}, ("1", "2", "3"), ("not GPU 0: drives a display",)),
+        ({"gpus": states(display={3: True})}, (), ("not GPU 3: drives a display",)),
+        (
+            {"gpus": states(mig={1: True, 2: True})},
+            ("0", "3"),
+            ("not GPU 1, 2: split into instances (MIG)",),
+        ),
+        ({"gpus": states(display=dict.fromkeys(range(4), True))}, (), ()),
+    ],
+)
+def test_gpus_that_are_others_are_left_out(
+    survey: dict[str, Any], ids: tuple[str, ...], why: tuple[str, ...]
+) -> None:
+    """With the reason; where that would leave none, all of them stay."""
+    seen = found(survey)
+    (node,) = seen.nodes
+
+    assert (node.gpu_ids, seen.gpus) == (ids, why)
+    assert node.gpus == 4 - sum(line.count(",") + 1 for line in why)
+    loaded = loads(write(seen), Path("inventory.yaml")).head
+    assert (loaded.gpus, loaded.gpu_ids) == (node.gpus, ids)
+    assert f"gpus: [{', '.join(ids)}]" in write(seen) or not ids
+
+
+def test_gpus_in_use_are_left_out() -> None:
+    """What a display server or a context takes is no use."""
+    busy = found({}, gpu_processes=(HELD,))
+    idle = found({}, gpu_processes=(replace(HELD, memory=300),))
+
+    assert (busy.nodes[0].gpu_ids, busy.gpus) == (("0", "2", "3"), ("not GPU 1: in use by ada",))
+    assert (idle.nodes[0].gpu_ids, idle.gpus) == ((), ())
+
+
+def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:
+    """Not to one of the same name: that is looked at anew."""
+    given = Given(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
+
+    assert found({}, given=(given,)).nodes[0].gpu_ids == ("2", "3")
+    assert found({}, Wishes(cluster="other"), given=(given,)).nodes[0].gpu_ids == ()

@@ -1,0 +1,71 @@
+"""The words of the command line: hosts, ranges, logins, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.domain import Ssh
+from launcher.core.errors import RequestError
+from launcher.hosts.discovery.asked import asked, own_ssh
+from launcher.hosts.discovery.shape import DOCKER, Wishes
+
+
+def test_ranges_and_logins_are_read() -> None:
+    """In the order given: the first is the head."""
+    meant = asked(
+        ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"], Wishes(ssh=Ssh(user="me")), DOCKER
+    )
+
+    assert [(node.host, node.ssh.user, node.ssh.port) for node in meant.nodes] == [
+        ("gpu09", "me", None),
+        ("gpu10", "me", None),
+        ("10.0.0.5", "root", 2222),
+        ("fe80::1", "ops", 22),
+    ]
+    assert meant.head.name == "gpu09"
+
+
+def test_one_address_with_two_ports_is_two_machines() -> None:
+    """Behind a forwarder."""
+    meant = asked(["10.0.0.5:2201", "10.0.0.5:2202"], Wishes(), DOCKER)
+
+    assert [node.name for node in meant.nodes] == ["10.0.0.5-2201", "10.0.0.5-2202"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wishes", "told"),
+    [
+        (["gpu01", "gpu01"], Wishes(), "gpu01"),
+        (["-oProxyCommand=x"], Wishes(), "should be a host name"),
+        (["gpu[1-"], Wishes(), "gpu[1-"),
+        (["a@b@c"], Wishes(), "is not a host"),
+        (["gpu[1-2000]"], Wishes(), "at most 1024"),
+        (["gpu[1-600]", "cpu[1-600]"], Wishes(), "1200 hosts"),
+        (["gpu01:99999"], Wishes(), "port"),
+        (["gpu01"], Wishes(cluster="Not A Name"), "cluster: should be a name"),
+        (["gpu01"], Wishes(image="Bad Image"), "image: should be an image reference"),
+        (["gpu01"], Wishes(hf_home="relative"), "hf_home: should be an absolute path"),
+        (["gpu01"], Wishes(ssh=Ssh(user="a b")), "ssh.user: should be a login name"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_anything_is_reached(
+    words: list[str], wishes: Wishes, told: str
+) -> None:
+    """By the rules that inventories have."""
+    with pytest.raises(RequestError) as raised:
+        asked(words, wishes, DOCKER)
+
+    assert told in f"{raised.value.message}\n{raised.value.evidence}"
+
+
+def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
+    """As in an inventory."""
+    with pytest.raises(RequestError) as raised:
+        asked(["gpu01"], Wishes(), ("sudo", "docker"))
+
+    assert "sudo -n" in raised.value.evidence
+
+
+def test_a_host_says_of_its_login_only_what_differs() -> None:
+    """The rest is said once."""
+    assert own_ssh(Ssh(user="root", port=22), Ssh(user="root")) == Ssh(port=22)

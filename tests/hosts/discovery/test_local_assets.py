@@ -1,0 +1,116 @@
+"""The question for images, models and AMD GPUs: asked of this machine, and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.core import shell
+from launcher.core.errors import UnreadableAnswer
+from launcher.hosts.discovery.local_assets import Disk, Home, parse, script
+from tests.simulated import image_json
+
+
+def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
+    """By a shell, with a docker that answers as the real one does."""
+    images = [
+        image_json("vllm-cpu:0.32.0"),
+        image_json("mine/vllm-ray:1", labels={"vlaunch.image.content": "x"}),
+    ]
+    docker = tmp_path / "docker"
+    listing = "vllm-cpu:0.32.0\\nalpine:3\\nvllm/x:<none>\\n"
+    docker.write_text(
+        f"#!/bin/sh\nif [ \"$1\" = images ]; then printf '{listing}'; else\ncat"
+        f" <<'E'\n{json.dumps(images)}\nE\nfi\n"
+    )
+    docker.chmod(0o755)
+    (tmp_path / "wish/hub/models--Qwen--Qwen3-8B").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    env = {**os.environ, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "wish")}
+    asked = subprocess.run(
+        ("sh", "-c", f"hf=$1; shift\n{script()}", "stock", str(tmp_path / "wish"), str(docker)),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = parse(asked.stdout)
+    homes = {home.path: home for home in found.homes}
+
+    assert list(found.images) == ["vllm-cpu:0.32.0"]
+    assert homes[str(tmp_path / "wish")].models == ("Qwen/Qwen3-8B",)
+    assert homes[str(tmp_path / ".cache/huggingface")].models == ()
+    assert all(home.free for home in found.homes)
+    assert found.amd_gpus == 0
+    assert all(Path(disk.path).is_dir() and disk.free for disk in found.disks)
+
+
+def test_what_is_said_is_read() -> None:
+    """Two homes, eight AMD GPUs, no image."""
+    text = (
+        "@@stock disk 2048 /raid/ops\n@@stock disk x /y\n"
+        "@@stock home 90 /data/huggingface\n@@stock model"
+        " models--a--b\n@@stock home  /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
+        " images\n\n@@stock end\n"
+    )
+    found = parse(text)
+
+    assert found.homes == (
+        Home(path="/data/huggingface", models=("a/b",), free=90 * 1024),
+        Home(path="/home/x/.cache/huggingface"),
+    )
+    assert (found.amd_gpus, found.images) == (8, {})
+    assert found.disks == (Disk(path="/raid/ops", free=2 << 20),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "@@stock images\n",
+        "@@stock images\n[{\n@@stock end\n",
+        "@@stock images\n[1]\n@@stock end\n",
+    ],
+)
+def test_anything_else_is_a_typed_error(text: str) -> None:
+    """Cut short, or not JSON."""
+    with pytest.raises(UnreadableAnswer):
+        parse(text)
+
+
+def test_folders_are_on_the_hosts_own_disks_and_the_logins(tmp_path: Path) -> None:
+    """Not on the network, not open to everybody, and nothing of the system's or Docker's; links are
+    not followed.
+    """
+    mounts = {"raid": "xfs", "open": "ext4", "home": "nfs4"}
+    for name in (*mounts, "raid/else"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    (tmp_path / "link").symlink_to(tmp_path / "raid")
+    lines = [
+        f"x {tmp_path}/{name} {kind} rw 0 0" for name, kind in (*mounts.items(), ("link", "xfs"))
+    ]
+    taken = ("/", "/boot/efi", "/usr", "/var", "/var/lib/docker", "/etc/hosts")
+    lines += [f"x {path} ext4 rw 0 0" for path in taken]
+    (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
+    stat = tmp_path / "stat"
+    stat.write_text('#!/bin/sh\n[ "${4#/var/lib}" != "$4" ] || echo ext2/ext3\n')
+    stat.chmod(0o755)
+    asked = subprocess.run(
+        ("sh", "-c", shell.program("own_disks").replace("/proc/mounts", f"{tmp_path}/mounts")),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = parse(f"{asked.stdout}@@stock amd 0\n@@stock images\n\n@@stock end\n").disks
+
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert [each.path for each in found if each.path.startswith(str(tmp_path))] == [
+        f"{tmp_path}/raid"
+    ]
+    assert not {each.path for each in found} & {*taken}

@@ -1,0 +1,99 @@
+"""What runs on the hosts: kinds of GPUs, the image, and where models lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.core.errors import RequestError
+from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.local_assets import Home, LocalAssets
+from launcher.hosts.discovery.shape import Wishes
+from launcher.hosts.discovery.written import write
+from tests.hosts.discovery.hosts import gpus, h100_pair, host, inventory, nic, practice, roce_four
+
+
+def test_an_old_driver_gets_the_image_for_cuda_12() -> None:
+    """And the file says why."""
+    text = write(discover(roce_four(), Wishes()))
+
+    assert "image: vllm/vllm-openai:v0.32.0-cu129\n" in text
+    assert "because driver 550.127.08 is" in text
+
+
+def test_an_image_that_all_hosts_have_is_used() -> None:
+    """The newest that is the same on each and made for what the hosts have."""
+    found = discover(practice(), Wishes())
+
+    assert found.image.value == "vllm-cpu:0.32.0"
+
+
+@pytest.mark.parametrize(
+    "images_by_host",
+    [
+        [{"my/vllm:1": "a"}, {"my/vllm:1": "b"}],  # another image under the same name
+        [{"my/vllm:1": "a"}, {}],  # on one host only
+        [{"my/vllm-cpu:1": "a"}, {"my/vllm-cpu:1": "a"}],  # for something else
+    ],
+)
+def test_an_image_that_is_not_the_same_everywhere_is_not_used(
+    images_by_host: list[dict[str, str]],
+) -> None:
+    """vLLM's own is."""
+    pair = [
+        replace(each, assets=LocalAssets(images=images))
+        for each, images in zip(h100_pair(), images_by_host, strict=True)
+    ]
+
+    assert discover(pair, Wishes()).image.value == "vllm/vllm-openai:v0.32.0"
+
+
+def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
+    """Where only some have it, the default is, and the file tells who has what."""
+    cache = Home(path="/home/ops/.cache/huggingface", models=("Qwen/Qwen3-8B",), free=2**40)
+    both = [replace(each, assets=LocalAssets(homes=(cache,))) for each in h100_pair()]
+
+    assert discover(both, Wishes()).hf_home.value == cache.path
+    one = [both[0], replace(both[1], assets=LocalAssets())]
+    left = discover(one, Wishes()).hf_home
+    assert left.value == "/data/huggingface"
+    assert "in /home/ops/.cache/huggingface: Qwen/Qwen3-8B (on gpu01)" in left.why
+
+
+def test_amd_gpus_are_found_by_their_driver() -> None:
+    """With the image that vLLM makes for them."""
+    pair = [
+        host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))
+        for at in (1, 2)
+    ]
+    found = inventory(pair)
+
+    assert (found.accelerator, found.gpus, found.image) == (
+        "amd",
+        16,
+        "vllm/vllm-openai-rocm:v0.32.0",
+    )
+
+
+def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
+    """Not a cluster of processors."""
+    broken = host(
+        "gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "NVIDIA-SMI has failed because …"}
+    )
+    pair = [host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), broken]
+
+    with pytest.raises(RequestError) as raised:
+        discover(pair, Wishes())
+    assert raised.value.message == "gpu02: no NVIDIA GPU found, while gpu01 has some"
+    assert "NVIDIA-SMI has failed" in raised.value.evidence
+    assert inventory(pair, Wishes(accelerator="cpu")).accelerator == "cpu"
+
+
+def test_a_host_that_says_nothing_of_gpus_has_none() -> None:
+    """Also where the answer is empty."""
+    silent = host("gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "\n"})
+
+    with pytest.raises(RequestError) as raised:
+        discover([host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), silent], Wishes())
+    assert raised.value.evidence == "gpu02: none found"

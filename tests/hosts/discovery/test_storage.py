@@ -1,0 +1,65 @@
+"""Where the launcher's own files go when logins have their home on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.local_assets import Disk, LocalAssets
+from launcher.hosts.discovery.shape import Discovery, Wishes
+from launcher.hosts.discovery.written import write
+from launcher.inventory.load import loads
+from launcher.tools.compile_cache import CompileCache
+from tests.hosts.discovery.hosts import GIB, gpus, host, nic
+
+RAID, SCRATCH = Disk(path="/raid", free=900 * GIB), Disk(path="/scratch/ops", free=100 * GIB)
+
+
+def found(home: str, *disks: tuple[Disk, ...]) -> Discovery:
+    """Discover hosts with these folders, whose homes lie on this file system."""
+    hosts = [
+        host(
+            f"gpu0{at}",
+            nic("eth0", f"10.0.0.{at}/24"),
+            gpus=gpus(8),
+            assets=LocalAssets(disks=each),
+            compiled=CompileCache(kind=home),
+        )
+        for at, each in enumerate(disks, start=1)
+    ]
+    return discover(hosts, Wishes())
+
+
+def test_a_home_on_a_disk_will_do() -> None:
+    """Nothing is said of it."""
+    seen = found("ext2/ext3", (RAID,), (RAID,))
+
+    assert (seen.state_dir, "state_dir" in write(seen)) == (None, False)
+
+
+def test_a_home_over_the_network_is_left_for_a_disk() -> None:
+    """The one with most room among those that all hosts have; with it goes what engines compile."""
+    smaller = Disk(path="/raid", free=500 * GIB)
+    other = Disk(path="/data", free=9000 * GIB)
+    seen = found("nfs4", (SCRATCH, RAID, other), (smaller, SCRATCH))
+    text = write(seen)
+
+    assert loads(text, Path("inventory.yaml")).head.state_dir == "/raid/vlaunch"
+    assert (
+        "# the login's home lies on nfs4, over the network, where containers' root may not" in text
+    )
+    assert "# /raid is on a disk of each host's own: 500 GiB free" in text
+    assert "# what engines compile lies there, too, in `cache` (`cache_dir:`)" in text
+    assert seen.warnings == ()
+
+
+def test_where_no_disk_is_the_logins_that_is_warned_of() -> None:
+    """With what makes one."""
+    seen = found("nfs4", (RAID,), (SCRATCH,))
+
+    assert seen.state_dir is None
+    assert seen.warnings == (
+        "gpu[01-02]: the login's home lies on nfs4, over the network, and no disk of all hosts' own"
+        " is the login's to write: `sudo install -d -o ops /var/lib/vlaunch` there, then"
+        " `state_dir:` names it",
+    )

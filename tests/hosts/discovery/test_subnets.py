@@ -1,0 +1,277 @@
+"""Which network the cluster runs on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.core.errors import RequestError
+from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.shape import Probed, Wishes
+from launcher.hosts.discovery.subnets import Shared, choose
+from launcher.tools.survey import Nic
+from tests.hosts.discovery.hosts import BRIDGE, host, nic
+
+
+def chosen(*hosts: Probed, netdevs: dict[int, frozenset[str]] | None = None) -> Shared:
+    """What is chosen for these hosts."""
+    return choose(hosts, [(netdevs or {}).get(at, frozenset()) for at in range(len(hosts))])
+
+
+def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[Probed]:
+    """Two hosts with the same interfaces; `N` in an address is the host's number."""
+    return [
+        host(
+            f"h{at}",
+            *(
+                nic(name, ip.replace("N", str(at)), speed, physical=real)
+                for name, ip, speed, real in nics
+            ),
+            default=default,
+        )
+        for at in (1, 2)
+    ]
+
+
+def test_the_fastest_physical_network_wins() -> None:
+    """And the other is told, with its reason."""
+    found = chosen(
+        *pair(("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 100_000, True))
+    )
+
+    assert str(found.network) == "10.1.0.0/24"
+    assert [(place.interface, place.ip) for place in found.places] == [
+        ("eth1", "10.1.0.1"),
+        ("eth1", "10.1.0.2"),
+    ]
+    assert "not eth0 10.0.0.0/24: also on all hosts, but slower (1 Gbit/s)" in found.why
+
+
+def test_physical_goes_before_fast() -> None:
+    """A virtual interface may say any speed."""
+    found = chosen(
+        *pair(("vlan7", "10.0.0.N/24", 100_000, False), ("eth1", "10.1.0.N/24", 1000, True))
+    )
+
+    assert str(found.network) == "10.1.0.0/24"
+
+
+@pytest.mark.parametrize("fast", ["ens1f0.100", "br0", "vmbr1", "vlan100", "bond0"])
+def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
+    """The card itself has no address then, and management is slower."""
+    cards = (nic("eno1", "", 1000), nic("ens1f0", "", 100_000))
+    hosts = [
+        host(
+            f"h{at}",
+            *cards,
+            nic("mgmt0", f"10.0.0.{at}/24", 1000),
+            nic(fast, f"10.1.0.{at}/24", 100_000, physical=False),
+        )
+        for at in (1, 2)
+    ]
+
+    assert str(chosen(*hosts).network) == "10.1.0.0/24"
+
+
+def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
+    """It says 10 Gbit/s for what is virtual."""
+    found = chosen(
+        *pair(("br0", "10.0.0.N/24", 10_000, False), ("eth1", "10.1.0.N/24", 1000, True))
+    )
+
+    assert str(found.network) == "10.1.0.0/24"
+    assert "not br0 10.0.0.0/24: also on all hosts, but not on physical interfaces" in found.why
+
+
+def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
+    """Before what lies on it."""
+    found = chosen(
+        *pair(
+            ("eth1.7", "10.0.0.N/24", 1000, False),
+            ("eth1", "10.1.0.N/24", 1000, True),
+            default="eth1.7",
+        )
+    )
+
+    assert str(found.network) == "10.1.0.0/24"
+    assert "not eth1.7 10.0.0.0/24: also on all hosts, but on top of another interface" in found.why
+
+
+def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
+    """Google Cloud gives /32 and routes between them; that it works is for `check` to see."""
+    hosts = [
+        host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)
+    ]
+    found = chosen(*hosts)
+
+    assert [(place.interface, place.ip) for place in found.places] == [
+        ("ens4", "10.128.0.2"),
+        ("ens4", "10.128.0.3"),
+    ]
+    assert "`vlaunch check`" in found.warnings[0]
+    assert discover(hosts, Wishes()).nodes[1].ip == "10.128.0.3"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        nic("ens4", "10.128.0.2/32"),
+        nic("ens4", "10.128.0.3/32", up=False),
+        nic("ens5", "10.128.0.3/32"),
+        nic("ens4"),
+    ],
+)
+def test_addresses_that_stand_alone_are_not_taken_otherwise(second: Nic) -> None:
+    """Twice the same one, on a link that is down, beside the default route, or on some hosts
+    only.
+    """
+    hosts = [host("h1", nic("ens4", "10.128.0.2/32")), host("h2", second, default="ens4")]
+
+    with pytest.raises(RequestError) as raised:
+        chosen(*hosts)
+    assert raised.value.message == "the hosts share no network, so they cannot be one cluster"
+
+
+def test_the_interface_of_the_rdma_devices_goes_first() -> None:
+    """RoCE addresses are those of its interfaces."""
+    hosts = pair(("eth0", "10.0.0.N/24", 400_000, True), ("eth1", "10.1.0.N/24", 100_000, True))
+    found = chosen(*hosts, netdevs=dict.fromkeys((0, 1), frozenset({"eth1"})))
+
+    assert str(found.network) == "10.1.0.0/24"
+    assert (
+        "not eth0 10.0.0.0/24: also on all hosts, but no interface of the RDMA devices" in found.why
+    )
+
+
+def test_the_default_route_breaks_ties() -> None:
+    """Between equally fast ones."""
+    nics = (("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 1000, True))
+
+    assert str(chosen(*pair(*nics, default="eth1")).network) == "10.1.0.0/24"
+    assert str(chosen(*pair(*nics, default="eth0")).network) == "10.0.0.0/24"
+
+
+def test_networks_of_software_are_passed_over() -> None:
+    """Docker's bridge has the same address on every host; it and its like are named in the
+    reasons.
+    """
+    more = (
+        BRIDGE,
+        nic("br-0123456789ab", "172.18.0.1/16"),
+        nic("tailscale0", "100.64.0.1/10"),
+        nic("virbr0", "192.168.122.1/24"),
+    )
+    found = chosen(*(host(f"h{at}", nic("eth0", f"10.0.0.{at}/24", None), *more) for at in (1, 2)))
+
+    assert str(found.network) == "10.0.0.0/24"
+    assert "not docker0 172.17.0.0/16: docker's own bridge" in found.why
+    assert "not tailscale0 100.64.0.0/10: a tunnel" in found.why
+
+
+def test_a_bridge_or_vlan_of_the_administrator_may_be_the_network() -> None:
+    """Only those that software makes for itself are not."""
+    assert str(chosen(*pair(("br0", "10.0.0.N/24", None, False))).network) == "10.0.0.0/24"
+
+
+def test_the_same_address_on_two_hosts_is_no_common_network() -> None:
+    """However it is called."""
+    hosts = [
+        host(
+            f"h{at}", nic("eth0", f"10.0.0.{at}/24", 1000), nic("eth1", "192.168.122.1/24", 100_000)
+        )
+        for at in (1, 2)
+    ]
+    found = chosen(*hosts)
+
+    assert str(found.network) == "10.0.0.0/24"
+    assert (
+        "not eth1 192.168.122.0/24: 192.168.122.1 is on more than one host, so it is not one"
+        " network" in found.why
+    )
+
+
+def test_a_network_of_some_hosts_is_told_with_their_names() -> None:
+    """Folded."""
+    hosts = [
+        host(
+            f"h{at}",
+            nic("eth0", f"10.0.0.{at}/24"),
+            *([nic("eth1", f"10.1.0.{at}/16")] if at > 1 else []),
+        )
+        for at in (1, 2, 3)
+    ]
+
+    assert "not eth1 10.1.0.0/16: only on h[2-3]" in chosen(*hosts).why
+
+
+def test_down_and_link_local_do_not_count() -> None:
+    """They are told as what they are."""
+    hosts = [
+        host(
+            f"h{at}",
+            nic("eth0", f"10.0.0.{at}/24", 10),
+            nic("eth1", f"10.1.0.{at}/24", up=False),
+            nic("eth2", f"169.254.0.{at}/16"),
+        )
+        for at in (1, 2)
+    ]
+    found = chosen(*hosts)
+
+    assert str(found.network) == "10.0.0.0/24"
+    assert "not eth1 10.1.0.0/24: the link is down" in found.why
+    assert any(line.startswith("not eth2 169.254.0.0/16: link-local") for line in found.why)
+
+
+def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
+    """So that one sees which one is wrong."""
+    hosts = [
+        host("gpu01", nic("eth0", "10.0.0.1/24"), BRIDGE),
+        host("gpu02", nic("eth0", "10.0.7.2/24")),
+        host("gpu03"),
+    ]
+
+    with pytest.raises(RequestError) as raised:
+        discover(hosts, Wishes())
+    assert raised.value.message == "the hosts share no network, so they cannot be one cluster"
+    assert raised.value.evidence.splitlines() == [
+        "gpu01: eth0 10.0.0.1/24, docker0 172.17.0.1/16 (docker's own bridge)",
+        "gpu02: eth0 10.0.7.2/24",
+        "gpu03: no IPv4 address besides loopback",
+    ]
+
+
+def test_two_addresses_in_one_network_give_the_better_interface() -> None:
+    """One node has one address."""
+    one = host("h1", nic("eth0", "10.0.0.1/24", 1000), nic("eth1", "10.0.0.21/24", 100_000))
+    two = host("h2", nic("eth0", "10.0.0.2/24", 1000))
+
+    assert [place.ip for place in chosen(one, two).places] == ["10.0.0.21", "10.0.0.2"]
+
+
+def test_addresses_alone_are_enough() -> None:
+    """Where the interfaces could not be asked for."""
+    hosts = [host(f"h{at}", nic("eth0", f"10.0.0.{at}/24")) for at in (1, 2)]
+    bare = [
+        host(each.host, survey={"nics": None}, addresses=each.facts.addresses) for each in hosts
+    ]
+
+    assert str(chosen(*bare).network) == "10.0.0.0/24"
+
+
+def test_mtus_that_differ_are_a_warning() -> None:
+    """With who has which."""
+    one, two = nic("eth0", "10.0.0.1/24"), replace(nic("eth0", "10.0.0.2/24"), mtu=9000)
+
+    assert (
+        chosen(host("h1", one), host("h2", two))
+        .warnings[0]
+        .startswith("the MTU differs (1500 on h1; 9000 on h2)")
+    )
+
+
+def test_version_6_is_not_looked_at() -> None:
+    """Inventories do not take it."""
+    six = Nic(name="eth1", up=True, mtu=1500, addresses=("2001:db8::1/64",))
+
+    assert len(chosen(host("h1", nic("eth0", "10.0.0.1/24"), six)).why) == 1

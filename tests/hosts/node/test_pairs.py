@@ -1,0 +1,254 @@
+"""The pair probe itself, on loopback addresses: each of 127.0.0.0/8 is a host of its own for it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+from launcher.tools import pairs
+from launcher.tools.pairs import Peer, PortProbe
+
+pytestmark = pytest.mark.processes
+
+HIGH = 27311
+WANTED = (16379, 18265)
+# Of this process alone: another run of these tests on the same machine holds the same ports.
+NET = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}"
+IPS = {"a": f"{NET}.2", "b": f"{NET}.3", "c": f"{NET}.4"}
+Process = subprocess.Popen[str]
+
+
+@contextmanager
+def probe(
+    name: str,
+    peers: str,
+    *,
+    deadline: float = 8.0,
+    patience: float = 0.5,
+    nonce: str = "n",
+    **changed: object,
+) -> Iterator[Process]:
+    """Start the probe of one node; it is ended with the block."""
+    others = [Peer(name=each, ip=IPS[each], ports=WANTED) for each in peers]
+    argv = pairs.probe(
+        node=name,
+        ip=str(changed.get("ip", IPS[name])),
+        peers=others,
+        listen=WANTED,
+        high=HIGH,
+        mtu=int(str(changed.get("mtu", 9000))),
+        nonce=nonce,
+        deadline=deadline,
+        patience=patience,
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        (sys.executable, *argv[1:]), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def probes(name: str, process: Process) -> dict[str, PortProbe]:
+    """Wait for a probe's answer and read it."""
+    out, err = process.communicate(timeout=20)
+
+    assert err == ""
+    assert process.returncode == 0
+    return {each.target: each for each in pairs.parse(Answer(node=name, code=0, out=out))}
+
+
+def test_three_nodes_reach_each_other() -> None:
+    """All ports, the megabyte and the whole packet, long before any deadline."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        started = {name: stack.enter_context(probe(name, "abc".replace(name, ""))) for name in IPS}
+        found = [
+            each for name, process in started.items() for each in probes(name, process).values()
+        ]
+
+    assert len(found) == 6
+    for reached in found:
+        assert reached.ports == {16379: "open", 18265: "open", HIGH: "open"}
+        assert (reached.bulk, reached.largest, reached.wanted, reached.heard, reached.errors) == (
+            True,
+            9000,
+            9000,
+            True,
+            {},
+        )
+    assert time.monotonic() - began < 6
+
+
+def test_no_port_is_left_behind_for_what_will_bind_it() -> None:
+    """A server that does not reuse addresses would fail on a port in TIME_WAIT."""
+    with probe("a", "b") as a, probe("b", "a") as b:
+        probes("a", a), probes("b", b)
+    for ip in (IPS["a"], IPS["b"]):
+        for port in WANTED:
+            with socket.socket() as sock:
+                sock.bind((ip, port))
+
+
+def test_a_peer_that_begins_later_is_waited_for() -> None:
+    """Sessions do not come up at the same moment."""
+    with probe("a", "b") as a:
+        time.sleep(0.7)
+        with probe("b", "a") as b:
+            assert probes("b", b)["a"].bulk is True
+            assert set(probes("a", a)["b"].ports.values()) == {"open"}
+
+
+def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
+    """And nothing of it was heard."""
+    with probe("a", "b", deadline=2) as a:
+        reached = probes("a", a)["b"]
+
+    assert set(reached.ports.values()) == {"refused"}
+    assert (reached.bulk, reached.largest, reached.heard) == (None, None, False)
+    assert reached.errors[HIGH] == os.strerror(111)
+
+
+def test_a_port_that_somebody_has_is_left_to_them() -> None:
+    """A connection that is accepted there proves enough; nobody is thrown out."""
+    with socket.create_server((IPS["b"], 16379)), probe("a", "b") as a, probe("b", "a") as b:
+        assert probes("a", a)["b"].ports[16379] == "open"
+        assert probes("b", b)["a"].ports[16379] == "open"
+
+
+def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
+    """The peer holds its ports open before it greets anybody, so this ends at once."""
+    with socket.socket() as taken, probe("a", "b") as a:
+        # bound, and nobody listens: neither the probe nor anyone else can
+        taken.bind((IPS["b"], 16379))
+        with probe("b", "a") as b:
+            began = time.monotonic()
+            reached = probes("a", a)["b"]
+            probes("b", b)
+
+    assert (reached.ports[16379], reached.ports[18265], reached.ports[HIGH]) == (
+        "refused",
+        "open",
+        "open",
+    )
+    assert time.monotonic() - began < 5
+
+
+def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer begins, and greets us, while a knock of ours is still on its way back."""
+    monkeypatch.syspath_prepend(str(Path(launcher.__file__).parent / "hosts" / "node"))
+    program = importlib.import_module("pairs")
+    peer = {"name": "b", "ip": IPS["b"], "ports": []}
+    with socket.socket() as door:
+        door.bind((IPS["b"], HIGH + 1))
+
+        class Late(program.Probe):  # type: ignore[misc]
+            def __init__(self) -> None:
+                self.ip, self.port, self.patience, self.talks = (
+                    IPS["a"],
+                    HIGH + 1,
+                    0.5,
+                    dict[str, object](),
+                )
+
+            def landed(self, *words: object) -> None:
+                door.listen()
+                self.talks["b"] = ["met"]
+                super().landed(*words)
+
+            def greet(self, _: object, __: object, sock: socket.socket) -> str:
+                sock.close()
+                return "talk"
+
+        seen: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
+        talk = Late().connect(peer, seen, time.monotonic() + 5)
+
+    assert (talk, seen) == ("talk", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
+
+
+def test_a_stranger_at_the_high_port_is_recognised() -> None:
+    """Another run's probe does not know our word."""
+    with probe("b", "a", nonce="other", deadline=2), probe("a", "b", deadline=2) as a:
+        reached = probes("a", a)["b"]
+
+    assert (reached.ports[HIGH], reached.bulk, reached.largest) == ("error", None, None)
+    assert reached.errors[HIGH] == "something else answers there"
+
+
+def test_a_listener_that_says_nothing_is_no_peer() -> None:
+    """A connection alone is no proof at the high port."""
+    with socket.create_server((IPS["b"], HIGH)), probe("a", "b", deadline=2) as a:
+        reached = probes("a", a)["b"]
+
+    assert reached.ports[HIGH] == "error"
+    assert "did not answer" in reached.errors[HIGH]
+
+
+def test_the_largest_packet_is_found_to_the_byte() -> None:
+    """Loopback carries 65535 bytes at most: an MTU above that cannot be had."""
+    with probe("a", "b", mtu=65600) as a, probe("b", "a") as b:
+        found = probes("a", a)["b"]
+        assert probes("b", b)["a"].largest == 9000
+
+    assert (found.largest, found.wanted) == (65535, 65600)
+
+
+def test_an_address_of_another_machine_cannot_be_held() -> None:
+    """The node says so itself, at once."""
+    with probe("a", "b", ip="192.0.2.77") as a:
+        out, _ = a.communicate(timeout=10)
+    with pytest.raises(UnreadableAnswer, match=r"cannot listen at 192\.0\.2\.77: Cannot assign"):
+        pairs.parse(Answer(node="a", code=0, out=out))
+
+
+def test_the_end_of_its_input_ends_it_when_somebody_had_held_it() -> None:
+    """The launcher has gone; whoever gave no input at all is not meant (see the test with a late
+    peer).
+    """
+    with probe("a", "b", deadline=60) as a:
+        assert a.stdin is not None
+        a.stdin.write(pairs.HOLD.decode())
+        a.stdin.close()
+
+        assert a.wait(timeout=10) == 1
+
+
+def test_it_ends_when_it_is_told_to() -> None:
+    """As `timeout` and `docker stop` do."""
+    with probe("a", "b", deadline=60) as a:
+        while not _listens(IPS["a"], HIGH):
+            time.sleep(0.02)
+        a.send_signal(signal.SIGTERM)
+
+        assert a.wait(timeout=5) == 143
+
+
+def test_its_answer_is_one_line_of_json() -> None:
+    """With nobody to knock at it ends at once."""
+    with probe("a", "") as a:
+        out, _ = a.communicate(timeout=10)
+
+    assert json.loads(out) == {"node": "a", "mtu": 9000, "peers": {}}
+
+
+def _listens(ip: str, port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((ip, port)) == 0

@@ -1,0 +1,328 @@
+"""`vlaunch check` on simulated nodes: what is asked, what it changes (nothing), and how its result
+leaves the program.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import ConnectError
+from launcher.hosts.checks.catalogue import CATALOGUE
+from tests.command_line import INVENTORY, SECRET, Cluster, Ran
+
+MODEL = "org/m"
+
+
+def results(ran: Ran) -> dict[str, dict[str, Any]]:
+    """Return what each check said, by its id."""
+    return {check["id"]: check for check in json.loads(ran.out)["checks"]}
+
+
+def told(check: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return status and text of each finding of a check, by its nodes."""
+    return {each["node"]: (each["status"], each["text"]) for each in check["findings"]}
+
+
+def test_healthy_nodes_pass_and_nothing_is_changed(cluster: Cluster) -> None:
+    """Exit code 0 without a failure; what could not be looked at is SKIP with its reason, and nodes
+    stay as they are.
+    """
+    ran = cluster.run("check")
+
+    assert (ran.code, cluster.world.changes) == (0, [])
+    assert "FAIL" not in ran.out
+    assert f"{len(CATALOGUE)} checks: " in ran.out
+    assert "SKIP" in ran.out
+    assert "network: fabric is ethernet, which promises no RDMA" in ran.out
+
+
+def test_a_cluster_that_is_up_is_looked_into_where_it_runs(cluster: Cluster) -> None:
+    """Its own containers are asked, no throw-away one is started, and nothing is changed."""
+    assert cluster.run("up").code == 0
+    cluster.world.changes.clear()
+    cluster.commands.clear()
+    ran = cluster.run("check", "--json")
+
+    assert (ran.code, cluster.world.changes) == (0, [])
+    assert not [each.argv for each in cluster.commands if each.argv[1:2] == ("run",)]
+    assert results(ran)["ray-version"]["status"] == "pass"
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--strict",), 3)])
+def test_a_warning_counts_only_when_strict(
+    cluster: Cluster, flags: tuple[str, ...], code: int
+) -> None:
+    """Nothing keeps a node's clock."""
+    cluster.world.machines["gpu02"].survey["synced"] = "NTPSynchronized=no"
+    ran = cluster.run("check", *flags)
+
+    assert ran.code == code
+    assert "  WARN  time-sync" in ran.out
+
+
+@pytest.mark.parametrize("flags", [(), ("--strict",)])
+def test_a_failure_is_exit_code_1_with_its_fix(cluster: Cluster, flags: tuple[str, ...]) -> None:
+    """The node is named, and the sum names the check."""
+    cluster.world.machines["gpu02"].gpus = 7
+    ran = cluster.run("check", *flags)
+
+    assert ran.code == 1
+    assert "gpu02: 7 GPUs visible, 8 declared" in ran.out
+    assert "fix: set `gpus: 7` for gpu02" in ran.out
+    assert "FAIL: accelerator" in ran.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "time-skwe"], "there is no check `time-skwe`; did you mean `time-skew`?"),
+        (["--skip", "ssh,zzz"], "there is no check `zzz`"),
+        (["--group", "netwrk"], "there is no group `netwrk`; did you mean `network`?"),
+        (["--only", ","], "--only names nothing"),
+        (["--only", "ssh", "--skip", "ssh"], "no check is left to make"),
+        (["--expect", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str], said: str) -> None:
+    """Exit code 2, with the near miss; a request that checks nothing is none that passes."""
+    ran = cluster.run("check", *words)
+
+    assert (ran.code, ran.out, cluster.commands) == (2, "", [])
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["--only", "ssh,time-skew"], ["ssh", "time-skew"]),
+        (["--only", "time-skew", "--only", " ssh "], ["ssh", "time-skew"]),
+        (["--group", "reach"], ["ssh", "sudo"]),
+        (["--group", "reach", "--skip", "sudo"], ["ssh"]),
+        (["--group", "reach", "--only", "disk"], ["ssh", "sudo", "disk"]),
+    ],
+)
+def test_checks_can_be_chosen(cluster: Cluster, words: list[str], ids: list[str]) -> None:
+    """By commas and by repeating, always in the catalogue's order."""
+    assert list(results(cluster.run("check", "--json", *words))) == ids
+
+
+def test_only_what_the_checks_need_is_asked(cluster: Cluster) -> None:
+    """One round trip is enough for a login."""
+    assert cluster.run("check", "--only", "ssh").code == 0
+    assert [each.argv[3] for each in cluster.commands] == ["probe", "probe"]
+
+
+def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
+    """Every check with what it proves; as JSON, one list."""
+    cluster.path.unlink()
+    ran, said = (
+        cluster.run("check", "--list"),
+        cluster.run("check", "--list", "--json", "--group", "model"),
+    )
+
+    assert (ran.code, said.code, cluster.commands) == (0, 0, [])
+    assert all(check.id in ran.out and check.what in ran.out for check in CATALOGUE)
+    assert {each["group"] for each in json.loads(said.out)} == {"model"}
+    assert set(json.loads(said.out)[0]) == {"id", "group", "what", "why"}
+
+
+def test_json_is_one_document(cluster: Cluster) -> None:
+    """Each check with its findings, why it matters and where it is described; the counts add up."""
+    ran = cluster.run("check", "--json")
+    said = json.loads(ran.out)
+
+    assert (ran.err, said["passed"], ran.out.count("\n")) == ("", True, 1)
+    assert sum(said["counts"].values()) == len(said["checks"]) == len(CATALOGUE)
+    for check in said["checks"]:
+        assert set(check) == {"id", "group", "status", "what", "why", "docs", "findings"}
+        assert check["docs"] == f"docs/checks.md#{check['id']}"
+        assert check["findings"]
+        assert all(
+            set(each) == {"node", "status", "text", "evidence", "fix"} for each in check["findings"]
+        )
+
+
+def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_others(
+    cluster: Cluster,
+) -> None:
+    """One cause is told once; the other node is looked at all the same."""
+    cluster.missing["gpu02"] = ConnectError("gpu02", "no answer from gpu02:22 within 10s")
+    ran = cluster.run("check", "--json")
+    said = results(ran)
+
+    assert ran.code == 1
+    assert told(said["ssh"])["gpu02"] == (
+        "fail",
+        "cannot be reached: no answer from gpu02:22 within 10s",
+    )
+    assert [id_ for id_, each in said.items() if each["status"] == "fail"] == ["ssh"]
+    assert told(said["docker"]) == {
+        "gpu01": ("pass", "Docker answers"),
+        "gpu02": ("skip", "it was not reached: see `ssh`"),
+    }
+
+
+def test_no_node_at_all_is_told_without_an_error(cluster: Cluster) -> None:
+    """Everything else is SKIP."""
+    for name in ("gpu01", "gpu02"):
+        cluster.missing[name] = ConnectError(name, "cannot be reached: timed out")
+    ran = cluster.run("check")
+
+    assert (ran.code, ran.out.count("FAIL  ssh")) == (1, 1)
+    assert "PASS" not in ran.out
+
+
+def test_a_node_that_says_nothing_readable_is_not_reached(cluster: Cluster) -> None:
+    """A login that works and answers nonsense is a failed login."""
+    answer = cluster.world.answer
+
+    def garbled(command: Any) -> Any:
+        said = answer(command)
+        return (
+            said
+            if command.node != "gpu02" or said is None
+            else type(said)(node="gpu02", code=0, out="motd of the day")
+        )
+
+    cluster.world.answer = garbled  # type: ignore[method-assign]
+    said = results(cluster.run("check", "--json"))
+
+    assert told(said["ssh"])["gpu02"][0] == "fail"
+    assert "motd" in json.dumps(said["ssh"])
+
+
+def skip_inside(cluster: Cluster) -> None:
+    """Let a container answer with something else."""
+    cluster.world.machines["gpu02"].inside = "Segmentation fault"
+
+
+def skip_image(cluster: Cluster) -> None:
+    """Take the image away."""
+    cluster.world.machines["gpu02"].images.clear()
+
+
+def skip_knock(cluster: Cluster) -> None:
+    """Let the pair probe fail."""
+    cluster.world.port_probes["gpu02", "gpu01"] = "python3: error while loading shared libraries"
+
+
+def skip_files(cluster: Cluster) -> None:
+    """Let `find` fail on one node."""
+    cluster.world.machines["gpu01"].model = {"config.json": 7}
+    cluster.world.machines["gpu02"].unreadable = "find: unknown predicate -printf"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "id_", "reason"),
+    [
+        (skip_inside, "ray-version", "Segmentation fault"),
+        (skip_image, "ray-version", "not on this node yet: run `vlaunch up`"),
+        (skip_image, "image", "is not on this node yet"),
+        (skip_knock, "ports-reachable", "python3: error while loading shared libraries"),
+        (skip_files, "model", "could not be asked whether it has the model"),
+    ],
+)
+def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
+    cluster: Cluster, spoil: Any, id_: str, reason: str
+) -> None:
+    """Never green, never an error of the program, and the other node is judged."""
+    spoil(cluster)
+    ran = cluster.run("check", "--json", "--offline", "--model", MODEL)
+    found = told(results(ran)[id_])
+
+    assert ran.err == ""
+    assert any(status == "skip" and reason in text for status, text in found.values()), found
+    assert cluster.world.changes == []
+
+
+def test_a_closed_port_between_two_nodes_is_named(cluster: Cluster) -> None:
+    """One direction is firewalled."""
+    cluster.world.port_probes["gpu02", "gpu01"] = {
+        "ports": {"6379": "timed out", "43210": "open"},
+        "errors": {"6379": "Connection timed out"},
+    }
+    ran = cluster.run("check", "--only", "ports-reachable")
+
+    assert ran.code == 1
+    assert "gpu02 → gpu01: TCP 6379 timed out" in ran.out
+
+
+def test_the_model_is_compared_file_by_file(cluster: Cluster) -> None:
+    """And the inventory's own is the default."""
+    cluster.write(f"serve: {{model: {MODEL}}}\n{INVENTORY}")
+    cluster.world.machines["gpu01"].model = {"config.json": 7, "model.safetensors": 10**9}
+    cluster.world.machines["gpu02"].model = {"config.json": 7, "model.safetensors": 10**6}
+    ran = cluster.run("check", "--only", "model", "--offline")
+
+    assert ran.code == 1
+    assert "model.safetensors has 1000000 bytes" in ran.out
+
+
+def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preflight on a machine without the secret tells so where it matters."""
+    monkeypatch.delenv("HF_TOKEN")
+    ran = cluster.run("check", "--group", "model", "--json", "--model", MODEL)
+    said = results(ran)
+
+    assert (ran.code, ran.err) == (0, "")
+    assert "HF_TOKEN" in json.dumps(said["hf-token"])
+    assert said["hf-token"]["status"] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "reason"),
+    [
+        (["--offline"], "", "asked to stay offline"),
+        ([], "env: {HF_HUB_OFFLINE: '1'}\n", "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_hugging_face_is_not_asked_where_nobody_should(
+    cluster: Cluster, flags: list[str], env: str, reason: str
+) -> None:
+    """With the reason; the token is nowhere to be seen."""
+    cluster.write(env + INVENTORY)
+    ran = cluster.run("check", "--only", "hf-token", "--json", "--model", MODEL, *flags)
+
+    assert results(ran)["hf-token"]["status"] == "skip"
+    assert reason in ran.out
+    assert SECRET not in ran.out
+
+
+def test_users_figures_are_read_before_they_are_used(cluster: Cluster, tmp_path: Path) -> None:
+    """A mistake in the file is a wrong request."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("gpus: 7\n")
+    ran = cluster.run("check", "--expect", str(path))
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "gpus" in ran.err
+
+
+def test_a_pipe_gets_neither_colour_nor_folded_rows(cluster: Cluster) -> None:
+    """What `grep` reads has no terminal code in it, whatever the environment says of its width."""
+    ran = cluster.run("check")
+
+    assert "\x1b" not in ran.out + ran.err
+    assert max(map(len, ran.out.splitlines())) > 100
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_expectations_that_cannot_be_read_stop_before_a_node_is_reached(
+    cluster: Cluster, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that is named, and the user's own in the place where it always is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(cluster.path.parent))
+    own = cluster.path.parent / ("mine.yaml" if named else "vlaunch/expectations.yaml")
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("gpus: 7\n")
+    ran = cluster.run("check", *(["--expect", str(own)] if named else []))
+
+    assert ran.code == 2
+    assert own.name in ran.err
+    assert cluster.asked == []  # no fleet was made, so nothing was connected to

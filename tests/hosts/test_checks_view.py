@@ -1,0 +1,162 @@
+"""Results of the catalogue in a narrow terminal, a wide one and a pipe, as a list and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launcher.app import terminal
+from launcher.core.check import Finding, worst
+from launcher.hosts import checks_view
+from launcher.hosts.checks.catalogue import CATALOGUE, Result, run
+from tests import golden
+from tests.hosts.checks.spoiled import Case
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
+
+
+def spoiled() -> list[Result]:
+    """Judge three nodes on which something is wrong in each way: a failure, a warning, a skip, and
+    folded good news.
+    """
+    case = Case(
+        id="time-sync",
+        red={},
+        text="",
+        fix="",
+        survey={"gpu02": {"synced": False}, "gpu03": {"synced": None}},
+        inside={"gpu03": {"infiniband": ()}},
+        port_probes={
+            ("gpu01", "gpu02"): {
+                "ports": {6379: "timed out"},
+                "errors": {6379: "Connection timed out"},
+            }
+        },
+        facts={"gpu01": {"survey": None}},
+    )
+    wanted = [
+        check.id
+        for check in CATALOGUE
+        if check.group in ("reach", "host", "ports", "rdma", "model")
+    ]
+    return run(case.seen(), ids=wanted)
+
+
+def drawn(
+    results: list[Result], width: int, *, colour: bool = False, env: dict[str, str] | None = None
+) -> str:
+    """Render results as a console of this width prints them."""
+    file = io.StringIO()
+    to = Console(file=file, width=width, force_terminal=colour, highlight=False, _environ=env or {})
+    terminal.show(checks_view.render(results), to)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 200, 1000], ids=["80", "200", "piped"])
+def test_results(width: int) -> None:
+    """Groups in order, one row a finding, equal ones folded, below what is wrong its fix and why it
+    matters.
+    """
+    text = drawn(spoiled(), width)
+
+    assert all(len(line) <= width for line in text.splitlines())
+    golden.check(GOLDEN / f"check_{'piped' if width == 1000 else width}.txt", text)
+
+
+def test_words_say_it_without_colour() -> None:
+    """Each status has a word; with NO_COLOR a terminal gets no colour, and loses nothing."""
+    dull = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color", "NO_COLOR": "1"})
+    bright = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color"})
+
+    assert "\x1b[31m" not in dull
+    assert "\x1b[1;31m" in bright
+    assert "\x1b[1;31m" not in dull
+    for word in ("PASS", "WARN", "FAIL", "SKIP"):
+        assert word in dull
+
+
+def test_the_sum_is_of_checks() -> None:
+    """And adds up; the red ones are named once more at the end."""
+    results = spoiled()
+    *_, counts, red = drawn(results, 1000).splitlines()
+    numbers = [int(part.split()[0]) for part in counts.partition(": ")[2].split(", ")]
+
+    assert counts.startswith(f"{len(results)} checks: ")
+    assert sum(numbers) == len(results)
+    assert red == f"FAIL: {', '.join(each.check.id for each in results if each.status == 'fail')}"
+    assert all(word in counts for word in ("passed", "failed", "skipped"))
+
+
+def test_a_skip_is_never_green() -> None:
+    """It has its own word, its reason, and does not count as passed."""
+    check = CATALOGUE[0]
+    results = [
+        Result(
+            check=check, findings=(Finding(node="a", status="skip", text="no tool"),), status="skip"
+        )
+    ]
+    text = drawn(results, 100)
+
+    assert "PASS" not in text
+    assert "SKIP" in text
+    assert "no tool" in text
+    assert text.splitlines()[-1] == "1 check: 1 skipped"
+
+
+def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
+    """Neither codes nor rich's markup in names, texts, evidence and fixes."""
+    finding = Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE)
+    text = drawn([Result(check=CATALOGUE[0], findings=(finding,), status="fail")], 100)
+
+    assert not {"\x1b", "\x07", "\x9b"} & set(text)
+    assert text.count("red[bold]") == 4
+
+
+def test_much_evidence_is_cut() -> None:
+    """The whole is in the JSON."""
+    lines = "\n".join(f"line {number}" for number in range(100))
+    finding = Finding(node="a", status="fail", text="bad", evidence=lines)
+    results = [Result(check=CATALOGUE[0], findings=(finding,), status="fail")]
+
+    assert drawn(results, 100).count("line ") == 6
+    assert json.dumps(checks_view.plain(results)).count("line ") == 100
+
+
+def test_json_has_what_the_rows_have() -> None:
+    """Folded alike; `passed` is false as soon as one check failed."""
+    results = spoiled()
+    said = json.loads(json.dumps(checks_view.plain(results)))
+    healthy = [
+        replace(each, findings=(Finding(node="a", status="warn", text="x"),), status="warn")
+        for each in results
+    ]
+
+    assert said["passed"] is False
+    assert checks_view.plain(healthy)["passed"] is True
+    assert sum(said["counts"].values()) == len(results)
+    assert [each["id"] for each in said["checks"]] == [each.check.id for each in results]
+    assert all(
+        each["status"] == worst(result.findings)
+        for each, result in zip(said["checks"], results, strict=True)
+    )
+    assert {"gpu[01-03]"} <= {
+        finding["node"] for each in said["checks"] for finding in each["findings"]
+    }
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row a check, with the sentence that is true when it is green."""
+    checks_view.show_list(CATALOGUE[:2], as_json=False)
+    rows = capsys.readouterr().out.splitlines()
+
+    assert rows[0].split() == ["ID", "GROUP", "TRUE", "WHEN", "GREEN"]
+    assert [row.split()[:2] for row in rows[1:]] == [
+        [each.id, each.group] for each in CATALOGUE[:2]
+    ]
+    assert CATALOGUE[0].what in rows[1]

@@ -1,0 +1,88 @@
+"""What `check`, `up` and `serve` say of GPUs with which something is wrong: whole texts, kept as
+files.
+
+What nodes answer has the forms of `nvidia-smi` (tests/fixtures/host/README.md); the practice hosts'
+stand-in gives the same (tests/lab/test_nvidia_smi.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import golden
+from tests.command_line import Cluster, Ran
+
+GOLDEN = Path(__file__).parent / "golden"
+CHECK = ("check", "--only", "accelerator,gpu-runtime,gpu-memory,gpu-errors")
+SERVE = ("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
+
+
+def listed(*, lost: int = -1, held: dict[int, int] | None = None) -> str:
+    """What `nvidia-smi` says of eight GPUs, some with memory in use."""
+    lines = [
+        f"{at}, NVIDIA H100 80GB HBM3, 81559, {(held or {}).get(at, 4)}, 580.95.05, GPU-{at}"
+        for at in range(8)
+        if at != lost
+    ]
+    if lost >= 0:
+        lines.append(
+            f"Unable to determine the device handle for GPU{lost}: 0000:61:00.0: Unknown Error"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def states(*, display: int = -1) -> str:
+    """What it says of their health, of a display and of instances."""
+    shown = ("Disabled", "Enabled")
+    return "".join(f"{at}, 0, {shown[at == display]}, Disabled\n" for at in range(8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What is wrong with gpu02: parts of its answer. `before`: also before it was ever up."""
+
+    probed: dict[str, tuple[str, int]] = field(default_factory=dict)
+    survey: dict[str, str | None] = field(default_factory=dict)
+    before: bool = False
+
+
+ADA = "GPU-3, 4711, python3, 61169\n@4711 ada 0::/user.slice/user-1000.slice\n"
+CASES = {
+    "busy": Trouble(
+        probed={"gpus": (listed(held={3: 61173}), 0), "gpuapps": (ADA, 0)},
+    ),
+    "lost": Trouble(probed={"gpus": (listed(lost=3), 255), "gpuapps": ("", 0)}),
+    "no-hook": Trouble(
+        probed={"info": (json.dumps({"Runtimes": {"runc": {}}}), 0)},
+        before=True,
+    ),
+    "display": Trouble(
+        probed={"gpus": (listed(held={0: 2612}), 0)},
+        survey={"gpustate": states(display=0)},
+    ),
+}
+
+
+def told(ran: Ran, *words: str) -> str:
+    """A command with all that it prints, and its exit code; how long it took is left out."""
+    text = re.sub(r" \(\d+\.\d+s\)", "", ran.err + ran.out)
+    return f"$ vlaunch {' '.join(words)}\n{text}exit code {ran.code}\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_said_of_a_gpu(name: str, cluster: Cluster) -> None:
+    """By the check, by `up` of a cluster that is up, or of one that cannot be, and by `serve`."""
+    trouble, machine = CASES[name], cluster.world.machines["gpu02"]
+    if not trouble.before:
+        assert cluster.run("up").code == 0
+    machine.probed.update(trouble.probed)
+    machine.survey.update(trouble.survey)
+    parts = [told(cluster.run(*words), *words) for words in (CHECK, ("up",), SERVE)]
+
+    golden.check(GOLDEN / f"gpu-{name}.txt", "\n".join(parts))
+    assert bool(cluster.world.servers()) is (name == "display")

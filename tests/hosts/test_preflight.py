@@ -1,0 +1,225 @@
+"""What a preflight asks besides the survey: of whom, in which container, on which ports, and why a
+node is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from launcher.core.domain import Inventory
+from launcher.hosts import preflight
+from launcher.tools.host import HostFacts
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
+from launcher.tools.survey import Nic, Survey
+from tests.conftest import Load
+from tests.fakes import FakeTransport
+from tests.plan_case import bring_up
+from tests.simulated import World
+
+NODES = (
+    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, head:"
+    " true}, {host: gpu03, ip: 10.0.0.13, gpus: 8}]"
+)
+ETH0 = Nic(name="eth0", up=True, mtu=9000)
+
+
+def seen(inventory: Inventory, *, up: bool = False, **survey: Any) -> dict[str, HostFacts]:
+    """Look at nodes that have the image, with a survey."""
+    world = World(inventory)
+    if up:
+        bring_up(inventory, world, {})
+    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
+    known = Survey(**{"python": "3.12.3", "nics": (ETH0,), **survey})
+    return {name: replace(each, survey=known) for name, each in facts.items()}
+
+
+def without_image(facts: HostFacts) -> HostFacts:
+    """Return the facts of a node that has not pulled the image."""
+    return replace(facts, images={})
+
+
+def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
+    """Return what each node is asked, by its name."""
+    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
+    return {each.node: json.loads(each.argv[-1]) for each in asked.commands}
+
+
+def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
+    """With the rights and devices of the real one, and without mounts: Docker would make their
+    directories.
+    """
+    inventory = load("network: {fabric: infiniband}")
+    asked = preflight.look_inside(Site(inventory, seen(inventory)))
+
+    assert asked.missing == {}
+    for command in asked.commands:
+        assert command.argv[3:6] == ("once", f"vlaunch-c-{command.node}-probe", "--interactive")
+        assert {"/dev/infiniband", "IPC_LOCK"} <= set(command.argv)
+        assert not {"--volume", "--mount", "--detach", "--restart"} & set(command.argv)
+        assert "/opt/vlaunch/entry.sh" not in command.argv  # which is on a mount
+
+
+def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
+    """What serves is what counts."""
+    inventory = load()
+    asked = preflight.look_inside(Site(inventory, seen(inventory, up=True)))
+
+    assert [each.argv[:3] for each in asked.commands] == [
+        ("docker", "exec", "vlaunch-c-gpu01"),
+        ("docker", "exec", "vlaunch-c-gpu02"),
+    ]
+
+
+def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
+    """It is named with the way out; one that was not reached is not spoken of again."""
+    inventory = load(nodes=NODES)
+    facts = seen(inventory)
+    facts = {"gpu01": facts["gpu01"], "gpu02": without_image(facts["gpu02"])}
+    asked = preflight.look_inside(Site(inventory, facts))
+
+    assert [each.node for each in asked.commands] == ["gpu01"]
+    assert asked.missing == {
+        "gpu02": "vllm/vllm-openai:v0.32.0 is not on this node yet: run `vlaunch up`"
+    }
+
+
+def test_ports_between_nodes(load: Load) -> None:
+    """Those that others must reach, once a node, with that of copies: the head has the ones of
+    Ray's head, of `mp` and of the probe besides.
+    """
+    inventory = load(nodes=NODES)
+    head, worker = (
+        preflight.between(inventory.ports, inventory.head),
+        preflight.between(inventory.ports, inventory.workers[0]),
+    )
+
+    assert set(worker) == {6380, 6381, 10002, 29570}
+    assert set(head) == {*worker, 6379, 10001, 29501, 29550, 29560, 29500}
+
+
+def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
+    """One high port and one nonce for all; each listens on its own fixed ports, at its own address,
+    with its card's MTU.
+    """
+    inventory = load(nodes=NODES)
+    asked = probing(inventory, seen(inventory))
+
+    assert {name: [peer["name"] for peer in said["peers"]] for name, said in asked.items()} == {
+        "gpu01": ["gpu02", "gpu03"],
+        "gpu02": ["gpu01", "gpu03"],
+        "gpu03": ["gpu01", "gpu02"],
+    }
+    assert {(said["port"], said["nonce"], said["mtu"]) for said in asked.values()} == {
+        (43210, "f00d", 9000)
+    }
+    assert asked["gpu01"]["ip"] == "10.0.0.11"
+    assert asked["gpu01"]["listen"] == sorted(
+        preflight.between(inventory.ports, inventory.node("gpu01"))
+    )
+    assert asked["gpu01"]["peers"][0]["ports"] == list(
+        preflight.between(inventory.ports, inventory.head)
+    )
+    for command in preflight.probe_ports(
+        Site(inventory, seen(inventory)), high=43210, nonce="f00d"
+    ).commands:
+        assert (command.together, command.hold_stdin, command.stdin is not None) == (
+            True,
+            True,
+            True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("python", "up", "begins"),
+    [
+        ("3.11", True, ("python3", "-c")),
+        ("", True, ("docker", "exec", "--interactive", "vlaunch-c-gpu01", "python3")),
+        (
+            "",
+            False,
+            (
+                *("sh", "-c", ANY, "once", "vlaunch-c-gpu01-probe"),
+                *("--pull", "never", "--interactive", "--network", "host"),
+            ),
+        ),
+    ],
+)
+def test_a_node_without_python_uses_the_images(
+    load: Load, python: str, up: bool, begins: tuple[str, ...]
+) -> None:
+    """On the host's network, in the container that is there, else in a throw-away one."""
+    inventory = load()
+    asked = preflight.probe_ports(
+        Site(inventory, seen(inventory, up=up, python=python)), high=43210, nonce="f00d"
+    )
+
+    assert asked.commands[0].argv[: len(begins)] == begins
+
+
+def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
+    """Without its address it would bind to nothing; without Python and image it has no program.
+
+    The others go on.
+    """
+    inventory = load(nodes=NODES.replace("]", ", {host: gpu04, ip: 10.0.0.14, gpus: 8}]"))
+    facts = seen(inventory)
+    facts["gpu03"] = replace(facts["gpu03"], addresses=())
+    facts["gpu04"] = replace(without_image(facts["gpu04"]), survey=Survey(python=""))
+    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
+
+    assert [each.node for each in asked.commands] == ["gpu01", "gpu02"]
+    assert asked.missing == {
+        "gpu03": "no interface carries 10.0.0.13",
+        "gpu04": (
+            "neither Python nor vllm/vllm-openai:v0.32.0 is on this node yet: run `vlaunch up`"
+        ),
+    }
+
+
+def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
+    """Nothing is asked, and the reason of the other stays."""
+    inventory = load()
+    facts = seen(inventory)
+    facts["gpu02"] = replace(facts["gpu02"], addresses=())
+    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
+
+    assert (asked.commands, list(asked.missing)) == ((), ["gpu02"])
+
+
+def test_the_high_port_is_free_everywhere(load: Load) -> None:
+    """The first of those drawn on which nobody listens; where all are taken, the first, for lack of
+    a better one.
+    """
+    facts = seen(load())
+    facts["gpu01"] = replace(facts["gpu01"], listening=frozenset({("0.0.0.0", 40001)}))
+    facts["gpu02"] = replace(facts["gpu02"], listening=frozenset({("10.0.0.12", 40002)}))
+
+    assert preflight.high_port(facts, [40001, 40002, 40003]) == 40003
+    assert preflight.high_port(facts, [40001, 40002]) == 40001
+    assert preflight.high_port({"gpu01": replace(facts["gpu01"], listening=None)}, [40001]) == 40001
+
+
+def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
+    """In the Ray container, whose mounts count, or on the node; the name travels as an argument."""
+    inventory = load()
+    down, up = seen(inventory), seen(inventory, up=True)
+    name = "org/$(id)"
+
+    assert [each.argv[:2] for each in preflight.list_files(Site(inventory, down), name)] == [
+        ("sh", "-c")
+    ] * 2
+    assert [each.argv[:3] for each in preflight.list_files(Site(inventory, up), name)] == [
+        ("docker", "exec", "vlaunch-c-gpu01"),
+        ("docker", "exec", "vlaunch-c-gpu02"),
+    ]
+    assert preflight.list_files(Site(inventory, down), name)[0].argv[-2:] == (
+        name,
+        "/data/huggingface",
+    )
+    assert preflight.list_files(Site(inventory), name) == []

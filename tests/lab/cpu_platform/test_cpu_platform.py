@@ -1,0 +1,52 @@
+"""The plugin that lets vLLM's CPU build run under Ray: when it steps in, and what it needs."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.tools import cpu_plugin
+from tests.lab.cpu_platform.conftest import said
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_build_for_gpus_keeps_its_own_platform(site: Path) -> None:
+    """The plugin steps back where vLLM is no CPU build."""
+    program = """
+import json, vllm.platforms, vlaunch_cpu_ray
+vllm.platforms.CHOICE = None
+print(json.dumps(vlaunch_cpu_ray.register()))
+"""
+    assert said(site, program) is None
+
+
+def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
+    """vLLM reads it while `vllm.platforms` is still being imported."""
+    program = (
+        "import json, sys, vlaunch_cpu_ray\nprint(json.dumps('vllm' in sys.modules or 'torch' in"
+        " sys.modules))"
+    )
+
+    assert said(site, program) is False
+
+
+def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> None:
+    """It runs inside the image, where there is no launcher."""
+    for file in cpu_plugin.SOURCE.glob("*.py"):
+        tree = ast.parse(file.read_text())
+        names = {
+            node.module or ""
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and not node.level
+        }
+        names |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        assert {name.split(".")[0] for name in names} <= {"vllm", "torch", *sys.stdlib_module_names}

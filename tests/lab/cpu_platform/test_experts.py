@@ -1,0 +1,45 @@
+"""Experts of which a rank has some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab.cpu_platform.conftest import said
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("expert_map", "weighed", "asked", "output"),
+    [
+        (None, False, [[0.5, 0.3, 0.2], [1, 3, 2]], [7.0, 8.0, 9.0]),
+        ([-1, -1, 0, 1], False, [[0.0, 0.3, 0.2], [0, 1, 0]], [7.0, 8.0, 9.0]),
+        ([-1, -1, 0, 1], True, [[0.0, 0.3, 0.2], [0, 1, 0]], [0.0, 8.0, 9.0]),
+    ],
+    ids=["all experts here", "half of them here", "weighed before"],
+)
+def test_the_kernel_is_asked_for_local_experts_only(
+    site: Path,
+    expert_map: list[int] | None,
+    weighed: bool,
+    asked: list[list[float]],
+    output: list[float],
+) -> None:
+    """An expert of another rank weighs nothing; where the kernel does not weigh, its row is
+    cleared. Twice mended is once.
+    """
+    program = f"""
+import json, torch
+from vlaunch_cpu_ray import communicator
+for _ in range(2):
+    communicator.RayCpuCommunicator("ep:0")
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
+experts, T, given = X86CPUUnquantizedExperts(), torch.Tensor, {expert_map}
+out = T([7.0, 8.0, 9.0])
+shares, ids, local = T([0.5, 0.3, 0.2]), T([1, 3, 2]), T(given) if given else None
+experts.apply(out, 0, 0, 0, shares, ids, 0, 4, local, 0, 0, 0, 0, 0, {weighed})
+print(json.dumps([experts.asked, out]))
+"""
+    assert said(site, program) == [asked, output]

@@ -1,0 +1,54 @@
+"""The `lab` commands where there is no lab."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from launcher.core.errors import RequestError, VlaunchError
+from launcher.lab import layout, parts
+from launcher.lab.lab_command import lab as command
+
+
+@pytest.fixture
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands believe that they may; nothing here makes anything."""
+    monkeypatch.setattr(parts, "require_linux_root", lambda: None)
+
+
+@pytest.mark.usefixtures("as_root")
+def test_status_without_a_lab_says_how_to_get_one(tmp_path: Path) -> None:
+    """Not an empty table."""
+    result = CliRunner().invoke(command, ["status", "--dir", str(tmp_path)])
+
+    assert isinstance(result.exception, RequestError)
+    assert "vlaunch lab up" in result.exception.hint
+
+
+@pytest.mark.usefixtures("as_root")
+def test_status_of_a_lab_after_a_reboot_is_down(tmp_path: Path) -> None:
+    """The record is there, nothing else is: data on stdout all the same, and an error that says how
+    to mend it.
+    """
+    layout.save(
+        layout.make(name="gone", directory=tmp_path, subnet="127.77.0.0/24", nodes=1, gpus=1)
+    )
+
+    result = CliRunner().invoke(
+        command, ["status", "--name", "gone", "--dir", str(tmp_path), "--json"]
+    )
+
+    assert json.loads(result.stdout)["up"] is False
+    assert isinstance(result.exception, VlaunchError)
+    assert result.exception.hint == f"run `vlaunch lab up --name gone --dir {tmp_path}`"
+
+
+@pytest.mark.parametrize(
+    "words", [["up", "--subnet", "here"], ["up", "--name", "../x"], ["up", "--nodes", "0"]]
+)
+def test_a_wrong_request_is_refused_before_anything_is_looked_at(words: list[str]) -> None:
+    """Also for who is not root."""
+    assert isinstance(CliRunner().invoke(command, words).exception, RequestError)

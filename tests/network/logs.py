@@ -1,0 +1,23 @@
+"""Logs of NCCL for the tests of its readers: recorded ones, and lines to make others of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.network import nccl
+from launcher.network.nccl import Reading
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
+LOGS = sorted(FIXTURES.glob("*.log"))
+LINK = "gpu0{0}:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/{2}"
+GOOD, BAD = LINK.format(1, "send", "IB/0/GDRDMA"), LINK.format(2, "receive", "Socket/0")
+
+
+def read(name: str) -> Reading:
+    """Read a fixture."""
+    return nccl.read([(FIXTURES / f"{name}.log").read_bytes()])
+
+
+def said(text: str) -> Reading:
+    """Read a log that is written here."""
+    return nccl.read([text.encode()])

@@ -1,0 +1,41 @@
+"""The network probe's modules, as they are in a container."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+LAUNCHER = Path(__file__).parents[3] / "launcher"
+FOLDER = LAUNCHER / "network" / "probe"
+FOLDERS = [str(FOLDER), str(LAUNCHER / "distribute")]
+NAMES = (
+    "tls",
+    "network",
+    "network_start",
+    "network_node",
+    "network_lanes",
+    "network_work",
+    "network_rank",
+)
+
+
+@pytest.fixture(scope="module")
+def payload() -> Iterator[SimpleNamespace]:
+    """The payload's modules, imported as they are in a container; nothing of them stays behind."""
+    sys.path[:0] = FOLDERS
+    kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    try:
+        modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in NAMES}
+        yield SimpleNamespace(
+            **{name.removeprefix("network_"): module for name, module in modules.items()}
+        )
+    finally:
+        del sys.path[:2]
+        for name in NAMES:
+            sys.modules.pop(name, None)
+        sys.modules.update(kept)

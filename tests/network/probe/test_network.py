@@ -1,0 +1,280 @@
+"""The network probe's parent, with stand-ins for its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.network.probe.conftest import FOLDER
+
+pytestmark = pytest.mark.processes
+
+DRIVER = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import network
+stub, argv = sys.argv[2], sys.argv[3:]
+print(json.dumps(network.Probe(network.parsed(argv), (sys.executable, stub), argv, '').run()))
+"""
+# Tells what it is told to by `--nonce`, a Python expression list of events; then does what follows
+# the bar.
+STUB = """
+import json, os, sys, time
+words = sys.argv
+events = int(words[words.index("--events") + 1])
+say = lambda **what: os.write(events, json.dumps(what).encode() + b"\\n")
+exec(words[words.index("--nonce") + 1])
+"""
+
+
+class Run:
+    """The parent as a process, with stand-ins for its ranks; its standard input is held open."""
+
+    def __init__(self, tmp_path: Path, does: str, *more: str, rank: int = 1) -> None:
+        (tmp_path / "stub.py").write_text(STUB)
+        argv = [
+            "--node",
+            ("a", "b")[rank],
+            "--node-rank",
+            str(rank),
+            "--nodes",
+            "a=127.0.0.1,b=127.0.0.2",
+            "--master",
+            "127.0.0.1",
+            "--port",
+            "1",
+            "--backend",
+            "nccl",
+            "--nonce",
+            does,
+            "--deadline",
+            "20",
+            *more,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(FOLDER), str(tmp_path / "stub.py"), *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "TMPDIR": str(tmp_path),
+                "NCCL_IB_HCA": "mlx5_0",
+                "NCCL_DEBUG_FILE": "/mine",
+            },
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Wait for the end and return the one object it printed."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        out, err = self.process.stdout.read(), self.process.stderr.read()
+        for each in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert each is not None
+            each.close()
+        self.process.wait(20)
+        assert err == b""
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+
+def until_written(path: Path) -> str:
+    """Wait for a file with something in it; at most ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if path.exists() and (text := path.read_text()):
+            return text
+        time.sleep(0.01)
+    raise AssertionError(f"{path} was not written")
+
+
+def gone(pid: int) -> bool:
+    """True as soon as a process is no more; false after ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
+    """Phases, figures, facts and the worst collective, with NCCL's log read back and the folder
+    removed.
+    """
+    does = (
+        "local = int(words[words.index('--child') + 1])\n"
+        "log = os.environ['NCCL_DEBUG_FILE'].replace('%h', 'h').replace('%p', str(os.getpid()))\n"
+        "head = 'NET/IB : Using [0]mlx5_0:1/RoCE\\nnothing\\n'\n"
+        "open(log, 'w').write(head + 'Channel 00/1 : 0[0] -> 1[0] [send] via NET/IB/0\\n')\n"
+        "say(facts={'gpu': 'H', 'versions': {'torch': '2', 'nccl': '2.27'}})\n"
+        "say(log={'peer': 'a', 'start': len(head), 'end': 999})\n"
+        "say(transfer={'source': 'a', 'target': 'b', 'local_rank': local, 'bandwidth': 1.0})\n"
+        "say(collective={'ranks': 4, 'busbw': 9.0 - local})\n"
+        "print('said', local)\n"
+        "say(phase='done', done=True)\n"
+    )
+    report = Run(tmp_path, does, "--ranks-per-node", "2").report()
+
+    assert [
+        (rank["rank"], rank["phase"], rank["ended"], rank["tail"]) for rank in report["ranks"]
+    ] == [
+        (2, "done", True, "said 0\n"),
+        (3, "done", True, "said 1\n"),
+    ]
+    assert [(each["source"], each["local_rank"]) for each in report["transfers"]] == [
+        ("a", 0),
+        ("a", 1),
+    ]
+    assert report["collective"] == {"ranks": 4, "busbw": 8.0}
+    assert (report["gpu"], report["versions"]) == ("H", {"torch": "2", "nccl": "2.27"})
+    assert report["infiniband"] == []
+    assert report["memlock"] is None or report["memlock"] > 0
+    assert report["env"]["NCCL_DEBUG_FILE"] == "/mine"
+    assert report["env"]["NCCL_IB_HCA"] == "mlx5_0"
+    assert "nothing" not in report["log"]
+    pair = ["Channel 00/1 : 0[0] -> 1[0] [send] via NET/IB/0", "NET/IB : Using [0]mlx5_0:1/RoCE"]
+    assert report["pair_logs"] == {"a": "".join(f"{line}\n" for line in pair * 2)}
+    assert [path.name for path in tmp_path.iterdir()] == ["stub.py"]
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "words"),
+    [
+        (
+            "say(phase='importing torch'); os.kill(os.getpid(), 11)",
+            "ended by signal 11",
+            "in phase `importing torch`: ended by",
+        ),
+        ("sys.exit(3)", "ended with exit code 3", "in phase `starting`: ended with exit code 3"),
+        ("say(error='no GPU'); sys.exit(1)", "no GPU", "no GPU"),
+        ("say(phase='done', done=True)", "", "did not come to this pair"),
+    ],
+    ids=["signal", "exit code", "own word", "silent about a peer"],
+)
+def test_a_direction_that_was_not_measured_says_why(
+    tmp_path: Path, does: str, error: str, words: str
+) -> None:
+    """The node's report has every direction towards it, whatever became of the rank."""
+    report = Run(tmp_path, does).report()
+
+    assert report["ranks"][0]["error"] == error
+    ((source, target, said),) = [
+        (each["source"], each["target"], each["error"]) for each in report["transfers"]
+    ]
+    assert (source, target) == ("a", "b")
+    assert words in said
+
+
+def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
+    """What was told before is kept."""
+    does = (
+        f"say(phase='all_reduce'); open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()));"
+        " time.sleep(60)"
+    )
+    report = Run(tmp_path, does, "--deadline", "1").report()
+
+    assert report["error"] == "the deadline of 1 s came"
+    assert report["ranks"][0]["phase"] == "all_reduce"
+    assert (
+        report["transfers"][0]["error"] == "rank 1 in phase `all_reduce`: the deadline of 1 s came"
+    )
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("how", ["input", "signal"])
+def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
+    """The end of standard input, or SIGTERM: the ranks are gone, and the report says so."""
+    does = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    run = Run(tmp_path, does)
+    pid = int(until_written(tmp_path / "pid"))
+    if how == "input":
+        assert run.process.stdin is not None
+        run.process.stdin.close()
+    else:
+        run.process.send_signal(signal.SIGTERM)
+    report = run.report()
+
+    assert (
+        report["error"]
+        == {
+            "input": "standard input ended: nobody waits for the answer",
+            "signal": "ended by SIGTERM",
+        }[how]
+    )
+    assert gone(pid)
+
+
+def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
+    """No rank is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        report = Run(tmp_path, "say(phase='never')", "--port", str(port), rank=0).report()
+
+    assert report["error"] == f"port {port} is taken on the head"
+    assert report["ranks"][0]["phase"] == "starting"
+
+
+def test_ranks_wait_for_their_parents_word(tmp_path: Path) -> None:
+    """A rank that has torch is let go, with nobody to wait for; the report has how long it took."""
+    does = (
+        "say(ready=True, took={'torch': 2.5}); word = sys.stdin.readline()\n"
+        "say(took={'meeting': 0.5}, phase=word.strip(), done=True)"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = Run(tmp_path, does, "--port", str(port), "--nodes", "a=127.0.0.1", rank=0)
+    (rank,) = run.report()["ranks"]
+
+    assert (rank["phase"], rank["ended"]) == ("go", True)
+    assert (rank["torch"], rank["meeting"]) == (2.5, 0.5)
+
+
+def test_ranks_are_told_why_they_will_not_meet(tmp_path: Path) -> None:
+    """Nobody opens the head's port."""
+    does = "say(ready=True); say(error=sys.stdin.readline().strip())"
+    report = Run(tmp_path, does, "--reach", "0.3").report()
+
+    assert report["ranks"][0]["error"] == (
+        "no the head did not open 127.0.0.1:1 within 0 s: connection refused"
+    )
+
+
+def test_ranks_do_not_wait_long_for_a_name_server(payload: SimpleNamespace) -> None:
+    """What somebody has set for the resolver stays, but for that."""
+    env = payload.network.child_environment({"RES_OPTIONS": "rotate", "A": "1"}, "/tmp/x")
+
+    assert (env["RES_OPTIONS"], env["A"]) == ("rotate timeout:1 attempts:1", "1")
+
+
+def test_the_probe_needs_torch_and_the_standard_library_only() -> None:
+    """There is no launcher in the image."""
+    import ast
+
+    files = list(FOLDER.glob("network*.py"))
+    ours = {"tls", *(file.stem for file in files)}
+    for file in files:
+        tree = ast.parse(file.read_text())
+        names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        names |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        assert {name.split(".")[0] for name in names} <= {*ours, "torch", *sys.stdlib_module_names}

@@ -1,0 +1,225 @@
+"""The network check of exported pods: what it refuses, and what becomes of its process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.export import programs
+from tests.network.probe.conftest import FOLDER
+
+GATE = FOLDER / "network_gate.py"
+
+
+@pytest.fixture
+def gate(payload: SimpleNamespace) -> Iterator[ModuleType]:
+    """The module, with its neighbours beside it as in the archive."""
+    assert payload
+    yield importlib.import_module("network_gate")
+    for name in ("network_gate", "network_links"):
+        sys.modules.pop(name, None)
+
+
+RANK = {"rank": 0, "phase": "done", "ended": True, "error": ""}
+PAIR = {"source": "rank1", "target": "rank0", "local_rank": 0, "correct": True}
+GOOD: dict[str, Any] = {
+    "error": "",
+    "backend": "nccl",
+    "ranks": [RANK],
+    "transfers": [{**PAIR, "bandwidth": 47e9, "latency": 12e-6, "error": ""}],
+    "collective": {"ranks": 16, "busbw": 300e9, "correct": True, "error": ""},
+}
+LINK = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {}\n"
+DIRECT, RDMA, TCP = (LINK.format(f"NET/{each}") for each in ("IB/0/GDRDMA", "IB/0", "Socket/0"))
+
+
+@pytest.mark.parametrize(
+    ("require", "log", "said"),
+    [
+        ("gdrdma", DIRECT, []),
+        ("gdrdma", DIRECT + LINK.format("P2P/CUMEM"), []),
+        ("gdrdma", LINK.format("P2P/MNNVL"), []),
+        ("rdma", RDMA, []),
+        ("any", TCP, []),
+        ("any", "", []),
+        ("gdrdma", DIRECT + RDMA, ["NET/IB on 1 links reaches `rdma`, and `gdrdma` is required"]),
+        ("rdma", TCP * 2, ["NET/Socket on 2 links reaches `any`, and `rdma` is required"]),
+        ("rdma", "", ["NCCL's log names no link between nodes, and `rdma` is required"]),
+        (
+            "rdma",
+            "NET/OFI Selected provider is tcp (found 1 nics)\n" + LINK.format("NET/OFI/0"),
+            ["NET/OFI on 1 links reaches `any`, and `rdma` is required"],
+        ),
+    ],
+)
+def test_every_link_must_reach_the_level(
+    gate: ModuleType, require: str, log: str, said: list[str]
+) -> None:
+    """By what NCCL says that it uses, not by what is fast."""
+    assert gate.judge(GOOD, require, log) == said
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"error": "the deadline of 9 s came"}, "the check: the deadline of 9 s came"),
+        ({"ranks": [{**RANK, "ended": False, "error": ""}]}, "rank 0 in phase `done`: it did not"),
+        ({"transfers": [{**PAIR, "error": "no end"}]}, "rank1 → rank0, local rank 0: no end"),
+        ({"transfers": [{**PAIR, "correct": False}]}, "received other bytes than were sent"),
+        ({"collective": None}, "no rank reached the all_reduce"),
+        ({"collective": {"error": "not tried: bad"}}, "all_reduce: not tried: bad"),
+        ({"collective": {"error": "", "correct": False}}, "all_reduce: wrong result"),
+    ],
+)
+def test_what_was_not_seen_is_not_proven(gate: ModuleType, part: dict[str, Any], said: str) -> None:
+    """Each part of the report that says less than it should."""
+    (found,) = gate.judge({**GOOD, **part}, "any", DIRECT)
+
+    assert said in found
+
+
+def test_cpus_have_no_rdma(gate: ModuleType) -> None:
+    """Gloo is TCP, whatever the cards can."""
+    assert gate.judge({**GOOD, "backend": "gloo"}, "any", "") == []
+    assert gate.judge({**GOOD, "backend": "gloo"}, "rdma", "") != []
+
+
+def test_the_figures_are_told(gate: ModuleType) -> None:
+    """A line for each direction, and one for all."""
+    assert gate.figures(GOOD) == [
+        "rank1 → rank0, local rank 0: 47.00 GB/s, 12 µs",
+        "all_reduce over 16 ranks: 300.00 GB/s bus bandwidth",
+    ]
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def options(rank: int, port: int, wait: float = 30) -> list[str]:
+    """Return the options of one of two pods."""
+    return [
+        *("--rank", str(rank), "--size", "2", "--master", "127.0.0.1", "--port", str(port)),
+        *("--nonce", "pair", "--ranks-per-node", "1", "--backend", "gloo", "--require", "any"),
+        *("--wait", f"{wait:g}", "--deadline", "30", "--"),
+    ]
+
+
+def start(program: list[str | Path], *words: str, **env: str) -> subprocess.Popen[str]:
+    """Start a check."""
+    return subprocess.Popen(
+        [sys.executable, *program, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(FOLDER), "VLLM_HOST_IP": "127.0.0.1", **env},
+    )
+
+
+def judged(wrong: list[str]) -> list[str | Path]:
+    """Return a program whose check measures nothing and judges so."""
+    return ["-c", f"import network_gate as gate; gate.check = lambda _: {wrong}; gate.main()"]
+
+
+@pytest.mark.processes
+def test_a_passed_check_becomes_the_command() -> None:
+    """In the same process, with the usual signals."""
+    command = "echo $$; kill -PIPE $$; echo it lives"
+    with start(judged([]), *options(0, 1), "sh", "-c", command) as process:
+        out, _ = process.communicate(timeout=30)
+
+    assert out.splitlines() == [
+        "look network check of pod 0 of 2",
+        "PASS every link between the 2 pods reaches `any`",
+        str(process.pid),
+    ]
+    assert process.returncode == -signal.SIGPIPE
+
+
+@pytest.mark.processes
+def test_a_failed_check_waits() -> None:
+    """With the reason in its log, until the pod is deleted; the command is not started."""
+    with start(judged(["too slow"]), *options(0, 1), "echo", "started") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
+        rest, _ = process.communicate(timeout=30)
+
+    assert lines[1:] == [
+        "FAIL too slow\n",
+        "FAIL `echo` is not started; this log stays until the pod restarts\n",
+    ]
+    assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
+
+
+@pytest.mark.processes
+def test_an_archive_measures(tmp_path: Path) -> None:
+    """Two pods find each other; their ranks fail, for this torch is none, and both say why."""
+    archive, port = tmp_path / "network.pyz", free_port()
+    archive.write_bytes(programs.network())
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    env = {"PYTHONPATH": str(tmp_path)}
+    pods = [start([archive], *options(rank, port), "echo", "started", **env) for rank in (0, 1)]
+    for rank, process in enumerate(pods):
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        while lines[-1] and "is not started" not in lines[-1]:
+            lines.append(process.stdout.readline())
+        assert f"FAIL rank {rank} in phase `importing torch`: " in "".join(lines)
+        assert "no torch here" in "".join(lines)
+    for process in pods:
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.processes
+def test_a_pod_that_is_deleted_meanwhile_ends(tmp_path: Path) -> None:
+    """At once, without a verdict."""
+    (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
+    path = f"{FOLDER}:{tmp_path}"
+    with start([GATE], *options(0, free_port()), "echo", "started", PYTHONPATH=path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(1)
+        process.terminate()
+        rest, _ = process.communicate(timeout=30)
+
+    assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
+
+
+def test_a_name_is_looked_up_at_each_attempt(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of pods come later than the pods; one that never comes ends the check."""
+    answers = iter([socket.gaierror(-2, "Name or service not known"), "connected"])
+
+    def connect(*_: object, **__: object) -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(payload.start.socket, "create_connection", connect)
+    monkeypatch.setattr(payload.start, "PAUSE", 0.0)
+    assert payload.start.connect("pair-0.pair", 1, 5.0) == "connected"
+    answers = iter([socket.gaierror(-2, "Name or service not known")] * 100_000)
+    with pytest.raises(payload.start.Unmet, match=r"pair-0\.pair:1 within 0 s: name or service"):
+        payload.start.connect("pair-0.pair", 1, 0.1)

@@ -1,0 +1,268 @@
+"""The common start of the probes of several nodes, with real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.app import issue_certificates
+from tests.relay import Relay
+
+pytestmark = pytest.mark.processes
+OURS, FOREIGN = issue_certificates.make("run"), issue_certificates.make("run")
+
+
+class Head:
+    """The head's side in a thread; `absent` are the nodes that it gave up."""
+
+    def __init__(self, payload: SimpleNamespace, *others: str, **limits: Any) -> None:
+        self.payload, self.limits = payload, {"reach": 10.0, "torch": 10.0, **limits}
+        self.listener = payload.node.reserve("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self.has_torch, self.absent = threading.Event(), list[str]()
+        self.certificate = self.limits.pop("certificate", OURS)
+        self.gathering = payload.start.Gathering(
+            self.listener, "word", list(others), self.certificate
+        )
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        self.absent = self.gathering.wait(self.has_torch.is_set, **self.limits)
+
+    def connect(self) -> socket.socket:
+        """Connect like the probe of another node."""
+        sock = socket.create_connection(("127.0.0.1", self.port), 10)
+        if not self.certificate:
+            return sock
+        return self.payload.tls.contexts(self.certificate)[1].wrap_socket(sock)
+
+    def follow(self, node: str, ready: Callable[[], bool] = lambda: True, **options: Any) -> None:
+        """Act as the probe of another node."""
+        arguments: dict[str, Any] = {
+            "nonce": "word",
+            "reach": 5.0,
+            "torch": 5.0,
+            "certificate": self.certificate,
+            **options,
+        }
+        self.payload.start.follow("127.0.0.1", self.port, node=node, ready=ready, **arguments)
+
+
+@pytest.fixture
+def start_head(payload: SimpleNamespace) -> Iterator[Callable[..., Head]]:
+    """A function that starts a head; all stop with the test."""
+    heads = list[Head]()
+
+    def start(*others: str, **limits: Any) -> Head:
+        heads.append(Head(payload, *others, **limits))
+        heads[-1].thread.start()
+        return heads[-1]
+
+    yield start
+    for head in heads:
+        head.has_torch.set()
+        head.thread.join(20)
+        head.listener.close()
+
+
+def test_no_node_is_released_before_all_have_torch(start_head: Callable[..., Head]) -> None:
+    """Then all are released at once."""
+    head = start_head("b", "c")
+    late, released = threading.Event(), list[str]()
+
+    def follow(node: str, ready: Callable[[], bool]) -> None:
+        head.follow(node, ready)
+        released.append(node)
+
+    threads = [
+        threading.Thread(target=follow, args=("b", lambda: True)),
+        threading.Thread(target=follow, args=("c", late.is_set)),
+    ]
+    for thread in threads:
+        thread.start()
+    head.has_torch.set()
+    threads[0].join(0.5)
+    before = list(released)
+    late.set()
+    for thread in (*threads, head.thread):
+        thread.join(10)
+
+    assert before == []
+    assert (sorted(released), head.absent) == (["b", "c"], [])
+
+
+def test_a_node_that_does_not_connect_in_time_is_absent(start_head: Callable[..., Head]) -> None:
+    """The others continue without it."""
+    head = start_head("b", "c", reach=0.5, torch=60.0)
+    head.has_torch.set()
+    head.follow("b")
+    head.thread.join(10)
+
+    assert head.absent == ["c"]
+
+
+def test_a_slow_node_is_released_at_the_time_limit(start_head: Callable[..., Head]) -> None:
+    """It may still be in time to meet the others."""
+    head = start_head("b", torch=0.5)
+    head.has_torch.set()
+    connection = head.connect()
+    with connection, connection.makefile("rw") as slow:
+        slow.write("word b\n")
+        slow.flush()
+        lines = [slow.readline(), slow.readline()]
+    head.thread.join(10)
+
+    assert lines == ["word here\n", "go\n"]
+    assert head.absent == []
+
+
+def test_a_probe_that_exits_is_absent(start_head: Callable[..., Head]) -> None:
+    """Its ranks may have failed to import torch."""
+    head = start_head("b", torch=60.0)
+    with head.connect() as connection:
+        connection.sendall(b"word b\n")
+        assert connection.recv(100) == b"word here\n"
+    head.has_torch.set()
+    head.thread.join(10)
+
+    assert head.absent == ["b"]
+
+
+@pytest.mark.parametrize("own", ["", OURS], ids=["pods", "mutual TLS"])
+@pytest.mark.parametrize(
+    "line", [b"word c\n", b"other b\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 1000, b""]
+)
+def test_other_programs_are_refused(start_head: Callable[..., Head], own: str, line: bytes) -> None:
+    """The connection of another run's probe or a port scanner is closed; the real probe can still
+    connect.
+    """
+    head = start_head("b", certificate=own)
+    with head.connect() as connection:
+        answer = b""
+        if line:
+            with contextlib.suppress(OSError):  # the head may have closed it already
+                connection.sendall(line)
+                answer = connection.recv(100)
+    head.has_torch.set()
+    head.follow("b")
+    head.thread.join(10)
+
+    assert (answer, head.absent) == (b"", [])
+
+
+def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> None:
+    """Its error has the reason, and its node is not connected."""
+    head = start_head("b")
+    with pytest.raises(head.payload.start.Unmet, match="its certificate is not this run's"):
+        head.follow("b", certificate=FOREIGN)
+    assert head.gathering.connected == set()
+    head.has_torch.set()
+    head.follow("b")
+    head.thread.join(10)
+
+    assert head.absent == []
+
+
+def test_a_client_without_a_certificate_is_refused(start_head: Callable[..., Head]) -> None:
+    """Knowing the run's nonce does not help; the TLS alert names the reason."""
+    head = start_head("b", reach=0.5)
+    with pytest.raises(head.payload.start.Unmet, match="something else answers"):
+        head.follow("b", certificate="")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=OURS)
+    with (
+        socket.create_connection(("127.0.0.1", head.port), 10) as sock,
+        context.wrap_socket(sock) as client,
+        pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
+    ):
+        client.recv(100)
+    assert head.gathering.connected == set()
+
+
+@pytest.mark.parametrize("offset", [0, 3, 20, -1])
+def test_changed_bytes_release_no_node(start_head: Callable[..., Head], offset: int) -> None:
+    """A relay changes one byte of the handshake (0, 3, 20) or of the release (-1); the node's error
+    names TLS.
+    """
+    head = start_head("b", reach=0.5)
+    changing = threading.Event()
+    if offset >= 0:
+        changing.set()
+
+    def has_torch() -> bool:
+        changing.set()
+        head.has_torch.set()
+        return True
+
+    def alter(block: bytes) -> bytes:
+        if not changing.is_set():
+            return block
+        changed = bytes([255 - block[offset]])
+        return block[:offset] + changed + block[offset % len(block) + 1 :]
+
+    with Relay(head.port, alter) as relay, pytest.raises(head.payload.start.Unmet) as error:
+        head.payload.start.follow("127.0.0.1", relay.port, "word", "b", has_torch, 5.0, 5.0, OURS)
+
+    assert "TLS failed: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"), [("", "does not speak as this run's probe"), (OURS, "TLS failed")]
+)
+def test_another_program_at_the_heads_port_is_not_a_slow_head(
+    payload: SimpleNamespace, own: str, reason: str
+) -> None:
+    """Its answer does not have this run's nonce, or is not TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"another here\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        message = f"something else answers at 127.0.0.1:{port}: .*{reason}"
+        with pytest.raises(payload.start.Unmet, match=message):
+            payload.start.follow("127.0.0.1", port, "word", "b", lambda: True, 5.0, 5.0, own)
+        thread.join(10)
+
+
+def test_a_head_that_exits_early_is_an_error(payload: SimpleNamespace) -> None:
+    """The head's own report has the reason."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"word here\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(payload.start.Unmet, match="ended before all ranks had torch"):
+            payload.start.follow("127.0.0.1", port, "word", "b", lambda: True, 5.0, 5.0)
+        thread.join(10)
+
+
+def test_a_closed_port_is_an_error_after_the_time_limit(payload: SimpleNamespace) -> None:
+    """The message has the system's reason."""
+    with payload.node.reserve("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+
+        with pytest.raises(
+            payload.start.Unmet,
+            match=f"did not open 127.0.0.1:{port} within 0 s: connection refused",
+        ):
+            payload.start.connect("127.0.0.1", port, 0.3)

@@ -1,0 +1,90 @@
+"""What probes of three nodes would report, to be spoiled by tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from launcher.core.domain import Inventory
+from launcher.inventory.load import loads
+from launcher.network.probe_command import Collective, RankReport, Report, Transfer
+
+NAMES = ("n1", "n2", "n3")
+_NODES = (
+    "nodes: [{host: n1, ip: 10.0.0.1, gpus: 1}, {host: n2, ip: 10.0.0.2, gpus: 1}, {host: n3, ip:"
+    " 10.0.0.3, gpus: 1}]"
+)
+GDR = "NET/IB/0/GDRDMA"
+
+
+def three(more: str = "accelerator: cpu") -> Inventory:
+    """Three nodes."""
+    return loads(f"cluster: c\nimage: x:1\n{more}\n{_NODES}\n", Path("inventory.yaml"))
+
+
+def healthy(*, via: str = "", **changed: Any) -> dict[str, Report]:
+    """Reports of three nodes on which all went well: Gloo, or NCCL when `via` says what its links
+    are.
+    """
+    return {
+        name: replace(
+            Report(
+                node=name,
+                backend="nccl" if via else "gloo",
+                ranks=(RankReport(rank=rank, local_rank=0, phase="done", ended=True, exit=0),),
+                transfers=tuple(
+                    Transfer(
+                        source=peer,
+                        target=name,
+                        local_rank=0,
+                        latency=1e-4,
+                        bandwidth=1e9,
+                        size=1 << 26,
+                    )
+                    for peer in NAMES
+                    if peer != name
+                ),
+                collective=Collective(ranks=3, latency=2e-4, size=1 << 26, algbw=5e8, busbw=6e8),
+                versions={"torch": "2.13.0"},
+                gpu="NVIDIA H100 80GB HBM3" if via else "",
+                pair_logs=(
+                    {peer: line(name, peer, via) for peer in NAMES if peer != name} if via else {}
+                ),
+            ),
+            **changed,
+        )
+        for rank, name in enumerate(NAMES)
+    }
+
+
+def line(name: str, peer: str, via: str) -> str:
+    """Return the line that NCCL writes on `name` when the two connect: in a group of two, ranks are
+    0 and 1.
+    """
+    way = "0[0] -> 1[0] [send]" if name < peer else "0[0] -> 1[0] [receive]"
+    return f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+
+
+def between(reports: Mapping[str, Report], a: str, b: str, **changed: Any) -> dict[str, Report]:
+    """Change what two nodes saw of each other, both ways."""
+    found = dict(reports)
+    for source, target in permutations((a, b)):
+        report = found[target]
+        transfers = [
+            replace(each, **changed) if each.source == source else each for each in report.transfers
+        ]
+        found[target] = replace(report, transfers=tuple(transfers))
+    return found
+
+
+def linked(reports: Mapping[str, Report], a: str, b: str, via: str) -> dict[str, Report]:
+    """Let two nodes talk over something else than the others."""
+    found = dict(reports)
+    for one, other in permutations((a, b)):
+        found[one] = replace(
+            found[one], pair_logs={**found[one].pair_logs, other: line(one, other, via)}
+        )
+    return found

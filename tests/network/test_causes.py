@@ -1,0 +1,208 @@
+"""Why NCCL fell short: what it wrote, its environment and its container, against the table of
+causes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.domain import Level
+from launcher.network import causes
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "cause", "fix"),
+    [
+        (
+            "NCCL_IB_DISABLE set by environment to 1.",
+            "any",
+            "switched off by `NCCL_IB_DISABLE=1`",
+            "NCCL_IB_DISABLE",
+        ),
+        (
+            "NCCL_NET set by environment to socket",
+            "any",
+            "told to use TCP by `NCCL_NET=socket`",
+            "NCCL_NET",
+        ),
+        (
+            "NCCL_NET_GDR_LEVEL set by environment to LOC",
+            "rdma",
+            "switched off by `NCCL_NET_GDR_LEVEL`",
+            "take `NCCL_NET_GDR_LEVEL`",
+        ),
+        (
+            "NCCL_DMABUF_ENABLE set by environment to 0.",
+            "rdma",
+            "off by `NCCL_DMABUF_ENABLE`",
+            "take `NCCL_DMABUF_ENABLE` out",
+        ),
+        ("NCCL_NET set by environment to Socket", "any", "told to use TCP", "NCCL_NET"),
+        ("Failed to open libibverbs.so[.1]", "any", "no libibverbs", "libibverbs1"),
+        (
+            "NET/Plugin: Could not find: libnccl-net-aws.so libnccl-net.so. Using",
+            "any",
+            "libnccl-net-aws.so",
+            "NCCL_NET_PLUGIN",
+        ),
+        (
+            "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",
+            "any",
+            "libnccl-net-ofi.so",
+            "NCCL_NET_PLUGIN",
+        ),
+        (
+            "NET/Plugin: Failed to initialize NET plugin IBext",
+            "any",
+            "plugin failed to load",
+            "NCCL_NET_PLUGIN",
+        ),
+        (
+            "NET/IB : Unable to open device mlx5_0",
+            "any",
+            "may not open the RDMA device mlx5_0",
+            "fabric: infiniband",
+        ),
+        ("NET/IB : No device found.", "any", "no RDMA device", "fabric: infiniband"),
+        (
+            "Call to ibv_reg_mr failed with error Cannot allocate memory",
+            None,
+            "lock enough memory",
+            "LimitMEMLOCK",
+        ),
+        ("Call to ibv_modify_qp failed with 22 Invalid argument", None, "GID", "NCCL_IB_GID_INDEX"),
+        ("Bootstrap : no socket interface found", None, "interface", "ip -br link"),
+        (
+            "connect to 10.0.0.2<5> returned No route to host, retrying",
+            None,
+            "No route to host",
+            "ports-reachable",
+        ),
+        (
+            "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+            "rdma",
+            "off for HCA 0 'mlx5_0'",
+            "modprobe nvidia_peermem",
+        ),
+    ],
+)
+def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
+    """Each line has its cause, is the evidence for it, and the fix can be typed."""
+    found = causes.cause(warnings=(line,), level=level)
+
+    assert found is not None
+    assert (cause in found[0], found[1], fix in found[2]) == (True, line, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+        "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
+        "NET/Plugin: Failed to find ncclNetPlugin_v10 symbol.",
+        "NCCL_IB_DISABLE set by environment to 0.",
+        "NCCL_IB_HCA set to mlx5_0",
+        "NET/Plugin: Failed to initialize NET plugin IB",
+        "NET/Plugin: Failed to initialize NET plugin Socket",
+        "RuntimeError: CUDA out of memory: Cannot allocate memory",
+    ],
+)
+def test_what_is_no_cause(line: str) -> None:
+    """What every healthy log says explains nothing."""
+    assert causes.cause(warnings=(line,), level="any") is None
+
+
+def test_environment_counts_like_its_line() -> None:
+    """A variable of the container is evidence even if the log does not have its line."""
+    found = causes.cause(warnings=(), level="any", env={"NCCL_IB_DISABLE": "1"})
+
+    assert found is not None
+    assert found[1] == "NCCL_IB_DISABLE set by environment to 1"
+
+
+def test_container_without_infiniband() -> None:
+    """A container that lacks /dev/infiniband says more than the line that NCCL found nothing."""
+    found = causes.cause(
+        warnings=("NET/IB : No device found.",),
+        level="any",
+        env={"NCCL_IB_HCA": "mlx5_0"},
+        infiniband=(),
+    )
+
+    assert found is not None
+    assert found[0] == "the container has no /dev/infiniband"
+
+
+def test_name_of_another_nodes_device() -> None:
+    """With devices in the container and a name given, no device found means that the name is wrong
+    on this node.
+    """
+    found = causes.cause(
+        warnings=("NET/IB : No device found.",),
+        level="any",
+        env={"NCCL_IB_HCA": "mlx5_9"},
+        infiniband=("uverbs0",),
+    )
+
+    assert found is not None
+    assert found[0] == "no RDMA device of this node is called `mlx5_9`"
+    assert "hca:" in found[2]
+
+
+@pytest.mark.parametrize(("memlock", "known"), [(65536, True), (None, False), (1 << 40, False)])
+def test_memlock(memlock: int | None, known: bool) -> None:
+    """A low limit is a cause where no line names another; none, or a high one, is not."""
+    found = causes.cause(warnings=(), level=None, infiniband=("uverbs0",), memlock=memlock)
+
+    assert (found is not None and "lock" in found[0]) == known
+
+
+def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
+    """And what explains the lack of GPUDirect is none for TCP."""
+    off = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
+
+    assert causes.cause(warnings=("NET/IB : No device found.",), level="rdma") is None
+    assert causes.cause(warnings=(off,), level="any") is None
+
+
+@pytest.mark.parametrize(
+    "line", ["NCCL_DMABUF_ENABLE set by environment to 1.", "DMA-BUF is available on GPU device 0"]
+)
+def test_what_does_not_switch_gpudirect_off(line: str) -> None:
+    """Asking for DMA-BUF is no evidence that it is missing."""
+    assert causes.cause(warnings=(line,), level="rdma") is None
+
+
+@pytest.mark.parametrize("plugin", ["IB", "IBext_v8"])
+def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
+    """The missing device is."""
+    lines = (f"NET/Plugin: Failed to initialize NET plugin {plugin}", "NET/IB : No device found.")
+    found = causes.cause(warnings=lines, level="any")
+
+    assert found is not None
+    assert found[0] == "NCCL found no RDMA device in the container"
+
+
+def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
+    """NCCL's own RDMA cannot use what the plugin is for."""
+    lines = (
+        "NET/IB : No device found.",
+        "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",
+    )
+    found = causes.cause(warnings=lines, level="any")
+
+    assert found is not None
+    assert "libnccl-net-ofi.so failed to load" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("hca", "said"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")]
+)
+def test_marks_before_the_names_of_devices(hca: str, said: str) -> None:
+    """What is excluded need not be there; `=` is no part of a name."""
+    found = causes.cause(
+        warnings=("NET/IB : No device found.",), level="any", env={"NCCL_IB_HCA": hca}
+    )
+
+    assert found is not None
+    assert said in found[0]

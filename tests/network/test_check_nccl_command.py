@@ -1,0 +1,394 @@
+"""`vlaunch check-nccl` on simulated nodes, and on logs alone: verdicts, exit codes, what is kept
+and what is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import INVENTORY, Cluster
+from tests.simulated import World
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
+RDMA, GDR, TCP = "NET/IB/0", "NET/IB/0/GDRDMA", "NET/Socket/0"
+IB = "network: {fabric: infiniband}\n"
+
+
+@pytest.fixture
+def up(cluster: Cluster) -> Cluster:
+    """A cluster that is up."""
+    assert cluster.run("up").code == 0
+    cluster.world.changes.clear()
+    return cluster
+
+
+def linked(cluster: Cluster, via: str) -> None:
+    """Let the two nodes talk over this."""
+    cluster.world.links["gpu01", "gpu02"] = via
+
+
+def kept(cluster: Cluster) -> dict[str, Any]:
+    """Return what the head keeps of the last verdict."""
+    found: dict[str, Any] = json.loads(
+        cluster.world.machines["gpu01"].files.get("network.json", b"{}")
+    )
+    return found
+
+
+def finite(text: str) -> Any:
+    """Read one JSON document that has no NaN and no infinity."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_a_healthy_network_is_a_matrix_and_exit_code_0(up: Cluster) -> None:
+    """Each direction with its figures; the verdict is kept on the head, the only thing that is
+    written.
+    """
+    ran = up.run("check-nccl")
+
+    assert ran.code == 0, ran.err
+    assert "PASS" in ran.out
+    assert ran.out.count("2.0 GB/s") >= 2
+    assert up.world.verbs() == ["gpu01: keep"]
+    assert (kept(up)["passed"], kept(up)["asked"], kept(up)["collective"]) == (True, "auto", True)
+
+
+def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Cluster) -> None:
+    """The verdict is about these very containers."""
+    assert up.run("check-nccl").code == 0
+    proven = json.loads(up.run("status", "--json").out)["network"]
+    up.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    later = json.loads(up.run("status", "--json").out)["network"]
+
+    assert proven == f"proven {kept(up)['taken']}: {kept(up)['summary']}"
+    assert later.startswith("not proven for these containers")
+
+
+@pytest.mark.parametrize(
+    ("via", "flags", "more", "code"),
+    [
+        (TCP, [], "", 0),  # Ethernet promises nothing else
+        (TCP, ["--require", "rdma"], "", 1),
+        (TCP, [], "network: {fabric: infiniband, require: rdma}\n", 1),
+        (TCP, ["--require", "any"], "network: {fabric: infiniband, require: rdma}\n", 0),
+        (TCP, [], IB, 1),
+        (RDMA, [], IB, 1),  # these GPUs can GPUDirect
+        (RDMA, ["--require", "rdma"], IB, 0),
+        (GDR, [], IB, 0),
+        (GDR, ["--require", "gdrdma"], "", 0),
+        ("P2P/MNNVL", ["--require", "gdrdma"], IB, 0),
+    ],
+)
+def test_the_level_is_the_command_lines_then_the_inventorys_then_the_hardwares(
+    cluster: Cluster, via: str, flags: list[str], more: str, code: int
+) -> None:
+    """Below it: exit code 1."""
+    cluster.write(more + INVENTORY)
+    linked(cluster, via)
+
+    assert cluster.run("check-nccl", *flags).code == code
+
+
+def test_a_pair_below_the_level_is_named_with_its_fix(up: Cluster) -> None:
+    """And a verdict that failed proves nothing: it is kept as one."""
+    ran = up.run("check-nccl", "--require", "rdma")
+
+    assert ran.code == 1
+    assert "gpu01 ↔ gpu02" in ran.out
+    assert "NET/Socket is below what is required: RDMA" in ran.out
+    assert "fix: " in ran.out
+    assert (kept(up)["passed"], kept(up)["asked"]) == (False, "rdma")
+
+
+def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
+    """Whatever a probe says: infinity is no figure."""
+    up.world.rates["gpu01", "gpu02"] = float("inf")
+    ran = up.run("check-nccl", "--json")
+    said = finite(ran.out)
+
+    assert ran.err == ""
+    assert ran.out.count("\n") == 1
+    assert {
+        "backend",
+        "nodes",
+        "required",
+        "why",
+        "cells",
+        "findings",
+        "collective",
+        "passed",
+        "summary",
+    } <= set(said)
+    assert [cell["bandwidth"] for cell in said["cells"] if cell["target"] == "gpu01"] == [2e9]
+    finite(up.world.machines["gpu01"].files["network.json"].decode())
+
+
+def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> None:
+    """Nothing is left of them, and no verdict is kept: it would be about nothing."""
+    ran = cluster.run("check-nccl")
+    probes = [each.argv for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv]
+
+    assert ran.code == 0, ran.err
+    assert [argv[3] for argv in probes] == ["once"] * 2
+    assert kept(cluster) == {}
+
+
+def test_without_an_image_nothing_is_measured(cluster: Cluster) -> None:
+    """The way out is named."""
+    cluster.world.machines["gpu02"].images.clear()
+    ran = cluster.run("check-nccl")
+
+    assert ran.code == 1
+    assert "gpu02: has neither a running Ray container nor the image" in ran.err
+    assert "vlaunch up" in ran.err
+
+
+def test_a_slow_direction_is_measured_twice(up: Cluster) -> None:
+    """Other traffic makes a transfer slow, never fast: the better figure counts, and is what is
+    told and kept.
+    """
+    up.world = World(up.write(INVENTORY + "  - {host: gpu03, ip: 10.0.0.13, gpus: 8}\n"))
+    up.world.rates["gpu01", "gpu02"] = [1e8, 1.9e9]
+    ran = up.run("check-nccl", "--json")
+    cell = next(
+        each
+        for each in json.loads(ran.out)["cells"]
+        if (each["source"], each["target"]) == ("gpu01", "gpu02")
+    )
+
+    assert (ran.code, cell["bandwidth"], cell["status"]) == (0, 1.9e9, "pass")
+    assert up.world.rates["gpu01", "gpu02"] == []
+
+
+def test_a_probe_that_did_not_start_is_named_with_its_words(up: Cluster) -> None:
+    """Its last line is the reason."""
+    up.world.reports["gpu02"] = "python3: can't open file '/opt/vlaunch/network.py'"
+    ran = up.run("check-nccl")
+
+    assert ran.code == 1
+    assert "gpu02: its probe gave no report" in ran.out
+    assert "can't open file" in ran.out
+
+
+def test_one_node_has_no_network(cluster: Cluster) -> None:
+    """A wrong request."""
+    cluster.write(
+        "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
+        " 8}]\n"
+    )
+    ran = cluster.run("check-nccl")
+
+    assert (ran.code, cluster.commands) == (2, [])
+    assert "no network between nodes" in ran.err
+
+
+def test_the_page_is_written(up: Cluster, tmp_path: Path) -> None:
+    """Beside the matrix; the file may be there already."""
+    page = tmp_path / "page.html"
+    for _ in range(2):
+        ran = up.run("check-nccl", "--html", str(page))
+
+        assert (ran.code, f"wrote {page}" in ran.err) == (0, True)
+        assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "PASS" in ran.out
+
+
+@pytest.mark.parametrize("where", ["missing/page.html", "file/page.html"])
+def test_a_page_that_cannot_be_written_is_known_before_measuring(
+    up: Cluster, tmp_path: Path, where: str
+) -> None:
+    """No node is asked for a minute to find that out."""
+    (tmp_path / "file").write_text("")
+    up.commands.clear()
+    ran = up.run("check-nccl", "--html", str(tmp_path / where))
+
+    assert (ran.code, ran.out, up.commands) == (2, "", [])
+    assert "page.html: No" in ran.err
+
+
+def test_a_check_that_did_not_measure_leaves_no_empty_page(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Trying whether it can be written leaves nothing."""
+    cluster.world.machines["gpu02"].images.clear()
+    ran = cluster.run("check-nccl", "--html", str(tmp_path / "page.html"))
+
+    assert ran.code == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+# Logs alone
+
+
+def log(path: Path, *via: str, more: str = "") -> str:
+    """Write a log with one link per path."""
+    line = "gpu01:1:2 [0] NCCL INFO Channel 0{0}/0 : 0[0] -> 1[0] [send] via {1}\n"
+    path.write_text("".join(line.format(at, each) for at, each in enumerate(via)) + more)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("via", "flags", "code", "word"),
+    [
+        (GDR, [], 0, "PASS"),
+        (TCP, [], 1, "FAIL"),
+        (TCP, ["--require", "any"], 0, "PASS"),
+        (RDMA, [], 0, "WARN"),
+        (RDMA, ["--strict"], 3, "WARN"),
+        (RDMA, ["--require", "rdma", "--strict"], 0, "PASS"),
+        (RDMA, ["--require", "gdrdma"], 1, "FAIL"),
+    ],
+)
+def test_a_log_is_judged_by_its_worst_link(
+    cluster: Cluster, tmp_path: Path, via: str, flags: list[str], code: int, word: str
+) -> None:
+    """No node is touched, and no inventory is needed."""
+    cluster.path.unlink()
+    ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", GDR, via), *flags)
+
+    assert (ran.code, ran.out.split()[0], cluster.commands) == (code, word, [])
+
+
+def test_several_logs_are_one_job(cluster: Cluster, tmp_path: Path) -> None:
+    """Named after --from-log or each with its own; the worst of all files counts."""
+    good, bad = log(tmp_path / "good.log", GDR), log(tmp_path / "bad.log", TCP)
+
+    assert cluster.run("check-nccl", "--from-log", good, bad).code == 1
+    assert cluster.run("check-nccl", "--from-log", bad, "--from-log", good).code == 1
+    assert cluster.run("check-nccl", "--from-log", good, good).code == 0
+
+
+def test_a_worthless_log_among_good_ones(cluster: Cluster, tmp_path: Path) -> None:
+    """It is named, and the whole does not pass."""
+    good = log(tmp_path / "good.log", GDR)
+    (tmp_path / "empty.log").write_bytes(b"")
+    ran = cluster.run("check-nccl", "--from-log", good, str(tmp_path / "empty.log"))
+
+    assert ran.code == 1
+    assert f"{tmp_path / 'empty.log'}: the log proves nothing" in ran.out
+
+
+def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path: Path) -> None:
+    """Unless the command line does."""
+    cluster.write("network: {fabric: roce, require: gdrdma}\n" + INVENTORY)
+    path = log(tmp_path / "a.log", RDMA)
+    asked = ["check-nccl", "-i", str(cluster.path), "--from-log", path]
+
+    assert cluster.run(*asked).code == 1
+    assert cluster.run(*asked, "--require", "rdma").code == 0
+    assert cluster.run(*asked, "--require", "auto").code == 0
+    assert cluster.run("check-nccl", "--from-log", path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "network", "direct"),
+    [
+        ("2.27-ray-gb10", 0, "IB", False),
+        ("2.21-ib-none-tcp", 1, "Socket", False),
+        ("2.18-efa-torchrun", 0, "AWS Libfabric", True),
+        ("2.30-mnnvl", 0, "MNNVL", None),
+        ("using-only", 1, None, None),
+    ],
+)
+def test_json_of_a_log(
+    cluster: Cluster, name: str, code: int, network: str | None, direct: bool | None
+) -> None:
+    """One document with what links there are, what was required, and the findings; `Using network
+    IB` alone proves nothing.
+    """
+    ran = cluster.run("check-nccl", "--json", "--from-log", str(FIXTURES / f"{name}.log"))
+    said = finite(ran.out)
+
+    assert (ran.code, said["network"], said["passed"]) == (code, network, code == 0)
+    assert direct is None or said["gpudirect"] is direct
+    assert {"network_links", "mnnvl", "links", "required", "findings"} <= set(said)
+    assert all(
+        set(each) == {"status", "node", "text", "evidence", "fix"} for each in said["findings"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "it is empty"), (bytes(range(256)) * 40, "proves nothing"), (b"hello\n", "is of NCCL")],
+)
+def test_a_log_that_says_nothing_does_not_pass(
+    cluster: Cluster, tmp_path: Path, content: bytes, said: str
+) -> None:
+    """Empty, binary, or of another program: exit code 1, and how to take a log that does."""
+    (tmp_path / "a.log").write_bytes(content)
+    ran = cluster.run("check-nccl", "--require", "any", "--from-log", str(tmp_path / "a.log"))
+
+    assert (ran.code, ran.err) == (1, "")
+    assert said in ran.out
+    assert "NCCL_DEBUG=INFO" in ran.out
+
+
+def test_a_log_on_standard_input(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-` is standard input."""
+    with Path(log(tmp_path / "a.log", TCP)).open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+
+        assert cluster.run("check-nccl", "--from-log", "-").code == 1
+
+
+def a_directory(path: Path) -> None:
+    """Make a folder of that name."""
+    path.mkdir()
+
+
+def nothing(path: Path) -> None:
+    """Leave nothing there."""
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"), [(a_directory, "Is a directory"), (nothing, "No such file or directory")]
+)
+def test_a_log_that_cannot_be_read_is_a_wrong_request(
+    cluster: Cluster, tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    """Exit code 2, no traceback."""
+    make(tmp_path / "a.log")
+    ran = cluster.run("check-nccl", "--from-log", str(tmp_path / "a.log"))
+
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.yaml", "b.yaml"], "one inventory at a time"),
+        (["--from-log", "a.log", "--html", "b.html"], "a log alone has no figures"),
+        (["inv.yaml", "--from-log", "a.log"], "name it with `-i inv.yaml`"),
+        (["--from-log", "inv.yml"], "name it with `-i inv.yml`"),
+        (["--require", "fast"], "fast"),
+        (["--ranks-per-node", "0"], "--ranks-per-node"),
+    ],
+)
+def test_wrong_usage(cluster: Cluster, words: list[str], said: str) -> None:
+    """Exit code 2."""
+    ran = cluster.run("check-nccl", *words)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_what_a_log_says_cannot_draw_on_the_terminal(cluster: Cluster, tmp_path: Path) -> None:
+    """Its words are shown as evidence, without their codes."""
+    more = (
+        "gpu01:1:2 [0] misc/x.cc:1 NCCL WARN Call to ibv_reg_mr failed \x1b[2Jwith error Cannot"
+        " allocate memory\n"
+    )
+    ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", TCP, more=more))
+
+    assert ran.code == 1
+    assert "\x1b" not in ran.out

@@ -1,0 +1,242 @@
+"""What NCCL and RCCL of many versions wrote about their links, behind any prefix."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.network import nccl, nccl_lines
+from launcher.network.nccl import Link, Reading
+from tests.network.logs import BAD, GOOD, read, said
+
+
+@pytest.mark.parametrize(
+    ("via", "network", "device", "gpudirect"),
+    [
+        ("NET/Socket/0", "Socket", 0, False),
+        ("NET/IB/12", "IB", 12, False),
+        ("NET/IB/0/GDRDMA", "IB", 0, True),
+        ("NET/IB/3(11)/GDRDMA", "IB", 3, True),
+        ("NET/IB/3(11)", "IB", 3, False),
+        ("NET/IB/3/GDRDMA(PCI)", "IB", 3, True),
+        ("NET/IB/3(1)/GDRDMA(PCI)/Shared", "IB", 3, True),
+        ("NET/IB/0/Shared", "IB", 0, False),
+        ("NET/AWS Libfabric/0/GDRDMA", "AWS Libfabric", 0, True),
+        ("NET/AWS Libfabric/1(2)/GDRDMA/Shared", "AWS Libfabric", 1, True),
+        ("NET/IBext_v8/2", "IBext_v8", 2, False),
+        ("NET/IB-CAST/1", "IB-CAST", 1, False),
+        ("NET/UCX/0/GDRDMA comm 0x22fc nRanks 02", "UCX", 0, True),
+        ("NET/Socket/1 comm 0x95cdeb0 nRanks 08", "Socket", 1, False),
+        ("NET/gIB/7/GDRDMA", "gIB", 7, True),
+        ("NET/FasTrak/1", "FasTrak", 1, False),
+        ("NET/OFI/0/GDRDMA", "OFI", 0, True),
+        ("NET/IB/GDRDMA", "IB", None, True),
+    ],
+)
+@pytest.mark.parametrize("ranks", ["0[1b000] -> 8[1c000]", "0[0] -> 8[3]", "0 -> 8"])
+@pytest.mark.parametrize("word", ["Channel 02/1 :", "Channel 02 :", "Ring 02 :"])
+def test_every_form_of_a_network_line(
+    via: str, network: str, device: int | None, gpudirect: bool, ranks: str, word: str
+) -> None:
+    """Name, device and GPUDirect are read whatever stands round them."""
+    reading = said(f"n1:7:8 [0] NCCL INFO {word} {ranks} [send] via {via}\n")
+
+    assert list(reading.links) == [
+        Link(0, 8, word.split()[1], "send", network, device, gpudirect, "n1")
+    ]
+    assert reading.network_links == 1
+
+
+@pytest.mark.parametrize(
+    ("via", "kind"),
+    [
+        ("P2P/IPC", "P2P"),
+        ("P2P/IPC/read", "P2P"),
+        ("P2P/CUMEM/read/CE", "P2P"),
+        ("P2P/CUMEM/CE", "P2P"),
+        ("P2P/direct pointer/read", "P2P"),
+        ("P2P/indirect/3[3e000]", "P2P"),
+        ("P2P/common device", "P2P"),
+        ("SHM/direct", "SHM"),
+        ("SHM/direct/direct", "SHM"),
+        ("SHM/CE/direct comm 0x1 nRanks 02", "SHM"),
+        ("direct shared memory", "SHM"),
+    ],
+)
+def test_links_inside_a_node_are_counted_apart(via: str, kind: str) -> None:
+    """A link inside a node is no evidence of the network."""
+    reading = said(f"n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {via}\n")
+
+    assert (reading.local, reading.links, reading.network_links) == ({kind: 1}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:7:8 [0] NCCL INFO Channel 00/02 :    0   1   2   3",
+        "n1:7:8 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1",
+        "n1:7:8 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] -1/-1/-1->0->1",
+        "n1:7:8 [0] NCCL INFO CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA",
+        "n1:7:8 [0] NCCL INFO NVLS comm 0x5 headRank 0 nHeads 8 buffSize 4194304",
+        "n1:7:8 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1",
+        "look for `[send] via NET/IB/0/GDRDMA` in the log",
+    ],
+)
+def test_what_looks_like_a_link_and_is_none(line: str) -> None:
+    """Orders of ranks, CollNet, NVLS and prose are no links."""
+    assert said(line + "\n").links == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "host"),
+    [
+        ("gpu01:5:6 [0] ", "", "gpu01"),
+        ("ip-10-4-0-11.ec2.internal:5:6 [0] ", "\r", "ip-10-4-0-11.ec2.internal"),
+        (
+            "\x1b[36m(RayWorkerProc pid=285, ip=10.9.0.12)\x1b[0m gpu01:5:6 [0] ",
+            "\x1b[32m [repeated 3x across cluster]\x1b[0m",
+            "gpu01",
+        ),
+        (
+            "(EngineCore_DP0 pid=9) (RayWorkerWrapper pid=285, ip=10.9.0.12) gpu01:5:6 [0] ",
+            "",
+            "gpu01",
+        ),
+        ("\x1b[0;36m(Worker_TP0 pid=123)\x1b[0;0m gpu01:5:6 [0] ", "", "gpu01"),
+        ("[2026-03-02 08:12:01] gpu01:5:6 [0] ", "", "gpu01"),
+        ("Wed Sep  6 17:26:52 2023[1,5]<stdout>:gpu01:5:6 [5] ", "", "gpu01"),
+        ("0: gpu01:5:6 [0] ", "", "gpu01"),
+        ("<cluster>:5:6 [0] ", "", "<cluster>"),
+        (":22901:22901 [0] ", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_prefixes(before: str, after: str, host: str) -> None:
+    """What Ray, vLLM, mpirun, Slurm and clocks put round a line does not hide it, and the host is
+    the one NCCL names.
+    """
+    reading = said(f"{before}NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1{after}\n")
+
+    assert [(link.host, link.network, link.device) for link in reading.links] == [(host, "IB", 1)]
+
+
+def test_bare_lines() -> None:
+    """Lines that somebody cut out of a log, without any prefix, are read too."""
+    reading = said(
+        "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0/GDRDMA\nNET/IB : No device found.\n"
+    )
+
+    assert [link.network for link in reading.links] == ["IBext_v8"]
+    assert nccl.merge([reading]).warnings == {"NET/IB : No device found.": {}}
+
+
+def test_multi_node_nvlink() -> None:
+    """P2P/MNNVL is a link between nodes, and no line of a network."""
+    reading = read("2.30-mnnvl")
+
+    assert (reading.mnnvl, reading.network_links, len(reading.links)) == (True, 0, 2)
+
+
+def test_devices_have_names() -> None:
+    """The indices of the devices are named per host, and [RO] is none of them."""
+    assert read("2.14-pxn-roce").devices == {
+        "worker-0": {0: "mlx5_2:1/RoCE", 1: "mlx5_bond_0:1/RoCE"}
+    }
+
+
+def test_behind_ray_with_colours() -> None:
+    """A log as Ray forwards it: two hosts, CRLF, what it repeats counted as the one line it is."""
+    reading = read("2.27-ray-gb10")
+
+    assert (reading.network_links, {link.host for link in reading.links}) == (
+        2,
+        {"spark1", "spark2"},
+    )
+    assert (list(reading.using), list(reading.versions)) == (["IB"], ["2.27.7"])
+    failed = "Call to ibv_reg_mr failed with error Cannot allocate memory"
+    assert list(reading.warnings[failed]) == ["spark2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NET/IB : No device found.",
+        "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+        "Failed to open libibverbs.so[.1]",
+        "NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+        "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
+        "NCCL_IB_DISABLE set by environment to 1.",
+        "NCCL_IB_HCA set to mlx5_9",
+        "NCCL_SOCKET_IFNAME set by environment to eth9",
+        (
+            "ncclOsSocketPollConnect: connect to 10.0.0.12<50001> returned No route to host,"
+            " retrying (1/34)"
+        ),
+        "Call to connect returned Connection refused, retrying",
+        "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, retrying 1/8",
+        (
+            "HINT: In many cases this error occurs when the incorrect GID index is forced by"
+            " NCCL_IB_GID_INDEX"
+        ),
+    ],
+)
+def test_telling_lines(text: str) -> None:
+    """What explains a bad network is kept once, with the hosts that wrote it, though it is called
+    INFO.
+    """
+    line = f"(Worker pid=3) \x1b[36mn1:7:8 [0] NCCL INFO {text}\x1b[0m\n"
+    reading = said(line + line + line.replace("n1", "n2"))
+
+    assert reading.warnings == {text: {"n1": None, "n2": None}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["NET/IB : Unable to open device mlx5_0", "Bootstrap : no socket interface found", "anything"],
+)
+def test_warnings(text: str) -> None:
+    """What NCCL itself calls a warning is kept, whatever it says."""
+    reading = said(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n")
+
+    assert (list(reading.warnings), list(reading.alarms)) == ([text], [text])
+
+
+@pytest.mark.parametrize(
+    "text", ["DMA-BUF is available on GPU device 0", "Using non-device net plugin version 0"]
+)
+def test_lines_that_tell_nothing(text: str) -> None:
+    """What is said when all is well is no warning."""
+    assert said(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == {}
+
+
+def test_long_lines_are_cut() -> None:
+    """Only the beginning of a very long line is looked at, however the log is cut into blocks."""
+    late = (
+        b"x" * nccl_lines.MAX_LINE
+        + b" n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+    )
+
+    assert nccl.read([late]) == nccl.read([late[:70_000], late[70_000:]]) == Reading(lines=1)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{GOOD}\r{BAD}\r",
+        f"{GOOD}\r\n{BAD}\r\n",
+        f'{{"message": "{GOOD}\\n{BAD}\\n", "stream": "stderr"}}\n',
+        f'{{"message":"{GOOD}\\r\\n{BAD}"}}',
+        f'{{"message":"{GOOD}"}}\n{{"message":"{BAD}"}}\n'.replace(">", "\\u003e"),
+        f'{{\n  "log": "{GOOD}\\n",\n  "more": "{BAD}\\n"\n}}\n'.replace("NET/", "NET\\/"),
+        f"b'{GOOD}\\n{BAD}\\n'\n",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_records_that_share_a_line(log: str, step: int) -> None:
+    """Carriage returns and JSON hide no link, however the log is cut into blocks."""
+    raw = log.encode()
+    reading = nccl.read(raw[at : at + step] for at in range(0, len(raw), step))
+
+    assert {(link.host, link.network, link.device, link.gpudirect) for link in reading.links} == {
+        ("gpu01", "IB", 0, True),
+        ("gpu02", "Socket", 0, False),
+    }

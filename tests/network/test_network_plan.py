@@ -1,0 +1,244 @@
+"""The network check as a plan: who is asked what, how long it may take, what is measured again, and
+what is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import pytest
+
+from launcher.core.domain import Answer, Secret
+from launcher.network import network_plan
+from launcher.network.network_shape import Verdict
+from launcher.tools import network_verdict
+from launcher.tools.docker import Image
+from launcher.tools.host import HostFacts
+from launcher.tools.network_verdict import Ask, Proof, Record, ServerLinks, as_record
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
+from tests.conftest import Load
+from tests.fakes import FakeTransport
+from tests.plan_case import ASK, judged, up
+from tests.simulated import World
+
+NODES = (
+    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 4, head:"
+    " true}, {host: gpu03, ip: 10.0.0.13, gpus: 6}]"
+)
+
+
+def word(argv: Sequence[str], option: str) -> str:
+    """Return the value of an option."""
+    return argv[list(argv).index(option) + 1]
+
+
+def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
+    """All ranks meet there; the others follow in the inventory's order, and every node is told the
+    same.
+    """
+    asked = {each.node: each.argv for each in network_plan.commands(Site(load(nodes=NODES)), ASK)}
+
+    assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {
+        "gpu02": "0",
+        "gpu01": "1",
+        "gpu03": "2",
+    }
+    assert {word(argv, "--nodes") for argv in asked.values()} == {
+        "gpu02=10.0.0.12,gpu01=10.0.0.11,gpu03=10.0.0.13"
+    }
+    assert {word(argv, "--master") for argv in asked.values()} == {"10.0.0.12"}
+    assert {word(argv, "--nonce") for argv in asked.values()} == {"f00d"}
+
+
+@pytest.mark.parametrize(("asked", "each"), [(None, "4"), (2, "2")])
+def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
+    load: Load, asked: int | None, each: str
+) -> None:
+    """Ranks of a pair talk one to one, so that their number must be equal."""
+    commands = network_plan.commands(Site(load(nodes=NODES)), replace(ASK, ranks_per_node=asked))
+
+    assert {word(command.argv, "--ranks-per-node") for command in commands} == {each}
+
+
+@pytest.mark.parametrize(
+    ("ask", "nodes", "seconds"),
+    [
+        (ASK, 2, 300 + 25 * 3),
+        (ASK, 3, 300 + 25 * 4),
+        (replace(ASK, pair_timeout=5.0), 3, 300 + 10 * 4),
+        (replace(ASK, deadline=30.0), 3, 30),
+    ],
+)
+def test_every_wait_ends(load: Load, ask: Ask, nodes: int, seconds: float) -> None:
+    """Rounds of pairs and the reduction at their worst, and time to start; who waits outside waits
+    longer, and for two runs.
+    """
+    inventory = load(nodes=NODES if nodes == 3 else "")
+    commands = network_plan.commands(Site(inventory), ask)
+
+    assert network_plan.deadline(inventory, ask) == seconds
+    assert {float(word(each.argv, "--deadline")) for each in commands} == {seconds}
+    assert all(each.timeout > seconds for each in commands)
+    assert network_plan.gate(Site(inventory), ask, Proof()).deadline > 2 * seconds
+
+
+def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> None:
+    """All at once, whatever the cap, with standard input held open: its end tells them that nobody
+    waits any more.
+    """
+    for command in network_plan.commands(Site(load(nodes=NODES)), ASK):
+        assert (command.together, command.hold_stdin) == (True, True)
+
+
+def test_the_certificate_is_passed_on_standard_input_only(load: Load) -> None:
+    """All nodes get the same line."""
+    ask = replace(ASK, certificate=Secret("PEM"))
+    for command in network_plan.commands(Site(load(nodes=NODES)), ask):
+        assert command.stdin is not None
+        assert command.stdin() == b'{"certificate": "PEM"}\n'
+        assert "PEM" not in " ".join(command.words)
+    assert "PEM" not in repr(ask)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "backend"), [("cpu", "gloo"), ("nvidia", "nccl"), ("amd", "nccl")]
+)
+def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: str) -> None:
+    """RCCL answers to NCCL's name."""
+    commands = network_plan.commands(Site(load(f"accelerator: {accelerator}")), ASK)
+
+    assert {word(each.argv, "--backend") for each in commands} == {backend}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
+    """Where those run; else in throw-away ones with the same devices."""
+    _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
+    commands = network_plan.commands(
+        Site(load("network: {fabric: infiniband}"), {} if fresh else facts), ASK
+    )
+    argv = commands[0].argv
+
+    assert (
+        argv[3:5] == ("once", "vlaunch-c-gpu01-probe") if fresh else argv[:2] == ("docker", "exec")
+    )
+    if fresh:
+        assert {"vlaunch.cluster=c", "/dev/infiniband", "IPC_LOCK", "memlock=-1"} <= set(argv)
+        assert word(argv, "--gpus") == "8"
+        assert "secrets" not in " ".join(argv)
+
+
+def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load) -> None:
+    """The node is named, and so is the way out."""
+    inventory = load()
+    world = World(inventory)
+    world.machines["gpu02"].images.clear()
+    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
+    findings = network_plan.prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
+
+    assert [(each.node, each.status) for each in findings] == [("gpu01", "pass"), ("gpu02", "fail")]
+    assert "vlaunch up" in findings[1].fix
+
+
+def test_a_doubtful_pair_is_measured_twice_and_the_better_figures_count(load: Load) -> None:
+    """Slow and nothing else: other traffic does that too. What is kept is what was told."""
+    world, facts = up(load(nodes=NODES))
+    world.rates["gpu01", "gpu02"], world.rates["gpu03", "gpu02"] = [1e8, 2e9], [2e9, 1e8]
+    proof = Proof()
+    first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
+
+    assert [each.status for each in first] == ["wait"]
+    assert [each.status for each in second] == ["pass"]
+    assert proof.verdict is not None
+    assert proof.verdict.passed
+    assert {cell.bandwidth for cell in proof.verdict.cells} == {2e9}
+
+
+def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
+    """Not measured for ever."""
+    world, facts = up(load(nodes=NODES))
+    world.rates["gpu01", "gpu02"] = world.rates["gpu02", "gpu01"] = 1e8
+    proof = Proof()
+    first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
+
+    assert [each.status for each in first] == ["wait"]
+    assert [(each.node, each.status) for each in second if each.status == "fail"] == [
+        ("gpu01 ↔ gpu02", "fail")
+    ]
+
+
+@pytest.mark.parametrize("spoil", ["level", "missing"])
+def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> None:
+    """A transport below the level, or no report: a second look would show the same."""
+    world, facts = up(load(nodes=NODES))
+    if spoil == "missing":
+        world.reports["gpu03"] = "killed"
+    found = judged(
+        world, facts, replace(ASK, require="rdma" if spoil == "level" else None), Proof()
+    )
+
+    assert "fail" in {each.status for each in found}
+    assert "wait" not in {each.status for each in found}
+
+
+def test_a_verdict_between_some_nodes(load: Load) -> None:
+    """It is measured between these alone, kept on the head, and covers no others; their order does
+    not matter.
+    """
+    inventory = load("", NODES)
+    _, facts = up(inventory)
+    ask = replace(ASK, nodes=("gpu03", "gpu01"))
+    gate, keep = network_plan.stages(Site(inventory, facts), ask, Proof(), taken="now")
+    passed = Verdict(backend="nccl", nodes=ask.nodes, required="any", why="", cells=(), findings=())
+    proof = Proof(verdict=passed, ask=ask, servers={"chat": ServerLinks(id="1", said="s")})
+    written = replace(as_record(Site(inventory, facts), proof, taken="now"), passed=True)
+    kept = network_verdict.parse_record(
+        Answer(node="gpu02", code=0, out=json.dumps(asdict(written)))
+    )
+
+    assert [each.node for each in gate.gates[0].ask] == ["gpu03", "gpu01"]
+    assert {step.command.node for step in (*gate.steps, *keep.steps)} == {"gpu02"}
+    assert network_verdict.about(Site(inventory, facts), kept) == {"gpu01", "gpu03"}
+    assert kept.servers["chat"].said == "s"
+    for nodes, proven in ((("gpu01", "gpu03"), True), (("gpu02", "gpu03"), False), ((), False)):
+        asked = network_verdict.proven(
+            Site(inventory, facts), kept, require="any", collective=False, nodes=nodes
+        )
+        assert asked is proven
+
+
+def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
+    """Of each server by its name, with the id of the very server."""
+    kept = Record(servers={"chat": ServerLinks(id="1", said="NET/IB")})
+    step = network_plan.confirmed(Site(load()), kept, server="embed", id="2", said="NET/Socket")
+    assert step.command.stdin is not None
+
+    assert json.loads(step.command.stdin())["servers"] == {
+        "chat": {"id": "1", "said": "NET/IB"},
+        "embed": {"id": "2", "said": "NET/Socket"},
+    }
+
+
+def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
+    """A dry run's step has nothing to write, and shows that."""
+    inventory = load()
+    step = network_plan.record(Site(inventory), Proof(), taken="today")
+
+    assert step.command.stdin is not None
+    assert json.loads(step.command.stdin()) == json.loads(json.dumps(asdict(Record())))
+    assert step.command.shown_stdin == "printf '{}'"
+
+
+def test_images_are_enough(load: Load) -> None:
+    """A node whose Ray container does not run has the image for a throw-away one."""
+    inventory = load()
+    image = Image(id="i", identity="i", digests=(), architecture="amd64", labels={})
+    facts = {node.name: HostFacts(images={inventory.image: image}) for node in inventory.nodes}
+
+    assert {
+        each.status
+        for each in network_plan.prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
+    } == {"pass"}

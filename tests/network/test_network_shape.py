@@ -1,0 +1,42 @@
+"""A verdict on a network, and its figures in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.core.check import Finding
+from launcher.network.network_shape import Cell, Verdict, rate
+
+WELL = Cell(source="n1", target="n2", status="pass")
+VERDICT = Verdict(
+    backend="gloo", nodes=("n1", "n2"), required="any", why="as asked", cells=(WELL,), findings=()
+)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "text"),
+    [
+        (0, "0 B/s"),
+        (999, "999 B/s"),
+        (1.5e3, "1.5 kB/s"),
+        (11.8e6, "11.8 MB/s"),
+        (24.94e9, "24.9 GB/s"),
+        (391e9, "391 GB/s"),
+    ],
+)
+def test_bandwidth_in_words(bandwidth: float, text: str) -> None:
+    """Powers of ten, three digits at most."""
+    assert rate(bandwidth) == text
+
+
+def test_a_verdict_passes_when_something_was_measured_and_nothing_failed() -> None:
+    """A warning does not fail it."""
+    bad, slow = replace(WELL, status="fail"), Finding(node="n1", status="warn", text="slow")
+
+    assert VERDICT.passed
+    assert replace(VERDICT, findings=(slow,)).passed
+    assert not replace(VERDICT, cells=()).passed
+    assert not replace(VERDICT, cells=(WELL, bad)).passed
+    assert not replace(VERDICT, findings=(replace(slow, status="fail"),)).passed

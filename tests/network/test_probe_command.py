@@ -1,0 +1,287 @@
+"""The network probe's command line, and reading what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+from launcher.network import nccl, probe_command
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "network"
+MINIMAL = {"node": "node1", "backend": "gloo"}
+
+
+def answer(out: str, **more: Any) -> Answer:
+    """What a node answered to the probe's command."""
+    return Answer(node="node1", **{"code": 0, **more}, out=out)
+
+
+def recorded(name: str, node: str) -> probe_command.Report:
+    """A report of the practice hosts."""
+    return probe_command.parse_report(answer((FIXTURES / name / f"{node}.json").read_text()))
+
+
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_recorded_nccl(node: str) -> None:
+    """NCCL 2.28.9 with two ranks on one H100: figures, versions, and the lines of the pair."""
+    report = recorded("h100", node)
+    (transfer,) = report.transfers
+    (log,) = report.pair_logs.values()
+
+    assert (report.gpu, report.error) == ("NVIDIA H100 80GB HBM3", "")
+    assert report.versions == {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9"}
+    assert transfer.correct
+    assert (transfer.size, transfer.error) == (1 << 28, "")
+    assert report.collective is not None
+    assert (report.collective.ranks, report.collective.correct) == (2, True)
+    links = nccl.read([log.encode()]).links
+    assert {(link.network, link.gpudirect) for link in links} == {("Socket", False)}
+    assert len(links) == 4
+
+
+def test_the_probe_understands_its_command_line() -> None:
+    """What the launcher writes is what the payload's own parser reads."""
+    argv = probe_command.probe(
+        node="b",
+        node_rank=1,
+        nodes={"a": "10.0.0.1", "b": "10.0.0.2"},
+        ranks_per_node=8,
+        master="10.0.0.1",
+        port=29577,
+        backend="nccl",
+        nonce="word",
+        deadline=90,
+        pair_timeout=12.5,
+    )
+
+    assert argv[:3] == ("python3", "-B", "/opt/vlaunch/network.py")
+    args = _payload_parser()(list(argv[3:]))
+    assert (args.node, args.node_rank, args.nodes, args.ranks_per_node) == (
+        "b",
+        1,
+        "a=10.0.0.1,b=10.0.0.2",
+        8,
+    )
+    assert (args.master, args.port, args.backend, args.nonce) == (
+        "10.0.0.1",
+        29577,
+        "nccl",
+        "word",
+    )
+    assert (args.reach, args.torch) == (60, 180)
+    assert (args.deadline, args.window, args.pair_timeout, args.child) == (90, 120, 12.5, None)
+
+
+def test_a_healthy_cluster_is_read_whole() -> None:
+    """Every direction towards a node has its figures, and the collective too."""
+    report = recorded("healthy", "node2")
+
+    assert (report.node, report.backend, report.error) == ("node2", "gloo", "")
+    assert [(rank.rank, rank.phase, rank.ended, rank.exit) for rank in report.ranks] == [
+        (1, "done", True, 0)
+    ]
+    assert sorted((each.source, each.target, each.correct) for each in report.transfers) == [
+        ("node1", "node2", True),
+        ("node3", "node2", True),
+    ]
+    assert all(
+        each.latency and each.bandwidth and each.size >= 1 << 20 for each in report.transfers
+    )
+    assert report.collective is not None
+    assert (report.collective.ranks, report.collective.correct, report.collective.error) == (
+        3,
+        True,
+        "",
+    )
+    assert report.collective.busbw == pytest.approx((report.collective.algbw or 0) * 4 / 3)
+    assert (report.infiniband, report.memlock) == ((), 8 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "source", "words"),
+    [
+        ("cut-2-3", "node2", "node3", "connecting, rank 2 (node3) on the other side"),
+        ("cut-2-3", "node3", "node2", "connecting, rank 1 (node2) on the other side"),
+        ("cut-1-3", "node1", "node3", "rank 2 (node3) did not arrive"),
+        ("cut-1-3", "node3", "node1", "the head did not open 10.77.0.11:29577"),
+        (
+            "wrong-interface",
+            "node2",
+            "node1",
+            "GLOO_SOCKET_IFNAME names eth9, which is not here: there are lo, eth0",
+        ),
+        ("wrong-interface", "node1", "node2", "rank 1 (node2): GLOO_SOCKET_IFNAME names eth9"),
+        ("killed", "node2", "node1", "ended by signal 9"),
+        ("killed", "node1", "node2", "sending, rank 1 (node2) on the other side: Read error"),
+        ("port-taken", "node1", "node2", "port 29577 is taken on the head"),
+        ("port-taken", "node2", "node3", "something else answers at 10.77.0.11:29577"),
+        (
+            "older-run",
+            "node2",
+            "node1",
+            "something else answers at 10.77.0.11:29577: a store, but not this run's",
+        ),
+        ("deadline", "node2", "node1", "the store is gone: rank 0 (node1) ended"),
+        ("deadline", "node1", "node2", "the deadline of 5 s came"),
+    ],
+)
+def test_a_fault_names_the_culprit(name: str, node: str, source: str, words: str) -> None:
+    """The direction that could not be measured says why, on both ends."""
+    (found,) = [each for each in recorded(name, node).transfers if each.source == source]
+
+    assert found.bandwidth is None
+    assert words in found.error
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("cut-2-3", ("node1",)), ("killed", ("node3",)), ("wrong-interface", ("node3",))],
+)
+def test_pairs_without_the_culprit_are_measured(name: str, others: tuple[str, ...]) -> None:
+    """A failing pair does not stop the others; the collective is not tried and says so."""
+    for node in others:
+        report = recorded(name, node)
+
+        assert any(each.bandwidth for each in report.transfers)
+        assert report.collective is not None
+        assert not report.collective.tried
+
+
+def test_a_slow_sender_is_seen_in_its_own_direction() -> None:
+    """100 Mbit/s is 12.5 MB/s; what the same node receives is not slowed, and a slow link is
+    measured with little.
+    """
+    (slow,) = [each for each in recorded("slow-node2", "node3").transfers if each.source == "node2"]
+    (back,) = [each for each in recorded("slow-node2", "node2").transfers if each.source == "node3"]
+
+    assert slow.bandwidth == pytest.approx(12.5e6, rel=0.05)
+    assert slow.size == 2 << 20
+    assert (back.bandwidth or 0) > 1e9
+
+
+def test_each_rank_of_a_node_has_its_own_figures() -> None:
+    """Local ranks meet local ranks: two nodes away, twice each."""
+    report = recorded("two-ranks-a-node", "node3")
+
+    assert [rank.rank for rank in report.ranks] == [4, 5]
+    assert sorted((each.source, each.local_rank) for each in report.transfers) == [
+        ("node1", 0),
+        ("node1", 1),
+        ("node2", 0),
+        ("node2", 1),
+    ]
+    assert report.collective is not None
+    assert report.collective.ranks == 6
+
+
+def test_who_came_and_who_did_not_is_said() -> None:
+    """The ranks that waited name those that were missing."""
+    (rank,) = recorded("cut-1-3", "node1").ranks
+
+    assert (
+        rank.error
+        == "at rendezvous: rank 2 (node3) did not arrive, rank 0 (node1), rank 1 (node2) did"
+    )
+
+
+def test_only_the_last_line_counts() -> None:
+    """A library that writes to standard output before does not spoil the report."""
+    assert probe_command.parse_report(
+        answer(f"hello\n{json.dumps(MINIMAL)}\n")
+    ) == probe_command.Report(node="node1", backend="gloo")
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        "",
+        "Traceback",
+        "[]",
+        "null",
+        "{}",
+        '{"node": 1, "backend": "gloo"}',
+        '{"node": "a", "backend": "gloo", "ranks": {}}',
+        '{"node": "a", "backend": "gloo", "new": 1}',
+        '{"node": "a", "backend": "gloo", "transfers": [{"source": "b"}]}',
+        '{"node": "a", "backend": "gloo", "seconds": true}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_report_is_refused(out: str) -> None:
+    """With the node's name; nothing is guessed."""
+    with pytest.raises(UnreadableAnswer, match="node1: the network probe ended with exit code 1"):
+        probe_command.parse_report(answer(out, code=1))
+
+
+def test_a_probe_that_was_cut_off_says_so() -> None:
+    """The launcher's own deadline is told from a crash, and what was said last is the evidence."""
+    with pytest.raises(UnreadableAnswer, match="did not end in time") as caught:
+        probe_command.parse_report(answer("", code=124, timed_out=True, err="No such container: x"))
+
+    assert caught.value.evidence == "No such container: x"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda each: (
+        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each, max_size=3)
+    ),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    [
+        "ranks",
+        "transfers",
+        "collective",
+        "infiniband",
+        "log",
+        "env",
+        "seconds",
+        "rdma",
+        "pair_logs",
+        "error",
+    ]
+)
+
+
+@given(
+    st.text()
+    | JSON.map(json.dumps)
+    | st.dictionaries(KEYS, JSON).map(lambda each: json.dumps({**MINIMAL, **each}))
+)
+def test_any_output_is_read_or_refused(out: str) -> None:
+    """Nothing but the tool's own error comes of it."""
+    try:
+        assert isinstance(probe_command.parse_report(answer(out)), probe_command.Report)
+    except UnreadableAnswer:
+        return
+
+
+def _payload_parser() -> Any:
+    """The payload's own argument parser; its folder is on the path only while it is imported."""
+    launcher = Path(probe_command.__file__).parents[1]
+    folder = launcher / "network" / "probe"
+    spec = importlib.util.spec_from_file_location("vlaunch_payload_network", folder / "network.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path[:0] = [str(folder), str(launcher / "distribute")]
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.path[:2]
+
+    def parse(argv: list[str]) -> argparse.Namespace:
+        return module.parsed(argv)  # type: ignore[no-any-return]
+
+    return parse

@@ -1,0 +1,56 @@
+"""Warnings of what was slow before anything was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.core.check import Finding
+from launcher.network import culprits
+from launcher.network.network_shape import Measurement
+from launcher.network.probe_command import RankReport
+from tests.network.reports import healthy, three
+
+
+def findings(*seconds: tuple[float | None, float | None]) -> list[Finding]:
+    """Return what is found where the ranks of n2 took so long to load torch and to meet."""
+    reports = healthy()
+    ranks = tuple(
+        RankReport(
+            rank=0, local_rank=0, phase="done", ended=True, exit=0, torch=torch, meeting=meeting
+        )
+        for torch, meeting in seconds
+    )
+    reports["n2"] = replace(reports["n2"], ranks=ranks)
+    return culprits.nodes(Measurement(inventory=three(), reports=reports))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "fix"),
+    [
+        (
+            ((4.0, None), (62.4, 1.0)),
+            "its ranks took 62 s to load torch and NCCL; all others waited for them",
+            "`uptime`, `iostat -x 1`",
+        ),
+        (
+            ((4.0, 43.0),),
+            "its ranks took 43 s to meet the others, all of which had torch",
+            "--only names-resolve",
+        ),
+    ],
+)
+def test_slow_starts_warn(
+    seconds: tuple[tuple[float | None, float | None], ...], text: str, fix: str
+) -> None:
+    """With the seconds, and a fix of their own."""
+    (found,) = findings(*seconds)
+
+    assert (found.node, found.status, found.text) == ("n2", "warn", text)
+    assert fix in found.fix
+
+
+def test_usual_starts_pass() -> None:
+    """So do those of which nothing is known."""
+    assert findings((9.0, 1.0), (None, None)) == []

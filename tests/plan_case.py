@@ -1,0 +1,201 @@
+"""Case folders: an inventory, what the nodes were found to be, and the script that must come of it.
+
+`inventory.yaml` is what is asked for. `observed.json` describes the nodes before:
+
+* `verb`: `up` (the default) or `down`
+* `offline`: true when no node is asked
+* `before`: the inventory that was brought up earlier, a file of the folder
+* `stopped`: nodes whose container has ended since
+* `without_image`: nodes that lack the inventory's image
+* `unreachable`: nodes that `down` could not reach
+* `derived`: true when the image has no Ray, so that one is derived from it
+* `nothing`: true when there is nothing to do
+* `home`: the home of the login on every node
+
+`expected.sh` is the script; a new rule is a new folder. The inventories of `sample-…` are those of
+`inventory/`, by links.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.app.secrets import resolve
+from launcher.cluster import prepare
+from launcher.cluster.down_plan import plan_down
+from launcher.cluster.up_plan import RayImage, plan_image, plan_up
+from launcher.core.apply import apply
+from launcher.core.check import Finding
+from launcher.core.domain import Answer, Inventory, Secret
+from launcher.core.plan import Plan
+from launcher.inventory.load import load
+from launcher.network import network_plan
+from launcher.tools import derived, ray
+from launcher.tools.host import HostFacts
+from launcher.tools.network_verdict import Ask, Proof
+from launcher.tools.observe import commands, observe, read
+from launcher.tools.site import Site
+from tests.fakes import FakeTransport
+from tests.simulated import World
+
+CASES = Path(__file__).parent / "plan_cases"
+ASK = Ask(nonce="f00d")
+# What the cases' inventories name as secrets; none of these may be seen in a script.
+VALUES = {
+    "HF_TOKEN": "hf_thisMustStayHidden",
+    "VLLM_API_KEY": "sk-this-must-stay-hidden",
+    "EXTRA": "it's $HIDDEN too",
+}
+TOKEN = "7ay70ken7hatmus7s7ayh1dden"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One folder, copied to where its files may be changed; `world` are its nodes as they were
+    found.
+    """
+
+    name: str
+    folder: Path
+    inventory: Inventory
+    observed: dict[str, Any]
+    world: World
+    secrets: dict[str, Secret]
+
+    @property
+    def context(self) -> Path | None:
+        """Return the build context of the derived image, when there is to be one."""
+        return self.folder / "context.tar" if self.observed.get("derived") else None
+
+    def plans(self) -> list[Plan]:
+        """Return what the verb would do, as `--dry-run` shows it."""
+        inventory, image = self.inventory, ray_image(self.inventory, self.context)
+        if self.observed.get("verb") == "down":
+            nodes = [
+                node
+                for node in inventory.nodes
+                if node.name not in self.observed.get("unreachable", ())
+            ]
+            facts, _ = read(FakeTransport(self.world.answer).run(commands(inventory, (), nodes)))
+            return [plan_down(Site(inventory, facts))]
+        facts = (
+            {}
+            if self.observed.get("offline")
+            else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
+        )
+        renewal = prepare.renewal(inventory, facts, make=False)
+        return [
+            plan_image(Site(inventory, facts)),
+            plan_up(Site(inventory, facts), self.secrets, image, renewal),
+        ]
+
+    def run(self) -> FakeTransport:
+        """Do what the verb does, as `vlaunch` does it; the world's `changes` tell what was sent."""
+        transport = FakeTransport(self.world.answer)
+        first, *rest = self.plans()
+        drain(first, transport)
+        for _ in rest:
+            # Looked at again, as `up` does once the image is there.
+            drain(self.plans()[1], transport)
+        return transport
+
+
+def names() -> list[str]:
+    """Return the names of all case folders."""
+    return sorted(path.parent.name for path in CASES.glob("*/inventory.yaml"))
+
+
+def open_case(name: str, folder: Path) -> Case:
+    """Copy a case folder to `folder` and put its nodes into the state that `observed.json`
+    describes.
+    """
+    shutil.copytree(CASES / name, folder, dirs_exist_ok=True)
+    observed = json.loads((folder / "observed.json").read_text())
+    for secret, value in VALUES.items():
+        # Editors end a file with a newline; it is no part of the secret.
+        (folder / f"{secret}.key").write_text(value + "\n")
+        (folder / f"{secret}.key").chmod(0o600)
+    inventory = load(folder / "inventory.yaml")
+    secrets = {**resolve(inventory.secrets, folder), ray.TOKEN: Secret(TOKEN)}
+    world = World(inventory)
+    if observed.get("before"):
+        bring_up(
+            load(folder / observed["before"]),
+            world,
+            secrets,
+            folder / "context.tar" if observed.get("derived") else None,
+        )
+    for node in observed.get("stopped", ()):
+        world.stop(node)
+    for node in observed.get("without_image", ()):
+        world.machines[node].images.clear()
+    for machine in world.machines.values():
+        machine.home = observed.get("home", "/root")
+    world.changes.clear()
+    return Case(
+        name=name,
+        folder=folder,
+        inventory=inventory,
+        observed=observed,
+        world=world,
+        secrets=secrets,
+    )
+
+
+def ray_image(inventory: Inventory, context: Path | None = None) -> RayImage:
+    """Return the inventory's image as one that has Ray, or, with a file for the build context, a
+    recipe that adds it.
+    """
+    if context is None:
+        return RayImage(tag=inventory.image, ray_version="2.60.0", python_version="3.12.3")
+    tag = f"{derived.REPOSITORY}:2.60.0-0123456789ab"
+    recipe = derived.Recipe(
+        tag=tag, dockerfile=f"FROM {inventory.image}\n", files={"wheels/ray.whl": b"wheel"}
+    )
+    context.write_bytes(derived.context(recipe))
+    return RayImage(
+        tag=tag,
+        ray_version="2.60.0",
+        python_version="3.12.3",
+        recipe=recipe,
+        shown=f"cat {context}",
+    )
+
+
+def bring_up(
+    inventory: Inventory, world: World, secrets: Mapping[str, Secret], context: Path | None = None
+) -> Plan:
+    """Observe, plan and apply on a world, and return the plan."""
+    transport = FakeTransport(world.answer)
+    facts = observe(inventory, transport, [inventory.image])
+    renewal = prepare.renewal(inventory, facts)
+    plan = plan_up(Site(inventory, facts), secrets, ray_image(inventory, context), renewal)
+    drain(plan, transport)
+    return plan
+
+
+def drain(plan: Plan, transport: FakeTransport) -> None:
+    """Apply a plan to its end; its waits cost no time."""
+    now = iter(range(1_000_000))
+    list(apply(plan, transport, clock=lambda: float(next(now)), sleep=lambda _: None))
+
+
+def up(inventory: Inventory) -> tuple[World, dict[str, HostFacts]]:
+    """Bring a world up and look at it."""
+    world = World(inventory)
+    bring_up(inventory, world, {})
+    return world, observe(inventory, FakeTransport(world.answer), [inventory.image])
+
+
+def judged(world: World, facts: dict[str, HostFacts], ask: Ask, proof: Proof) -> Sequence[Finding]:
+    """Run the gate once."""
+    gate = network_plan.gate(Site(world.inventory, facts), ask, proof)
+    answers: dict[str, list[Answer]] = {}
+    for answer in FakeTransport(world.answer).run(gate.ask):
+        answers.setdefault(answer.node, []).append(answer)
+    return gate.judge(answers)

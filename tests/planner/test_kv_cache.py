@@ -1,0 +1,148 @@
+"""Groups, blocks and tokens of a KV cache, against figures that servers printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.plan import Known, blocks_off, known
+from launcher.core.errors import RequestError
+from launcher.planner.architecture_read import architecture_of
+from launcher.planner.kv_cache import Cache, CacheRequest, cache_of, copies, partition
+from tests.planner import models
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
+GIB = 1 << 30
+# What these printed was of another rank, or of flags that are not known.
+_UNKNOWN = {
+    "q3-235b-fp8-l40s-tp8-ep",
+    "q3-235b-fp8-h100-tp4",
+    "glm52-nvfp4-gb200-tp4-ep",
+    "nano3-30b-nvfp4-tp2-consumer",
+}
+_CASES = [
+    each
+    for name in ("cases.yaml", "collected.yaml")
+    for each in known(FIXTURES / name)
+    if each.case.id not in _UNKNOWN and each.tokens and each.case.tokens_from_kv()
+]
+
+
+def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **said: Any) -> Cache:
+    """Return a model's cache; requests are of 8,192 tokens unless said."""
+    model = architecture_of(config)
+    request = CacheRequest(**{"length": 8192, "in_flight": 4096, **said})
+    return cache_of(model, request, stages or (len(model.layers),))
+
+
+@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
+def test_tokens_are_those_that_were_printed(each: Known) -> None:
+    """From the measured GiB follow the printed tokens, to one block."""
+    off = blocks_off(each, each.case.estimated())
+    assert off is not None
+    assert off <= 1
+
+
+def test_there_are_enough_cases() -> None:
+    """Every kind of attention is among the cases."""
+    kinds = {layer.kind for each in _CASES for layer in each.model.layers}
+    assert len(_CASES) >= 35
+    assert {"full", "sliding", "mla", "recurrent"} <= kinds
+
+
+@pytest.mark.parametrize(
+    ("tp", "block"), [(1, 16 * 8 * 2 * 128 * 2), (4, 16 * 2 * 2 * 128 * 2), (16, 16 * 2 * 128 * 2)]
+)
+def test_heads_are_split_until_each_gpu_has_one(tp: int, block: int) -> None:
+    """TP beyond the KV heads copies them."""
+    assert cache(models.LLAMA_8B, tp=tp).block_bytes == (32 * block,)
+    assert copies(architecture_of(models.LLAMA_8B), tp) == max(1, tp // 8)
+
+
+def test_latent_attention_is_held_whole_by_each_gpu() -> None:
+    """TP does not divide a latent KV cache; DCP multiplies what it holds."""
+    one = cache(models.DEEPSEEK_V3, tp=8)
+    assert one.block_bytes == (61 * 64 * 576 * 2,)
+    assert one.per_request == 8192 // 64
+    assert cache(models.DEEPSEEK_V3, tp=8, dcp=8).per_request == 8192 // 64 // 8
+
+
+def test_an_indexer_has_a_cache_of_its_own() -> None:
+    """Sparse latent attention keeps 128 values and a scale for each token and layer."""
+    sparse = {**models.DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
+    assert cache(sparse).block_bytes == (61 * 64 * (576 * 2 + 132),)
+    assert cache(sparse, dtype="fp8").block_bytes == (61 * 64 * (656 + 132),)
+
+
+def test_a_window_holds_itself_and_what_is_in_flight() -> None:
+    """Sliding layers need a bounded number of blocks, full ones all."""
+    found = cache(models.GPT_OSS_120B, length=131072)
+    needs = {group.spec.kind: group.needs for group in found.groups}
+    assert needs == {"full": 131072 // 16, "sliding": -(-(127 + 4096) // 16) + 1}
+    assert found.block_bytes == (18 * 16 * 8 * 2 * 64 * 2,)
+
+
+def test_without_the_hybrid_manager_windows_hold_all() -> None:
+    """One group, all layers in it."""
+    found = cache(models.GPT_OSS_120B, hybrid=False)
+    assert len(found.groups) == 1
+    assert found.block_bytes == (36 * 16 * 8 * 2 * 64 * 2,)
+
+
+def test_attention_blocks_grow_to_hold_a_state() -> None:
+    """The talos case: a gated delta net's state makes blocks of 1,568 tokens with fp8 and TP 2."""
+    found = cache(models.QWEN_NEXT, tp=2, dtype="fp8", length=131072)
+    assert {group.spec.block for group in found.groups} == {1568}
+    assert [len(group.layers) for group in found.groups] == [16, 16, 16, 16]
+    assert found.per_request == 84 + 3 * 2
+    assert cache(models.QWEN_NEXT, tp=2, dtype="fp8", prefix_caching=False).per_request == 6 + 3
+
+
+def test_stages_differ_and_the_poorest_decides() -> None:
+    """Blocks are as many as the stage with the least memory for its layers has."""
+    found = cache(models.LLAMA_8B, stages=(20, 12))
+    assert found.block_bytes[0] * 12 == found.block_bytes[1] * 20
+    assert found.blocks([10 * GIB, 10 * GIB]) == 10 * GIB // found.block_bytes[0]
+    assert found.blocks([10 * GIB, 2 * GIB]) == 2 * GIB // found.block_bytes[1]
+
+
+def test_one_block_is_held_back() -> None:
+    """A longest request must fit beside the block that vLLM keeps for itself."""
+    found = cache(models.LLAMA_8B)
+    need = found.per_request * found.block_bytes[0]
+    assert not found.starts([need])
+    assert found.starts([need + found.block_bytes[0]])
+
+
+def test_no_layer_with_a_cache_needs_none() -> None:
+    """A model without attention has no blocks, and is no reason to stop."""
+    config = {**models.NEMOTRON_H, "hybrid_override_pattern": "-" * 10}
+    found = cache(config)
+    assert found.blocks([GIB]) == 0
+    assert found.tokens(5) == 0
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    """Layouts that are not known here are not guessed."""
+    with pytest.raises(RequestError, match="turboquant_k8v4"):
+        cache(models.LLAMA_8B, dtype="turboquant_k8v4")
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"),
+    [
+        (61, 1, (61,)),
+        (61, 2, (31, 30)),
+        (61, 4, (15, 15, 16, 15)),
+        (62, 4, (15, 16, 16, 15)),
+        (63, 4, (16, 16, 16, 15)),
+        (2, 3, (1, 1, 0)),
+    ],
+)
+def test_left_over_layers_go_before_the_last_stage(
+    layers: int, stages: int, expected: tuple[int, ...]
+) -> None:
+    """As `get_pp_indices` divides them."""
+    assert partition(layers, stages) == expected

@@ -1,0 +1,159 @@
+"""`vlaunch plan`: from files and flags, and from simulated nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import golden
+from tests.command_line import Cluster
+from tests.planner import models
+
+GOLDEN = Path(__file__).parent / "golden"
+H100 = ["--gpu", "H100", "--nvlink"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A model's configuration, of a mixture of experts."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(models.QWEN_235B))
+    return path
+
+
+def big(config: Path, *words: str) -> list[str]:
+    """The command line for the model of 236 GB."""
+    return ["plan", "--config", str(config), "--weights-bytes", "236000000000", *words]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("fits", 0, [*H100, "--nodes", "2", "--rdma", "--context", "32K", "--concurrency", "40"]),
+        ("tight", 3, [*H100, "--context", "32K", "--concurrency", "8", "--tp", "4", "--dp", "1"]),
+        ("does-not-fit", 1, ["--gpu", "L40S", "--gpus-per-node", "4"]),
+        ("explained", 0, [*H100, "--context", "8K", "--tp", "8", "--explain", "--", "-ep"]),
+    ],
+)
+def test_golden(cluster: Cluster, config: Path, name: str, code: int, words: list[str]) -> None:
+    """What people read, and the exit code."""
+    ran = cluster.run(*big(config, *words))
+    assert ran.code == code, ran.err
+    golden.check(GOLDEN / f"plan-{name}.txt", ran.out.replace(str(config), "config.json"))
+
+
+def test_json_has_every_field(cluster: Cluster, config: Path) -> None:
+    """For machines: the verdict, the split with its place, figures as ranges, reasons with their
+    sources, and at least three other ways.
+    """
+    ran = cluster.run(*big(config, *H100, "--nodes", "2", "--concurrency", "8", "--json"))
+    said = json.loads(ran.out)
+    assert said["verdict"] == "fits"
+    assert said["split"]["nodes"][0]["name"] == "node01"
+    assert said["weights_gib"]["low"] < said["weights_gib"]["high"]
+    assert all(reason["source"] for reason in said["why"])
+    assert len(said["alternatives"]) >= 3
+    assert {"change", "better", "verdict", "split", "kv_tokens"} <= set(said["alternatives"][0])
+
+
+def test_a_folder_is_a_model(cluster: Cluster, tmp_path: Path) -> None:
+    """Its safetensors are counted."""
+    (tmp_path / "config.json").write_text(json.dumps(models.LLAMA_8B))
+    with (tmp_path / "model-1.safetensors").open("wb") as file:
+        file.truncate(16_060_556_376)
+    ran = cluster.run("plan", "--model", str(tmp_path), *H100, "--gpus-per-node", "1")
+    assert ran.code == 0, ran.err
+    assert "15.0 GiB of weights" in ran.out
+
+
+def test_nodes_are_asked(cluster: Cluster) -> None:
+    """Without a GPU that is named, the inventory's nodes say what they have, and the model."""
+    for machine in cluster.world.machines.values():
+        machine.config = models.LLAMA_8B
+        machine.model = {"model.safetensors": 16_060_556_376, "config.json": 700}
+    ran = cluster.run("plan", "--model", "meta/llama", "--context", "8192")
+    assert ran.code == 0, ran.err
+    assert "gpu[01-02]: 8 × NVIDIA H100 80GB HBM3 (79.2 GiB) each" in ran.out
+    assert not cluster.world.changes
+
+
+def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> None:
+    """Its nodes are named, none is asked, and the GPU's model is the user's word."""
+    ran = cluster.run(*big(config, "--offline", "--gpu", "H100", "--context", "8K"))
+    assert ran.code == 0, ran.err
+    assert "gpu[01-02]: 8 × H100" in ran.out
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan"], "no model is named"),
+        (["plan", "--model", "meta/llama"], "no node has the model meta/llama whole"),
+        (["plan", "--model", "meta/llama", "--gpu", "H100"], "the model meta/llama is not here"),
+        (["plan", "--gpu", "H100"], "no model is named"),
+    ],
+)
+def test_what_is_missing_is_said(cluster: Cluster, words: list[str], message: str) -> None:
+    """With what would help."""
+    ran = cluster.run(*words)
+    assert ran.code == 2
+    assert message in ran.err
+    assert "hint:" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*H100, "--tp", "3"], "TP 3 cannot run: 64 attention heads cannot be divided by TP 3"),
+        ([*H100, "--tp", "8", "--pp", "2"], "TP 8 × PP 2 cannot run: experts 1536 wide"),
+        ([*H100, "--tp", "4", "--pp", "4"], "TP 4 × PP 4 takes 16 GPUs; there are 8"),
+        (["--gpu", "Cray"], "how much memory Cray has is not known"),
+        ([*H100, "--context", "many"], "--context many: no number of tokens"),
+        ([*H100, "--", "--kv-cache-dtype", "odd"], "the KV cache dtype odd is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    cluster: Cluster, config: Path, words: list[str], message: str
+) -> None:
+    """Before anything is worked out."""
+    ran = cluster.run(*big(config, *words))
+    assert ran.code == 2
+    assert message in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("[]", "it is no JSON object"),
+        ("{" * 100_000, "cannot be read"),
+        (json.dumps({**models.LLAMA_8B, "hidden_size": -5}), "fields that no model can have"),
+        (json.dumps({**models.LLAMA_8B, "num_hidden_layers": 10**5}), "that no model can have"),
+    ],
+)
+def test_hostile_files_are_one_error(
+    cluster: Cluster, tmp_path: Path, text: str, message: str
+) -> None:
+    """No traceback, and no plan."""
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    ran = cluster.run("plan", "--config", str(path), "--weights-bytes", "1000", *H100)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.out == ""
+
+
+def test_a_new_architecture_has_its_weights_judged(cluster: Cluster, tmp_path: Path) -> None:
+    """And nothing else is claimed of it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**models.LLAMA_8B, "architectures": ["NewForCausalLM"]}))
+    words = ("plan", "--config", str(path), "--weights-bytes", "16000000000", *H100)
+    ran = cluster.run(*words)
+    assert ran.code == 3
+    assert "the architecture NewForCausalLM is not modelled; only its weights are judged" in ran.out
+    said = json.loads(cluster.run(*words, "--json").out)
+    assert said["basis"] == "weights-only"
+    assert said["kv_tokens"] is None

@@ -1,0 +1,130 @@
+"""What each GPU holds of the weights, against what servers printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.plan import Known, known
+from launcher.planner.architecture_read import architecture_of
+from launcher.planner.versions import mxfp4_width
+from launcher.planner.weights import GIB, Split, counted, stage_bytes
+from tests.planner import models
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
+_CASES = [
+    each
+    for name in ("cases.yaml", "collected.yaml", "unseen.yaml")
+    for each in known(FIXTURES / name)
+    if each.model_gib and each.case.weights_gib
+]
+
+
+def held(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
+    """Return GiB on a GPU of each stage."""
+    model = architecture_of(config)
+    wanted = Split(**{"stages": (len(model.layers) or 1,), **split})
+    return [size / GIB for size in stage_bytes(model, int(gib * GIB), wanted)]
+
+
+@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
+def test_weights_are_those_that_were_printed(each: Known) -> None:
+    """Within 3 %, and where experts are padded for a kernel within 14 %."""
+    found = each.case.estimated().stages[0].weights.likely
+    allowed = 0.14 if each.model.quantization == "mxfp4" else 0.03
+    assert found == pytest.approx(each.model_gib, rel=allowed)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "gib"),
+    [
+        ("A100 80GB", (0, 14), 65.97),  # as H100 without Triton's kernels printed it
+        ("H100 80GB", (0, 10), 65.97),
+        ("H100 80GB", (0, 14), 64.38),  # https://github.com/vllm-project/vllm/issues/33155
+    ],
+)
+def test_experts_of_gpt_oss_are_padded_for_the_kernel(
+    gpu: str, version: tuple[int, int], gib: float
+) -> None:
+    """Triton's, which Hopper uses since 0.11, pads less than Marlin's."""
+    width = mxfp4_width(version, gpu)
+    assert held(models.GPT_OSS_120B, 60.8, mxfp4_width=width) == pytest.approx([gib], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "per_parameter"),
+    [
+        (None, 2.0),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5625),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, 0.0),
+    ],
+)
+def test_weights_are_counted_by_their_precision(
+    quantization: dict[str, str] | None, per_parameter: float
+) -> None:
+    """Of several at once nobody can tell."""
+    said = {"quantization_config": quantization} if quantization else {}
+    model = architecture_of({**models.LLAMA_8B, **said})
+    tables = 2 * model.vocabulary * model.hidden * 2
+    linear = counted(architecture_of(models.LLAMA_8B)) - tables
+    expected = tables + linear / 2 * per_parameter if per_parameter else 0
+    assert counted(model) == pytest.approx(expected, rel=1e-6)
+
+
+def test_one_gpu_holds_the_checkpoint() -> None:
+    """Without a split nothing is added or lost."""
+    assert held(models.LLAMA_8B, 14.96) == [pytest.approx(14.96, rel=1e-3)]
+
+
+def test_tp_divides_what_it_can() -> None:
+    """KV heads beyond their number are copied."""
+    assert held(models.LLAMA_8B, 14.96, tp=8)[0] == pytest.approx(14.96 / 8, rel=1e-3)
+    assert held(models.LLAMA_8B, 14.96, tp=16)[0] > 14.96 / 16
+
+
+def test_the_first_stage_has_the_embedding_and_the_last_the_head() -> None:
+    """Tied embeddings are held twice, then."""
+    first, middle, last = held(models.LLAMA_8B, 14.96, stages=(11, 11, 10))
+    embedding = 128256 * 4096 * 2 / GIB
+    layer = (14.96 - 2 * embedding) / 32
+    assert first == pytest.approx(11 * layer + embedding, rel=1e-3)
+    assert middle == pytest.approx(11 * layer, rel=1e-3)
+    assert last == pytest.approx(10 * layer + embedding, rel=1e-3)
+    tied = {**models.LLAMA_8B, "tie_word_embeddings": True}
+    assert sum(held(tied, 14.0, stages=(16, 16))) == pytest.approx(14.0 + embedding, rel=1e-3)
+
+
+def test_experts_are_shared_by_all_ranks_that_attend_for_themselves() -> None:
+    """DP 8 with TP 1 holds a whole attention and an eighth of the experts."""
+    alone = held(models.QWEN_235B, 219.8)[0]
+    shared = held(models.QWEN_235B, 219.8, dp=8, expert_parallel=True)[0]
+    split = held(models.QWEN_235B, 219.8, tp=8, expert_parallel=True)[0]
+    assert alone / 8 < split < shared < alone / 4
+
+
+def test_draft_layers_are_not_loaded() -> None:
+    """The checkpoint of DeepSeek-V3 has one more layer, which is loaded for speculation alone."""
+    without = {**models.DEEPSEEK_V3, "num_nextn_predict_layers": 0}
+    more = held(without, 641.0, tp=16)[0] - held(models.DEEPSEEK_V3, 641.0, tp=16)[0]
+    assert more * 16 == pytest.approx(13.0, abs=2.5)
+
+
+def test_a_vision_tower_is_on_the_first_stage() -> None:
+    """What the language part does not explain is the tower."""
+    first, last = held(models.QWEN_NEXT, 53.0, stages=(32, 32))
+    assert first > last
+
+
+@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
+def test_weights_can_be_counted(each: Known) -> None:
+    """Where nobody says how large a checkpoint is, its shape does, within a fifth."""
+    assert counted(each.model) / GIB == pytest.approx(each.case.weights_gib, rel=0.2)
+
+
+def test_what_is_not_modelled_is_divided_evenly() -> None:
+    """Its ranks get equal parts."""
+    config = {"architectures": ["NewForCausalLM"]}
+    assert held(config, 16.0, tp=4, stages=(0, 0)) == [2.0, 2.0]

@@ -1,0 +1,82 @@
+"""Which load balancing can be had, and what is said of what cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import RequestError
+from launcher.serving import balancing
+from launcher.tools.serve_request import Request
+from tests.served import INVENTORY, request
+
+HYBRID, EXTERNAL = "--data-parallel-hybrid-lb", "--data-parallel-external-lb"
+
+
+def asked(*args: str, backend: Any = "mp", experts: int | None = 8, **more: Any) -> Request:
+    """Ask for a mixture of experts in two replicas, one on each node."""
+    made = request(backend, **{"tp": 8, "pp": None, "dp": 2, "args": args, **more})
+    return replace(made, placement=replace(made.placement, experts=experts))
+
+
+def refused(made: Request) -> RequestError:
+    """Return what is said against a request."""
+    with pytest.raises(RequestError) as caught:
+        balancing.refuse(made, INVENTORY)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (asked(HYBRID), "hybrid"),
+        (asked("-dpe"), "external"),
+        (asked("--data_parallel_hybrid_lb", experts=None), "hybrid"),
+        (asked(HYBRID, tp=4, dp=4, experts=0), "hybrid"),
+        (asked(HYBRID, tp=4, dp=2, experts=0), "hybrid"),  # both on one node: one endpoint
+        (asked(HYBRID, host="127.0.0.1"), "hybrid"),
+        (asked(HYBRID, "--no-data-parallel-hybrid-lb"), "internal"),
+        (asked("--seed", "1", experts=0), "internal"),
+    ],
+)
+def test_what_can_be_had(made: Request, kind: str) -> None:
+    """By vLLM's own words, in all of their forms."""
+    balancing.refuse(made, INVENTORY)
+
+    assert made.balancing == kind
+
+
+@pytest.mark.parametrize(
+    ("made", "text", "hint"),
+    [
+        (asked(HYBRID, "-dpe"), "exclude each other", "leave out one"),
+        (asked(HYBRID, backend="ray"), "has the only API", "use `--backend mp`"),
+        (asked(EXTERNAL, dp=1, tp=8, pp=2), "one replica", "`--data-parallel-size N`"),
+        (asked(EXTERNAL, tp=4, dp=4), "n1 would have 2, n2 would have 2", HYBRID),
+        (asked(HYBRID, host="10.0.0.1"), "is an address of one node", "`--bind 0.0.0.0`"),
+        (asked(EXTERNAL, experts=0), "n[1-2] would have one replica", "--tp 8 --name one"),
+        (asked(HYBRID, experts=0), "n[1-2] would have one replica", "--backend mp --tp 8"),
+        (asked(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),
+    ],
+)
+def test_what_cannot_be_had(made: Request, text: str, hint: str) -> None:
+    """With the way that works."""
+    error = refused(made)
+
+    assert (text in error.message, hint in error.hint) == (True, True), error.args
+
+
+def test_replicas_that_would_share_a_node_can_be_kept_apart() -> None:
+    """By taking as many GPUs of each node as one replica has, where there are nodes enough."""
+    assert "`--gpus 4`" in refused(asked(EXTERNAL, tp=4, dp=2)).hint
+    assert "--gpus" not in refused(asked(EXTERNAL, tp=4, dp=4)).hint
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Each with its way out."""
+    error = refused(asked(HYBRID, EXTERNAL, backend="ray", host="10.0.0.1"))
+
+    assert error.message == "this load balancing cannot be had"
+    assert len(error.evidence.splitlines()) == len(error.hint.splitlines()) == 3

@@ -1,0 +1,183 @@
+"""`vlaunch chat`: what is asked, of which node, and what is printed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.agent.desired import Process
+from launcher.core.errors import ConnectError
+from tests import kept
+from tests.command_line import Cluster
+
+
+@pytest.fixture
+def serving(cluster: Cluster) -> Cluster:
+    """A cluster that serves a model, which answers in two pieces."""
+    assert cluster.run("up").code == 0
+    kept.keep(cluster.world, kept.wanted())
+    cluster.server_log = ['{"text": "Hel"}', '{"text": "lo"}']
+    cluster.commands.clear()
+    return cluster
+
+
+def test_the_models_words_and_nothing_else(serving: Cluster) -> None:
+    """As they come; what was complained about is kept for errors."""
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, ran.out, ran.err) == (0, "Hello\n", "")
+
+
+def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -> None:
+    """Its end tells the head that nobody waits any more, so that the GPUs do not go on."""
+    serving.run("chat", "two\nlines")
+    (command,) = serving.followed
+
+    assert command.stdin is not None
+    messages = [{"role": "user", "content": "two\nlines"}]
+    assert json.loads(command.stdin())["messages"] == messages
+    assert command.stdin().count(b"\n") == 1
+    assert command.stdin().endswith(b"\n")
+    assert command.hold_stdin
+    assert "--interactive" in command.argv
+
+
+def test_the_server_is_asked_on_the_node_that_has_its_api(serving: Cluster) -> None:
+    """By its name where there are several; in that node's container, at its own port."""
+    kept.keep(
+        serving.world, kept.wanted("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12")
+    )
+
+    assert serving.run("chat", "--server", "embed", "hi").out == "Hello\n"
+    (command,) = serving.followed
+    assert (command.node, command.argv[3]) == ("gpu02", "vlaunch-c-gpu02")
+    assert command.stdin is not None
+    request = json.loads(command.stdin())
+    assert (request["api_host"], request["api"]) == ("10.0.0.12", 8001)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "2 servers run: `default`, `embed`"),
+        (["--server", "x"], "no server `x` runs\n  these do: `default`, `embed`"),
+    ],
+)
+def test_which_server_must_be_clear(serving: Cluster, words: list[str], said: str) -> None:
+    """Nobody is asked."""
+    kept.keep(serving.world, kept.wanted("embed", port=8001))
+    ran = serving.run("chat", *words, "hi")
+
+    assert (ran.code, ran.out, serving.followed) == (2, "", [])
+    assert said in ran.err
+
+
+def test_without_a_server_there_is_nobody_to_talk_to(cluster: Cluster) -> None:
+    """Neither before `up`, nor before `serve`."""
+    assert "gpu01: does not say which servers run" in cluster.run("chat", "hi").err
+    assert cluster.run("up").code == 0
+    ran = cluster.run("chat", "hi")
+
+    assert (ran.code, cluster.followed) == (2, [])
+    assert (
+        "no server runs on this cluster\n\nhint: start one: `vlaunch serve --model MODEL`"
+        in ran.err
+    )
+
+
+def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
+    """It is connected to when it is known to be needed."""
+    kept.keep(serving.world, kept.wanted(node="gpu02"))
+    serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, serving.followed) == (1, [])
+    assert "gpu02: cannot be reached: timed out" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("healthy", "down", "asked"),
+    [
+        (["gpu01", "gpu02"], "", "gpu01"),
+        (["gpu02"], "", "gpu02"),
+        ([], "", "gpu01"),
+        ([], "gpu02", "gpu01"),
+    ],
+)
+def test_of_several_endpoints_the_first_that_lives_is_asked(
+    serving: Cluster, healthy: list[str], down: str, asked: str
+) -> None:
+    """One that cannot be reached keeps nobody from the others."""
+    processes = tuple(
+        Process(node=node, argv=("vllm", "serve"), replicas=(at, 1))
+        for at, node in enumerate(("gpu01", "gpu02"))
+    )
+    endpoints = {
+        node: {"verdict": "answering" if node in healthy else "quiet"}
+        for node in ("gpu01", "gpu02")
+    }
+    wanted = kept.wanted(backend="mp", processes=processes, replicas=2)
+    kept.keep(serving.world, wanted, endpoints=endpoints)
+    if down:
+        serving.missing[down] = ConnectError(down, "cannot be reached: timed out")
+
+    assert serving.run("chat", "hi").out == "Hello\n"
+    assert [command.node for command in serving.followed] == [asked]
+
+
+def test_only_the_head_is_needed(serving: Cluster) -> None:
+    """A worker that is down cannot keep anybody from asking what still answers."""
+    serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+
+    assert serving.run("chat", "hi").out == "Hello\n"
+    assert {command.node for command in serving.commands} == {"gpu01"}
+
+
+REFUSED = {"status": 404, "error": "Not Found", "task": "embedding", "model": "served-as"}
+
+
+@pytest.mark.parametrize("known", ["", "embedding"])
+def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, known: str) -> None:
+    """With the line to copy: the address, the name it is served under, and no key, for none is
+    needed. Nothing of it is on standard output.
+    """
+    kept.keep(serving.world, kept.wanted(), task=known)
+    serving.server_log = [json.dumps(REFUSED)]
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "org/m does not chat: it gives an embedding" in ran.err
+    assert (
+        "hint: ask it so: `curl http://10.0.0.11:8000/v1/embeddings -H 'Content-Type:"
+        ' application/json\' -d \'{"model": "served-as", "input": "Say hello."}\'`' in ran.err
+    )
+
+
+def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
+    """The line alone would ask this machine."""
+    kept.keep(serving.world, kept.wanted(host="127.0.0.1"), task="rerank")
+    serving.server_log = [json.dumps({**REFUSED, "task": "rerank"})]
+    ran = serving.run("chat", "hi")
+
+    assert "curl http://127.0.0.1:8000/rerank" in ran.err
+    assert "hint: it listens on its own node only: `vlaunch tunnel`" in ran.err
+
+
+def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
+    """Is not asked with a line that could not work."""
+    serving.server_log = [json.dumps({**REFUSED, "task": "health"})]
+    ran = serving.run("chat", "hi")
+
+    assert ran.code == 2
+    assert "org/m does not chat, and answers nothing else that vlaunch asks" in ran.err
+    assert "curl" not in ran.err
+
+
+@pytest.mark.parametrize("task", ["", "chat", "poetry", 7, None])
+def test_another_refusal_is_told_as_it_is(serving: Cluster, task: object) -> None:
+    """With its status."""
+    serving.server_log = [json.dumps({"status": 400, "error": "too long", "task": task})]
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, "org/m refused the request (400)" in ran.err) == (1, True)

@@ -1,0 +1,186 @@
+"""`vlaunch exec`: one command on every node."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
+from launcher.core.transport import Command
+from tests.command_line import Cluster
+
+LOST = "Error response from daemon: No such container: {}\n"
+
+
+@pytest.fixture
+def there(cluster: Cluster) -> dict[str, Answer]:
+    """What a command says in each container that is there; Docker knows no other."""
+    answers: dict[str, Answer] = {}
+
+    def answer(command: Command) -> Answer:
+        name = command.argv[3]
+        return answers.get(name, Answer(node=command.node, code=1, err=LOST.format(name)))
+
+    cluster.world.answer = answer  # type: ignore[method-assign]
+    return answers
+
+
+@pytest.fixture
+def say(cluster: Cluster) -> dict[str, Answer]:
+    """What each node answers from now on; a node without an entry ends well and says nothing."""
+    answers: dict[str, Answer] = {}
+
+    def answer(command: Command) -> Answer:
+        return answers.get(command.node, Answer(node=command.node, code=0))
+
+    cluster.world.answer = answer  # type: ignore[method-assign]
+    return answers
+
+
+def test_equal_answers_are_shown_once(cluster: Cluster, say: dict[str, Answer]) -> None:
+    """Folded; each line with where it comes from."""
+    for name in ("gpu01", "gpu02"):
+        say[name] = Answer(node=name, code=0, out="one\ntwo\n")
+    ran = cluster.run("exec", "--", "echo", "x")
+
+    assert (ran.code, ran.out, ran.err) == (0, "gpu[01-02]: one\ngpu[01-02]: two\n", "")
+
+
+def test_different_answers_stay_apart_and_the_largest_code_is_ours(
+    cluster: Cluster, say: dict[str, Answer]
+) -> None:
+    """In the inventory's order; errors on standard error."""
+    say["gpu02"] = Answer(node="gpu02", code=3, out="out\n", err="bad\n")
+    say["gpu01"] = Answer(node="gpu01", code=1)
+    ran = cluster.run("exec", "false")
+
+    assert (ran.code, ran.out, ran.err) == (
+        3,
+        "gpu02: out\n",
+        "gpu01: exit code 1\ngpu02: bad\ngpu02: exit code 3\n",
+    )
+
+
+def test_it_runs_in_the_container_with_a_deadline_on_both_ends(
+    cluster: Cluster, say: dict[str, Answer]
+) -> None:
+    """And the words arrive as they are."""
+    cluster.run("exec", "--timeout", "5", "--", "sh", "-c", "echo $A 'b c'")
+    argv = cluster.commands[0].argv
+
+    assert argv[:4] == ("docker", "exec", "--interactive", "vlaunch-c-gpu01")
+    assert argv[-3:] == ("sh", "-c", "echo $A 'b c'")
+    assert argv[argv.index("bounded") + 1] == "5.0"
+    assert 5 < cluster.commands[0].timeout <= 20
+
+
+def test_on_the_node_itself_it_runs_as_it_is(cluster: Cluster, say: dict[str, Answer]) -> None:
+    """Without Docker."""
+    cluster.run("exec", "--host", "--", "nvidia-smi", "-L")
+
+    assert [command.argv for command in cluster.commands] == [("nvidia-smi", "-L")] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes"),
+    [
+        (["--head"], ["gpu01"]),
+        (["-n", "gpu02"], ["gpu02"]),
+        (["-n", "gpu02", "-n", "gpu01"], ["gpu01", "gpu02"]),
+    ],
+)
+def test_nodes_can_be_chosen(
+    flags: list[str], nodes: list[str], cluster: Cluster, say: dict[str, Answer]
+) -> None:
+    """In the inventory's order."""
+    cluster.run("exec", *flags, "--", "true")
+
+    assert [command.node for command in cluster.commands] == nodes
+
+
+def test_a_node_that_is_none_is_a_wrong_request(cluster: Cluster, say: dict[str, Answer]) -> None:
+    """With the near miss."""
+    ran = cluster.run("exec", "-n", "gpu3", "--", "true")
+
+    assert (ran.code, cluster.commands) == (2, [])
+    assert (
+        "error: no node `gpu3` in inventory.yaml\n  nodes: gpu[01-02]\n\nhint: did you mean `gpu0"
+        in ran.err
+    )
+
+
+def test_flags_of_the_command_are_the_commands(cluster: Cluster, say: dict[str, Answer]) -> None:
+    """Ours end where it begins."""
+    cluster.run("exec", "--host", "ls", "--all", "--head")
+
+    assert cluster.commands[0].argv == ("ls", "--all", "--head")
+    assert len(cluster.commands) == 2
+
+
+def test_what_a_node_prints_cannot_draw_on_the_terminal(
+    cluster: Cluster, say: dict[str, Answer]
+) -> None:
+    """Colours and titles are taken out."""
+    say["gpu01"] = Answer(
+        node="gpu01", code=0, out="\x1b[31mred\x1b]0;x\x07\n", err="\x1b[2J\x9bz\n"
+    )
+    ran = cluster.run("exec", "--head", "true")
+
+    assert (ran.out, ran.err) == ("gpu01: red\n", "gpu01: z\n")
+
+
+def test_nothing_to_run_is_a_usage_error(cluster: Cluster) -> None:
+    """Exit code 2."""
+    assert cluster.run("exec").code == 2
+
+
+def test_a_node_that_is_not_asked_may_be_down(cluster: Cluster, say: dict[str, Answer]) -> None:
+    """`exec --head -- ray status` is how one looks at a cluster with a dead worker."""
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+
+    assert cluster.run("exec", "--head", "--", "ray", "status").code == 0
+    assert cluster.run("exec", "--", "true").code == 1
+
+
+def test_without_a_container_it_says_what_to_do(cluster: Cluster, there: dict[str, Answer]) -> None:
+    """In our own words, not Docker's."""
+    ran = cluster.run("exec", "--", "true")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == (
+        "error: gpu[01-02]: there is no container of cluster c\n\n"
+        "hint: run `vlaunch up`, or give `--host` to run it on the node itself\n"
+    )
+
+
+def test_what_the_others_say_is_told_all_the_same(
+    cluster: Cluster, there: dict[str, Answer]
+) -> None:
+    """One node without a container takes no answer away."""
+    there["vlaunch-c-gpu01"] = Answer(node="gpu01", code=0, out="here\n")
+    ran = cluster.run("exec", "--", "hostname")
+
+    assert (ran.code, ran.out) == (1, "gpu01: here\n")
+    assert ran.err.startswith("error: gpu02: there is no container of cluster c\n")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Answer(
+            node="gpu01", code=1, err="Error response from daemon: Container 4f2a is not running\n"
+        ),
+        Answer(node="gpu01", code=1, err=LOST.format("another")),
+        Answer(node="gpu01", code=1, out="began\n", err=LOST.format("vlaunch-c-gpu01")),
+        Answer(node="gpu01", code=0, err=LOST.format("vlaunch-c-gpu01")),
+    ],
+)
+def test_what_a_command_says_of_containers_is_its_own_answer(
+    cluster: Cluster, there: dict[str, Answer], said: Answer
+) -> None:
+    """Only Docker's own word that this node's container is not there means that nothing has run."""
+    there["vlaunch-c-gpu01"] = said
+    ran = cluster.run("exec", "--head", "--", "true")
+
+    assert (ran.code, len(cluster.commands)) == (said.code, 1)
+    assert said.err in ran.err.replace("gpu01: ", "")

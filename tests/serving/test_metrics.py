@@ -1,0 +1,248 @@
+"""What servers count, over several looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from launcher.agent.desired import Desired, Process
+from launcher.serving import metrics
+from launcher.serving.metrics import Counting, Latency, Look, RankLife, ServerMetrics
+from launcher.tools import servers
+from launcher.tools.site import Site
+from tests import kept
+from tests.conftest import Load
+
+VLLM = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2_buckets.metrics").read_text()
+API = "127.0.0.1:8000"
+ALIVE = {"gpu01": {"PP0": True}, "gpu02": {"PP1": False}}
+RANKS = {"gpu01": ["PP0"], "gpu02": ["PP1"]}
+
+
+def text(*, tokens: float = 53.0, ttft: tuple[int, int] = (7, 7), running: int = 0) -> str:
+    """Return what a server says that has generated so many tokens, and whose first tokens came
+    within 50 ms, or 100 ms, so often.
+    """
+    return (
+        f'vllm:num_requests_running{{engine="0"}} {running}\n'
+        'vllm:num_requests_waiting{engine="0"} 1\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+        f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'
+        f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.05"}} {ttft[0]}\n'
+        f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.1"}} {ttft[1]}\n'
+        f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf"}} {ttft[1]}\n'
+    )
+
+
+def said(*texts: str, **more: Any) -> dict[str, Any]:
+    """Return what nodes answer whose API says such texts, the head's first."""
+    return {
+        node: {"apis": {API: {"status": 200, "text": each, "error": ""}}, **more}
+        for node, each in zip(("gpu01", "gpu02"), texts, strict=False)
+    }
+
+
+class Looking:
+    """Looks at one server, two seconds apart."""
+
+    def __init__(self, site: Site, wanted: Desired | None = None, **how: Any) -> None:
+        self.counting, self.now = Counting(site), 100.0
+        self.wanted = wanted or kept.wanted()
+        self.seen = kept.seen(**how)
+
+    def look(self, answers: dict[str, Any], *, every: float = 2.0, **more: Any) -> ServerMetrics:
+        """Look once more."""
+        self.now += every
+        found = servers.read(kept.said(kept.one(self.wanted, self.seen, **more)))
+        (server,) = self.counting.read(found, answers, None, self.now).servers
+        return server
+
+
+@pytest.fixture
+def site(load: Load) -> Site:
+    """Two nodes."""
+    return Site(load())
+
+
+def test_rates_are_known_from_the_second_look_on(site: Site) -> None:
+    """Per second, between two looks."""
+    looking = Looking(site)
+    first = looking.look(said(text(tokens=53)))
+    second = looking.look(said(text(tokens=153, running=3)))
+
+    assert first.figures is not None and second.figures is not None
+    assert (first.figures.tokens_per_s, second.figures.tokens_per_s) == (None, 50.0)
+    assert (second.figures.running, second.figures.waiting, second.figures.kv_used) == (3, 1, 0.25)
+    assert second.history == (first.figures, second.figures)
+
+
+def test_latencies_are_of_the_last_minute(site: Site) -> None:
+    """Where no request came, of the engine's whole life."""
+    looking = Looking(site)
+    looking.look(said(text(ttft=(7, 7))))
+    still = looking.look(said(text(ttft=(7, 7))))
+    slower = looking.look(said(text(ttft=(7, 17))))
+
+    assert still.figures is not None and slower.figures is not None
+    assert still.figures.first_token == Latency(p50=0.025, p99=0.0495, count=7, over=None)
+    assert slower.figures.first_token == Latency(p50=0.075, p99=0.0995, count=10, over=4.0)
+    for _ in range(40):
+        last = looking.look(said(text(ttft=(7, 17))))
+    assert last.figures is not None
+    assert last.figures.first_token.over is None
+
+
+def test_a_minute_is_no_more(site: Site) -> None:
+    """However often somebody looks."""
+    looking = Looking(site)
+    for count in range(100):
+        last = looking.look(said(text(ttft=(count, count))))
+
+    assert last.figures is not None
+    assert last.figures.first_token.over == 60.0
+    assert last.figures.first_token.count == 30
+
+
+def test_an_engine_that_starts_anew_counts_from_the_beginning(site: Site) -> None:
+    """No rate is below nothing."""
+    looking = Looking(site)
+    looking.look(said(text(tokens=500)))
+    again = looking.look(said(text(tokens=10)))
+
+    assert again.figures is not None
+    assert again.figures.tokens_per_s is None
+
+
+def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
+    """As it was recorded from 0.32."""
+    looking = Looking(site)
+    found = looking.look(said(VLLM)).figures
+
+    assert found is not None
+    assert (found.running, found.waiting, found.kv_used, found.prefix_hits) == (0, 0, 0.0, 0.0)
+    assert found.first_token.count == 7
+    assert found.between_tokens.count == 46
+
+
+def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
+    """What one of two counts is not what the server does."""
+    apart = kept.wanted(
+        backend="mp",
+        processes=tuple(Process(node=each, argv=("vllm",)) for each in ("gpu01", "gpu02")),
+        replicas=2,
+    )
+    looking = Looking(site, apart)
+    both = looking.look(said(text(running=2), text(running=3)))
+    one = looking.look(said(text(running=2)))
+
+    assert both.figures is not None
+    assert both.figures.running == 5
+    assert one.figures is None
+    assert one.trouble == "gpu02: it is asked at the next look"
+
+
+@pytest.mark.parametrize(
+    ("answers", "trouble"),
+    [
+        ({"gpu01": {"error": "gpu01: no route"}}, "gpu01: no route"),
+        (
+            {"gpu01": {"apis": {API: {"status": 0, "text": "", "error": "timed out"}}}},
+            "gpu01: its API does not say what it counts: timed out",
+        ),
+        (
+            {"gpu01": {"apis": {API: {"status": 200, "text": "", "error": ""}}}},
+            "gpu01: vLLM counts nothing (`--disable-log-stats`)",
+        ),
+        (said("a{ 1"), "what it counts cannot be read: "),
+        (said("http_requests_total 1"), "there is no `vllm:num_requests_running`"),
+    ],
+)
+def test_why_there_are_no_figures(site: Site, answers: dict[str, Any], trouble: str) -> None:
+    """What cannot be asked is unknown, and not nothing."""
+    found = Looking(site).look(answers)
+
+    assert found.figures is None
+    assert trouble in found.trouble
+
+
+def test_a_server_without_an_engine_is_not_asked(site: Site) -> None:
+    """Its state says why."""
+    looking = Looking(site, state="pausing", doing="waiting before the next start")
+    found = looking.look({})
+
+    assert (found.figures, found.trouble) == (None, "no engine runs")
+    assert (found.state, found.detail) == ("waiting", "waiting before the next start")
+
+
+def test_each_rank_is_as_its_agent_says(site: Site) -> None:
+    """Alive, dead, or unknown where nobody can say."""
+    looking = Looking(site, ranks=RANKS, alive=ALIVE)
+    found = looking.look(said(text()))
+    assert found.ranks == (
+        RankLife(node="gpu01", rank="PP0", alive=True),
+        RankLife(node="gpu02", rank="PP1", alive=False),
+    )
+
+    old = looking.look(said(text()), age=30.0)
+    assert [each.alive for each in old.ranks] == [None, None]
+    looking.seen = replace(looking.seen, alive={})
+    assert [each.alive for each in looking.look(said(text())).ranks] == [None, None]
+
+
+def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
+    """The head's record may be older than the silence."""
+    seen = kept.seen(ranks=RANKS, alive=ALIVE)
+    found = servers.read(kept.said(kept.one(kept.wanted(), seen), gpu02=70.0))
+    (server,) = Counting(site).read(found, said(text()), None, 1.0).servers
+
+    assert [each.alive for each in server.ranks] == [True, None]
+
+
+def test_a_keeper_that_is_not_heard(site: Site) -> None:
+    """What it said last is no news, and what vLLM counts is."""
+    found = servers.read(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
+    (server,) = Counting(site).read(found, said(text()), None, 1.0).servers
+
+    assert server.state == "unknown"
+    assert server.detail == "the head's agent has not looked for 300 s"
+    assert server.figures is not None
+
+
+def test_what_the_keeper_knows(site: Site) -> None:
+    """Its canary, restarts and faults."""
+    seen = {"answered": kept.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
+    found = Looking(site, **seen, restarts=[1.0], restarts_left=2).look(said(text()))
+
+    assert (found.canary, found.canary_age, found.faults) == (0.08, 3.0, 2)
+    assert (found.restarts, found.restarts_left) == (1, 2)
+
+
+def test_each_node_is_asked_once(site: Site) -> None:
+    """For all of its APIs; the head always, for it knows the servers."""
+    rows = [
+        kept.one(kept.wanted("chat"), kept.seen("chat")),
+        kept.one(kept.wanted("embed", port=8001), kept.seen("embed")),
+        kept.one(kept.wanted("far", node="gpu02", host="::1"), kept.seen("far")),
+    ]
+    asked = metrics.ask(site, servers.read(kept.said(*rows)).running)
+
+    assert [(each.node, parse_qs(each.argv[-1].partition("?")[2])["apis"]) for each in asked] == [
+        ("gpu01", ["127.0.0.1:8000,127.0.0.1:8001"]),
+        ("gpu02", ["[::1]:8000"]),
+    ]
+    (alone,) = metrics.ask(site, ())
+    assert (alone.node, "apis" in alone.argv[-1]) == ("gpu01", False)
+
+
+def test_json_has_no_history(site: Site) -> None:
+    """A line is one look."""
+    looking = Looking(site)
+    server = looking.look(said(text()))
+    (found,) = Look(cluster="c", servers=(server,)).as_json()["servers"]
+
+    assert "history" not in found
+    assert found["figures"]["first_token"]["p50"] == 0.025

@@ -1,0 +1,143 @@
+"""`vlaunch metrics`: two looks in a pipe, look after look in a terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import ConnectError
+from launcher.serving import metrics_command
+from tests import kept
+from tests.command_line import Cluster
+from tests.simulated import query
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow one another at once; after six of them somebody presses Ctrl-C."""
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) > 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(metrics_command._looks.__kwdefaults__, "sleep", sleep)
+
+
+@pytest.fixture
+def serving(up: Cluster) -> Cluster:
+    """A server that counts."""
+    kept.keep(up.world, kept.wanted())
+    up.world.observed["default"] |= {
+        "ranks": {"gpu01": ["PP0"], "gpu02": ["PP1"]},
+        "alive": {"gpu01": {"PP0": True}, "gpu02": {"PP1": True}},
+    }
+    counting(up)
+    return up
+
+
+def counting(cluster: Cluster, *ports: int, running: int = 3, **more: Any) -> None:
+    """Let APIs count."""
+    text = f'vllm:num_requests_running{{engine="0"}} {running}\n'
+    apis = {f"127.0.0.1:{port}": {"status": 200, "text": text} for port in ports or (8000,)}
+    cluster.world.said["counts"] = {"apis": apis, **cluster.world.kept(), **more}
+
+
+def test_a_pipe_gets_one_look(serving: Cluster) -> None:
+    """Of two, so that there are rates; nothing is changed."""
+    ran = serving.run("metrics")
+
+    assert (ran.code, ran.err, serving.world.changes) == (0, "", [])
+    assert "    requests  3 running, 0 waiting\n" in ran.out
+    assert "    ranks     gpu01: PP0 up; gpu02: PP1 up\n" in ran.out
+    assert "0.0 out" in ran.out
+
+
+def test_json_is_one_object(serving: Cluster) -> None:
+    """With the same figures."""
+    ran = serving.run("metrics", "--json")
+    (server,) = json.loads(ran.out)["servers"]
+
+    assert (server["figures"]["running"], server["figures"]["tokens_per_s"]) == (3, 0.0)
+    assert server["ranks"][1] == {"node": "gpu02", "rank": "PP1", "alive": True}
+
+
+def test_json_goes_on_when_told_to(serving: Cluster) -> None:
+    """A line a look, until Ctrl-C."""
+    ran = serving.run("metrics", "--json", "--watch", "--every", "1")
+
+    assert ran.code == 130
+    assert len(ran.out.splitlines()) == 6
+
+
+def test_it_is_drawn_until_ctrl_c(serving: Cluster) -> None:
+    """In a pipe, too, when it is asked for."""
+    ran = serving.run("metrics", "--watch")
+
+    assert ran.code == 130
+    assert "every 2 s" in ran.out
+
+
+def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None:
+    """One question each, a look."""
+    kept.keep(serving.world, kept.wanted("far", node="gpu02", port=8001))
+    counting(serving, 8000, 8001)
+    serving.commands.clear()
+    serving.run("metrics")
+
+    verbs = [(command.node, query(command.argv)) for command in serving.commands]
+    assert verbs[0] == ("gpu01", "servers")
+    assert sorted(verbs[1:3]) == [("gpu01", "counts"), ("gpu02", "counts")]
+    assert len(verbs) == 5
+
+
+def test_one_of_several(serving: Cluster) -> None:
+    """By its name; one that is not there is an error."""
+    kept.keep(serving.world, kept.wanted("embed", port=8001))
+    counting(serving, 8000, 8001)
+
+    assert "embed" in serving.run("metrics").out
+    assert "embed" not in serving.run("metrics", "--server", "default").out
+    ran = serving.run("metrics", "--server", "chat")
+    assert (ran.code, "no server `chat` runs" in ran.err) == (2, True)
+
+
+def test_no_server_at_all(up: Cluster) -> None:
+    """Nothing to look at."""
+    ran = up.run("metrics")
+
+    assert ran.code == 2
+    assert "no server runs on this cluster" in ran.err
+
+
+def test_a_node_that_is_gone_is_told(serving: Cluster) -> None:
+    """Its figures are unknown; the head's are there."""
+    kept.keep(serving.world, kept.wanted("far", node="gpu02", port=8001))
+    counting(serving)
+    serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+    ran = serving.run("metrics")
+
+    assert ran.code == 0
+    assert "figures   gpu02: cannot be reached: timed out" in ran.out
+    assert "3 running" in ran.out
+
+
+def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
+    """Of an earlier vlaunch: what to do is said."""
+    serving.world.said["counts"] = {"error": "invalid choice: 'metrics'"}
+    ran = serving.run("metrics")
+
+    assert ran.code == 1
+    assert "invalid choice" in ran.err
+    assert "`vlaunch up`" in ran.err
+
+
+def test_the_server_ends_meanwhile(serving: Cluster) -> None:
+    """The looks go on, for there may be another one soon."""
+    serving.world.said["counts"] = {"apis": {}, **kept.said()}
+    ran = serving.run("metrics")
+
+    assert (ran.code, "server: none" in ran.out) == (0, True)

@@ -1,0 +1,445 @@
+"""`vlaunch serve` and the network: proven before the start, confirmed after it, or no server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Answer
+from tests.command_line import INVENTORY, SECRET, Cluster, Ran
+from tests.simulated import World
+
+RDMA, TCP = "NET/IB/0", "NET/Socket/0"
+SERVE = ("serve", "--model", "org/m")
+ROCE = "network: {fabric: roce, require: rdma}\n"
+MOE = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+}
+CONFIG = {
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+
+
+def line(host: str, via: str) -> str:
+    """Return what NCCL writes of one link."""
+    way = "0[0] -> 1[0] [send]" if host == "gpu01" else "0[0] -> 1[0] [receive]"
+    return f"{host}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+
+
+@pytest.fixture
+def ready(cluster: Cluster) -> Cluster:
+    """A cluster that is up, on which a server would answer at once, its ranks over TCP."""
+    assert cluster.run("up").code == 0
+    return answering(cluster)
+
+
+def answering(cluster: Cluster, via: str = TCP) -> Cluster:
+    """Let a server answer as soon as it is asked for; its ranks' logs tell of this link."""
+    world = cluster.world
+    first = {"model": "org/m", "text": "Hi", "fingerprint": "f", "seconds": 0.1, "replicas": []}
+    ready = {"state": "ready", "verdict": "answering", "first_answer": first}
+    world.observed |= dict.fromkeys(("default", "chat"), ready)
+    for name, machine in world.machines.items():
+        machine.engine_log = line(name, via)
+    world.changes.clear()
+    cluster.commands.clear()
+    return cluster
+
+
+def measured(cluster: Cluster) -> list[tuple[str, ...]]:
+    """Return the network probes that were sent since the last look, and forget them."""
+    found = [each.argv for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv]
+    cluster.commands.clear()
+    return found
+
+
+def network_row(ran: Ran) -> str:
+    """Return what the summary says of the network."""
+    return next(
+        (
+            row.partition(" ")[2].strip()
+            for row in ran.out.splitlines()
+            if row.startswith("network")
+        ),
+        "",
+    )
+
+
+def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
+    """Measured, kept, then asked for; the summary has what the ranks themselves wrote."""
+    ran = ready.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert ready.world.verbs() == ["gpu01: forget", "gpu01: keep", "gpu01: want", "gpu01: keep"]
+    assert [argv[argv.index("--pair-timeout") + 1] for argv in measured(ready)] == ["20", "20"]
+    assert network_row(ran) == "NET/Socket, 2 links (from the engine's own logs)"
+
+
+def test_a_pair_may_take_longer(ready: Cluster) -> None:
+    """`--pair-timeout` reaches the probes of `serve`, as it does those of `check-nccl`."""
+    ran = ready.run(*SERVE, "--pair-timeout", "75")
+
+    assert ran.code == 0, ran.err
+    assert [argv[argv.index("--pair-timeout") + 1] for argv in measured(ready)] == ["75", "75"]
+
+
+def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready: Cluster) -> None:
+    """The verdict is about one incarnation of the containers."""
+    assert ready.run("check-nccl").code == 0
+    measured(ready)
+    ran = ready.run(*SERVE)
+
+    assert (ran.code, measured(ready)) == (0, [])
+    assert "network proven " in ran.err
+    ready.unwant()
+    ready.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    assert ready.run(*SERVE).code == 0
+    assert len(measured(ready)) == 2
+
+
+@pytest.mark.parametrize("asked", ["any", "auto"])
+def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, asked: str) -> None:
+    """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass
+    over TCP.
+    """
+    cluster.write("network: {fabric: roce}\n" + INVENTORY)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    assert cluster.run("check-nccl", "--require", asked).code == (0 if asked == "any" else 1)
+    measured(cluster)
+    ran = cluster.run(*SERVE)
+
+    assert (ran.code, len(measured(cluster))) == (1, 2)
+    assert cluster.world.servers() == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"passed": true}', b"\xff\x00", b"[" * 100_000]
+)
+def test_a_record_that_cannot_be_read_proves_nothing(ready: Cluster, content: bytes) -> None:
+    """A file on a node may hold anything."""
+    ready.world.machines["gpu01"].files["network.json"] = content.decode("latin-1").encode()
+
+    assert ready.run(*SERVE).code == 0
+    assert len(measured(ready)) == 2
+
+
+@pytest.mark.parametrize("spoil", ["level", "probe"])
+def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> None:
+    """Exit code 1, the pair or the node, the fix, and no server."""
+    cluster.write(ROCE + INVENTORY if spoil == "level" else INVENTORY)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    if spoil == "probe":
+        cluster.world.reports["gpu02"] = "Error response from daemon: no such container"
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 1
+    assert ("gpu01 ↔ gpu02" if spoil == "level" else "gpu02: its probe gave no report") in ran.err
+    assert "hint: " in ran.err
+    assert cluster.world.verbs() == ["gpu01: forget"]
+    assert "network.json" not in cluster.world.machines["gpu01"].files
+    assert cluster.world.servers() == []
+
+
+def test_skipping_says_so_loudly(ready: Cluster) -> None:
+    """Nothing is measured, and the summary claims nothing."""
+    ran = ready.run(*SERVE, "--skip-network-check")
+
+    assert (ran.code, measured(ready)) == (0, [])
+    assert "THE NETWORK BETWEEN THE NODES IS NOT PROVEN" in ran.err
+    assert "proven before" not in ran.out
+
+
+def test_skipping_does_not_borrow_an_older_verdict(ready: Cluster) -> None:
+    """A record of containers that are gone is nothing to rely on."""
+    assert ready.run("check-nccl").code == 0
+    ready.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    for machine in ready.world.machines.values():
+        machine.engine_log = ""
+    ran = ready.run(*SERVE, "--skip-network-check")
+
+    assert network_row(ran) == "not proven; not confirmed by the engine's own logs"
+
+
+@pytest.mark.parametrize(("allow", "code"), [(False, 1), (True, 0)])
+def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, code: int) -> None:
+    """Proven by the check, and yet the engine's ranks use TCP: the server is stopped, unless that
+    is allowed.
+    """
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, TCP)
+    ran = cluster.run(*SERVE, *(["--skip-network-check"] if allow else []))
+
+    assert ran.code == code
+    assert "NET/Socket (TCP)" in ran.err
+    assert bool(cluster.world.servers()) is allow
+    assert ("its network is below what is required" in ran.err) is not allow
+    assert allow or "hint: " in ran.err
+
+
+def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
+    """Watching a server again tells what is wrong; ending it is somebody's decision."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, RDMA)
+    assert cluster.run(*SERVE).code == 0
+    answering(cluster, TCP)
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 1
+    assert len(cluster.world.servers()) == 1
+
+
+def test_a_server_that_cannot_be_stopped_is_told(cluster: Cluster) -> None:
+    """The first trouble stays the message."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, TCP)
+    cluster.world.fail["gpu01", "unwant"] = Answer(
+        node="gpu01", code=1, err="rm: cannot remove: Permission denied"
+    )
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 1
+    assert "its network is below what is required" in ran.err
+    assert "it could not be stopped" in ran.err
+
+
+def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
+    """And in the event of `--json`."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, RDMA)
+    done = cluster.run(*SERVE, "--json").events[-1]
+
+    assert (done["kind"], done["data"]["network"]) == (
+        "done",
+        "NET/IB, 2 links (from the engine's own logs)",
+    )
+
+
+def test_a_node_whose_ranks_are_silent_is_named(cluster: Cluster) -> None:
+    """The other node's lines do not speak for it; `status` repeats what was seen."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, RDMA)
+    cluster.world.machines["gpu02"].engine_log = "gpu02:7:9 [0] NCCL INFO Using network Socket\n"
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert "gpu02: the ranks' own logs tell of no link between nodes" in ran.err
+    assert "gpu02 not confirmed" in network_row(ran)
+    assert "gpu02 not confirmed" in json.loads(cluster.run("status", "--json").out)["network"]
+
+
+@pytest.mark.parametrize(("env", "named"), [("", False), ("env: {NCCL_DEBUG: WARN}\n", True)])
+def test_silent_ranks_are_a_warning_and_never_a_pass(
+    cluster: Cluster, env: str, named: bool
+) -> None:
+    """Nothing was seen: the server stays, and the summary does not say that its network is
+    confirmed.
+    """
+    cluster.write(env + INVENTORY)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    for machine in cluster.world.machines.values():
+        machine.engine_log = "gpu01:7:9 [0] NCCL INFO Using network IB\n"
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert "the ranks' own logs tell of no link between nodes" in ran.err
+    assert ("take NCCL_DEBUG out of `env:`" in ran.err) is named
+    assert network_row(ran).endswith("not confirmed by the engine's own logs")
+    assert "2 pairs" not in network_row(ran)
+    assert len(cluster.world.servers()) == 1
+
+
+def test_what_logs_and_records_say_cannot_draw_on_the_terminal(ready: Cluster) -> None:
+    """The summary shows words of nodes."""
+    for machine in ready.world.machines.values():
+        machine.engine_log = line("gpu01", "NET/\x1b[31mEvil\x1b[2J/0")
+    ran = ready.run(*SERVE)
+
+    assert "\x1b" not in ran.out + ran.err
+
+
+def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
+    """The summary has what was proven before."""
+    assert cluster.run("up").code == 0
+    cluster.write("accelerator: cpu\n" + INVENTORY)
+    answering(cluster)
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert network_row(ran).startswith("1 pair over Gloo/TCP")
+    assert network_row(ran).endswith("(proven before the start)")
+
+
+def test_one_node_has_no_gate(cluster: Cluster) -> None:
+    """There is nothing between nodes."""
+    cluster.write(
+        "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
+        " 8}]\n"
+    )
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    ran = cluster.run(*SERVE)
+
+    assert (ran.code, measured(cluster), network_row(ran)) == (0, [], "")
+
+
+@pytest.mark.parametrize(("first", "second"), [("ray", "mp"), ("mp", "ray")])
+def test_a_proof_holds_for_both_backends(ready: Cluster, first: str, second: str) -> None:
+    """They serve in the same containers."""
+    assert ready.run(*SERVE, "--backend", first, "--no-wait").code == 0
+    assert len(measured(ready)) == 2
+    ready.unwant()
+    ran = ready.run(*SERVE, "--backend", second, "--no-wait")
+
+    assert (ran.code, measured(ready)) == (0, []), ran.err
+    assert "network proven " in ran.err
+
+
+def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
+    """Ray may place ranks anywhere; a proof between some nodes is none for the others."""
+    cluster.write(INVENTORY + "  - {host: gpu03, ip: 10.0.0.13, gpus: 8}\n")
+    cluster.world = World(cluster.world.inventory)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    asked = (*SERVE, "--no-wait", "--replace", "--backend", "mp", "--nodes")
+    assert cluster.run(*asked, "gpu[02-03]").code == 0
+    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv] == [
+        "gpu02",
+        "gpu03",
+    ]
+    measured(cluster)
+
+    assert (cluster.run(*asked, "gpu03,gpu02", "--tp", "4").code, measured(cluster)) == (0, [])
+    assert (cluster.run(*asked, "gpu[01-02]").code, len(measured(cluster))) == (0, 2)
+    assert json.loads(cluster.world.machines["gpu01"].files["network.json"])["nodes"] == [
+        "gpu01",
+        "gpu02",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: str) -> None:
+    """What was asked for to be written is what is read; what it says is kept under the server's
+    name.
+    """
+    assert ready.run(*SERVE, "--backend", backend, "--name", "chat").code == 0
+    (server,) = ready.world.servers()
+    asked = [each.argv for each in ready.commands if "log" in each.argv]
+    kept = json.loads(ready.world.machines["gpu01"].files["network.json"])["servers"]
+    name = f"chat-{server['desired']['id']}"
+
+    assert {process["env"]["NCCL_DEBUG_FILE"] for process in server["desired"]["processes"]} == {
+        f"/tmp/vlaunch-nccl.{name}.%h.%p.log"
+    }
+    assert [argv[-1] for argv in asked] == [name] * 2
+    assert kept["chat"] == {
+        "id": server["desired"]["id"],
+        "said": "NET/Socket, 2 links (from the engine's own logs)",
+    }
+
+
+@pytest.mark.parametrize("flags", [["--dry-run"], ["--dry-run", "--offline"]])
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_a_dry_run_proves_nothing_and_shows_no_secret(
+    ready: Cluster, flags: list[str], backend: str
+) -> None:
+    """The script names the gate; two of them are the same."""
+    ran = ready.run(*SERVE, "--backend", backend, *flags)
+    again = ready.run(*SERVE, "--backend", backend, *flags)
+
+    assert ran.code == 0, ran.err
+    assert "# == Prove the network between the nodes" in ran.out
+    assert ran.out == again.out
+    assert SECRET not in ran.out + ran.err
+    assert (measured(ready), ready.world.changes) == ([], [])
+
+
+def replicated(cluster: Cluster, config: Any) -> Cluster:
+    """Let a model of this configuration answer as two replicas."""
+    cluster.world.observed["default"]["first_answer"]["replicas"] = [0.1, 0.1]
+    for machine in cluster.world.machines.values():
+        machine.config = config
+    return cluster
+
+
+def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
+    """They are engines of their own: nothing is measured, no log is asked for links, and why is
+    said.
+    """
+    ran = replicated(ready, CONFIG).run(*SERVE, "--data-parallel-size", "2")
+
+    assert (ran.code, measured(ready)) == (0, [])
+    assert ready.world.verbs() == ["gpu01: want"]
+    assert "replicas of a dense model exchange nothing" in ran.err
+    assert network_row(ran).startswith("replicas of a dense model exchange nothing")
+    assert "replicas     all 2 have answered: DP0 in 0.1s, DP1 in 0.1s" in ran.out
+
+
+def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> None:
+    """A loud word about a network that is not used would only teach to pass over it."""
+    ran = replicated(ready, CONFIG).run(*SERVE, "--dp", "2", "--skip-network-check")
+
+    assert ran.code == 0
+    assert "NOT PROVEN" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "said"),
+    [
+        (MOE, [], "the model's 128 experts are split over all 16 ranks"),
+        (
+            MOE,
+            ["--", "--enable-expert-parallel"],
+            "the model's 128 experts are spread over all 16 ranks",
+        ),
+        (None, [], "whether the model is a mixture of experts is not known"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_replicas_that_exchange_tokens_need_a_proof(
+    ready: Cluster, backend: str, config: Any, args: list[str], said: str
+) -> None:
+    """Every layer of a mixture of experts crosses the nodes: measured with collectives, and why is
+    said.
+    """
+    asked = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
+    ran = replicated(ready, config).run(*asked)
+
+    assert ran.code == 0, ran.err
+    assert len(measured(ready)) == 2
+    assert said in ran.err
+    assert json.loads(ready.world.machines["gpu01"].files["network.json"])["collective"] is True
+
+
+def test_replicas_do_not_rely_on_a_verdict_without_collectives(ready: Cluster) -> None:
+    """A split that sends from stage to stage was proven with less."""
+    replicated(ready, MOE)
+    assert ready.run("check-nccl").code == 0
+    kept = json.loads(ready.world.machines["gpu01"].files["network.json"])
+    ready.world.machines["gpu01"].files["network.json"] = json.dumps(
+        {**kept, "collective": False}
+    ).encode()
+    measured(ready)
+    ran = ready.run(*SERVE, "--dp", "2", "--no-wait")
+
+    assert (ran.code, len(measured(ready))) == (0, 2)

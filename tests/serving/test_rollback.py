@@ -1,0 +1,63 @@
+"""Which server a rollback returns to, from what the head has written down."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.errors import RequestError
+from launcher.tools import history
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+from tests.tools.answered import INVENTORY, answer, kept
+
+
+def test_the_newest_other_one_is_chosen() -> None:
+    """Not the one that is wanted now, whether it has answered or not."""
+    found, wanted = history.read(answer([kept("a"), kept("b")], {"id": "a"}))
+
+    assert wanted == "a"
+    assert [each.id for each in found] == ["a", "b"]
+    assert history.choose(found, wanted, "sha256:1").id == "b"
+    assert history.choose(found, "never-answered", "sha256:1").id == "a"
+    assert history.choose(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
+
+
+def test_nothing_to_return_to_is_said() -> None:
+    """With what is known."""
+    with pytest.raises(RequestError, match="no other server has answered") as none:
+        history.choose((), "a", "")
+    with pytest.raises(RequestError) as one:
+        history.choose(history.read(answer([kept("a")]))[0], "a", "")
+
+    assert "none is written down" in none.value.evidence
+    assert "org/a" in one.value.evidence
+
+
+def test_another_image_is_refused() -> None:
+    """The same words would start another server."""
+    found, _ = history.read(answer([kept("b")]))
+
+    with pytest.raises(RequestError, match="another image"):
+        history.choose(found, "a", "sha256:2")
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ((), "default"),
+        (("chat/history",), "chat"),
+        (("chat/history", "embed/history", "embed/desired"), "embed"),
+        (("chat/history", "embed/history"), None),
+        (("chat/desired", "embed/desired"), None),
+    ],
+)
+def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
+    """It is the one that is wanted, or else the one that has answered; several are listed."""
+    paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
+    found = HostFacts(files=dict.fromkeys(paths, "0"))
+    if name is not None:
+        assert history.pick(Site(INVENTORY, {"n1": found}), None) == name
+    else:
+        with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
+            history.pick(Site(INVENTORY, {"n1": found}), None)
+    assert history.pick(Site(INVENTORY, {"n1": found}), "other") == "other"

@@ -1,0 +1,394 @@
+"""`vlaunch rollback`, and `serve --or-rollback`: what is started, and what is said when there is
+nothing to return to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import (
+    DeadlineError,
+    GateError,
+    ServerError,
+    StoppedError,
+    UnwatchedError,
+    VlaunchError,
+)
+from launcher.tools.serve_request import Request
+from tests.command_line import Cluster
+
+SERVE = ("serve", "--skip-network-check", "--model")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
+    """Have every server answer at once but those of some models."""
+
+    def wait(
+        session: Any, seen: Any, request: Request, *_: Any, **__: Any
+    ) -> tuple[int, list[str]]:
+        if request.model in silent:
+            raise GateError(
+                f"{request.model} never answered", evidence="the last line", hint="read the log"
+            )
+        return 0, [f"endpoint of {request.model}"]
+
+    monkeypatch.setattr("launcher.serving.start._wait", wait)
+
+
+def fails(
+    monkeypatch: pytest.MonkeyPatch,
+    error: VlaunchError,
+    meanwhile: Callable[[], None] = lambda: None,
+    *,
+    after: int = 0,
+) -> None:
+    """Have a first wait end with an error, after something has happened; all later ones end with
+    the exit code `after`.
+    """
+    errors = [error]
+
+    def wait(*_: Any, **__: Any) -> tuple[int, list[str]]:
+        if not errors:
+            return after, []
+        told = errors.pop()
+        meanwhile()
+        raise told
+
+    monkeypatch.setattr("launcher.serving.start._wait", wait)
+
+
+def kept(cluster: Cluster, name: str = "default") -> None:
+    """Write down that what is wanted has answered, as the keeper does: newest first."""
+    files = cluster.world.machines["gpu01"].files
+    before = json.loads(files.get(f"server/{name}/history.json", b"[]"))
+    answered = {"at": 1.0, "desired": json.loads(files[f"server/{name}/desired.json"])}
+    files[f"server/{name}/history.json"] = json.dumps([answered, *before]).encode()
+
+
+def running(cluster: Cluster) -> list[str]:
+    return [each["desired"]["model"] for each in cluster.world.servers()]
+
+
+OLD = "org/old (TP=4 PP=1, ray) --seed 7"
+
+
+@pytest.fixture
+def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster on which org/old has answered."""
+    answers(monkeypatch, "org/broken")
+    cluster.run("up")
+    assert cluster.run(*SERVE, "org/old", "--tp", "4", "--pp", "1", "--", "--seed", "7").code == 0
+    kept(cluster)
+    return cluster
+
+
+def test_the_server_before_is_started_again(served: Cluster) -> None:
+    """With its model, its arguments and its split, in the place of what runs now."""
+    (old,) = served.world.servers()
+    assert served.run(*SERVE, "org/new", "--replace").code == 0
+    kept(served)
+    ran = served.run("rollback", "--skip-network-check")
+    (again,) = served.world.servers()
+
+    assert ran.code == 0, ran.err
+    assert ran.out == "endpoint of org/old\n"
+    assert f"back to {OLD}" in ran.err
+    assert (again["desired"]["id"], again["desired"]["processes"]) == (
+        old["desired"]["id"],
+        old["desired"]["processes"],
+    )
+
+
+def test_a_server_beside_it_stays(served: Cluster) -> None:
+    """Each name has a history of its own; with several, one is named."""
+    second = (
+        "--name",
+        "chat",
+        "--port",
+        "8001",
+        "--backend",
+        "mp",
+        "--tp",
+        "2",
+        "--pp",
+        "1",
+        "--nodes",
+        "gpu02",
+    )
+    assert served.run(*SERVE, "org/chat", *second).code == 0
+    kept(served, "chat")
+    assert served.run(*SERVE, "org/chat2", *second, "--replace").code == 0
+    kept(served, "chat")
+    which, alone = served.run("rollback"), served.run("rollback", "default")
+    ran = served.run("rollback", "chat", "--skip-network-check")
+
+    assert (which.code, "2 servers are known: `chat`, `default`" in which.err) == (2, True)
+    assert (alone.code, "only the present one has: org/old" in alone.err) == (2, True)
+    assert ran.code == 0, ran.err
+    assert running(served) == ["org/chat", "org/old"]
+    assert served.world.servers()[0]["desired"]["places"] == {"gpu02": 2}
+
+
+def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
+    """Nothing is wanted, so the last one that answered is the one before."""
+    served.unwant()
+
+    assert served.run("rollback", "--skip-network-check").code == 0
+    assert running(served) == ["org/old"]
+
+
+def test_it_looks_with_the_lock_held(served: Cluster) -> None:
+    """What has answered, and what is wanted, may change until the lock is ours; while a model loads
+    others may have it.
+    """
+    served.run(*SERVE, "org/new", "--replace")
+    kept(served)
+    for words in (
+        ("rollback", "--skip-network-check"),
+        (*SERVE, "org/broken", "--replace", "--or-rollback"),
+    ):
+        served.trace.clear()
+        served.run(*words)
+        held = [
+            word
+            for word, before in zip(served.trace, ["free", *served.trace], strict=False)
+            if before == "free"
+        ]
+        assert held == ["hold"] * len(held)
+        assert served.trace.count("free") == len(held)
+
+
+def test_a_dry_run_changes_nothing(served: Cluster) -> None:
+    """And prints what would be sent."""
+    served.run(*SERVE, "org/new", "--replace")
+    kept(served)
+    before = len(served.world.changes)
+    ran = served.run("rollback", "--skip-network-check", "--dry-run")
+
+    assert ran.code == 0
+    assert "org/old" in ran.out
+    assert len(served.world.changes) == before
+
+
+def test_a_failure_is_told_with_the_server_that_was_to_come_back(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `serve` tells it."""
+    served.run(*SERVE, "org/new", "--replace")
+    kept(served)
+    path = served.path.parent / "hooks" / "on-failure"
+    path.parent.mkdir()
+    path.write_text('#!/bin/sh\necho "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT: $VLAUNCH_ERROR"\n')
+    path.chmod(0o755)
+    answers(monkeypatch, "org/old")
+    ran = served.run("rollback", "--skip-network-check")
+
+    assert ran.code == 1
+    assert "on-failure: org/old at http://10.0.0.11:8000/v1: org/old never answered" in ran.err
+
+
+def test_nothing_to_return_to(served: Cluster) -> None:
+    """Said before anything is touched."""
+    before = len(served.world.changes)
+    ran = served.run("rollback")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "only the present one has: org/old" in ran.err
+    assert len(served.world.changes) == before
+
+
+def test_a_server_that_does_not_answer_makes_room_for_the_one_before(served: Cluster) -> None:
+    """The exit code is that of a failure, and the failure is told."""
+    ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert f"org/broken did not answer, so {OLD} answers again" in ran.err
+    assert "the last line" in ran.err
+    assert running(served) == ["org/old"]
+
+
+def test_without_a_server_before_both_troubles_are_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure first."""
+    answers(monkeypatch, "org/broken")
+    cluster.run("up")
+    ran = cluster.run(*SERVE, "org/broken", "--or-rollback")
+
+    assert ran.code == 1
+    assert (
+        "org/broken never answered; and there was no way back: no other server has answered"
+        in ran.err
+    )
+    assert "hint: read the log" in ran.err
+
+
+def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
+    """Nothing was touched, so nothing is rolled back."""
+    ran = served.run(*SERVE, "org/new", "--or-rollback")
+
+    assert ran.code == 2
+    assert "server `default` runs org/old" in ran.err
+    assert "--or-rollback waits" in served.run(*SERVE, "org/new", "--or-rollback", "--no-wait").err
+
+
+def test_a_server_before_that_does_not_answer_either(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both failures are told; what to do is about the one that was started last."""
+    answers(monkeypatch, "org/broken", "org/old")
+    ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert (
+        "org/broken never answered; and the server before does not answer either: org/old never"
+        " answered" in ran.err
+    )
+    assert running(served) == ["org/old"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoppedError("the server was stopped while it was being watched"),
+        UnwatchedError(
+            "server `default` cannot be watched any more",
+            hint="the server itself may well go on",
+        ),
+    ],
+)
+def test_what_is_no_failure_is_not_rolled_back(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch, error: ServerError
+) -> None:
+    """Somebody has stopped it, or nobody knows how it is: both are told, and nothing is started or
+    stopped.
+    """
+    fails(monkeypatch, error)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert f"error: {error.message}\n" in ran.err
+    assert running(served) == ["org/new"]
+
+
+def test_a_server_that_somebody_else_starts_meanwhile_stays(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own server may have failed: the name is not this operator's any more."""
+    ours = ServerError(
+        "the server did not start: out of memory",
+        hint="ask for less\nremove what is left: `vlaunch stop`",
+    )
+    fails(monkeypatch, ours, lambda: replaced(served))
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "out of memory; nothing was rolled back, for org/theirs is wanted there now" in ran.err
+    assert "hint: ask for less" in ran.err
+    assert "vlaunch stop" not in ran.err
+    assert running(served) == ["org/theirs"]
+
+
+def replaced(cluster: Cluster) -> None:
+    assert cluster.run(*SERVE, "org/theirs", "--replace", "--no-wait").code == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_failure_that_was_somebody_s_stop(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """A dying engine looks like a broken one to whoever watches; with the lock held it is known."""
+
+    def ended() -> None:
+        served.world.observed["default"] = {"state": "failed"}
+        if stopped:
+            served.unwant()
+
+    fails(monkeypatch, ServerError("the server cannot go on: EngineDeadError"), ended)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert ("nothing was rolled back, for somebody has stopped it meanwhile" in ran.err) is stopped
+    assert running(served) == ([] if stopped else ["org/old"])
+
+
+def test_a_server_that_was_stopped_for_its_network_makes_room(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That was ourselves."""
+    fails(monkeypatch, GateError("its network is below what is required"), served.unwant)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert f"org/new did not answer, so {OLD} answers again" in ran.err
+    assert running(served) == ["org/old"]
+
+
+def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
+    """A start that is refused before anything is stopped leaves the old server where it is."""
+    batch = {
+        "submission_id": "b-1",
+        "status": "RUNNING",
+        "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "8"},
+    }
+    served.world.jobs.append(batch)
+    before = len(served.world.changes)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "GPUs are free in Ray" in ran.err
+    assert "nothing was rolled back, for org/old runs" in ran.err
+    assert len(served.world.changes) == before
+
+
+def test_the_hint_is_about_the_server_that_runs(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a timeout the one that was too late is gone: to stop "it" would end the old one, which
+    answers again.
+    """
+    late = DeadlineError(
+        "no answer from the server within 9s",
+        hint="it goes on: watch it, or end it with `vlaunch stop`",
+    )
+    fails(monkeypatch, late)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "org/new did not answer, so org/old" in ran.err
+    assert "vlaunch stop" not in ran.err
+    assert "hint: try again with `vlaunch serve --replace`" in ran.err
+    assert running(served) == ["org/old"]
+
+
+def test_a_rollback_that_nobody_watches_has_not_answered(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the old server starts: it goes on, and more is not known."""
+    fails(monkeypatch, ServerError("the server did not start"), after=130)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert f"the server did not start; {OLD} was started again\n" in ran.err
+    assert "answers again" not in ran.err
+
+
+def test_a_rollback_that_is_lost_from_sight_is_no_failure(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old server may well answer."""
+    errors = [
+        UnwatchedError("the server cannot be watched any more"),
+        ServerError("the server did not start"),
+    ]
+
+    def wait(*_: Any, **__: Any) -> Any:
+        raise errors.pop()
+
+    monkeypatch.setattr("launcher.serving.start._wait", wait)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert f"{OLD} was started again, and the server cannot be watched any more" in ran.err
+    assert "does not answer either" not in ran.err

@@ -1,0 +1,107 @@
+"""`vlaunch serve` beside a server that runs: the same one kept otherwise, another of its name, and
+another name.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command_line import INVENTORY, Cluster
+
+SERVE = ("serve", "--skip-network-check", "--no-wait", "--model", "org/m")
+
+
+@pytest.fixture
+def served(cluster: Cluster) -> Cluster:
+    """A cluster with a server."""
+    assert cluster.run("up").code == 0
+    assert cluster.run(*SERVE, "--tp", "4", "--pp", "2").code == 0
+    cluster.world.changes.clear()
+    return cluster
+
+
+def test_the_same_command_is_watched_without_another_word(served: Cluster) -> None:
+    """Nothing differs, so nothing is said of it; nor is anything replaced.
+
+    How long to wait now is no difference.
+    """
+    ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--replace", "--timeout", "60")
+
+    assert (ran.code, served.world.verbs()) == (0, [])
+    assert "this server runs already as `default`; watching it" in ran.err
+    assert "starts it anew" not in ran.err
+
+
+def test_a_supervised_server_is_not_taken_for_one_without(served: Cluster) -> None:
+    """The flag is refused; with `--replace` it is had, and then the plain command says which it
+    is.
+    """
+    ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise")
+
+    assert (ran.code, served.world.verbs()) == (2, [])
+    assert "org/m runs already (server `default`), and it is supervised" in ran.err
+    assert served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise", "--replace").code == 0
+    assert served.world.verbs() == ["gpu01: want"]
+    assert served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise").code == 0
+    plain = served.run(*SERVE, "--tp", "4", "--pp", "2")
+    assert plain.code == 0
+    assert (
+        "nobody supervises it: it stays dead when a rank, a node or the engine dies; `--replace`"
+        in plain.err
+    )
+
+
+def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) -> None:
+    """The server is watched as it is, and that is told."""
+    served.write(served.path.read_text() + "serve: {supervise: false}\n")
+    ran = served.run(*SERVE, "--tp", "4", "--pp", "2")
+
+    assert (ran.code, served.world.verbs()) == (0, [])
+    assert "it is supervised; `--replace` starts it anew as asked" in ran.err
+
+
+def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
+    """And a port of its own; who holds what is said."""
+    other = (*SERVE[:-1], "org/other", "--tp", "4", "--pp", "1")
+    refused = served.run(*other)
+    taken = served.run(*other, "--name", "chat")
+    beside = served.run(*other, "--name", "chat", "--port", "8001")
+
+    assert (refused.code, "server `default` runs org/m" in refused.err) == (2, True)
+    assert (taken.code, "port 8000 on gpu01 is held by server `default`" in taken.err) == (1, True)
+    assert "`--port 8001`" in taken.err
+    assert (beside.code, served.world.verbs()) == (0, ["gpu01: want"])
+    assert [each["name"] for each in served.world.servers()] == ["chat", "default"]
+
+
+def test_a_server_that_has_failed_makes_room(served: Cluster) -> None:
+    """Nobody need be told to replace what does not run."""
+    served.world.observed["default"] = {"state": "failed"}
+
+    assert served.run(*SERVE[:-1], "org/other").code == 0
+    assert [each["desired"]["model"] for each in served.world.servers()] == ["org/other"]
+
+
+def test_a_cluster_that_is_not_up(cluster: Cluster) -> None:
+    """Its containers are made by `up`, whatever the backend."""
+    for backend in ("ray", "mp"):
+        ran = cluster.run(*SERVE, "--backend", backend)
+
+        assert (ran.code, cluster.world.changes) == (1, [])
+        assert "gpu[01-02]: has no container of this cluster" in ran.err
+        assert "hint: run `vlaunch up` first" in ran.err
+
+
+def test_what_ray_cannot_do_is_refused(served: Cluster) -> None:
+    """Before anything is touched: it puts ranks where GPUs are free, and is not everywhere."""
+    some = served.run(*SERVE, "--nodes", "gpu02")
+    fewer = served.run(*SERVE, "--gpus", "4")
+    served.write(f"ray: none\n{INVENTORY}")
+    none = served.run(*SERVE, "--backend", "ray")
+
+    assert [ran.code for ran in (some, fewer, none)] == [2, 2, 2]
+    assert "Ray places ranks wherever GPUs are free, so that --nodes cannot be kept to" in some.err
+    assert "`--backend mp`" in some.err
+    assert "`--tp` and `--pp`" in fewer.err
+    assert "the cluster has no Ray (`ray: none` in the inventory)" in none.err
+    assert served.world.verbs() == []

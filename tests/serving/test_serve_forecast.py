@@ -1,0 +1,227 @@
+"""What `vlaunch serve` says of the plan, and the split that the plan chooses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.planner.architecture_read import architecture_of
+from launcher.planner.choice import Option, Question, Want
+from launcher.planner.cluster import Cluster as Gpus
+from launcher.planner.cluster import Host
+from launcher.planner.estimate import Gpu
+from launcher.planner.flags import Flags
+from launcher.planner.measured import Started
+from launcher.planner.weights import GIB
+from launcher.serving.serve_forecast import ServePlan, compared, more_by_a_node
+from tests.command_line import Cluster
+from tests.planner import models
+
+SERVE = ("serve", "--skip-network-check", "--no-wait", "--model", "meta/llama")
+LENGTH = ("--", "--max-model-len", "8192")
+
+
+@pytest.fixture
+def llama(cluster: Cluster) -> Cluster:
+    """A cluster of sixteen GPUs that runs, with a model of 15 GiB on it."""
+    put(cluster, models.LLAMA_8B, 16_060_556_376)
+    assert cluster.run("up").code == 0
+    cluster.world.changes.clear()
+    return cluster
+
+
+def put(cluster: Cluster, config: dict[str, Any], size: int) -> None:
+    """Put a model on all nodes."""
+    for machine in cluster.world.machines.values():
+        machine.config = config
+        machine.model = {"model.safetensors": size, "config.json": 700}
+
+
+def wanted(cluster: Cluster) -> dict[str, Any]:
+    """Return what was asked for."""
+    files = cluster.world.machines["gpu01"].files
+    asked: dict[str, Any] = json.loads(files["server/default/desired.json"])["asked_for"]
+    return asked
+
+
+def test_what_is_expected_is_said_before_the_start(llama: Cluster) -> None:
+    """How much the cache should hold, and that another split holds more."""
+    ran = llama.run(*SERVE, *LENGTH)
+
+    assert ran.code == 0, ran.err
+    assert "the KV cache should hold" in ran.err
+    assert "(estimate)" in ran.err
+    assert "the plan would take DP 16 × TP 1 (`--tp 1 --pp 1 --dp 16`)" in ran.err
+    assert (wanted(llama)["tp"], wanted(llama)["pp"]) == (8, 2)
+
+
+def test_another_split_that_holds_as_much_is_not_said_to_hold_more(llama: Cluster) -> None:
+    """As where the cache's size is named: the plan has other reasons then."""
+    ran = llama.run(*SERVE, *LENGTH, "--kv-cache-memory-bytes", str(GIB), "--max-num-seqs", "8")
+
+    assert "the plan would take" in ran.err
+    assert "requests of full length at once, as here; take it with" in ran.err
+
+
+def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
+    """What it should hold is said, no more."""
+    ran = llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH)
+
+    assert "the KV cache should hold" in ran.err
+    assert "the plan would take" not in ran.err
+
+
+@pytest.mark.parametrize("by", ["flag", "inventory"])
+def test_the_plan_chooses(llama: Cluster, by: str) -> None:
+    """With `--plan auto`, or where the inventory says so; the same words then mean the server that
+    runs.
+    """
+    flag = ("--plan", "auto") if by == "flag" else ()
+    if by == "inventory":
+        llama.write(llama.path.read_text() + "serve: {plan: auto}\n")
+    ran = llama.run(*SERVE, *flag, *LENGTH)
+
+    assert ran.code == 0, ran.err
+    assert [wanted(llama)[each] for each in ("tp", "pp", "dp")] == [1, 1, 16]
+    llama.world.changes.clear()
+    for machine in llama.world.machines.values():
+        machine.model = None  # the plan would not be the same
+    again = llama.run(*SERVE, *flag, *LENGTH)
+    assert (again.code, llama.world.verbs()) == (0, []), again.err
+
+
+def test_experts_go_where_the_plan_has_them(llama: Cluster) -> None:
+    """Of one server, for `serve` starts one; its arguments are the plan's, too."""
+    put(llama, models.QWEN_235B, 236_000_000_000)
+    ran = llama.run(*SERVE, "--plan", "auto", *LENGTH)
+
+    assert ran.code == 0, ran.err
+    assert [wanted(llama)[each] for each in ("tp", "pp", "dp")] == [8, 2, 1]
+    assert wanted(llama)["args"][-1] == "--enable-expert-parallel"
+    llama.world.changes.clear()
+    assert llama.run(*SERVE, "--plan", "auto", *LENGTH).code == 0
+    assert llama.world.verbs() == []
+
+
+def test_a_named_split_counts_before_the_inventory(llama: Cluster) -> None:
+    """Whoever names one has chosen."""
+    llama.write(llama.path.read_text() + "serve: {plan: auto}\n")
+    assert llama.run(*SERVE, "--tp", "4", "--pp", "4", *LENGTH).code == 0
+    assert (wanted(llama)["tp"], wanted(llama)["pp"]) == (4, 4)
+
+
+def test_what_does_not_fit_is_warned_of(llama: Cluster) -> None:
+    """It is started all the same, for a plan may be wrong; the plan itself chooses nothing then."""
+    put(llama, models.LLAMA_8B, 1_700 * GIB)
+    ran = llama.run(*SERVE, *LENGTH)
+    assert ran.code == 0
+    assert "by the plan it DOES NOT FIT: weights" in ran.err
+
+    llama.unwant()
+    refused = llama.run(*SERVE, "--plan", "auto", *LENGTH)
+    assert refused.code == 2
+    assert "no split of meta/llama fits this cluster" in refused.err
+    assert "`vlaunch plan --model meta/llama`" in refused.err
+
+
+def test_too_many_sequences_for_recurrent_states_are_warned_of(llama: Cluster) -> None:
+    """With the flag that starts it."""
+    put(llama, models.QWEN_NEXT, 51 * GIB)
+    ran = llama.run(*SERVE, *LENGTH, "--max-num-seqs", "4000", "--gpu-memory-utilization", "0.3")
+    assert ran.code == 0
+    assert "DOES NOT FIT: 4,000 sequences at once; with `-- --max-num-seqs " in ran.err
+
+
+def test_a_model_that_nobody_knows_is_not_planned(llama: Cluster) -> None:
+    """Nothing is said of it; a plan that is asked for is refused."""
+    for machine in llama.world.machines.values():
+        machine.config = None
+    ran = llama.run(*SERVE, *LENGTH)
+    assert (ran.code, "plan" in ran.err) == (0, False)
+
+    llama.unwant()
+    refused = llama.run(*SERVE, "--plan", "auto", *LENGTH)
+    assert refused.code == 2
+    assert "what meta/llama is made of is not known on the nodes" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--plan", "auto", "--tp", "8"), "--plan auto chooses --tp, --pp and --dp"),
+        (("--plan", "auto", "--dry-run", "--offline"), "`vlaunch plan --offline`"),
+    ],
+)
+def test_wishes_that_exclude_each_other(
+    cluster: Cluster, words: tuple[str, ...], said: str
+) -> None:
+    """Before any node is touched."""
+    ran = cluster.run("serve", "--model", "org/m", *words)
+    assert ran.code == 2
+    assert said in ran.err
+
+
+def test_the_next_plan_knows_what_was_held(llama: Cluster) -> None:
+    """By what the keeper wrote down: `serve` and `plan` say the very figure."""
+    assert llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH).code == 0
+    asked = wanted(llama)
+    llama.unwant()
+    held = {"kv_cache_size_tokens": "9830400", "kv_cache_max_concurrency": "1200.0"}
+    desired = {"id": "abcd1234", "image": "", "asked_for": asked}
+    kept = [{"at": 1.7e9, "desired": desired, "held": held}]
+    llama.world.machines["gpu01"].files["server/default/history.json"] = json.dumps(kept).encode()
+
+    ran = llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH)
+    assert "the KV cache should hold 9,830,400 tokens (measured)" in ran.err
+
+    again = ("plan", "--model", "meta/llama", "--tp", "8", "--pp", "2")
+    planned = llama.run(*again, "--json", *LENGTH)
+    said = json.loads(planned.out)
+    assert (said["basis"], said["measured_at"]) == ("measured", 1.7e9)
+    assert said["kv_tokens"] == {"low": 9830400, "likely": 9830400, "high": 9830400}
+    shown = llama.run(*again, *LENGTH)
+    assert "measured: a server of this split has answered here, 2023-11-14 22:13 UTC" in shown.out
+
+
+def plan(tp: int, pp: int, *starts: Started) -> ServePlan:
+    """A plan for two nodes of eight GPUs."""
+    gpu = Gpu(name="H100", memory_gib=79.18)
+    question = Question(
+        model=architecture_of(models.LLAMA_8B),
+        weight_bytes=int(14.96 * GIB),
+        cluster=Gpus(hosts=(Host(name="a", gpus=8, gpu=gpu), Host(name="b", gpus=8, gpu=gpu))),
+        want=Want(context=8192),
+        flags=Flags(length=8192),
+        starts=starts,
+    )
+    return ServePlan(question=question, planned=question.judged(Option(tp=tp, pp=pp, exact=True)))
+
+
+def test_what_came_is_compared_with_the_plan() -> None:
+    """An estimate as a range; a figure that was measured before needs no words when it is the
+    same.
+    """
+    estimated = plan(8, 2)
+    tokens = estimated.tokens
+    assert tokens is not None
+    assert compared(estimated, 7) == f" (planned {int(tokens.low):,} to {int(tokens.high):,})"
+    started = Started(at=1.0, tp=8, pp=2, dp=1, flags=Flags(length=8192), concurrency=1200.0)
+    exact = plan(8, 2, started)
+    assert compared(exact, 9_830_400) == " (as planned)"
+    assert compared(exact, 9_700_000) == " (planned 9,830,400)"
+    assert compared(None, 7) == compared(exact, None) == ""
+
+
+def test_one_more_node() -> None:
+    """More stages for a replica that takes nodes, more replicas for one that fits a node."""
+    started = Started(at=1.0, tp=8, pp=2, dp=1, flags=Flags(length=8192), concurrency=1200.0)
+    assert more_by_a_node(plan(8, 2, started), 9_830_400).endswith(" tokens more, as PP 3")
+    assert more_by_a_node(plan(4, 1), 1_000) == "2,000 tokens more, as replicas of this split"
+    assert more_by_a_node(plan(8, 1), 1_000) == "1,000 tokens more, as a replica of this split"
+    assert more_by_a_node(None, 1_000) == more_by_a_node(plan(8, 1), None) == ""
+    flat = plan(8, 2)
+    deep = replace(flat.planned, option=replace(flat.planned.option, pp=32))
+    assert more_by_a_node(replace(flat, planned=deep), 1_000) == ""

@@ -1,0 +1,212 @@
+"""Plans that ask for a server: what they write down, when they attach, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.desired import Policy, read
+from launcher.app.script import script
+from launcher.core.errors import RequestError
+from launcher.serving.serve_plan import ask_model, plan_files
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+from tests.golden import check
+from tests.served import (
+    BARE,
+    INVENTORY,
+    desired,
+    judged,
+    kept,
+    option,
+    planned,
+    request,
+    seen,
+    uneven,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_the_script(backend: str) -> None:
+    """Every word that is sent: one file on the head's own disk, whatever the backend."""
+    start = planned(seen(), request(backend, args=("--chat-template", "it's")))
+
+    check(GOLDEN / f"serve-{backend}.sh", script(INVENTORY, [start.plan]))
+
+
+def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
+    """But for the time, which is that of the writing; the file is whole, and of the login's."""
+    start = planned(seen(), request(args=("--chat-template", "it's $HOME")))
+    (step,) = start.plan.steps
+    assert step.command.stdin is not None
+    argv = [str(tmp_path / "default") if "/server/" in word else word for word in step.command.argv]
+    subprocess.run(argv, input=step.command.stdin(), check=True, timeout=10)
+    shown = subprocess.run(
+        ["bash", "-c", step.command.shown_stdin], check=True, timeout=10, capture_output=True
+    ).stdout
+
+    assert [path.name for path in (tmp_path / "default").iterdir()] == ["desired.json"]
+    assert read(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.desired
+    assert replace(read(json.loads(shown)), asked=7.0) == start.desired
+    assert read(json.loads(shown)).asked > 1e9
+    assert (step.command.node, step.command.argv[-2:]) == (
+        "n1",
+        ("/root/.vlaunch/c/server/default", "desired.json"),
+    )
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_replicas_are_told(backend: str) -> None:
+    """Where they will be, and how they answer."""
+    notes = planned(seen(), request(backend, tp=None, pp=None, dp=4)).plan.notes
+
+    assert notes[0].startswith("DP 4 × TP 4 × PP 1 (each replica gets 4 of 16 GPUs as TP)")
+    assert notes[1].startswith("4 replicas (2 on n1, 2 on n2) answer behind one endpoint")
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_the_same_request_attaches(backend: str) -> None:
+    """A server that runs already is watched, whatever it is doing, and nothing is sent."""
+    for state in ("waiting", "ready", "pausing"):
+        start = planned(seen(kept(request(backend), state)), request(backend), asked=8.0)
+
+        assert (start.attached, start.plan.steps, start.desired.asked) == (True, (), 7.0)
+
+
+FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not 60"
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "said"),
+    [
+        (Policy(), Policy(start_timeout=60), ""),
+        (Policy(restarts=0), Policy(restarts=0), ""),
+        (
+            Policy(restarts=0),
+            Policy(),
+            "nobody supervises it: it stays dead when a rank, a node or the engine dies",
+        ),
+        (Policy(), Policy(restarts=0), "it is supervised"),
+        (Policy(), Policy(restarts=7, canary=2.5, stuck=60), f"it was started with {FIGURES}"),
+    ],
+)
+def test_the_same_server_kept_otherwise(runs: Policy, asked: Policy, said: str) -> None:
+    """It is watched as it is, and what differs is told; `--replace` starts it anew, which it does
+    not when nothing differs.
+    """
+    there = seen(kept(desired(request(), policy=runs)))
+    start = planned(there, request(), policy=asked)
+    anew = planned(there, request(), policy=asked, replace_other=True)
+
+    assert start.attached
+    assert start.plan.notes == ((f"{said}; `--replace` starts it anew as asked",) if said else ())
+    assert anew.attached is not bool(said)
+    assert [stage.id for stage in anew.plan.stages] == (["preflight", "server"] if said else [])
+
+
+def test_a_flag_that_the_running_server_contradicts() -> None:
+    """`--no-supervise` is not forgotten silently; it is no contradiction where nobody
+    supervises.
+    """
+    bare = Policy(restarts=0)
+    with pytest.raises(
+        RequestError, match=r"org/m runs already \(server `default`\), and it is supervised"
+    ) as refused:
+        planned(seen(kept(request())), request(), policy=bare, insist=True)
+
+    assert "`--replace`" in refused.value.hint
+    assert planned(
+        seen(kept(desired(request(), policy=bare))), request(), policy=bare, insist=True
+    ).attached
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "org/other"},
+        {"port": 8001},
+        {"args": ("--seed", "1")},
+        {"tp": 4, "pp": 4},
+        {"backend": "mp"},
+    ],
+)
+def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
+    """Whatever differs makes another server; it is refused under the same name, unless it is to
+    take the place.
+    """
+    there, asked = seen(kept(request())), request(**change)
+    with pytest.raises(RequestError, match="server `default` runs org/m") as refused:
+        planned(there, asked)
+    start = planned(there, asked, replace_other=True)
+
+    assert "`--name`" in refused.value.hint
+    assert "`--replace`" in refused.value.hint
+    assert [stage.id for stage in start.plan.stages] == ["preflight", "server"]
+    assert start.plan.notes[0] == "server `default` (org/m) is stopped to make room"
+
+
+@pytest.mark.parametrize("state", ["failed", "gave-up"])
+def test_a_server_that_is_over_makes_room(state: str) -> None:
+    """Nobody has to be told to replace what is dead."""
+    start = planned(seen(kept(request(model="org/other"), state)), request())
+
+    assert (start.attached, len(start.plan.steps)) == (False, 1)
+
+
+def test_one_that_is_being_stopped_is_not_attached_to() -> None:
+    """Somebody wants it no more; the keeper ends it before it starts the next one."""
+    stopping = {**kept(request(), "stopping"), "desired": None}
+
+    assert not planned(seen(stopping), request()).attached
+
+
+def test_a_second_server_takes_what_the_first_leaves() -> None:
+    """GPUs, ports, and the ports where ranks meet."""
+    first = desired(request("mp", tp=4, pp=2, gpus=4), BARE)
+    second = planned(
+        seen(kept(first)), request("mp", name="embed", tp=4, pp=2, gpus=4, port=8001), BARE
+    )
+
+    assert [process.gpus for process in first.processes] == [(0, 1, 2, 3)] * 2
+    assert [process.gpus for process in second.desired.processes] == [(4, 5, 6, 7)] * 2
+    assert [
+        option(start.processes[0].argv, "--master-port") for start in (first, second.desired)
+    ] == ["29501", "29502"]
+    assert judged(second, "room") == []
+
+
+def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
+    """A node in between that is too small is left out."""
+    inventory = uneven(2, 1, 2)
+    wanted = planned(
+        ClusterSnapshot(site=Site(inventory)),
+        request("mp", tp=2, pp=2, inventory=inventory),
+        inventory,
+    )
+
+    assert any("ranks expected 2 on n1, 2 on n3" in note for note in wanted.plan.notes)
+    assert [each.node for each in wanted.desired.processes] == ["n1", "n3"]
+
+
+def test_the_model_is_asked_for_in_the_running_containers() -> None:
+    """They have the mounts; where none runs, nobody is asked."""
+    there = seen()
+    stopped = {**there.site.facts, "n2": HostFacts(images=there.site.facts["n2"].images)}
+
+    assert [each.argv[:3] for each in ask_model(Site(INVENTORY, stopped), "/m")] == [
+        ("docker", "exec", "vlaunch-c-n1")
+    ]
+
+
+def test_helper_files_of_running_containers_are_brought_up_to_date() -> None:
+    """A newer vlaunch asks questions that an older helper program does not understand."""
+    assert len(plan_files(seen().site).steps) == 2
+    assert plan_files(Site(INVENTORY)).steps == ()

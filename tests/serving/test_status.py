@@ -1,0 +1,454 @@
+"""What `status` says, from what was observed and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.observed import EndpointHealth
+from launcher.core.domain import Answer
+from launcher.core.errors import UnreadableAnswer
+from launcher.serving import status
+from launcher.tools import network_verdict as verdict
+from launcher.tools.observe import observe
+from launcher.tools.ray_judges import try_payload
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+from tests import kept
+from tests import plan_case as case
+from tests.cluster_status import SECRETS, jobs, look, serve
+from tests.conftest import Load
+from tests.fakes import FakeTransport
+from tests.simulated import World
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
+
+
+def test_a_cluster_that_is_up_is_whole(world: World) -> None:
+    """Every node in Ray with its GPUs; no server yet."""
+    seen = look(world)
+
+    assert seen.whole
+    assert [
+        (each.node, each.role, each.container, each.ray, each.agent, each.gpus, each.drift)
+        for each in seen.nodes
+    ] == [
+        ("gpu01", "head", "running", "alive", "connected", "8/8", ()),
+        ("gpu02", "worker", "running", "alive", "connected", "8/8", ()),
+    ]
+    assert (seen.servers, seen.endpoint) == ((), "http://10.0.0.11:8000/v1")
+    assert seen.as_json()["server"] == {"state": "none"}
+
+
+def test_certificates_that_end_soon_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is whole all the same."""
+    assert look(world).certificates == ""
+    monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
+    seen = look(world)
+
+    assert seen.certificates.endswith("; run `vlaunch up` to renew them")
+    assert (seen.as_json()["certificates"], seen.whole) == (seen.certificates, True)
+
+
+def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
+    """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is
+    asked to knock.
+    """
+    asked = status.query_head(
+        Site(
+            world.inventory,
+            observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
+        ),
+    )
+    address = f"10.0.0.12:{world.inventory.ports.node_manager}"
+    world.said["jobs"]["unreachable"] = [address]
+    seen = look(world)
+
+    assert address in asked[0].argv[-1]
+    assert [each.ray for each in seen.nodes] == ["alive", "dead"]
+    assert not seen.whole
+
+
+def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
+    """On the node that has its API, its own address and port, not the inventory's."""
+    inventory = dataclasses.replace(
+        world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1")
+    )
+    wanted = kept.wanted(node="gpu02", backend="mp", port=9000)
+
+    assert serve(world, kept.seen(), wanted=wanted).endpoint == "http://10.0.0.12:9000/v1"
+    assert (
+        serve(world, kept.seen(), wanted=dataclasses.replace(wanted, host="fd00::1")).endpoint
+        == "http://[fd00::1]:9000/v1"
+    )
+    jobs(world)
+    assert look(world, inventory=inventory).endpoint == "http://127.0.0.1:8000/v1"
+
+
+def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
+    """And nobody is asked about a server."""
+    world = World(load())
+    seen = look(world)
+
+    assert not seen.whole
+    assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [
+        ("absent", "absent", "-/8")
+    ] * 2
+    assert seen.servers == ()
+    assert (
+        status.query_head(
+            Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+        )
+        == []
+    )
+
+
+def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
+    """Though its container runs."""
+    world.machines["gpu02"].joins = False
+    jobs(world)
+    seen = look(world)
+
+    assert (seen.nodes[1].container, seen.nodes[1].ray, seen.nodes[1].gpus, seen.whole) == (
+        "running",
+        "absent",
+        "-/8",
+        False,
+    )
+
+
+def test_a_container_that_has_ended_is_seen(world: World) -> None:
+    """With Docker's word."""
+    world.stop("gpu02")
+    seen = look(world)
+
+    assert (seen.nodes[1].container, seen.whole) == ("exited", False)
+
+
+def test_a_container_with_every_right_is_named(world: World) -> None:
+    """As it runs, whatever the inventory says of it by now."""
+    world.container("gpu02")["HostConfig"]["Privileged"] = True
+    seen = look(world)
+
+    assert [each.privileged for each in seen.nodes] == [False, True]
+    assert seen.nodes[1].drift == ()
+
+
+def test_the_size_of_what_engines_compiled_is_told(world: World) -> None:
+    """Where somebody asked, and there is some."""
+    world.machines["gpu02"].compiled = "ext4\n2048"
+
+    assert [each.compiled for each in look(world).nodes] == [None, 2 << 20]
+
+
+def test_a_node_that_cannot_be_reached_is_unknown_and_says_why(world: World) -> None:
+    """Its container is not called absent."""
+    seen = look(world, "gpu02")
+
+    assert (seen.nodes[1].container, seen.nodes[1].trouble, seen.whole) == (
+        "unknown",
+        "gpu02: no route",
+        False,
+    )
+    assert seen.nodes[0].ray == "alive"
+
+
+def test_without_the_head_the_server_is_unknown(world: World) -> None:
+    """Not `none`."""
+    seen = look(world, "gpu01")
+
+    assert ([each.state for each in seen.servers], seen.nodes[1].container) == (
+        ["unknown"],
+        "running",
+    )
+    assert not seen.whole
+
+
+def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
+    """And the node is not whole."""
+    world.machines["gpu02"].docker_error = "permission denied"
+    world.machines["gpu02"].containers.clear()
+    seen = look(world)
+
+    assert (seen.nodes[1].trouble, seen.whole) == ("permission denied", False)
+
+
+@pytest.mark.parametrize("members", [{"gpu02": 75.0}, {"gpu02": None}])
+def test_a_node_whose_agent_is_lost_is_not_whole(world: World, members: dict[str, float]) -> None:
+    """No server can be started there, though its container runs."""
+    world.said["jobs"]["members"] |= members
+    seen = look(world)
+
+    assert ([each.agent for each in seen.nodes], seen.whole) == (["connected", "lost"], False)
+
+
+def test_without_ray_agents_make_a_cluster(load: Load) -> None:
+    """Nothing is asked about Ray, and no node lacks it."""
+    world = World(load("ray: none"))
+    case.bring_up(world.inventory, world, SECRETS)
+    world.said["servers"] = kept.said()
+    seen = look(world)
+    asked, _ = status.query_head(
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    )
+
+    assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
+    assert seen.whole
+    assert ("dashboard" in asked.argv[-1], "peers" in asked.argv[-1]) == (False, False)
+    world.said["servers"]["members"]["gpu02"] = 75.0
+    assert not look(world).whole
+
+
+def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> None:
+    """One that was stopped is not listed."""
+    jobs(
+        world,
+        kept.one(None, kept.seen("a", state="ready")),
+        kept.one(None, kept.seen("b", state="stopped")),
+    )
+
+    assert [(each.name, each.state, each.model) for each in look(world).servers] == [
+        ("a", "stopping", "org/m")
+    ]
+
+
+ANSWER = {"model": "m", "fingerprint": "vllm-0.32.0-pp2-x"}
+
+
+def test_a_server_is_as_its_keeper_says(world: World) -> None:
+    """With what it said about itself; the keeper's doubts stand beside it."""
+    how = kept.seen(
+        warning="2 canaries were refused",
+        first_answer=ANSWER,
+        held={"gpu01": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"}},
+        endpoints={"gpu01": EndpointHealth(verdict="answering", seconds=0.25)},
+        load=kept.load(),
+    )
+    server = serve(world, how)
+
+    assert (server.state, server.backend, server.model, server.seconds) == (
+        "answering",
+        "ray",
+        "m",
+        0.25,
+    )
+    assert (server.fingerprint, server.kv_tokens, server.concurrency, server.load) == (
+        "vllm-0.32.0-pp2-x",
+        12345,
+        3.5,
+        kept.load(),
+    )
+    assert (server.warning, server.nodes, server.age) == (
+        "2 canaries were refused",
+        ("gpu01", "gpu02"),
+        2.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "whole"),
+    [
+        ("busy", True),
+        ("quiet", True),
+        ("resting", True),
+        ("suspect", False),
+        ("unknown", False),
+        ("of another version", False),
+    ],
+)
+def test_what_makes_a_cluster_not_whole(world: World, verdict: str, whole: bool) -> None:
+    """What the keeper is sure of, and what nobody knows."""
+    jobs(world, kept.one(kept.wanted(), kept.seen(verdict=verdict, reason="so it is")))
+    seen = look(world)
+
+    assert (seen.whole, seen.servers[0].detail) == (whole, "so it is")
+
+
+def test_a_server_that_no_keeper_has_seen_yet(world: World) -> None:
+    """It was asked for a moment ago."""
+    server = serve(world, None)
+
+    assert (server.state, server.detail) == (
+        "waiting",
+        "the head's agent has not taken it up yet",
+    )
+
+
+def test_several_servers_are_judged_apart(world: World) -> None:
+    """The first is the one that older readers of the JSON know."""
+    jobs(
+        world,
+        kept.one(kept.wanted("chat"), kept.seen("chat", verdict="suspect")),
+        kept.one(kept.wanted("embed"), kept.seen("embed")),
+    )
+    seen = look(world)
+
+    assert [(each.name, each.state) for each in seen.servers] == [
+        ("chat", "suspect"),
+        ("embed", "answering"),
+    ]
+    said = json.loads(json.dumps(seen.as_json()))
+    assert said["server"] == said["servers"][0]
+    assert said["servers"][1]["observed"]["state"] == "ready"
+
+
+def test_the_last_fault_is_told_with_names_of_nodes(world: World) -> None:
+    """An answer is an answer; what happened before stands beside it."""
+    how = kept.seen(
+        fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")]
+    )
+    observed = serve(world, how).observed
+
+    assert observed is not None
+    assert (observed.faults[0].node, observed.faults[0].evidence, observed.fault_count) == (
+        "gpu02",
+        "gpu02: killed",
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        5,
+        {"name": 5},
+        {"name": "x", "desired": 5},
+        {"name": "x", "observed": []},
+        {"name": "x", "age": "old"},
+        {**kept.one(kept.wanted(), kept.seen()), "observed": {"version": 2, "faults": [None]}},
+    ],
+)
+def test_a_record_may_be_anything(world: World, row: Any) -> None:
+    """Nodes answer what they like."""
+    jobs(world, row)
+
+    assert look(world).servers == ()
+
+
+def test_ranks_are_shown_on_their_nodes(world: World) -> None:
+    """From the names of the actors."""
+    actor = {"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}
+    world.said["jobs"]["actors"] = [actor]
+
+    assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
+
+
+def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
+    """Those of the `mp` backend, by their server's name where there are several."""
+    held = {"gpu01": ["TP0 PP0"], "gpu02": ["TP0 PP1"]}
+    mine = kept.one(kept.wanted("a", backend="mp"), kept.seen("a", ranks=held))
+    jobs(world, mine)
+    assert [each.ranks for each in look(world).nodes] == [("TP0 PP0",), ("TP0 PP1",)]
+
+    jobs(world, mine, kept.one(kept.wanted("b"), kept.seen("b", ranks=held)))
+    assert [each.ranks for each in look(world).nodes] == [
+        ("a: TP0 PP0", "b: TP0 PP0"),
+        ("a: TP0 PP1", "b: TP0 PP1"),
+    ]
+
+
+def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
+    """What the payload printed on a cluster of two."""
+    nodes = (
+        "nodes: [{host: node1, ip: 10.77.0.11, gpus: 1}, {host: node2, ip: 10.77.0.12, gpus: 1}]"
+    )
+    world = World(load("accelerator: cpu", nodes))
+    case.bring_up(world.inventory, world, SECRETS)
+    world.said["jobs"] = {
+        **json.loads((FIXTURES / "head-jobs.json").read_text()),
+        **kept.said(node1=0.1, node2=0.1),
+    }
+    seen = look(world)
+
+    assert [(each.ray, each.gpus) for each in seen.nodes] == [("alive", "1/1"), ("alive", "1/1")]
+    assert seen.servers == ()
+
+
+@pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"error": "Connection refused"}'])
+def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
+    """And nothing is made up about the nodes in Ray."""
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    heard = try_payload(Answer(node="gpu01", code=1, out=said))
+    seen = status.read(ClusterSnapshot(site=Site(world.inventory, facts), said=heard), {})
+
+    assert [each.state for each in seen.servers] == ["unknown"]
+    assert [each.ray for each in seen.nodes] == ["absent", "absent"]
+    assert not seen.whole
+
+
+def test_a_table_of_another_shape_is_unreadable(world: World) -> None:
+    """A node table that cannot be read is a failure, not a cluster without nodes."""
+    world.said["jobs"]["nodes"] = [{"node_id": 1}]
+    with pytest.raises(UnreadableAnswer, match="Ray's node table"):
+        look(world)
+
+
+PROOF = {
+    "taken": "2026-11-20",
+    "passed": True,
+    "asked": "auto",
+    "required": "any",
+    "ranks_per_node": 0,
+    "collective": True,
+    "summary": "1 pair over NET/IB",
+}
+
+
+def proof(world: World, **more: Any) -> None:
+    """Keep a verdict on the network between the containers that run now."""
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    here = verdict.incarnation(Site(world.inventory, facts))
+    world.machines["gpu01"].files["network.json"] = json.dumps(
+        {**PROOF, "incarnation": here, **more}
+    ).encode()
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_the_network_is_proven_for_containers_whatever_serves_in_them(
+    world: World, backend: str
+) -> None:
+    """Until one is another; what a server's own logs said of it stands beside it while that server
+    is the same.
+    """
+    proof(world, servers={"default": {"id": "id-default", "said": "NET/IB, 4 links"}})
+    jobs(world, kept.one(kept.wanted(backend=backend), kept.seen()))
+    proven = "proven 2026-11-20: 1 pair over NET/IB"
+
+    assert look(world).network == f"{proven}; server `default`: NET/IB, 4 links"
+    jobs(world, kept.one(kept.wanted("other", backend=backend), kept.seen("other")))
+    assert (
+        look(world).network
+        == f"{proven}; no server's own logs were looked at, its `vlaunch serve` does"
+    )
+    jobs(world, kept.one(kept.wanted("small", places={"gpu01": 2}), kept.seen("small")))
+    assert look(world).network == proven
+    world.container("gpu02")["Id"] = "another"
+    assert look(world).network == "not proven for these containers: `vlaunch check-nccl`"
+    world.stop("gpu02")
+    assert look(world).network == ""
+
+
+def test_whole_says_every_part(world: World) -> None:
+    """One thing wrong with one node is enough."""
+    seen = look(world)
+    spoiled: list[dict[str, Any]] = [
+        {"container": "exited"},
+        {"ray": "dead"},
+        {"ray": "absent"},
+        {"agent": "lost"},
+        {"drift": ("x",)},
+        {"trouble": "x"},
+    ]
+
+    assert not any(
+        dataclasses.replace(
+            seen, nodes=(seen.nodes[0], dataclasses.replace(seen.nodes[1], **each))
+        ).whole
+        for each in spoiled
+    )

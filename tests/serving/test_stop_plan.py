@@ -1,0 +1,135 @@
+"""Plans that end servers: what is sent, and what must hold until they are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.core.check import Finding
+from launcher.core.domain import Answer
+from launcher.core.plan import Gate
+from launcher.serving.stop_plan import plan_forget, plan_stop
+from launcher.tools import servers
+from launcher.tools.host import HostFacts
+from launcher.tools.servers import Server
+from launcher.tools.site import Site
+from tests.ray_rows import group, table
+from tests.served import INVENTORY, container, desired, kept, request, seen
+
+FOLDER = "/root/.vlaunch/c/server"
+
+
+def stopped(*found: Mapping[str, Any], grace: float = 15) -> Gate:
+    """Return the gate of a plan that stops some servers."""
+    there = servers.read({"servers": list(found)}).servers
+    (stage,) = plan_stop(seen().site, there, grace).stages
+    (gate,) = stage.gates
+    return gate
+
+
+def judged(
+    gate: Gate,
+    kept_now: Mapping[str, Any] | None,
+    *ports: int,
+    ray: Mapping[str, Any] | None = None,
+) -> Finding:
+    """Judge the head's answers: its servers with Ray's tables, and whether each port is open (0
+    as `docker exec` ends).
+    """
+    report = {"error": "timed out"} if kept_now is None else {**kept_now, **(ray or {})}
+    answers = [Answer(node="n1", code=1 if kept_now is None else 0, out=json.dumps(report))]
+    answers += [Answer(node="n1", code=code) for code in ports]
+    (finding,) = gate.judge({"n1": answers})
+    return finding
+
+
+def test_a_server_is_wanted_no_more() -> None:
+    """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
+    for.
+    """
+    there = servers.read({"servers": [kept(request())]}).servers
+    (stage,) = plan_stop(seen().site, there, 15).stages
+    (step,), (gate,) = stage.steps, stage.gates
+
+    assert (step.command.node, step.command.argv) == (
+        "n1",
+        ("rm", "-f", f"{FOLDER}/default/desired.json"),
+    )
+    assert {command.node for command in gate.ask} == {"n1"}
+    assert gate.deadline == 75
+    assert plan_stop(seen().site, (), 15).stages == ()
+
+
+def test_it_is_gone_when_nothing_of_it_is_left() -> None:
+    """Each of what it held is waited for, and named."""
+    gate, free = stopped(kept(request())), {"jobs": [], "groups": table()}
+    gone: dict[str, Any] = {"servers": []}
+    ending = {
+        "servers": [{**kept(request(), "stopping", doing="ending it politely"), "desired": None}]
+    }
+
+    assert judged(gate, gone, 1, ray=free).status == "pass"
+    assert (
+        judged(gate, ending, 1, ray=free).text == "server `default` is stopping: ending it politely"
+    )
+    assert judged(gate, gone, 0, ray=free).text == "port 8000 on n1 is still open"
+    assert judged(
+        gate, gone, 1, ray={"jobs": [], "groups": table(group(2, ip="10.0.0.2"))}
+    ).text.startswith("2 GPUs are still")
+    assert (
+        judged(gate, gone, 1, ray={"error": "timed out"}).text == "Ray cannot be asked: timed out"
+    )
+    assert judged(gate, None, 1, ray=free).status == "wait"
+
+
+def test_the_port_of_every_endpoint_is_waited_for() -> None:
+    """Asked from the head, each at its node's address."""
+    gate = stopped(kept(request("mp", dp=2, pp=None, args=("-dph",))))
+    probes = [command for command in gate.ask if "python3" in command.argv and "-c" in command.argv]
+
+    assert [("10.0.0.2" in each.argv[-1], each.node) for each in probes] == [
+        (False, "n1"),
+        (True, "n1"),
+    ]
+    free = {"jobs": [], "groups": table()}
+    assert judged(gate, {"servers": []}, 1, 0, ray=free).text == "port 8000 on n2 is still open"
+
+
+def test_what_others_hold_is_not_waited_for() -> None:
+    """A server beside it, and batch jobs."""
+    other = desired(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))
+    left, groups = {"servers": [kept(other)]}, table(group(4, ip="10.0.0.1"))
+    batch = {"submission_id": "b-1", "status": "RUNNING"}
+
+    assert (
+        judged(stopped(kept(request())), left, 1, ray={"jobs": [], "groups": groups}).status
+        == "pass"
+    )
+    assert (
+        judged(
+            stopped(kept(request())), {"servers": []}, 1, ray={"jobs": [batch], "groups": groups}
+        ).status
+        == "pass"
+    )
+
+
+def test_where_the_heads_container_does_not_run_nobody_is_waited_for() -> None:
+    """The file goes all the same: the server does not come back with the head."""
+    facts = {**seen().site.facts, "n1": HostFacts(containers=(container("n1", status="exited"),))}
+    (stage,) = plan_stop(Site(INVENTORY, facts), [Server(name="default")], 15).stages
+
+    assert (len(stage.steps), stage.gates) == (1, ())
+
+
+def test_what_is_over_is_forgotten() -> None:
+    """With why; what has answered before stays."""
+    (step,) = plan_forget(seen().site, ["chat"]).steps
+
+    assert step.command.argv == (
+        "rm",
+        "-f",
+        f"{FOLDER}/chat/desired.json",
+        f"{FOLDER}/chat/observed.json",
+    )
+    assert plan_forget(seen().site, []).stages == ()

@@ -1,0 +1,78 @@
+"""`vlaunch tunnel`: the API here, through the connection that is there anyway."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.core.errors import ConnectError
+from tests import kept
+from tests.command_line import INVENTORY, Cluster
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "forward"),
+    [
+        ("", [], ("gpu01", "127.0.0.1", 8000, 8000)),
+        ("", ["--local-port", "0"], ("gpu01", "127.0.0.1", 8000, 0)),
+        ("", ["--dashboard", "--local-port", "9999"], ("gpu01", "127.0.0.1", 8265, 9999)),
+        ("serve: {bind: 10.0.0.11}", [], ("gpu01", "10.0.0.11", 8000, 8000)),
+        ("ports: {api: 8080}", [], ("gpu01", "127.0.0.1", 8080, 8080)),
+    ],
+)
+def test_the_port_of_the_head_is_forwarded(
+    more: str, words: list[str], forward: tuple[object, ...], cluster: Cluster
+) -> None:
+    """Where the API listens; its address here is the one line of standard output."""
+    cluster.write(f"{INVENTORY}{more}\n")
+    ran = cluster.run("tunnel", *words)
+
+    assert (ran.code, cluster.forwards) == (0, [forward])
+    assert ran.out == f"http://127.0.0.1:{forward[3] or 45678}\n"
+    assert "Ctrl-C" in ran.err
+
+
+def test_the_server_that_runs_is_the_one_meant(cluster: Cluster) -> None:
+    """It may listen elsewhere than the inventory says; the dashboard stays where it is."""
+    assert cluster.run("up").code == 0
+    kept.keep(cluster.world, kept.wanted(host="10.0.0.11", port=9000))
+    # A tunnel needs the head alone.
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")
+    ran = cluster.run("tunnel")
+    cluster.run("tunnel", "--dashboard")
+
+    assert ran.out == "http://127.0.0.1:9000\n"
+    assert cluster.forwards == [
+        ("gpu01", "10.0.0.11", 9000, 9000),
+        ("gpu01", "127.0.0.1", 8265, 8265),
+    ]
+
+
+def test_each_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
+    """To the node that has its API; without a name it must be the only one."""
+    assert cluster.run("up").code == 0
+    kept.keep(cluster.world, kept.wanted("chat"))
+    kept.keep(cluster.world, kept.wanted("embed", node="gpu02", port=8001))
+    ran = cluster.run("tunnel")
+
+    assert cluster.run("tunnel", "--server", "embed").out == "http://127.0.0.1:8001\n"
+    assert cluster.forwards == [("gpu02", "127.0.0.1", 8001, 8001)]
+    assert (ran.code, "2 servers run: `chat`, `embed`" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [("", ["--dashboard", "--server", "chat"]), ("ray: none", ["--dashboard"])],
+    ids=["both", "no Ray"],
+)
+def test_a_dashboard_that_is_none_is_a_usage_error(
+    more: str, words: list[str], cluster: Cluster
+) -> None:
+    """Nothing is reached."""
+    cluster.write(f"{INVENTORY}{more}\n")
+
+    assert (cluster.run("tunnel", *words).code, cluster.asked) == (2, [])
+
+
+def test_a_port_that_is_none_is_a_usage_error(cluster: Cluster) -> None:
+    """Nothing is reached."""
+    assert (cluster.run("tunnel", "--local-port", "70000").code, cluster.asked) == (2, [])

@@ -1,0 +1,691 @@
+"""Watching a server: phases from recorded logs, readiness only by a completion, and every way in
+which none comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.desired import Desired, Policy
+from launcher.agent.health import verdict
+from launcher.core.domain import Answer, Inventory, Node
+from launcher.core.errors import (
+    DeadlineError,
+    ServerError,
+    StoppedError,
+    UnwatchedError,
+    VlaunchError,
+)
+from launcher.core.events import Event
+from launcher.core.transport import Command
+from launcher.serving.serve_plan import plan_serve
+from launcher.serving.watch import Served, summary, watch
+from launcher.tools.placement import choose, narrow
+from launcher.tools.serve_request import Request
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
+from tests.fakes import FakeTransport
+from tests.simulated import query
+
+LOGS = Path(__file__).parents[1] / "fixtures" / "vllm"
+NODES = (
+    Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),
+    Node(name="n2", host="n2", ip="10.0.0.2", gpus=1),
+)
+INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=NODES)
+ANSWERED = {
+    "model": "m",
+    "fingerprint": "vllm-pp2",
+    "text": "Hi",
+    "came": "",
+    "refused": "",
+    "task": "chat",
+    "seconds": 0.5,
+    "replicas": [],
+}
+CAPACITY = {"kv_cache_size_tokens": "65536", "kv_cache_max_concurrency": "128.0"}
+
+
+def log(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8")
+
+
+@dataclass
+class World:
+    """A head and a node with an API that return `looks` one after the other, the last one
+    repeatedly; sleeping advances the time.
+    """
+
+    looks: list[dict[str, Any]]
+    spec: Desired
+    now: float = 0.0
+    position: int = -1
+
+    def look(self) -> dict[str, Any]:
+        return self.looks[min(max(self.position, 0), len(self.looks) - 1)]
+
+    def answer(self, command: Command) -> Answer:
+        argv, node = command.argv, command.node
+        path = query(argv)
+        if path == "servers":
+            assert (node, self.spec.api_node) == ("n1", "n2")
+            self.position += 1
+            return self._answer(node, self.look()["head"], self.servers)
+        assert path == "watch"
+        assert (node, "name=default&" in argv[-1]) == (self.spec.api_node, True)
+        if node == "n1":
+            self.position += 1
+            api, head = self.look()["api"], self.look()["head"]
+            if isinstance(head, Answer):
+                return self._answer(node, head, self.servers)
+            return self._answer(node, api, lambda answer: {**answer, **self.servers({**head})})
+        return self._answer(node, self.look()["api"], lambda answer: answer)
+
+    def servers(self, head: dict[str, Any]) -> dict[str, Any]:
+        defaults = {
+            "version": 2,
+            "name": "default",
+            "id": self.spec.id,
+            "asked": 7.0,
+            "model": "m",
+            "state": "starting",
+        }
+        record = head.pop("observed", {})
+        server = {
+            "name": "default",
+            "desired": self.spec.as_json(),
+            "observed": None if record is None else {**defaults, **record},
+        }
+        agent = head.pop("looked", 1.0)
+        return {"servers": [{**server, "age": 1.0, **head}], "members": {}, "agent": agent}
+
+    def _answer(
+        self, node: str, part: Any, complete: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> Answer:
+        return (
+            replace(part, node=node)
+            if isinstance(part, Answer)
+            else Answer(node=node, code=0, out=json.dumps(complete({**part})))
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def look(
+    text: str = "",
+    state: str = "starting",
+    listening: bool = False,
+    anew: bool = False,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Return the answers at one look; `fields` are of the supervisor's record."""
+    api = {"log": text, "offset": len(text.encode()), "anew": anew, "listening": listening}
+    record = {
+        "state": state,
+        "generation": 1,
+        "verdict": verdict(state, len(fields.get("faults", ()))),
+        "reason": fields.get("doing", ""),
+        **fields,
+    }
+    return {"head": {"observed": record}, "api": api}
+
+
+def failed(
+    what: str = "vLLM ended with exit code 1", state: str = "failed", **fault: Any
+) -> dict[str, Any]:
+    """Return a look at a server of which its keeper will not start the engine again."""
+    return look(state=state, faults=[{"at": 1.0, "what": what, **fault}])
+
+
+READY: dict[str, Any] = {
+    "state": "ready",
+    "listening": True,
+    "verdict": "answering",
+    "first_answer": ANSWERED,
+    "held": {"n1": CAPACITY},
+}
+
+
+def refusal(status: int, error: str, times: int = 3, **fields: Any) -> dict[str, Any]:
+    """Return a look at a server that starts, and refuses the supervisor's first request."""
+    first = {"status": status, "error": error, "times": times, **fields}
+    return look(listening=True, first_answer=first)
+
+
+def make_spec(
+    dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = (), args: tuple[str, ...] = ()
+) -> Desired:
+    split = choose(narrow(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend)
+    request = Request(
+        model="m",
+        placement=split,
+        backend=backend,
+        host="0.0.0.0",
+        port=8000,
+        nodes=nodes,
+        args=args,
+    )
+    return plan_serve(
+        ClusterSnapshot(site=Site(INVENTORY)), request, asked=7.0, policy=Policy()
+    ).desired
+
+
+def follow(
+    *looks: dict[str, Any],
+    timeout: float = 600,
+    attached: bool = False,
+    dp: int = 1,
+    **more: Any,
+) -> tuple[World, list[Event], Served]:
+    """Watch a server until it has answered; of an error, `events` are what came before."""
+    world = World(list(looks), make_spec(dp, **more))
+    events: list[Event] = []
+    generator = watch(
+        Site(INVENTORY),
+        world.spec,
+        FakeTransport(world.answer),
+        timeout=timeout,
+        attached=attached,
+        clock=lambda: world.now,
+        sleep=world.sleep,
+    )
+    while True:
+        try:
+            events.append(next(generator))
+        except StopIteration as over:
+            return world, events, over.value
+        except VlaunchError as error:
+            error.events, error.world = events, world  # type: ignore[attr-defined]
+            raise
+
+
+def in_pieces(text: str, count: int) -> list[dict[str, Any]]:
+    lines = text.splitlines(keepends=True)
+    size = len(lines) // count + 1
+    return [look("".join(lines[i : i + size])) for i in range(0, len(lines), size)]
+
+
+def test_a_start_is_told_in_phases() -> None:
+    """Each phase is told once, in order, when it is over; the end is a completion."""
+    _, events, served = follow(look(), *in_pieces(log("serve_ray_pp2_ok"), 40), look(**READY))
+    done = [event.text for event in events if event.kind == "step"]
+
+    assert done[0] == "starting vLLM"
+    assert done[-1] == "a completion has come back"
+    assert "loading weights" in done
+    assert len(done) == len(set(done))
+    assert served.first.fingerprint == "vllm-pp2"
+
+
+def waits(events: list[Event]) -> list[str]:
+    return [event.text for event in events if event.kind == "wait"]
+
+
+@pytest.mark.parametrize(
+    ("doing", "told"),
+    [
+        (
+            "GPU 3 of gpu01: 60 GiB held by python (pid 4711)",
+            "GPU 3 of gpu01: 60 GiB held by python (pid 4711)",
+        ),
+        ("waiting for 10.0.0.2 to be in Ray", "waiting for n2 to be in Ray"),
+        ("", "waiting"),
+    ],
+)
+def test_what_a_start_waits_for_is_told(doing: str, told: str) -> None:
+    """In its keeper's words, with the names of nodes."""
+    _, events, _ = follow(look(state="waiting", doing=doing), look(), look(**READY))
+
+    assert waits(events)[0] == told
+    assert waits(events)[1] == "starting vLLM"
+    waiting = [event for event in events if event.kind == "wait"]
+    texts = ["", *(event.text for event in waiting)]
+    changed = [before != text for before, text in itertools.pairwise(texts)]
+    assert [event.state == "running" for event in waiting] == changed
+    seconds = [event.seconds for event in waiting]
+    assert seconds == sorted(seconds)
+    assert 0 <= seconds[0] < seconds[-1] < 60
+
+
+def test_a_server_that_nobody_keeps_yet() -> None:
+    """The keeper has not read the file, or what it says is of the server before."""
+    before = look(state="ready", asked=6.0)
+    _, events, _ = follow({**look(), "head": {"observed": None}}, before, look(**READY))
+
+    assert set(waits(events)[:2]) == {"the head's agent has not taken it up yet"}
+
+
+def test_a_server_that_recovers_is_waited_for() -> None:
+    """What its log says of the engine that died is no end, nor what a dead engine's API answers;
+    nodes have their names.
+    """
+    died: dict[str, Any] = {"faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
+    _, events, served = follow(
+        look(log("serve_ray_pp2_ok")),
+        look(log("fail_rank_killed"), "stopping", listening=True, **died),
+        *[
+            look(
+                state="pausing",
+                doing="starting again in 5 s, after rank 1 on 10.0.0.2 ended",
+                **died,
+            )
+        ]
+        * 12,
+        look(log("serve_ray_pp2_ok"), anew=True, **died),
+        look(**READY, **died),
+    )
+
+    assert served.first.fingerprint == "vllm-pp2"
+    assert "recovering: starting again in 5 s, after rank 1 on n2 ended" in waits(events)
+    assert any(text.startswith("recovering: getting the first answer") for text in waits(events))
+    assert not [event for event in events if event.kind == "warning"]
+
+
+def test_a_keeper_that_gave_up() -> None:
+    """The engine's own first error comes first, then what its keeper saw."""
+    over = failed(
+        "no restart is left of 3 in an hour",
+        "gave-up",
+        cause="ValueError: no such thing",
+        evidence="one\ntwo",
+    )
+    with pytest.raises(ServerError, match="ValueError: no such thing") as raised:
+        follow(over)
+
+    assert (
+        raised.value.evidence
+        == "raised on n1\nits keeper gave up: no restart is left of 3 in an hour\none\ntwo"
+    )
+    assert "vlaunch stop" not in raised.value.hint
+
+
+def test_a_long_cause_is_told_whole_below() -> None:
+    """The first line holds its beginning only."""
+    cause = "ValueError: " + "no such thing, " * 20
+    with pytest.raises(ServerError) as raised:
+        follow(failed("no restart is left of 3 in an hour", "gave-up", cause=cause))
+
+    assert cause.strip() in raised.value.evidence
+    assert raised.value.message.endswith("…")
+
+
+def test_what_was_observed() -> None:
+    """Endpoint, ranks by node, capacity and times come back as they were seen."""
+    _, _, served = follow(look(**READY, ranks={"n1": ["PP0"], "n2": ["PP1"]}))
+
+    assert summary(served) == {
+        "endpoint": "http://10.0.0.1:8000/v1",
+        "endpoints": ["http://10.0.0.1:8000/v1"],
+        "model": "m",
+        "ranks": {"n1": ["PP0"], "n2": ["PP1"]},
+        "kv_cache_tokens": 65536,
+        "max_concurrency": 128.0,
+        "system_fingerprint": "vllm-pp2",
+        "seconds": 0.0,
+        "first_answer_seconds": 0.5,
+    }
+
+
+def test_ranks_that_nobody_names() -> None:
+    """Where they are expected is told."""
+    assert follow(look(**READY))[2].ranks == {"n1": ("1 rank",), "n2": ("1 rank",)}
+
+
+def test_a_server_whose_api_is_not_on_the_head() -> None:
+    """The head says how it is, its own node has the log, the API and the address."""
+    _, events, served = follow(
+        *in_pieces(log("serve_mp_pp2_node0_ok"), 9),
+        look(**READY),
+        backend="mp",
+        nodes=("n2",),
+        dp=1,
+    )
+
+    assert served.endpoints == ("http://10.0.0.2:8000/v1",)
+    assert "loading weights" in [event.text for event in events if event.kind == "step"]
+
+
+def test_listening_is_not_ready() -> None:
+    """Only the supervisor's verdict ends the wait; meanwhile the server's error is shown."""
+    late = refusal(0, "replica 1 gave no answer: timed out", times=9)
+    _, events, _ = follow(look(listening=True), late, look(**READY))
+
+    assert "starting vLLM (replica 1 gave no answer: timed out)" in waits(events)
+
+
+@pytest.mark.parametrize("state", ["quiet", "suspect", "resting", "unknown"])
+def test_a_server_that_no_longer_answers(state: str) -> None:
+    """The wait continues, and its verdict is shown; a busy server counts as ready."""
+    fields = {**READY, "verdict": state, "reason": "no step has ended for 99 s"}
+    with pytest.raises(DeadlineError, match=f"{state}: no step has ended for 99 s"):
+        follow(look(**fields), timeout=20, attached=True)
+
+    follow(look(**{**READY, "verdict": "busy"}), timeout=20, attached=True)
+
+
+def test_a_stale_record_of_the_agent() -> None:
+    """It says nothing about the server, not even that it is dead."""
+    stale = look(**READY)
+    with pytest.raises(UnwatchedError, match="the head's agent has not looked for 99 s"):
+        follow({**stale, "head": {**stale["head"], "looked": 99.0}})
+
+
+def test_attaching_tells_no_phases_of_the_past() -> None:
+    """The log of a server that has been up for long is read, but not told again."""
+    _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
+
+    assert [event.text for event in events if event.kind == "step"] == [
+        "a completion has come back"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "line"),
+    [
+        (
+            "fail_cpu_platform_refuses_ray",
+            "no Ray platform plugin",
+            "current platform cpu does not support ray",
+        ),
+        ("fail_gloo_loopback", "wrong network interface", "connectFullMesh failed"),
+        (
+            "fail_cpu_shm_across_hosts",
+            "did not start: RuntimeError: open shm",
+            "open shm in SHMManager failed",
+        ),
+        ("fail_validation", "this model is dense", "not supported/useful for dense models"),
+    ],
+)
+def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
+    """The engine's end ends the wait at once, with the cause, the line that shows it, and a
+    hint.
+    """
+    with pytest.raises(ServerError) as raised:
+        follow(*in_pieces(log(name), 5), failed())
+
+    assert raised.value.message.startswith("the server did not start: ")
+    assert cause in raised.value.message
+    assert line in f"{raised.value.message}\n{raised.value.evidence}"
+    assert raised.value.hint
+    assert raised.value.world.now < 10  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "evidence"),
+    [
+        ("serve_ray_memory", "host memory", "10.61.0.11, RayWorkerProc pid=711: ValueError: Avail"),
+        ("serve_mp_memory", "host memory", "n1, VllmWorker-0 pid=1943: ValueError: Available"),
+        ("serve_ray_compiler", "no compiler", "10.61.0.12, Worker_PP1 pid=284: torch._inductor"),
+        ("serve_mp_compiler", "no compiler", "n1, Worker_PP0 pid=2302: torch._inductor.exc.Ind"),
+        ("serve_ray_argument", "engine arguments", "vllm: error: unrecognized arguments: --no"),
+        ("serve_mp_context", "context is longer", "n1: Value error, User-specified max_model_len"),
+    ],
+)
+def test_a_wrong_argument_is_told_once_and_first(name: str, message: str, evidence: str) -> None:
+    """With the node and the process, and without what follows from it."""
+    text = (LOGS.parent / "causes" / f"{name}.log").read_text()
+    with pytest.raises(ServerError) as raised:
+        follow(*in_pieces(text, 5), failed())
+
+    assert message in raised.value.message
+    assert raised.value.evidence.startswith(evidence)
+    assert len(raised.value.evidence.splitlines()) == 2
+    assert raised.value.evidence.endswith("vLLM ended with exit code 1")
+
+
+def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
+    """Its exception is told, and what looks at all nodes is named."""
+    text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
+    with pytest.raises(ServerError) as raised:
+        follow(*in_pieces(text, 5), failed())
+
+    assert "Offline data parallel mode is of a new kind" in raised.value.message
+    assert raised.value.hint.startswith("look at every node: `vlaunch doctor`")
+
+
+def test_a_fatal_line_is_told_at_once() -> None:
+    """It is told with the look that saw it; a server that does not end by itself then is given up
+    after a few seconds.
+    """
+    with pytest.raises(
+        ServerError, match="cannot go on: the model and its KV cache do not fit"
+    ) as raised:
+        follow(look("RuntimeError: No available memory for the cache blocks\n"), look())
+    first = next(event for event in raised.value.events if event.kind == "warning")  # type: ignore[attr-defined]
+
+    assert first.state == "failed"
+    assert "`vlaunch stop default`" in raised.value.hint
+    assert 5 < raised.value.world.now < 15  # type: ignore[attr-defined]
+
+
+FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
+    """A line is read in the wrong way more easily than an answer: who answers serves, also when
+    watched again from byte 0.
+    """
+    _, events, _ = follow(look(FATAL, **READY), attached=attached)
+
+    assert [event.state for event in events if event.kind == "warning"] == ["warn"]
+
+
+def test_a_fatal_line_does_not_count_while_the_server_listens() -> None:
+    """Its first completions may take long."""
+    follow(look(FATAL), *[look(listening=True)] * 30, look(**READY))
+
+
+def test_a_server_that_goes_on_after_a_fatal_line() -> None:
+    """A log that grows, or a phase that begins, shows that the line was not the end."""
+    busy = [look(f"line {i}\n") for i in range(20)]
+    follow(look(FATAL), *busy, look(**READY))
+    silent = [look()] * 30
+    follow(look(FATAL), look("Starting to load model x\n"), *silent, look(**READY))
+
+
+def test_a_fatal_line_counts_when_the_server_stops_listening() -> None:
+    """The error names the line."""
+    with pytest.raises(ServerError, match="cannot go on: the model and its KV cache do not fit"):
+        follow(look(listening=True), look(FATAL), look())
+
+
+def test_a_warning_is_told_once_and_waited_through() -> None:
+    """Too few GPUs may become enough."""
+    wait = "Waiting for creating a placement group of specs for {} seconds. specs=[]\n"
+    _, events, _ = follow(look(wait.format(30)), look(wait.format(70)), look(**READY))
+
+    assert [event.state for event in events if event.kind == "warning"] == ["warn"]
+
+
+def test_an_engine_that_leaves_no_log() -> None:
+    """What its keeper saw is shown instead; it may hold anything."""
+    with pytest.raises(ServerError) as raised:
+        follow(
+            failed(cause="OSError: disk \x1b[2Jquota", evidence="\x1b[31mRuntime env setup failed")
+        )
+
+    assert "OSError: disk " in raised.value.message
+    assert "Runtime env setup failed" in raised.value.evidence
+    assert "\x1b" not in raised.value.message + raised.value.evidence
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [({"desired": None}, "an operator removed it"), ({"name": "other"}, "an operator removed it")],
+)
+def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
+    """`vlaunch stop` elsewhere ends the watching here, and says so."""
+    dying = (
+        "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError:"
+        " EngineCore\n"
+    )
+    with pytest.raises(StoppedError, match="was stopped while") as stopped:
+        follow(look(), look(dying), {**look(), "head": head})
+
+    assert (stopped.value.evidence, stopped.value.hint) == (
+        said,
+        "see who stopped it: `vlaunch audit`",
+    )
+    assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
+
+
+def test_a_server_that_somebody_replaces() -> None:
+    """Under its name, or started anew: what runs now is not what is watched."""
+    other = {**make_spec().as_json(), "asked": 8.0, "model": "n"}
+    with pytest.raises(StoppedError) as stopped:
+        follow(look(), {**look(), "head": {"desired": other}})
+
+    assert stopped.value.evidence == "n has taken its place"
+
+
+def test_several_endpoints() -> None:
+    """Addresses and times are listed by endpoint; capacities are added up."""
+    apart: dict[str, Any] = {"dp": 2, "backend": "mp", "args": ("--data-parallel-hybrid-lb",)}
+    first = {**ANSWERED, "seconds": 0.75, "replicas": [0.5, 0.75]}
+    both = {"n1": CAPACITY, "n2": CAPACITY}
+    _, _, served = follow(look(**{**READY, "first_answer": first, "held": both}), **apart)
+
+    assert served.endpoints == ("http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1")
+    assert (served.first.replicas, served.first.seconds) == ((0.5, 0.75), 0.75)
+    assert summary(served)["replica_seconds"] == [0.5, 0.75]
+    assert (served.capacity.tokens, served.capacity.concurrency) == (131072, 256.0)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_another_api_key(status: int) -> None:
+    """A server that demands a key we do not have will not change its mind."""
+    with pytest.raises(ServerError, match="another API key"):
+        follow(refusal(status, "Unauthorized", times=1))
+
+
+def test_an_api_that_only_refuses() -> None:
+    """Three refusals are enough; the last one is shown."""
+    follow(refusal(500, "EngineCore is sad", times=2), look(**READY))
+    with pytest.raises(ServerError, match="gives no completion") as raised:
+        follow(refusal(500, "EngineCore is sad"))
+
+    assert raised.value.evidence == "500: EngineCore is sad"
+
+
+def test_refusals_of_a_dead_engine_do_not_count() -> None:
+    """The supervisor starts another one."""
+    died = {"state": "stopping", "faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
+    first = {"status": 500, "error": "EngineDeadError", "times": 9}
+    follow(look(**died, first_answer=first), look(**READY))
+
+
+@pytest.mark.parametrize(
+    ("stands", "said"),
+    [
+        (look("Starting to load model x\n"), "loading weights"),
+        (
+            look(state="waiting", doing="GPU 3 of n2: 60 GiB held by python"),
+            "GPU 3 of n2: 60 GiB held by python",
+        ),
+    ],
+)
+def test_the_deadline_says_where_it_stands(stands: dict[str, Any], said: str) -> None:
+    """The wait ends, the server goes on, and both are said."""
+    with pytest.raises(DeadlineError, match=f"within 20s; it is still {said}") as late:
+        follow(stands, {**stands, "api": look()["api"]}, timeout=20)
+
+    assert "goes on" in late.value.hint
+    assert late.value.world.now == pytest.approx(20, abs=1.5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Answer(node="", code=255, err="connection lost"),
+        Answer(node="", code=1, out='{"error": "timed out"}'),
+    ],
+)
+def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
+    """A few looks may fail; many in a row end the watching, and the server is not said to be
+    dead.
+    """
+    mute = {**look(), "head": trouble}
+    follow(look(), mute, mute, look(**READY))
+    with pytest.raises(UnwatchedError, match="server `default` cannot be watched any more") as lost:
+        follow(look(), mute)
+
+    assert "may well go on" in lost.value.hint
+    assert lost.value.world.now > 40  # type: ignore[attr-defined]
+
+
+def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
+    """While its keeper is heard, the server is known to go on."""
+    mute = {**look(), "api": Answer(node="", code=1, err="container is restarting")}
+    world, _, _ = follow(look(), *[mute] * 60, look(**READY), backend="mp", nodes=("n2",))
+
+    assert world.now > 50
+
+
+def test_stopping_to_watch_asks_nothing_more() -> None:
+    """Closing the watch sends nothing: the server is not told."""
+    world = World([look()], make_spec())
+    transport = FakeTransport(world.answer)
+    generator = watch(
+        Site(INVENTORY),
+        world.spec,
+        transport,
+        timeout=60,
+        clock=lambda: world.now,
+        sleep=world.sleep,
+    )
+    next(generator)
+    before = len(transport.commands)
+    generator.close()
+
+    assert len(transport.commands) == before
+
+
+EMBEDDED = {
+    **ANSWERED,
+    "text": "",
+    "fingerprint": "",
+    "task": "embedding",
+    "came": "an embedding of 128 numbers",
+}
+
+
+def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
+    """The embedding is named; there are no tokens and no fingerprint."""
+    _, events, served = follow(look(**{**READY, "first_answer": EMBEDDED}))
+
+    assert [event.text for event in events if event.state == "ok"][-1] == (
+        "an embedding of 128 numbers has come back"
+    )
+    assert (served.first.task, served.first.came) == ("embedding", "an embedding of 128 numbers")
+    assert summary(served)["answer"] == "an embedding of 128 numbers"
+
+
+def test_a_server_with_nothing_but_health() -> None:
+    """A warning has the refused request: perhaps none of its endpoints works."""
+    alone = {
+        "task": "health",
+        "came": "an answer of `/health` alone",
+        "refused": "/pooling: 400 no",
+    }
+    _, events, served = follow(look(**{**READY, "first_answer": {**EMBEDDED, **alone}}))
+
+    assert served.first.task == "health"
+    (warning,) = [event.text for event in events if event.kind == "warning"]
+    assert warning.endswith("`/health` is all that is asked of it (/pooling: 400 no)")
+
+
+def test_a_server_that_returns_no_embedding() -> None:
+    """The error names the kind of answer."""
+    with pytest.raises(ServerError, match="gives no embedding") as raised:
+        follow(refusal(200, "no answer of /v1/embeddings: {}", task="embedding"))
+
+    assert raised.value.evidence.startswith("200: no answer of")

@@ -1,0 +1,62 @@
+"""The line a node runs, given to the shells that may run it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+
+import pytest
+
+from launcher.ssh import envelope
+
+SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "ksh"]
+
+
+def test_line_is_what_one_would_type() -> None:
+    """Words are quoted where they must be and nowhere else."""
+    assert envelope.line(("docker", "run", "--name", "a b", "$x")) == "docker run --name 'a b' '$x'"
+
+
+def test_envelope_has_nothing_that_shells_read_differently() -> None:
+    """fish, csh and POSIX shells agree on the whole line when the argv is plain."""
+    line = envelope.wrap(("true",), timeout=5, stdin=0, marker="m")
+    assert not set(line) & set("\\\n")
+    assert line.count("'") == 2
+    assert line.startswith("exec timeout -k 5 5 sh -c '")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "word"),
+    [(60, "60"), (0.5, "0.5"), (math.inf, "0"), (1e-9, "0.001"), (120.25, "120.25")],
+)
+def test_deadline_word(seconds: float, word: str) -> None:
+    """`timeout` reads 0 as no deadline, so only infinity may become 0."""
+    assert envelope.wrap(("true",), timeout=seconds, stdin=0, marker="m").split()[4] == word
+
+
+@pytest.mark.parametrize("login", SHELLS)
+@pytest.mark.parametrize("inner", ["sh", "bash", "dash"])
+def test_shells(login: str, inner: str) -> None:
+    """Status, both streams and standard input come through whichever shell logs in and whichever is
+    `sh`.
+    """
+    if shutil.which(login) is None or shutil.which(inner) is None:
+        pytest.skip(f"{login} or {inner} is not installed")
+    line = envelope.wrap(
+        ("sh", "-c", "cat; echo err >&2; exit 7"), timeout=20, stdin=5, marker="mark"
+    )
+    line = line.replace(" sh -c ", f" {inner} -c ", 1)
+    with subprocess.Popen(
+        [login, "-c", line],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"hello" + envelope.TRAILER)
+        process.stdin.flush()  # left open: the launcher is still there
+        out, err = process.stdout.read(), process.stderr.read()
+        assert process.wait(timeout=10) == 7
+    assert (out, err) == (b"mark\nhello", b"mark\nerr\n")

@@ -1,0 +1,150 @@
+"""Which keys are offered, and what is said when none of them opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.ssh.fleet import Fleet
+from tests.ssh import sshd
+from tests.ssh.conftest import refusal, works
+
+pytestmark = pytest.mark.processes
+
+
+def test_wrong_user(server: sshd.Sshd) -> None:
+    """A login that is refused names the user and the keys that were tried."""
+    error = refusal(server.node(user="nobody-of-that-name"))
+    assert f"nobody-of-that-name@127.0.0.1:{server.port} refused the login" in error.message
+    assert str(server.key) in error.message
+    assert "ssh-copy-id nobody-of-that-name@127.0.0.1" in error.hint
+
+
+def test_wrong_key(server: sshd.Sshd, tmp_path: Path) -> None:
+    """Likewise with a key the server does not know."""
+    assert (
+        "refused the login"
+        in refusal(server.node(identity=str(sshd.make_key(tmp_path / "wrong")))).message
+    )
+
+
+def test_missing_key(server: sshd.Sshd, tmp_path: Path) -> None:
+    """A key file of the inventory that is not there is named."""
+    error = refusal(server.node(identity=str(tmp_path / "nowhere")))
+    assert f"key {tmp_path}/nowhere does not exist" in error.message
+    assert "ssh.identity" in error.hint
+
+
+def test_file_that_is_no_key(server: sshd.Sshd, tmp_path: Path) -> None:
+    """So is one that holds something else."""
+    (tmp_path / "poem").write_text("roses are red\n")
+    assert "is not a private key" in refusal(server.node(identity=str(tmp_path / "poem"))).message
+
+
+def test_no_key_at_all(server: sshd.Sshd) -> None:
+    """With nothing to offer, that is what is said."""
+    error = refusal(server.node(identity=None))
+    assert "was offered no key" in error.message
+    assert "ssh-add" in error.hint
+
+
+def test_usual_key_of_the_user(server: sshd.Sshd, home: Path) -> None:
+    """Without a key in the inventory the usual files are tried."""
+    (home / ".ssh" / "id_ed25519").write_bytes(server.key.read_bytes())
+    assert works(server.node(identity=None))
+
+
+@pytest.fixture
+def locked(start_server: Callable[..., sshd.Sshd], tmp_path: Path) -> sshd.Sshd:
+    """A server whose key has a passphrase, `open sesame`."""
+    return start_server(authorized=sshd.make_key(tmp_path / "locked", passphrase="open sesame"))
+
+
+def test_encrypted_key_without_anybody_to_ask(locked: sshd.Sshd) -> None:
+    """An encrypted key says how to unlock it."""
+    error = refusal(locked.node())
+    assert "is encrypted" in error.message
+    assert error.hint == f"ssh-add {locked.key}"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions, all answered with `open sesame`."""
+    questions: list[str] = []
+
+    def answer(question: str) -> str:
+        questions.append(question)
+        return "open sesame"
+
+    monkeypatch.setattr("getpass.getpass", answer)
+    return questions
+
+
+def test_encrypted_key_asks_once(locked: sshd.Sshd, asked: list[str]) -> None:
+    """One question serves all nodes, while nothing else uses the terminal."""
+    free: list[str] = []
+
+    @contextlib.contextmanager
+    def terminal() -> Iterator[None]:
+        free.append("free")
+        yield
+        free.append(f"{len(asked)} asked")
+
+    nodes = [locked.node(f"gpu0{n}") for n in (1, 2, 3)]
+    with Fleet(sshd.inventory(*nodes), terminal=terminal) as fleet:
+        assert fleet.connect() == {}
+    assert asked == [f"Passphrase of {locked.key}: "]
+    assert free == ["free", "1 asked"]
+
+
+def test_wrong_passphrase(locked: sshd.Sshd, asked: list[str], tmp_path: Path) -> None:
+    """A wrong passphrase is not asked for again, and the error names it."""
+    other = sshd.make_key(tmp_path / "other", passphrase="open barley")
+    error = refusal(locked.node(identity=str(other)), terminal=contextlib.nullcontext)
+    assert "not its passphrase" in error.message
+    assert len(asked) == 1
+
+
+def test_agent(server: sshd.Sshd, agent: Callable[[Path], None]) -> None:
+    """The agent's keys are offered, to many nodes at once."""
+    agent(server.key)
+    nodes = [server.node(f"gpu{n:02}", identity=None) for n in range(1, 9)]
+    with Fleet(sshd.inventory(*nodes)) as fleet:
+        assert fleet.connect() == {}
+
+
+def test_named_key_goes_before_the_agents(
+    start_server: Callable[..., sshd.Sshd], agent: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """A full agent does not use up the server's patience before the key that was named."""
+    strict = start_server(extra="MaxAuthTries 2")
+    for number in range(4):
+        agent(sshd.make_key(tmp_path / f"other{number}"))
+    assert works(strict.node())
+
+
+def test_agent_holds_the_encrypted_key(
+    locked: sshd.Sshd, agent: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """A key that is named, encrypted, and in the agent needs no passphrase."""
+    clear = tmp_path / "clear"
+    clear.write_bytes(locked.key.read_bytes())
+    clear.chmod(0o600)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-P", "open sesame", "-N", "", "-f", str(clear)], check=True
+    )
+    agent(clear)
+    assert works(locked.node())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_unreadable_key(server: sshd.Sshd, tmp_path: Path) -> None:
+    """A key file that may not be read is named."""
+    key = sshd.make_key(tmp_path / "key")
+    key.chmod(0)
+    assert "cannot be read" in refusal(server.node(identity=str(key))).message

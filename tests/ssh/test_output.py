@@ -1,0 +1,59 @@
+"""What is kept of a stream, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.ssh.output import LIMIT, Output
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_marker_in_pieces(size: int) -> None:
+    """Noise before the marker goes, wherever the network cuts the stream."""
+    data = b"noise\nmar mark mar\nmark\none\ntwo"
+    kept, lines = Output("mark"), list[str]()
+    followed = Output("mark", lines.append)
+    for at in range(0, len(data), size):
+        kept.feed(data[at : at + size])
+        followed.feed(data[at : at + size])
+    assert kept.end() in ("mar\nmark\none\ntwo", "one\ntwo")
+    assert followed.end() == ""
+    assert lines[-2:] == ["one", "two"]
+
+
+def test_without_marker_the_noise_is_the_evidence() -> None:
+    """A command that never started is explained by what came instead."""
+    output = Output("mark")
+    output.feed(b"account closed\n")
+    assert output.end() == "account closed\n"
+
+
+def test_limit() -> None:
+    """Memory is bounded, and the cut is visible."""
+    output = Output("m")
+    output.feed(b"m\n")
+    for _ in range(LIMIT // 2**20 + 2):
+        output.feed(b"x" * 2**20)
+    text = output.end()
+    assert text.endswith("…[truncated]")
+    assert len(text.encode()) < LIMIT + 100
+
+
+def test_character_cut_in_two() -> None:
+    """A character whose bytes come apart is one character."""
+    output = Output("m")
+    for piece in (b"m\n", b"\xc3", b"\xbc"):
+        output.feed(piece)
+    assert output.end() == "ü"
+
+
+def test_endless_line() -> None:
+    """A line that never ends does not fill the memory when followed."""
+    lines: list[str] = []
+    output = Output("m", lines.append)
+    output.feed(b"m\n")
+    for _ in range(LIMIT // 2**20 + 5):
+        output.feed(b"x" * 2**20)
+    output.feed(b"\nnext\n")
+    assert lines[1] == "next"
+    assert len(lines[0]) <= LIMIT + 2**20

@@ -1,0 +1,43 @@
+"""What a head has written down of servers that have answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launcher.core.domain import Answer, Inventory, Node
+
+INVENTORY = Inventory(
+    path=Path("inventory.yaml"),
+    cluster="c",
+    image="base:1",
+    nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=8, head=True),),
+)
+
+
+def kept(id: str, **changes: Any) -> dict[str, Any]:
+    asked = {
+        "model": f"org/{id}",
+        "backend": "ray",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "tp": 8,
+        "pp": 2,
+        "dp": 1,
+        "args": ["--x", "1"],
+    }
+    return {
+        "at": 1.5,
+        "desired": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}},
+    }
+
+
+def answer(answered: Any, wanted: Any = None) -> Answer:
+    texts = [
+        each if isinstance(each, str) else json.dumps(each) if each is not None else ""
+        for each in (answered, wanted)
+    ]
+    return Answer(
+        node="n1", code=0, out="".join(f"{text}\n\x1e\n" for text in texts), err="", seconds=0.1
+    )

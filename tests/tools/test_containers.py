@@ -1,0 +1,462 @@
+"""The one container every node gets, and what may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+
+from launcher.core.domain import Inventory, Secret
+from launcher.tools import containers, docker
+from launcher.tools.docker import ContainerSpec
+from launcher.tools.host import Address, HostFacts
+from launcher.tools.site import Site
+from tests.containers import container
+
+Load = Callable[..., Inventory]
+FACTS = HostFacts(
+    home="/home/ops", addresses=(Address(interface="ens5", ip="10.0.0.11", prefix=24, up=True),)
+)
+SECRETS = {"RAY_AUTH_TOKEN": Secret("token-token"), "HF_TOKEN": Secret("hf_secret")}
+
+
+def spec(
+    inventory: Inventory,
+    node: str = "gpu01",
+    facts: HostFacts | None = FACTS,
+    secrets: dict[str, Secret] | None = None,
+) -> ContainerSpec:
+    given = SECRETS if secrets is None else secrets
+    return containers.node_spec(
+        Site(inventory, {node: facts} if facts else {}),
+        inventory.node(node),
+        inventory.image,
+        given,
+    )
+
+
+@pytest.mark.parametrize("more", ["", "\nray: none"])
+def test_nodes_differ_only_in_what_is_their_own(more: str, load: Load) -> None:
+    """Name, role, command, address: everything else is the same by construction, with and without
+    Ray.
+    """
+    inventory = load(f"network: {{interface: eth0}}{more}")
+    first, second = spec(inventory), spec(inventory, "gpu02")
+    different = {
+        each.name
+        for each in fields(ContainerSpec)
+        if getattr(first, each.name) != getattr(second, each.name)
+    }
+
+    assert different == {"name", "node", "role", "command", "env", "labels"}
+    assert {name for name in first.env if first.env[name] != second.env[name]} == {"VLLM_HOST_IP"}
+
+
+@pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd"])
+def test_nothing_of_rdma_unless_the_inventory_names_such_a_fabric(more: str, load: Load) -> None:
+    """Hosts without it would refuse the container."""
+    found = spec(load(more))
+
+    assert "/dev/infiniband" not in found.devices
+    assert (found.cap_add, found.ulimits) == ((), {})
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "roce"])
+def test_an_rdma_fabric_brings_its_devices_and_locked_memory(fabric: str, load: Load) -> None:
+    """On any accelerator."""
+    found = spec(load(f"network: {{fabric: {fabric}}}"))
+
+    assert (found.devices, found.cap_add, found.ulimits["memlock"]) == (
+        ("/dev/infiniband",),
+        ("IPC_LOCK",),
+        "-1",
+    )
+
+
+MORE = """
+devices: [/dev/gdrdrv, "/dev/infiniband:rw", "/dev/other:/dev/kfd", a.com/nic=0, a.com/nic=1]
+cap_add: [IPC_LOCK, SYS_PTRACE, SYS_PTRACE]
+ulimits: {stack: -1, nofile: 1048576}
+"""
+
+
+def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -> None:
+    """A place in the container is given to one device, a capability and a limit are named once, and
+    the inventory's word wins.
+    """
+    found = spec(load(f"{MORE}network: {{fabric: roce}}"))
+
+    assert found.devices == (
+        "/dev/infiniband:rw",
+        "/dev/gdrdrv",
+        "/dev/other:/dev/kfd",
+        "a.com/nic=0",
+        "a.com/nic=1",
+    )
+    assert found.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+    assert found.ulimits == {"memlock": "-1", "stack": "-1", "nofile": "1048576"}
+    assert found.privileged is False
+
+
+def test_what_the_inventory_adds_needs_no_fabric(load: Load) -> None:
+    """And does not take the place of an accelerator's."""
+    cpu, amd = spec(load(f"{MORE}accelerator: cpu")), spec(load(f"{MORE}accelerator: amd"))
+
+    assert cpu.devices[:2] == ("/dev/gdrdrv", "/dev/infiniband:rw")
+    assert amd.devices[:3] == ("/dev/other:/dev/kfd", "/dev/dri", "/dev/gdrdrv")
+    assert cpu.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+
+
+def test_every_right_is_given_only_when_the_inventory_says_so(load: Load) -> None:
+    """To the containers that serve, and to those that measure for them."""
+    inventory = load("privileged: true")
+    probe = containers.probe_spec(Site(inventory, {"gpu01": FACTS}), inventory.head, ("a",))
+
+    assert "--privileged" in docker.run((), spec(inventory))
+    assert "--privileged" in docker.run((), probe, once=True)
+    assert "--privileged" not in docker.run((), spec(load()))
+
+
+LIMITS = {"max-size": "20m", "max-file": "5"}
+
+
+@pytest.mark.parametrize(
+    ("daemon", "more", "driver", "options"),
+    [
+        ("json-file", "", "", LIMITS),
+        ("local", "", "", LIMITS),
+        ("", "", "", LIMITS),
+        ("journald", "", "", {}),
+        ("journald", "logging: {driver: local}", "local", LIMITS),
+        ("json-file", "logging: {driver: syslog}", "syslog", {}),
+        ("json-file", "logging: {options: {max-size: 1g}}", "", {"max-size": "1g"}),
+        ("json-file", "logging: {options: {}}", "", {}),
+    ],
+)
+def test_a_containers_log_is_kept_small_where_its_driver_can(
+    daemon: str, more: str, driver: str, options: dict[str, str], load: Load
+) -> None:
+    """Docker refuses the options with any other driver; the inventory's word wins."""
+    found = spec(load(more), facts=replace(FACTS, log_driver=daemon))
+
+    assert (found.log_driver, found.log_options) == (driver, options)
+
+
+def test_a_log_driver_that_was_not_told_is_that_of_the_container_there(load: Load) -> None:
+    """A daemon that was slow to tell about itself must not have its containers replaced."""
+    inventory = load()
+    there = container(log_driver="journald")
+
+    assert spec(inventory, facts=replace(FACTS, containers=(there,))).log_options == {}
+
+
+def test_rays_logs_are_kept_small_too(load: Load) -> None:
+    """Unless the inventory says otherwise."""
+    name = "RAY_ROTATION_MAX_BYTES"
+
+    assert spec(load()).env[name] == str(64 << 20)
+    assert spec(load(f"env: {{{name}: 1000}}")).env[name] == "1000"
+
+
+def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
+    """NVIDIA by `--gpus N`, AMD by its devices, CPU slots by nothing."""
+    nvidia, amd, cpu = spec(load()), spec(load("accelerator: amd")), spec(load("accelerator: cpu"))
+
+    assert (nvidia.gpus, nvidia.devices, nvidia.groups) == ("8", (), ())
+    assert (amd.gpus, amd.devices, amd.groups, amd.security) == (
+        "",
+        ("/dev/kfd", "/dev/dri"),
+        ("video",),
+        ("seccomp=unconfined",),
+    )
+    assert (cpu.gpus, cpu.devices, cpu.groups, cpu.security) == ("", (), (), ())
+
+
+def test_gpus_that_are_named_are_asked_for_by_name(load: Load) -> None:
+    """NVIDIA's in one quoted word, which Docker reads as CSV; AMD's by their render nodes, which
+    are numbered from 128 on where nobody was asked.
+    """
+    nodes = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: [4, 5]}]"
+    nvidia = spec(load(nodes=nodes))
+    amd = load("accelerator: amd", nodes=nodes)
+    known = HostFacts(amd_renders=(128, 136, 144, 152, 160, None))
+
+    words = docker.run(("docker",), nvidia)
+    assert words[words.index("--gpus") + 1] == '"device=4,5"'
+    assert spec(amd).devices == ("/dev/kfd", "/dev/dri/renderD132", "/dev/dri/renderD133")
+    assert spec(amd, facts=known).devices == (
+        "/dev/kfd",
+        "/dev/dri/renderD160",
+        "/dev/dri/renderD133",
+    )
+
+
+def test_each_node_has_its_own_network_variables(load: Load) -> None:
+    """`=` makes NCCL match a whole name; Gloo always does."""
+    inventory = load(
+        "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, mlx5_1]}",
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, "
+        "{host: gpu02, ip: 10.0.0.12, gpus: 8, network: {interface: ens5, hca: [mlx5_7]}}]",
+    )
+    first, second = spec(inventory).env, spec(inventory, "gpu02").env
+
+    assert (first["VLLM_HOST_IP"], first["NCCL_SOCKET_IFNAME"], first["GLOO_SOCKET_IFNAME"]) == (
+        "10.0.0.11",
+        "=eth0",
+        "eth0",
+    )
+    assert first["NCCL_IB_HCA"] == "=mlx5_0,mlx5_1"
+    assert (second["VLLM_HOST_IP"], second["NCCL_SOCKET_IFNAME"], second["TP_SOCKET_IFNAME"]) == (
+        "10.0.0.12",
+        "=ens5",
+        "ens5",
+    )
+    assert second["NCCL_IB_HCA"] == "=mlx5_7"
+
+
+def test_an_interface_that_the_inventory_leaves_out_is_the_one_that_carries_the_address(
+    load: Load,
+) -> None:
+    """And where nobody was asked, none is named."""
+    assert spec(load()).env["NCCL_SOCKET_IFNAME"] == "=ens5"
+    assert "NCCL_SOCKET_IFNAME" not in spec(load(), facts=None).env
+
+
+def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Load) -> None:
+    """A person who sets NCCL_SOCKET_IFNAME means it."""
+    inventory = load(
+        "env: {A: cluster, B: cluster}",
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8, env: {A: own, NCCL_SOCKET_IFNAME: 'eth9'}}, "
+        "{host: gpu02, ip: 10.0.0.12, gpus: 8}]",
+    )
+
+    assert (
+        spec(inventory).env["A"],
+        spec(inventory).env["B"],
+        spec(inventory).env["NCCL_SOCKET_IFNAME"],
+    ) == (
+        "own",
+        "cluster",
+        "eth9",
+    )
+    assert spec(inventory, "gpu02").env["A"] == "cluster"
+
+
+def test_the_environment_of_a_node_wins_over_what_ray_is_told(load: Load) -> None:
+    """Where the inventory lets it be set at all."""
+    inventory = load("env: {RAY_USAGE_STATS_ENABLED: '1'}")
+
+    assert spec(inventory).env["RAY_USAGE_STATS_ENABLED"] == "1"
+
+
+def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) -> None:
+    """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers
+    might differ.
+    """
+    on, off = spec(load()).env, spec(load("ray: {token_auth: false}")).env
+
+    assert on["RAY_ADDRESS"] == off["RAY_ADDRESS"] == "10.0.0.11:6379"
+    assert (on["RAY_AUTH_MODE"], on["RAY_AUTH_TOKEN_PATH"]) == (
+        "token",
+        "/run/vlaunch/secrets/RAY_AUTH_TOKEN",
+    )
+    assert (off["RAY_AUTH_MODE"], "RAY_AUTH_TOKEN_PATH" in off) == ("disabled", False)
+
+
+def test_secrets_are_paths_in_the_environment_and_never_values(load: Load) -> None:
+    """Nor is anything in labels or command that tells one."""
+    found = spec(load("secrets: {HF_TOKEN: {env: HF_TOKEN}}"))
+
+    assert found.env["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
+    assert not any(secret.reveal() in repr(found) for secret in SECRETS.values())
+    assert {mount.target: mount.read_only for mount in found.mounts}["/run/vlaunch/secrets"] is True
+
+
+def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
+    """The cache can be written; helper files cannot."""
+    found = spec(load("hf_home: /models/hf\nmounts: [{source: /a, target: /b, read_only: true}]"))
+
+    assert [(each.source, each.target, each.read_only) for each in found.mounts] == [
+        ("/home/ops/.vlaunch/c/payload", "/opt/vlaunch", True),
+        ("/home/ops/.vlaunch/c/secrets", "/run/vlaunch/secrets", True),
+        ("/home/ops/.vlaunch/c/server", "/var/lib/vlaunch", False),
+        ("/home/ops/.vlaunch/cache/c/made-for-the-image", "/var/cache/vlaunch", False),
+        ("/models/hf", "/models/hf", False),
+        ("/a", "/b", True),
+    ]
+    assert found.env["HF_HOME"] == "/models/hf"
+
+
+def _image(identity: str, **labels: str) -> docker.Image:
+    return docker.Image(
+        id="sha256:1", identity=identity, digests=(), architecture="amd64", labels=labels
+    )
+
+
+def test_what_engines_compile_is_kept_for_each_image(load: Load) -> None:
+    """For the inventory's, whatever Ray is put on top of it; another one has its own folder."""
+    inventory = load("cache_dir: /nvme")
+    base, made = "a" * 64, _image("c" * 64, **{"vlaunch.base": "a" * 64})
+
+    def folder(images: dict[str, docker.Image | None], image: str) -> str:
+        site = Site(inventory, {"gpu01": replace(FACTS, images=images)})
+        return containers.compiled_by(site, inventory.head, image)
+
+    same = folder({inventory.image: _image(base)}, inventory.image)
+    assert same == "/nvme/c/aaaaaaaaaaaa"
+    assert folder({inventory.image: _image(base), "made:1": made}, "made:1") == same
+    assert folder({"made:1": made}, "made:1") == same
+    assert folder({inventory.image: _image("b" * 64)}, inventory.image) == "/nvme/c/bbbbbbbbbbbb"
+    assert folder({}, inventory.image) == "/nvme/c/made-for-the-image"
+
+
+def test_everything_that_compiles_is_told_where_to_keep_it(load: Load) -> None:
+    """At the same place in all containers, unless the inventory says otherwise."""
+    found = spec(load("env: {TRITON_CACHE_DIR: /mine}")).env
+    places = {name: value for name, value in found.items() if "/var/cache/vlaunch/" in value}
+
+    assert places["VLLM_CACHE_ROOT"] == "/var/cache/vlaunch/vllm"
+    assert len(places) == len(set(places.values())) == 6
+    assert found["TRITON_CACHE_DIR"] == "/mine"
+
+
+def test_the_first_process_is_the_agent(load: Load) -> None:
+    """It meets the others on the head, and starts Ray where the inventory wants it; the head's is
+    the lead.
+    """
+    inventory = load("ports: {group: 7000}")
+    head, worker = spec(inventory).command, spec(inventory, "gpu02").command
+    ours = ("/opt/vlaunch/entry.sh", "agent", "--node")
+    at = ("--head", "10.0.0.11", "--port", "7000")
+
+    assert head[: head.index("--")] == (
+        *(*ours, "gpu01", *at),
+        *("--lead", "--metrics-port", "29580", "--private-shm"),
+    )
+    assert worker[: worker.index("--")] == (*ours, "gpu02", *at, "--private-shm")
+    assert head[head.index("--") + 1 :][:3] == ("ray", "start", "--head")
+    assert worker[worker.index("--") + 1 :][:3] == ("ray", "start", "--block")
+    assert spec(inventory).restart == "always"
+
+
+def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
+    """The agents are there all the same, and so is the secret by which they know each other."""
+    inventory = load("ray: none\nshm: host")
+    found = spec(inventory)
+
+    assert found.command[-7:] == (
+        *("--head", "10.0.0.11", "--port", str(inventory.ports.group)),
+        *("--lead", "--metrics-port", "29580"),
+    )
+    assert not [name for name in found.env if "RAY" in name]
+    assert {mount.target for mount in found.mounts} >= {"/run/vlaunch/secrets", "/var/lib/vlaunch"}
+
+
+def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Load) -> None:
+    """It ends ranks while they load."""
+    name = "RAY_memory_monitor_refresh_ms"
+
+    assert spec(load()).env[name] == "0"
+    assert spec(load(f"env: {{{name}: '250'}}")).env[name] == "250"
+
+
+def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
+    """A container that holds an old value must start anew."""
+    base = containers.fingerprint(SECRETS)
+    others = [
+        {**SECRETS, "HF_TOKEN": Secret("hf_other")},
+        {**SECRETS, "RAY_AUTH_TOKEN": Secret("other")},
+        {**SECRETS, "EXTRA": Secret("")},
+        {"RAY_AUTH_TOKEN": SECRETS["RAY_AUTH_TOKEN"]},
+        {"RAY_AUTH_TOKEN": SECRETS["RAY_AUTH_TOKEN"], "TOKEN_HF": SECRETS["HF_TOKEN"]},
+    ]
+
+    assert len({base, *(containers.fingerprint(each) for each in others)}) == len(others) + 1
+    assert containers.fingerprint(dict(reversed(SECRETS.items()))) == base
+
+
+def test_the_fingerprint_cannot_be_tried_without_the_token() -> None:
+    """Two clusters with the same weak secret have different fingerprints: the key is the cluster's
+    own random token.
+    """
+    weak = {"API_KEY": Secret("1234")}
+
+    assert containers.fingerprint(
+        {**weak, "RAY_AUTH_TOKEN": Secret("a" * 64)}
+    ) != containers.fingerprint({**weak, "RAY_AUTH_TOKEN": Secret("b" * 64)})
+
+
+def test_a_spec_carries_its_own_hash(load: Load) -> None:
+    """Which is the state: there is no other."""
+    found = spec(load())
+
+    assert (
+        found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash
+    )
+
+
+def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
+    """What is measured is what will serve; a throw-away container leaves nothing and is told
+    nothing.
+    """
+    inventory = load(f"{MORE}network: {{fabric: roce}}")
+    node = inventory.head
+    own = spec(inventory)
+    probe = containers.probe_spec(Site(inventory, {node.name: FACTS}), node, ("a",))
+
+    assert (probe.devices, probe.cap_add, probe.ulimits) == (own.devices, own.cap_add, own.ulimits)
+    assert (probe.gpus, probe.shm, probe.image) == (own.gpus, own.shm, own.image)
+    assert set(probe.env.items()) < set(own.env.items())
+    assert {mount.target for mount in own.mounts} - {mount.target for mount in probe.mounts} == {
+        "/run/vlaunch/secrets",
+        "/var/cache/vlaunch",
+        "/var/lib/vlaunch",
+    }
+    argv = docker.run(node.docker, probe, once=True)
+    assert argv[3:6] == ("once", "vlaunch-c-gpu01-probe", "--interactive")
+    assert not {"--detach", "--restart"} & set(argv)
+
+
+ON_INFINIBAND = "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, 'mlx5_1:2']}"
+LIBRARIES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_HCA_LIST", "UCX_NET_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (ON_INFINIBAND, ("=eth0", "mlx5_0,mlx5_1:2", "mlx5_0:1,mlx5_1:2,eth0")),
+        (f"accelerator: amd\n{ON_INFINIBAND}", (None, None, "mlx5_0:1,mlx5_1:2,eth0")),
+        ("network: {interface: eth0}", ("=eth0", None, "eth0")),
+        ("network: {fabric: roce, interface: eth0}", ("=eth0", None, None)),
+        ("accelerator: cpu\nnetwork: {interface: eth0}", (None, None, None)),
+        (
+            f"env: {{NVSHMEM_HCA_LIST: 'mlx5_7:1', UCX_NET_DEVICES: all}}\n{ON_INFINIBAND}",
+            ("=eth0", "mlx5_7:1", "all"),
+        ),
+    ],
+    ids=["infiniband", "amd", "ethernet", "roce, any device", "cpu", "own"],
+)
+def test_nvshmem_and_ucx_get_the_network_choice_of_nccl(
+    more: str, expected: tuple[str | None, ...], load: Load
+) -> None:
+    """In their own forms. UCX is not kept to the interface where the devices are NCCL's to choose,
+    and the inventory's word wins.
+    """
+    found = spec(load(more)).env
+
+    assert tuple(found.get(name) for name in LIBRARIES) == expected
+
+
+def test_gpus_are_numbered_by_pci_address(load: Load) -> None:
+    """As Docker and NVML do; where no interface is known, no library is told of one."""
+    found = spec(load(), facts=None).env
+
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert not set(LIBRARIES) & set(found)
+    assert "CUDA_DEVICE_ORDER" not in spec(load("accelerator: amd")).env
+
+
+def test_ray_ends_what_its_workers_have_started(load: Load) -> None:
+    """Also an older Ray of the image's own."""
+    assert spec(load()).env["RAY_process_group_cleanup_enabled"] == "1"

@@ -1,0 +1,107 @@
+"""Several endpoints of one server: where they are, and how each is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.agent.desired import Desired, Process
+from launcher.agent.observed import EndpointHealth
+from launcher.tools import endpoints
+from tests import kept
+from tests.cluster_status import serve
+from tests.served import INVENTORY
+from tests.simulated import World
+
+
+def apart(*held: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
+    """Return a server with an API on each node, behind which are so many replicas."""
+    processes = tuple(
+        Process(node=node, argv=("vllm", "serve"), replicas=each)
+        for node, each in zip(nodes, held, strict=True)
+    )
+    return kept.wanted(backend="mp", processes=processes, replicas=sum(count for _, count in held))
+
+
+PAIR = apart((0, 1), (1, 1))
+
+
+def test_each_node_has_an_endpoint(world: World) -> None:
+    """A node that the inventory has no more has none."""
+    found = endpoints.of(world.inventory, apart((0, 2), (2, 1)))
+    assert [(each.node, each.url) for each in found] == [
+        ("gpu01", "http://10.0.0.11:8000/v1"),
+        ("gpu02", "http://10.0.0.12:8000/v1"),
+    ]
+
+    gone = apart((0, 2), (2, 1), nodes=("gpu09", "gpu02"))
+    assert [each.node for each in endpoints.of(world.inventory, gone)] == ["gpu02"]
+
+
+ANSWERS = EndpointHealth(verdict="answering", seconds=0.25)
+LATE = EndpointHealth(verdict="busy", reason="our own completion has waited for 9 s")
+
+
+def test_each_endpoint_is_as_the_keeper_judges_it(world: World) -> None:
+    """With the time of its last answer; addresses are told as names."""
+    judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
+    found = serve(world, kept.seen(verdict="busy", endpoints=judged), wanted=PAIR)
+
+    assert [(each.node, each.state, each.detail, each.seconds) for each in found.endpoints] == [
+        ("gpu01", "answering", "", 0.25),
+        ("gpu02", "busy", "gpu02 is late", 0.0),
+    ]
+    assert (found.state, found.endpoint) == ("busy", "http://10.0.0.11:8000/v1")
+
+
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [
+        ({"state": "starting"}, "starting"),
+        ({"verdict": "answering"}, "answering"),
+        ({"verdict": "sad", "endpoints": {"gpu02": EndpointHealth(verdict="sad")}}, "unknown"),
+    ],
+)
+def test_an_endpoint_that_nobody_judged_is_as_the_server(
+    world: World, how: dict[str, Any], state: str
+) -> None:
+    """A word that no keeper of this version says is no verdict."""
+    found = serve(world, kept.seen(**how), wanted=PAIR)
+
+    assert [each.state for each in found.endpoints] == [state] * 2
+
+
+def test_a_keeper_that_looks_no_more_knows_nothing(world: World) -> None:
+    """Of no endpoint, whatever it saw before."""
+    how = kept.seen(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
+    found = serve(world, how, wanted=PAIR, agent=99.0)
+
+    assert (found.state, found.detail) == ("unknown", "the head's agent has not looked for 99 s")
+    assert [each.state for each in found.endpoints] == ["unknown"] * 2
+
+
+def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
+    """Where one does not say, nobody knows."""
+    held = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
+    both = {"gpu01": held, "gpu02": held}
+    found = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
+
+    assert (found.kv_tokens, found.concurrency) == (2000, 5.0)
+    assert endpoints.holds([held, {}]).tokens is None
+
+
+@pytest.mark.parametrize(
+    ("bind", "url"),
+    [
+        ("0.0.0.0", "http://10.0.0.1:8000/v1"),
+        ("::", "http://10.0.0.1:8000/v1"),
+        ("127.0.0.1", "http://127.0.0.1:8000/v1"),
+        ("fd00::1", "http://[fd00::1]:8000/v1"),
+    ],
+)
+def test_where_clients_go(bind: str, url: str) -> None:
+    """To the head's address between the nodes, or to the one address that was asked for."""
+    assert endpoints.url(INVENTORY, bind, 8000) == url
+    assert endpoints.url(INVENTORY, bind, 8000, "n2") == url.replace("10.0.0.1", "10.0.0.2")

@@ -1,0 +1,194 @@
+"""What came of a network check: what is kept of it, what that proves, and of whom."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from launcher.core.domain import Answer
+from launcher.network import network_plan
+from launcher.planner import plan_inputs
+from launcher.planner.cluster import Link
+from launcher.tools import network_verdict
+from launcher.tools.host import HostFacts
+from launcher.tools.network_verdict import Ask, Proof, Record
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
+from tests.conftest import Load
+from tests.fakes import FakeTransport
+from tests.plan_case import ASK, judged, up
+from tests.simulated import World
+
+
+def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> Record:
+    """Measure, keep the verdict, and read it back."""
+    proof = Proof()
+    judged(world, facts, ask, proof)
+    step = network_plan.record(Site(world.inventory, facts), proof, taken="today")
+    assert world.answer(step.command) is not None
+    answer = world.answer(network_verdict.query_record(Site(world.inventory, facts)))
+    assert answer is not None
+    return network_verdict.parse_record(answer)
+
+
+def test_a_record_proves_what_it_is_about(load: Load) -> None:
+    """The very containers, at the level that was asked for, or above."""
+    inventory = load("network: {fabric: infiniband}")
+    world, facts = up(inventory)
+    world.links["gpu01", "gpu02"] = "NET/IB/0"
+    kept = record(world, facts, replace(ASK, require="rdma"))
+
+    def proves(require: Any, **changed: Any) -> bool:
+        return network_verdict.proven(
+            Site(inventory, facts), replace(kept, **changed), require=require, collective=True
+        )
+
+    assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
+    assert not proves("rdma", incarnation="another")
+    assert not proves("rdma", passed=False)
+    assert not network_verdict.proven(Site(inventory), kept, require="any", collective=False)
+    assert not network_verdict.proven(
+        Site(inventory, facts), replace(kept, collective=False), require="any", collective=True
+    )
+    assert network_verdict.proven(
+        Site(inventory, facts), replace(kept, collective=False), require="any", collective=False
+    )
+
+
+@pytest.mark.parametrize(("via", "tcp"), [("NET/IB/0/GDRDMA", False), ("NET/Socket/0", True)])
+def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> None:
+    """The record has the link's figures; RDMA in the inventory counts for nothing over TCP."""
+    inventory = load("network: {fabric: infiniband}")
+    world, facts = up(inventory)
+    world.links["gpu01", "gpu02"] = via
+    kept = record(world, facts, replace(ASK, require="any"))
+    link = plan_inputs.link_of(Site(inventory, facts), Link(), kept)
+
+    assert (link.gbps, link.rdma) == (pytest.approx(2.0), not tcp)
+    assert link.latency_us == pytest.approx(20.0)
+    assert plan_inputs.link_of(Site(inventory, facts), Link(gbps=5.0), kept).gbps == 5.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "required", "proves"),
+    [
+        ("auto", "any", True),
+        ("auto", "gdrdma", True),
+        ("any", "any", False),
+        ("rdma", "rdma", False),
+        ("gdrdma", "gdrdma", True),
+    ],
+)
+def test_auto_is_covered_by_auto_and_by_the_highest(
+    load: Load, asked: str, required: str, proves: bool
+) -> None:
+    """What it stands for was found on the nodes, and a lower level that somebody asked for says
+    nothing of it.
+    """
+    inventory = load()
+    world, facts = up(inventory)
+    kept = replace(record(world, facts), asked=asked, required=required)
+
+    assert (
+        network_verdict.proven(Site(inventory, facts), kept, require=None, collective=False)
+        is proves
+    )
+
+
+def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
+    """Docker restarts it under the same id."""
+    world, facts = up(load())
+    before = network_verdict.incarnation(Site(world.inventory, facts))
+    world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    after = network_verdict.incarnation(
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    )
+    world.stop("gpu01")
+    gone = network_verdict.incarnation(
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    )
+
+    assert before
+    assert after not in ("", before)
+    assert gone == ""
+
+
+GOOD = {
+    "incarnation": "i",
+    "taken": "t",
+    "passed": True,
+    "asked": "auto",
+    "required": "any",
+    "summary": "s",
+    "ranks_per_node": 0,
+}
+LINK = {"gbps": 1.0, "latency_us": 10.0, "tcp": False}
+
+
+def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
+    """Seven of eight network cards were never tried."""
+    world, facts = up(load())
+    one, all_ = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
+
+    assert not network_verdict.proven(
+        Site(world.inventory, facts), one, require=None, collective=False
+    )
+    assert network_verdict.proven(
+        Site(world.inventory, facts), all_, require=None, collective=False
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({**GOOD, "link": {**LINK, "gbps": 0}}),
+        json.dumps({**GOOD, "link": {**LINK, "gbps": "fast"}}),
+        json.dumps({**GOOD, "link": {**LINK, "gbps": float("inf")}}),
+        json.dumps({**GOOD, "nodes": [1]}),
+        json.dumps({**GOOD, "servers": {"a": 1}}),
+        json.dumps({**GOOD, "passed": "yes"}),
+        json.dumps({**GOOD, "required": "rocket"}),
+        json.dumps({**GOOD, "taken": None}),
+        "",
+        "{",
+        "null",
+        "[" * 100_000,
+    ],
+)
+def test_an_unreadable_record_proves_nothing(text: str) -> None:
+    """A file on a node may hold anything."""
+    assert network_verdict.parse_record(Answer(node="gpu01", code=0, out=text)) == Record()
+
+
+def test_a_record_is_read_back() -> None:
+    """With the link for the planner, and what servers' own logs said."""
+    links = {"chat": {"id": "a", "said": "NET/IB"}}
+    text = json.dumps({**GOOD, "link": LINK, "servers": links})
+    kept = network_verdict.parse_record(Answer(node="gpu01", code=0, out=text))
+
+    assert json.loads(json.dumps(asdict(kept))) == {
+        **GOOD,
+        "nodes": [],
+        "collective": False,
+        "link": LINK,
+        "servers": links,
+    }
+
+
+def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
+    """In what is printed and in what is kept."""
+    world, facts = up(load())
+    world.rates["gpu01", "gpu02"] = float("nan")
+    proof = Proof()
+    judged(world, facts, ASK, proof)
+    judged(world, facts, ASK, proof)
+    assert proof.verdict is not None
+
+    for said in (
+        network_verdict.as_json(proof.verdict),
+        asdict(network_verdict.as_record(Site(world.inventory, facts), proof, taken="today")),
+    ):
+        assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))

@@ -1,0 +1,429 @@
+"""Helper files and secrets: written when they differ, privately, and run here for real."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.core import shell
+from launcher.core.domain import Inventory, Secret
+from launcher.core.plan import Step
+from launcher.tools import node_files
+from launcher.tools.certificates import Renewal
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+from tests.served import IMAGE
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "HF_TOKEN": Secret("hf\n$x'")}
+FRESH = HostFacts(home="/home/ops")
+WRITTEN = HostFacts(home="/home/ops", files=node_files.payload_digests())
+
+
+def site_with(inventory: Inventory, facts: HostFacts) -> Site:
+    """Return a site whose head has these facts."""
+    return Site(inventory, {inventory.head.name: facts})
+
+
+def titles(steps: list[Step]) -> list[str]:
+    return [step.title for step in steps]
+
+
+def send(step: Step) -> None:
+    """Run a step on this machine."""
+    given = step.command.stdin() if step.command.stdin else b""
+    subprocess.run(step.command.argv, input=given, check=True, timeout=10)
+
+
+@pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:video"])
+def test_an_image_of_roots_is_handed_nothing(user: str, load: Load) -> None:
+    """Root may read what the login wrote."""
+    inventory = load()
+    facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user=user)})
+
+    assert node_files.handed_over(site_with(inventory, facts), inventory.head) == []
+
+
+def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
+    """Root in a container of that image does this after the secrets are written, and only when a
+    container of the node is recreated or restarted, or gets new certificates.
+    """
+    inventory = load("docker: [sudo, -n, docker]")
+    facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user="vllm")})
+    site = site_with(inventory, facts)
+    (step,) = node_files.handed_over(site, inventory.head)
+    command = " ".join(step.command.argv)
+
+    assert step.title == "letting the image's user vllm read the secrets"
+    assert "sudo -n docker run --rm" in command
+    assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in command
+    assert command.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
+    assert node_files.steps(site, inventory.head, SECRETS, fresh=False) == []
+    renewal = Renewal(nodes={node.name: Secret("pem") for node in site.nodes}, reasons={})
+    stages = node_files.certificate_stages(site, renewal)
+    assert [titles(list(stage.steps)) for stage in stages] == [
+        [f"writing secret {name}", step.title, f"writing secret {name}"]
+        for name in ("AGENT_CERTIFICATE", "AGENT_CA")
+    ]
+
+
+def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) -> None:
+    """Run here, for the group that this test has: secrets to read, folders to write, also those
+    that are in them; of a user whom the image does not know nothing comes.
+    """
+    secrets, server = tmp_path / "secrets", tmp_path / "server"
+    (server / "chat").mkdir(parents=True)
+    secrets.mkdir(mode=0o700)
+    for each in (secrets / "TOKEN", server / "chat" / "desired.json"):
+        each.write_text("x")
+        each.chmod(0o600)
+
+    def hand(user: str) -> subprocess.CompletedProcess[str]:
+        argv = ["sh", "-c", shell.program("hand_over"), "hand-over", user, secrets, server]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    def modes() -> list[str]:
+        each = (secrets, secrets / "TOKEN", server, server / "chat", server / "chat/desired.json")
+        return [oct(path.stat().st_mode & 0o7777)[2:] for path in each]
+
+    nobody = hand("no-such-user-here")
+    assert (nobody.returncode, nobody.stderr) == (1, "the image has no user no-such-user-here\n")
+    assert modes()[:2] == ["700", "600"]
+    assert hand(f"{os.getuid()}:{os.getgid()}").returncode == 0
+    assert modes() == ["750", "640", "2775", "2775", "660"]
+    assert (secrets / "TOKEN").stat().st_uid == os.getuid()
+
+
+def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) -> None:
+    """Neither times nor users of the control machine are in it."""
+    with tarfile.open(fileobj=io.BytesIO(node_files.payload_tar())) as archive:
+        entries = archive.getmembers()
+
+    assert {entry.name for entry in entries} == {
+        path.removeprefix("payload/") for path in node_files.payload_digests()
+    }
+    assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {
+        (0, 0, "", 0o755)
+    }
+
+
+def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
+    """The packages of the agent and of batch jobs have a folder each; no other module of the
+    launcher is shipped.
+    """
+    paths = {path.removeprefix("payload/") for path in node_files.payload_digests()}
+    launcher = Path(node_files.__file__).parents[1]
+    packages = {
+        f"lib/vlaunch_{name}/{path.name}"
+        for name, folder in (("agent", "agent"), ("batch", "batch/driver"))
+        for path in (launcher / folder).glob("*.py")
+    }
+
+    assert {"entry.sh", "desk.py"} <= paths
+    assert {path for path in paths if "/" in path} == packages
+    assert {"lib/vlaunch_agent/__main__.py", "lib/vlaunch_batch/__init__.py"} <= paths
+
+
+def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
+    """The agent and its chat client start without the launcher and its libraries."""
+    inventory = load(f"state_dir: {tmp_path}")
+    send(node_files.steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
+    folder, python = tmp_path / "c/payload/lib", (sys.executable, "-I", "-B")
+    start = f"import sys; sys.path.insert(0, '{folder}'); from vlaunch_agent.%s import main; main()"
+    ran = [
+        subprocess.run(
+            (*python, *options, "-c", start % module, "--help"),
+            capture_output=True,
+            input="{}",
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        for module, options in (("__main__", ()), ("chat", ("-S",)))
+    ]
+
+    assert [(process.returncode, process.stderr) for process in ran] == [(0, ""), (1, "")]
+    assert "--lead" in ran[0].stdout
+    assert ran[1].stdout == '{"error": "\'messages\'"}\n'
+
+
+def test_files_are_written_only_where_they_differ(load: Load) -> None:
+    """By the sha256 of what is there."""
+    inventory = load()
+    old = HostFacts(
+        home="/home/ops", files={**node_files.payload_digests(), "payload/desk.py": "0" * 64}
+    )
+
+    assert (
+        titles(
+            node_files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=False)
+        )
+        == []
+    )
+    assert titles(
+        node_files.steps(site_with(inventory, old), inventory.head, SECRETS, fresh=False)
+    ) == ["writing the helper files that containers mount"]
+
+
+def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> None:
+    """In the order of their names; and not otherwise."""
+    inventory = load()
+
+    assert titles(
+        node_files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+    ) == [
+        "making the folders that containers write to",
+        "writing secret HF_TOKEN",
+        "writing secret RAY_AUTH_TOKEN",
+    ]
+
+
+def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
+    """It travels on standard input, made when it is needed."""
+    inventory = load()
+    steps = node_files.steps(
+        site_with(inventory, FRESH), inventory.head, {"EXTRA": Secret("very-secret")}, fresh=True
+    )
+
+    assert "very-secret" not in repr(steps)
+    assert steps[-1].command.stdin is not None
+    assert steps[-1].command.stdin() == b"very-secret"
+
+
+def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
+    """The files are there as their digests say, secrets readable by their owner only, and nothing
+    else is left.
+    """
+    inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
+    for step in node_files.steps(Site(inventory), inventory.head, SECRETS, fresh=True):
+        send(step)
+    folder = tmp_path / "a-b" / "c"
+    there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+
+    assert set(there) == {
+        *node_files.payload_digests(),
+        "secrets/HF_TOKEN",
+        "secrets/RAY_AUTH_TOKEN",
+    }
+    assert {
+        name: hashlib.sha256(there[name].read_bytes()).hexdigest()
+        for name in node_files.payload_digests()
+    } == node_files.payload_digests()
+    assert there["secrets/HF_TOKEN"].read_bytes() == b"hf\n$x'"
+    assert stat.S_IMODE(there["secrets/HF_TOKEN"].stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "secrets").stat().st_mode) & 0o077 == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+
+
+def run_first(load: Load, state_dir: Path, inventory: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the step that comes before any other: with the helper files, and without."""
+    site = site_with(load(f"state_dir: {state_dir}\n{inventory}"), WRITTEN)
+    folders = node_files.steps(site, site.head, SECRETS, fresh=True)[0].command.argv
+    unpack = node_files.steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
+    assert unpack.stdin is not None
+    done = subprocess.run(folders, capture_output=True, text=True, timeout=10, check=False)
+    also = subprocess.run(
+        unpack.argv, input=unpack.stdin(), capture_output=True, timeout=10, check=False
+    )
+    assert (also.returncode, also.stderr.decode()) == (done.returncode, done.stderr)
+    return done
+
+
+FOLDERS = ("c", "c/secrets", "c/payload", "c/server", "cache/c")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("how", ["open", "link", "dangling", "file"])
+def test_a_folder_that_others_could_change_is_refused(
+    load: Load, tmp_path: Path, name: str, how: str
+) -> None:
+    """Somebody may have made it first, where every user may write; nothing is written then."""
+    state = tmp_path / "state"
+    path = state / name
+    path.parent.mkdir(parents=True)
+    if how == "open":
+        path.mkdir()
+        path.chmod(0o777)
+    elif how == "file":
+        path.touch()
+    else:
+        (tmp_path / "link").mkdir()
+        path.symlink_to(tmp_path / ("link" if how == "link" else "nothing"))
+    before = sorted(state.rglob("*"))
+    done = run_first(load, state)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(path) in done.stderr
+    assert done.stderr.endswith(
+        ": another user could change what is kept there: correct it, or set another state_dir or"
+        " cache_dir\n"
+    )
+    assert sorted(state.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("name", [".", *FOLDERS])
+def test_a_folder_of_another_user_is_refused(load: Load, tmp_path: Path, name: str) -> None:
+    """Also one that only its owner may write to."""
+    state = tmp_path / "state"
+    (state / name).mkdir(parents=True)
+    os.chown(state / name, 65534, 65534)
+    done = run_first(load, state)
+
+    assert done.returncode == 1
+    assert str(state / name) in done.stderr
+    assert not [path for path in state.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_healthy_folders_are_not_refused(load: Load, tmp_path: Path, mask: int) -> None:
+    """Of any usual umask, below one like /tmp or behind a link of the login's own, on shared
+    storage for what is compiled, with a group that an image's user has; and again.
+    """
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = tmp_path / "state"
+    link.symlink_to(shared)
+    before = os.umask(mask)
+    try:
+        for _ in range(2):
+            for state in (shared, link, shared / "deeper" / "still"):
+                done = run_first(load, state, f"cache_dir: {shared}")
+                assert (done.returncode, done.stderr) == (0, "")
+                (state / "c" / "server").chmod(0o2775)
+                (state / "c" / "secrets").mkdir(exist_ok=True)
+                (state / "c" / "secrets").chmod(0o750)
+    finally:
+        os.umask(before)
+
+    assert not list(shared.rglob(".owner*"))
+
+
+def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_path: Path) -> None:
+    """As NFS takes root for nobody: what the login has made there is its own."""
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "stat"
+    real = shutil.which("stat")
+    fake.write_text(
+        f'#!/bin/sh\n[ "$*" = "${{*#*%u}}" ] || {{ echo 65534; exit; }}\nexec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    site = site_with(load(f"state_dir: {tmp_path}/state"), WRITTEN)
+    command = node_files.steps(site, site.head, SECRETS, fresh=True)[0].command
+    for _ in range(2):
+        path = f"{tmp_path}/bin:{os.environ['PATH']}"
+        subprocess.run(command.argv, env={"PATH": path}, check=True, timeout=10)
+
+
+def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) -> None:
+    """A container that starts in between reads the old or the new one."""
+    inventory = load(f"state_dir: {tmp_path}")
+    for value in ("long-old-value", "new"):
+        for step in node_files.steps(
+            site_with(inventory, WRITTEN), inventory.head, {"A": Secret(value)}, fresh=True
+        ):
+            send(step)
+
+    assert (tmp_path / "c/secrets/A").read_text() == "new"
+    assert len(list((tmp_path / "c/secrets").iterdir())) == 1
+
+
+def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path: Path) -> None:
+    """Everything in the mounted folder becomes a variable of the container, so an old file is an
+    old secret in use.
+    """
+    inventory = load(f"state_dir: {tmp_path}")
+    for step in node_files.steps(
+        site_with(inventory, WRITTEN),
+        inventory.head,
+        {"OLD": Secret("x"), "A": Secret("y")},
+        fresh=True,
+    ):
+        send(step)
+    seen = HostFacts(files=node_files.payload_digests(), secret_names=("A", "OLD"))
+    for step in node_files.steps(
+        site_with(inventory, seen), inventory.head, {"A": Secret("y")}, fresh=True
+    ):
+        send(step)
+
+    assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
+
+
+@pytest.mark.parametrize("to", ["disk", "memory"])
+def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) -> None:
+    """Also a place in memory that is not today's; what is in use, and what somebody else put beside
+    them, stays.
+    """
+    inventory = load(f"state_dir: {tmp_path}/disk\nsecrets_in: {to}")
+    places = {name: tmp_path / name / "c" for name in ("disk", "today", "before", "foreign")}
+    for place in places.values():
+        (place / "secrets").mkdir(parents=True)
+        (place / "secrets" / "A").write_text("old")
+    (places["foreign"] / "mine").touch()
+    folders = tuple(str(place) for name, place in places.items() if name != "disk")
+    seen = replace(
+        WRITTEN,
+        secret_names=("A",),
+        memory=str(tmp_path / "today"),
+        in_memory=("A",),
+        folders=folders,
+    )
+    for step in node_files.steps(
+        site_with(inventory, seen), inventory.head, {"A": Secret("new")}, fresh=True
+    ):
+        send(step)
+    left = {
+        name: (place / "secrets" / "A").read_text()
+        for name, place in places.items()
+        if (place / "secrets" / "A").exists()
+    }
+
+    assert left == {"disk" if to == "disk" else "today": "new"}
+    assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (
+        False,
+        True,
+    )
+
+
+def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:
+    """On NFS the same file is written by all nodes at once."""
+    inventory = load(f"state_dir: {tmp_path}")
+    steps = [
+        step
+        for _ in range(12)
+        for step in node_files.steps(
+            site_with(inventory, WRITTEN), inventory.head, {"A": Secret("value")}, fresh=True
+        )
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(send, steps))
+
+    assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
+    assert (tmp_path / "c/secrets/A").read_text() == "value"
+
+
+def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
+    """They hold prompts; a folder that was handed over to an image's user stays that user's."""
+    inventory = load()
+    steps = node_files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+    (argv,) = [each.command.argv for each in steps if "folders" in each.title]
+    here = [str(tmp_path / "c") if each.endswith("/.vlaunch/c") else each for each in argv[:5]]
+    subprocess.run(here, check=True)
+    made = tmp_path / "c" / "server"
+    assert made.stat().st_mode & 0o7777 == 0o700
+    made.chmod(0o2770)
+    subprocess.run(here, check=True)
+    assert made.stat().st_mode & 0o7777 == 0o2770

@@ -1,0 +1,373 @@
+"""TP × PP: what is chosen, what is refused, and that every suggestion of an error works."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.core.domain import Backend, Inventory, Node
+from launcher.core.errors import PlacementError
+from launcher.tools.model_config import shape_of
+from launcher.tools.placement import Placement, choose, impossible, narrow
+from tests.served import INVENTORY
+
+LLAMA_70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80}
+QWEN_7B = {"num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28}
+
+
+def cluster(*gpus: int, head: int = 0) -> Inventory:
+    nodes = tuple(
+        Node(name=f"n{i}", host=f"n{i}", ip=f"10.0.0.{i + 1}", gpus=count, head=i == head)
+        for i, count in enumerate(gpus)
+    )
+    return Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=nodes)
+
+
+def split(placement: Placement) -> tuple[int, int]:
+    return placement.tp, placement.pp
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "pp", "expected"),
+    [
+        ((8, 8), None, None, (8, 2)),  # TP = GPUs per node, PP = nodes
+        ((8,), None, None, (8, 1)),  # one node: TP only
+        ((1,), None, None, (1, 1)),  # one GPU: neither
+        ((1, 1), None, None, (1, 2)),
+        ((8, 8), 16, None, (16, 1)),  # TP across all GPUs on request
+        ((8, 8), 1, None, (1, 16)),  # the uneven split on request
+        ((8, 8), None, 1, (16, 1)),
+        ((8, 8), None, 4, (4, 4)),
+        ((8,), 4, None, (4, 1)),  # one node needs no pipeline
+        ((8, 4), 4, None, (4, 3)),
+        ((8, 4), 1, 12, (1, 12)),
+        ((8, 8), 4, 2, (4, 2)),  # fewer GPUs than there are
+    ],
+)
+def test_sizes(
+    gpus: tuple[int, ...], tp: int | None, pp: int | None, expected: tuple[int, int]
+) -> None:
+    """What is not asked for follows from the cluster."""
+    assert expected == split(choose(cluster(*gpus), tp, pp))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "pp", "config", "reason"),
+    [
+        ((8, 8), 16, 2, None, "it needs 32 GPUs, the cluster has 16"),
+        ((8, 8), 32, None, None, "the cluster has 16"),
+        ((8, 8), None, None, QWEN_7B, "28 attention heads cannot be divided by TP 8"),
+        ((8, 8), 2, 8, {"num_hidden_layers": 4}, "4 layers are fewer than the 8 stages"),
+        (
+            (6,),
+            None,
+            None,
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            "4 key/value heads",
+        ),
+        ((8, 8), 3, None, None, "TP 3 does not divide the cluster's 16 GPUs"),
+        ((8, 4), None, None, None, "different numbers of GPUs"),
+        ((8,), None, None, {"text_config": {"num_attention_heads": 20}}, "20 attention heads"),
+    ],
+)
+def test_refused(
+    gpus: tuple[int, ...],
+    tp: int | None,
+    pp: int | None,
+    config: dict[str, object] | None,
+    reason: str,
+) -> None:
+    """What cannot run is refused with its reason, and each split that the hint offers is
+    accepted.
+    """
+    with pytest.raises(PlacementError, match=reason) as refused:
+        choose(cluster(*gpus), tp, pp, config)
+    offered = re.findall(r"--(tp|pp) (\d+) --(?:tp|pp) (\d+)", refused.value.hint)
+
+    assert offered
+    for first, a, b in offered:
+        size = {"tp": (int(a), int(b)), "pp": (int(b), int(a))}[first]
+        assert size == split(choose(cluster(*gpus), *size, config))
+
+
+def test_suggestions_use_all_gpus_and_stay_inside_nodes() -> None:
+    """For 28 heads on two nodes of eight, TP 4 × PP 4 comes before anything smaller."""
+    with pytest.raises(PlacementError) as refused:
+        choose(cluster(8, 8), None, None, QWEN_7B)
+
+    assert refused.value.hint.startswith("these work: `--tp 4 --pp 4`")
+
+
+def test_nothing_fits() -> None:
+    """A model with more stages than can be had is refused without a made-up way out."""
+    assert not impossible(cluster(1), 1, 1, shape_of({"num_hidden_layers": 1}))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "pp", "crosses"),
+    [
+        ((8, 8), 8, 2, False),
+        ((8, 8), 16, 1, True),
+        ((8, 8), 4, 4, False),
+        ((6, 6), 4, 3, True),
+        ((8, 4), 4, 3, False),
+        ((4, 8), 8, 1, True),  # the head comes first, so its four GPUs begin the group
+        ((3, 3), 1, 6, False),
+    ],
+)
+def test_tp_across_nodes_is_said(gpus: tuple[int, ...], tp: int, pp: int, crosses: bool) -> None:
+    """A TP group is local exactly when each node contributes a multiple of TP."""
+    warnings = choose(cluster(*gpus), tp, pp).warnings
+
+    assert crosses == any("crosses nodes" in each for each in warnings)
+
+
+def test_the_head_holds_the_first_ranks() -> None:
+    """Ranks are expected on the head first, wherever it stands in the inventory."""
+    assert choose(cluster(8, 8, head=1), None, None).nodes == (("n1", 8), ("n0", 8))
+    assert choose(cluster(8, 8), 4, 1).nodes == (("n0", 4),)
+
+
+def test_the_mp_backend_hands_out_equal_shares() -> None:
+    """Nodes that are too small for their share get no rank, and are not said to."""
+    assert choose(cluster(2, 1, 2), 2, 2, backend="mp").nodes == (("n0", 2), ("n2", 2))
+    assert choose(cluster(2, 1, 2), 2, 2).nodes == (("n0", 2), ("n1", 1), ("n2", 1))
+    with pytest.raises(PlacementError, match="shared equally"):
+        choose(cluster(8, 4), 4, 3, backend="mp")
+
+
+def test_unused_gpus_are_said() -> None:
+    """GPUs that stay without a rank are mentioned."""
+    assert "8 of 16 GPUs stay unused" in choose(cluster(8, 8), 4, 2).warnings
+
+
+def test_repeated_kv_heads_are_said() -> None:
+    """TP beyond the key/value heads works, and costs memory."""
+    warnings = choose(cluster(8, 8), 16, 1, LLAMA_70B).warnings
+
+    assert "TP 16 exceeds the model's 8 key/value heads, so each is kept 2 times" in warnings
+
+
+MOE = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dp", "tp", "pp", "backend", "words", "replicas"),
+    [
+        ((8, 8), 2, None, None, "mp", "DP 2 × TP 8 × PP 1", {"n0": 1, "n1": 1}),  # a node each
+        ((8, 8), 4, None, None, "ray", "DP 4 × TP 4 × PP 1", {"n0": 2, "n1": 2}),
+        ((8, 8), 16, None, None, "ray", "DP 16 × TP 1 × PP 1", {"n0": 8, "n1": 8}),
+        ((8,), 2, None, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),
+        ((8, 4), 3, None, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 2, "n1": 1}),
+        ((8, 8), 2, 4, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),  # as few nodes as hold them
+        ((8, 8), 2, 4, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
+        ((8, 8), 2, None, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
+        # the larger node before the smaller
+        ((4, 4, 8), 3, 4, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 1, "n2": 2}),
+        (
+            (8, 8, 8, 8),
+            2,
+            None,
+            None,
+            "ray",
+            "DP 2 × TP 8 × PP 2",
+            {"n0": 1, "n1": 0, "n2": 1, "n3": 0},
+        ),
+        ((1, 1), 2, None, None, "mp", "DP 2 × TP 1 × PP 1", {"n0": 1, "n1": 1}),
+    ],
+)
+def test_replicas(
+    gpus: tuple[int, ...],
+    dp: int,
+    tp: int | None,
+    pp: int | None,
+    backend: Backend,
+    words: str,
+    replicas: dict[str, int],
+) -> None:
+    """Each replica gets an equal part of the GPUs, inside a node where it can; the head always
+    holds the first.
+    """
+    placed = choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
+
+    assert (placed.words, dict(placed.replicas)) == (words, replicas)
+    assert placed.world == sum(count for _, count in placed.nodes)
+    assert placed.spans is (0 in replicas.values())
+    assert not placed.crosses
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dp", "tp", "pp", "backend", "reason"),
+    [
+        ((8, 8), 3, None, None, "mp", "16 GPUs cannot be divided equally between 3 replicas"),
+        ((8, 8), 2, None, 3, "ray", "between 2 replicas of PP 3"),
+        ((8, 8), 20, None, None, "mp", "it needs 20 GPUs, the cluster has 16"),
+        (
+            (8, 8, 8, 8),
+            2,
+            None,
+            None,
+            "mp",
+            "several nodes, and the mp backend keeps replicas inside nodes",
+        ),
+        ((8, 4), 2, None, None, "ray", "only 1 of them can stay inside nodes"),
+        ((4, 8), 2, 6, None, "ray", "the head, which must hold one, has 4"),
+        ((4, 8, 8), 2, 8, None, "mp", "the head, which must hold one, has 4"),
+        ((4, 4), 1, 2, None, "ray", ""),
+        ((6, 6, 6), 2, 8, 1, "ray", "a replica needs 8 GPUs, more than any node has"),
+    ],
+)
+def test_replicas_that_cannot_be(
+    gpus: tuple[int, ...], dp: int, tp: int | None, pp: int | None, backend: Backend, reason: str
+) -> None:
+    """They are refused with the reason, and each way that the hint offers works on either
+    backend.
+    """
+    if not reason:
+        assert choose(cluster(*gpus), tp, pp, dp=dp) == choose(cluster(*gpus), tp, pp)
+        return
+    with pytest.raises(PlacementError, match=reason) as refused:
+        choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
+    offered = re.findall(r"--data-parallel-size (\d+) --tp (\d+)", refused.value.hint)
+
+    assert offered
+    assert dp >= 16 or offered[0][0] == str(dp)
+    for count, size in offered:
+        for each in ("ray", "mp"):
+            assert choose(cluster(*gpus), int(size), None, dp=int(count), backend=each).dp == int(
+                count
+            )
+    assert ("`--backend ray`" in refused.value.hint) is ("mp backend keeps" in reason)
+
+
+def test_replicas_need_heads_that_can_be_divided() -> None:
+    """The model's shape counts for each replica."""
+    with pytest.raises(
+        PlacementError, match="28 attention heads cannot be divided by TP 8"
+    ) as refused:
+        choose(cluster(8, 8), None, None, QWEN_7B, dp=2)
+
+    assert refused.value.hint.startswith("these work: `--data-parallel-size 2 --tp 4`")
+
+
+def test_two_replicas_on_one_gpu_have_no_way_out() -> None:
+    """Nothing is made up where nothing works."""
+    with pytest.raises(PlacementError) as refused:
+        choose(cluster(1), None, None, dp=2)
+
+    assert "`--data-parallel-size" not in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "coupled", "networked"),
+    [
+        (LLAMA_70B, (8, 8), False, False),  # dense replicas are engines of their own
+        (MOE, (8, 8), True, True),
+        (None, (8, 8), True, True),  # nobody could read it, so the worst is assumed
+        (MOE, (8,), True, False),
+        (LLAMA_70B, (8,), False, False),
+    ],
+)
+def test_what_replicas_exchange(
+    config: dict[str, object] | None, gpus: tuple[int, ...], coupled: bool, networked: bool
+) -> None:
+    """Replicas of a mixture of experts meet in every layer; those of a dense model never."""
+    placed = choose(cluster(*gpus), None, None, config, dp=2)
+
+    assert (placed.coupled, placed.networked) == (coupled, networked)
+
+
+def test_one_copy_over_several_nodes_needs_the_network() -> None:
+    """Without replicas it is the split that crosses nodes."""
+    assert choose(cluster(8, 8), None, None, LLAMA_70B).networked
+    assert not choose(cluster(8, 8), 8, 1, LLAMA_70B).networked
+    assert choose(cluster(8, 8, 8, 8), None, None, LLAMA_70B, dp=2).networked
+
+
+@pytest.mark.parametrize(
+    ("backend", "config", "gpus", "warned"),
+    [
+        ("ray", MOE, (8, 8), True),
+        ("mp", MOE, (8, 8), False),
+        ("ray", LLAMA_70B, (8, 8), False),
+        ("ray", MOE, (8,), False),
+    ],
+)
+def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
+    backend: Backend, config: dict[str, object], gpus: tuple[int, ...], warned: bool
+) -> None:
+    """There are open reports of hangs, and a backend without them."""
+    warnings = choose(cluster(*gpus), None, None, config, dp=2, backend=backend).warnings
+
+    assert any("`--backend mp` is the way to prefer" in each for each in warnings) is warned
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "said"),
+    [(("n3",), None, "no node `n3`"), (("n1",), 9, "n1 has 8 GPUs, not 9")],
+)
+def test_places_that_are_not_there(nodes: tuple[str, ...], gpus: int | None, said: str) -> None:
+    """Refused with what there is."""
+    with pytest.raises(PlacementError, match=said) as refused:
+        narrow(INVENTORY, nodes, gpus)
+
+    assert "`--" in refused.value.hint
+
+
+def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
+    """Else the first node stands in for it: ranks meet there."""
+    assert [node.name for node in narrow(INVENTORY, ("n2", "n1")).nodes if node.head] == ["n1"]
+    assert narrow(INVENTORY, ("n2",)).head.name == "n2"
+    assert narrow(INVENTORY, gpus=2).gpus == 4
+    assert choose(narrow(INVENTORY, ("n2",)), None, None, backend="mp").nodes == (("n2", 8),)
+
+
+def test_nodes_of_one_gpu_with_rdma_are_one_stage() -> None:
+    """TP = nodes where the model can be divided so; else, and over Ethernet, a pipeline."""
+    sparks = replace(cluster(1, 1), fabric="roce")
+    three = replace(cluster(1, 1, 1), fabric="roce")
+
+    assert split(choose(sparks, None, None, LLAMA_70B)) == (2, 1)
+    assert choose(sparks, None, None).warnings == ()
+    assert "RDMA between them: TP = nodes" in choose(sparks, None, None).why
+    assert split(choose(three, None, None, LLAMA_70B)) == (1, 3)
+    assert split(choose(sparks, None, 2)) == (1, 2)
+    assert split(choose(replace(cluster(8, 8), fabric="infiniband"), None, None)) == (8, 2)
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_prefill_context_parallelism_multiplies_the_ranks(backend: Backend) -> None:
+    """Those of a stage stay together; the rest of the split gets what it leaves."""
+    placed = choose(cluster(8, 8), None, None, LLAMA_70B, pcp=2, backend=backend)
+
+    assert (placed.tp, placed.pcp, placed.pp, placed.world) == (4, 2, 2, 16)
+    assert placed.nodes == (("n0", 8), ("n1", 8))
+    assert placed.words == "TP 4 × PCP 2 × PP 2"
+    assert not placed.crosses
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "pcp", "reason"),
+    [
+        (8, 2, None, 2, "it needs 32 GPUs, the cluster has 16"),
+        (None, None, None, 3, "the GPUs of a stage cannot be divided by PCP"),
+        (None, None, None, 16, "the GPUs of a stage cannot be divided by PCP"),
+        (None, None, 2, 2, "2 replicas with prefill context parallelism"),
+    ],
+)
+def test_prefill_context_parallelism_that_does_not_fit(
+    tp: int | None, pp: int | None, dp: int | None, pcp: int, reason: str
+) -> None:
+    """Told before vLLM waits half an hour for GPUs."""
+    with pytest.raises(PlacementError) as error:
+        choose(cluster(8, 8), tp, pp, LLAMA_70B, dp=dp, pcp=pcp)
+
+    assert reason in error.value.message

@@ -1,0 +1,354 @@
+"""Judges of Ray: what each situation of a cluster that comes up reads as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.check import Finding
+from launcher.core.domain import Answer, Inventory
+from launcher.core.errors import UnreadableAnswer
+from launcher.tools import ray_judges
+from tests.hosts.checks import conftest
+
+load = conftest.load
+
+Load = Callable[..., Inventory]
+LOGS = Path(__file__).parents[1] / "fixtures" / "ray"
+
+
+def state(
+    node: str, *, status: str = "running", restarts: int = 0, code: int = 0, error: str = ""
+) -> Answer:
+    """Answer `docker inspect` of a node's container."""
+    item = {
+        "Id": "1",
+        "Name": "/n",
+        "RestartCount": restarts,
+        "Config": {},
+        "State": {"Status": status, "ExitCode": code, "Error": error},
+    }
+    return Answer(node=node, code=0, out=json.dumps([item]))
+
+
+def row(
+    ip: str, gpus: float = 2.0, *, alive: bool = True, message: str | None = None
+) -> dict[str, Any]:
+    alive_word = "ALIVE" if alive else "DEAD"
+    return {
+        "node_id": ip,
+        "node_ip": ip,
+        "state": alive_word,
+        "state_message": message,
+        "resources_total": {"GPU": gpus},
+    }
+
+
+def table(
+    *rows: dict[str, Any], unreachable: tuple[str, ...] = (), status: str | None = None
+) -> Answer:
+    said = {"nodes": list(rows), "unreachable": list(unreachable)}
+    if status is not None:
+        said["status"] = status
+    return Answer(node="gpu01", code=0, out=json.dumps(said))
+
+
+BOTH = (row("10.0.0.11"), row("10.0.0.12"))
+
+
+def cluster(
+    load: Load,
+    said: Answer,
+    *,
+    head: Answer | None = None,
+    worker: Answer | None = None,
+    restarts: int = 0,
+) -> dict[str, Finding]:
+    """Judge a cluster of two, whose worker had restarted so often before, and return the finding of
+    each node.
+    """
+    answers = {"gpu01": [head or state("gpu01"), said], "gpu02": [worker or state("gpu02")]}
+    found = ray_judges.judge_cluster(load(), {"gpu02": restarts})(answers)
+    return {each.node: each for each in found if "`ray status`" not in each.text}
+
+
+def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
+    """Until somebody could know whether it has joined, it is waited for, however often it has
+    restarted in its life.
+    """
+    nobody = Answer(node="gpu01", code=1, err="the dashboard does not answer")
+    found = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
+
+    assert (found["gpu02"].status, found["gpu02"].text) == ("wait", "its container restarts")
+
+
+@pytest.mark.parametrize(("now", "status"), [(9, "wait"), (10, "wait"), (11, "fail")])
+def test_restarts_of_before_do_not_count(load: Load, now: int, status: str) -> None:
+    """A worker that was cut off for an hour joins with its next try, when the cable is in again."""
+    found = cluster(
+        load, table(BOTH[0]), worker=state("gpu02", status="restarting", restarts=now), restarts=9
+    )
+
+    assert found["gpu02"].status == status
+
+
+def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
+    """Each named with what it brought."""
+    found = cluster(load, table(*BOTH))
+
+    assert {node: (each.status, each.text) for node, each in found.items()} == {
+        "gpu01": ("pass", "in Ray under its address with 2 GPUs"),
+        "gpu02": ("pass", "in Ray under its address with 2 GPUs"),
+    }
+
+
+def test_a_node_that_has_not_joined_is_waited_for(load: Load) -> None:
+    """The fix is about the network between the two."""
+    found = cluster(load, table(BOTH[0]))["gpu02"]
+
+    assert (found.status, found.text) == ("wait", "has not joined Ray under 10.0.0.12")
+    assert "allow TCP from 10.0.0.12 to 10.0.0.11:6379" in found.fix
+    assert "vlaunch logs gpu02" in found.fix
+
+
+def test_a_node_that_ray_lost_is_waited_for_with_rays_reason(load: Load) -> None:
+    """It may come back."""
+    dead = row("10.0.0.12", alive=False, message="missing too many heartbeats")
+    found = cluster(load, table(BOTH[0], dead))["gpu02"]
+
+    assert (found.status, found.text) == (
+        "wait",
+        "has not joined Ray under 10.0.0.12: missing too many heartbeats",
+    )
+
+
+def test_a_node_under_another_address_is_a_stranger_and_its_place_is_empty(load: Load) -> None:
+    """A cluster that would count right is still wrong: vLLM addresses nodes by the declared
+    address.
+    """
+    found = cluster(load, table(BOTH[0], row("172.17.0.1")))
+
+    assert found["gpu02"].status == "wait"
+    assert (found[""].status, found[""].text) == (
+        "fail",
+        "Ray has nodes that are not in the inventory: 172.17.0.1",
+    )
+
+
+@pytest.mark.parametrize("brought", [1, 3])
+def test_gpus_of_another_number_fail_at_once(brought: int, load: Load) -> None:
+    """Waiting does not grow GPUs."""
+    found = cluster(load, table(BOTH[0], row("10.0.0.12", brought)))["gpu02"]
+
+    assert (found.status, found.text) == ("fail", f"brought {brought} GPUs to Ray, 2 declared")
+    assert "correct `gpus:` of gpu02" in found.fix
+
+
+def test_a_node_that_can_be_reached_one_way_only_is_told(load: Load) -> None:
+    """It joined, and the head cannot speak to it: Ray would drop it half a minute later."""
+    found = cluster(load, table(*BOTH, unreachable=("10.0.0.12:6380",)))["gpu02"]
+
+    assert (found.status, found.text) == (
+        "wait",
+        "joined, but the head cannot open 10.0.0.12:6380 back to it",
+    )
+    assert "allow TCP from 10.0.0.11 to 10.0.0.12" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [
+        (state("gpu02", status="restarting", restarts=1), "wait", "its container restarts"),
+        (
+            state("gpu02", status="restarting", restarts=3, code=1),
+            "fail",
+            "its container ended with exit code 1 (3 restarts)",
+        ),
+        (
+            state("gpu02", status="exited", code=137),
+            "fail",
+            "its container ended with exit code 137 (0 restarts)",
+        ),
+        (Answer(node="gpu02", code=1, err="No such container"), "fail", "its container is gone"),
+        (Answer(node="gpu02", code=0, out="[]"), "fail", "its container is gone"),
+        (Answer(node="gpu02", code=255, err="lost"), "fail", "does not answer any more"),
+        (Answer(node="gpu02", code=124, timed_out=True), "fail", "does not answer any more"),
+    ],
+)
+def test_the_state_of_the_container_comes_first(
+    answer: Answer, status: str, text: str, load: Load
+) -> None:
+    """A dead container explains why the node is not in Ray."""
+    found = cluster(load, table(BOTH[0]), worker=answer)
+
+    assert {node: (each.status, each.text) for node, each in found.items()} == {
+        "gpu02": (status, text)
+    }
+
+
+@pytest.mark.parametrize("out", ["not JSON", "{}", "{oops", '"text"', "[]"])
+def test_an_inspect_that_cannot_be_read_is_no_container(out: str, load: Load) -> None:
+    """One finding, no exception."""
+    assert (
+        cluster(load, table(*BOTH), worker=Answer(node="gpu02", code=0, out=out))["gpu02"].status
+        == "fail"
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Answer(node="gpu01", code=1, out='{"error": "Connection refused"}'),
+        Answer(node="gpu01", code=1, err="container is restarting"),
+        Answer(node="gpu01", code=0, out=""),
+        Answer(node="gpu01", code=0, out="{}"),
+        Answer(node="gpu01", code=0, out='{"nodes": null}'),
+        Answer(node="gpu01", code=124, timed_out=True),
+    ],
+)
+def test_a_dashboard_that_does_not_answer_is_waited_for(said: Answer, load: Load) -> None:
+    """It comes up some seconds after Ray's port."""
+    found = cluster(load, said)
+
+    assert {node: (each.status, each.text) for node, each in found.items()} == {
+        "gpu01": ("wait", "Ray's dashboard does not answer yet")
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "port", "status", "text"),
+    [
+        (state("gpu01"), 0, "pass", "Ray listens on 10.0.0.11:6379"),
+        (state("gpu01"), 1, "wait", "Ray does not listen on 10.0.0.11:6379 yet"),
+        (
+            state("gpu01", status="exited", code=1),
+            1,
+            "fail",
+            "its container ended with exit code 1 (0 restarts)",
+        ),
+    ],
+)
+def test_the_head_is_judged_by_its_port(
+    container: Answer, port: int, status: str, text: str, load: Load
+) -> None:
+    """A container that has ended will not listen."""
+    (found,) = ray_judges.judge_head(load())(
+        {"gpu01": [container, Answer(node="gpu01", code=port)]}
+    )
+
+    assert (found.node, found.status, found.text) == ("gpu01", status, text)
+
+
+@pytest.mark.parametrize(
+    ("active", "gpus", "status"),
+    [
+        (2, "0.0/4.0 GPU", "pass"),
+        (1, "0.0/2.0 GPU", "wait"),
+        (2, "0.0/2.0 GPU", "wait"),
+        (2, "", "wait"),
+    ],
+)
+def test_ray_status_must_count_the_same(active: int, gpus: str, status: str, load: Load) -> None:
+    """It lags behind the node table by some seconds."""
+    text = "Active:\n" + " 1 node_x\n" * active + f"\nTotal Usage:\n {gpus}\n"
+    found = judged(load, text)
+
+    assert (found.node, found.status) == ("gpu01", status)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("Usage: none", "wait"), ("", "skip"), (None, "skip")]
+)
+def test_a_ray_status_that_cannot_be_read_is_never_green(
+    text: str | None, status: str, load: Load
+) -> None:
+    """It is waited for; where this Ray gives none, that is said."""
+    assert judged(load, text).status == status
+
+
+def judged(load: Load, text: str | None) -> Finding:
+    """Judge `ray status` of a cluster whose nodes are right."""
+    answers = {"gpu01": [state("gpu01"), table(*BOTH, status=text)], "gpu02": [state("gpu02")]}
+    return ray_judges.judge_cluster(load(), {})(answers)[-1]
+
+
+def test_a_known_line_of_the_log_explains_a_failure() -> None:
+    """The cause is added to the text, the line is the evidence, and the fix is that of the
+    cause.
+    """
+    waits = [
+        Finding(node="gpu02", status="wait", text="has not joined", fix="look"),
+        Finding(node="gpu01", status="pass", text="in"),
+    ]
+    log = (LOGS / "ray_start_worker_fail_invalid_auth_token.log").read_text()
+    found, other = ray_judges.explain_logs(waits, {"gpu02": Answer(node="gpu02", code=0, out=log)})
+
+    assert found.text == "has not joined: this node has another Ray token than the head"
+    assert "InvalidAuthToken" in found.evidence
+    assert "vlaunch down" in found.fix
+    assert other == waits[1]
+
+
+def test_an_unknown_log_is_shown_by_its_end() -> None:
+    """And the finding keeps its own fix."""
+    (found,) = ray_judges.explain_logs(
+        [Finding(node="a", status="fail", text="ended", fix="look")],
+        {"a": Answer(node="a", code=0, out="1\n2\n3\n4\n5\n6\n")},
+    )
+
+    assert (found.text, found.evidence, found.fix) == ("ended", "2\n3\n4\n5\n6", "look")
+
+
+def test_a_container_removed_between_two_questions_is_gone() -> None:
+    """`docker rm -f` kills before it removes: the state said 137, the log is asked when nothing is
+    left.
+    """
+    state = Finding(
+        node="a",
+        status="fail",
+        text="its container ended with exit code 137 (0 restarts)",
+        fix="look",
+    )
+    said = "Error response from daemon: No such container: vlaunch-lab-node1"
+    # both streams come as one
+    (found,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=1, out=said)})
+    # a log that speaks of another
+    (other,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=0, out=said)})
+
+    assert (found.text, found.evidence, found.fix) == (
+        "its container is gone",
+        said,
+        "run `vlaunch up` again",
+    )
+    assert other.text == state.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer(node="a", code=0, out=""), "a: the head container gave no answer"),
+        (Answer(node="a", code=0, out="[1]"), "a: the head container gave no answer"),
+        *(
+            (Answer(node="a", code=22, out=said), "a: its agent is of another version of vlaunch")
+            for said in ("404: Not Found", "405: Method Not Allowed")
+        ),
+        (Answer(node="a", code=1, out='{"error": "refused"}'), "a: refused"),
+    ],
+)
+def test_an_answer_of_the_payload_that_is_none_is_unreadable(answer: Answer, message: str) -> None:
+    """With the node's name."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        ray_judges.read_payload(answer)
+
+    assert caught.value.message == message
+
+
+def test_the_last_line_of_the_payload_is_its_answer() -> None:
+    """Interpreters print warnings before it."""
+    assert ray_judges.read_payload(Answer(node="a", code=0, out='warning\n{"status": 200}\n')) == {
+        "status": 200
+    }

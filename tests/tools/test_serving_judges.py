@@ -1,0 +1,455 @@
+"""Room for servers and batch jobs, and nothing left of them when they were stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.check import Finding, worst
+from launcher.core.domain import Accelerator, Inventory, Node
+from launcher.tools import serving_judges
+from launcher.tools.host import HostFacts
+from launcher.tools.model import ModelSeen
+from launcher.tools.serving_judges import Holder
+from launcher.tools.site import Site
+from tests.containers import container
+from tests.ray_rows import group, rank, ray_nodes, table
+
+NODES = (
+    Node(name="n1", host="n1", ip="10.77.0.11", gpus=1, head=True),
+    Node(name="n2", host="n2", ip="10.77.0.12", gpus=1),
+)
+INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=NODES)
+CHAT = Holder(what="server `chat`", gpus=1, end="vlaunch stop chat")
+HEAD = Node(name="n1", host="n1", ip="10.0.0.1", gpus=4, head=True)
+SERVER = Holder(what="the server of m", gpus=3, end="vlaunch stop")
+JOB = Holder(what="batch job `b`", gpus=0, end="vlaunch stop b")
+NAMES = {"n1": "vlaunch-c-n1", "n2": "vlaunch-c-n2"}
+THERE = ModelSeen(where="there", digest="a")
+NOT_CACHED = ModelSeen(where="not cached")
+LACKS = ModelSeen(where="lacks", lacking="b.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("said", "busy"),
+    [
+        ({}, 0),
+        ({"groups": table()}, 0),
+        ({"groups": table(group(), group(state="REMOVED"), group(state="PENDING"))}, 2),
+        ({"actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0}))}, 1),
+        (
+            {
+                "actors": table(
+                    rank("10.77.0.11", required_resources={"GPU": 1.0}, placement_group_id="g")
+                )
+            },
+            0,
+        ),
+        ({"actors": table(rank("10.77.0.11", required_resources=None))}, 0),
+    ],
+)
+def test_busy_gpus(said: dict[str, Any], busy: float) -> None:
+    """What living placement groups reserve counts once, and actors outside of any count too."""
+    assert busy == serving_judges.busy_gpus(said)
+
+
+def test_busy_gpus_of_a_recorded_cluster() -> None:
+    """One group of two bundles lives; two others have been removed."""
+    rows = json.loads(
+        (
+            Path(__file__).parent.parent / "fixtures" / "vllm" / "placement_groups_pp2.json"
+        ).read_text()
+    )
+
+    assert serving_judges.busy_gpus({"groups": table(*rows)}) == 2
+
+
+def test_free_gpus() -> None:
+    """Too few free GPUs are refused with both numbers."""
+    (enough,) = serving_judges.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {}, [])
+    (short,) = serving_judges.free_gpus(
+        INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))}, []
+    )
+
+    assert enough.status == "pass"
+    assert (short.status, short.text) == (
+        "fail",
+        "1 of 2 GPUs are free in Ray, TP 1 × PP 2 needs 2",
+    )
+
+
+def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
+    """It holds nothing yet."""
+    of_four = replace(INVENTORY, nodes=(replace(NODES[0], gpus=4),))
+    said = {
+        "jobs": [
+            {
+                "submission_id": "b-1",
+                "status": "RUNNING",
+                "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "3"},
+            }
+        ]
+    }
+    (found,) = serving_judges.free_gpus(
+        of_four, 4, "TP 4 × PP 1", said, serving_judges.job_holders(said)
+    )
+
+    assert (found.status, found.text.partition(",")[0]) == ("fail", "1 of 4 GPUs are free in Ray")
+    assert "`vlaunch stop b`" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("holders", "in_ray", "text"),
+    [
+        ([], 0, ""),
+        ([CHAT], 1, ""),  # what it holds and what Ray has given away are the same
+        (
+            [CHAT],
+            2,
+            "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, work in Ray holds 1",
+        ),
+        (
+            [CHAT, CHAT],
+            0,
+            (
+                "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, server `chat`"
+                " holds 1"
+            ),
+        ),
+        ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray holds 3"),
+    ],
+)
+def test_the_gpus_of_a_node(holders: list[Holder], in_ray: float, text: str) -> None:
+    """Whoever holds them is named, with what ends it or shows it."""
+    found = serving_judges.node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
+
+    assert (found.status, found.text) == ("fail" if text else "pass", text)
+    assert ("vlaunch stop chat" in found.fix or "ray list" in found.fix) is bool(text)
+
+
+def test_where_ray_has_given_gpus_away() -> None:
+    """By the address of the node, from placement groups and from actors outside of any."""
+    bundle = {"unit_resources": {"GPU": 1.0}, "node_id": "id-10.77.0.12"}
+    said = {
+        "nodes": ray_nodes("10.77.0.11", "10.77.0.12"),
+        "groups": table(
+            {"state": "CREATED", "bundles": [bundle, bundle]},
+            {"state": "REMOVED", "bundles": [bundle]},
+        ),
+        "actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0})),
+    }
+
+    assert serving_judges.busy_by_node(said) == {"10.77.0.11": 1, "10.77.0.12": 2}
+    assert serving_judges.busy_by_node({}) == {}
+
+
+def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
+    return Inventory(
+        path=Path("inventory.yaml"), cluster="c", image="i", nodes=(HEAD,), accelerator=accelerator
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "holders", "status", "text"),
+    [
+        ({}, [], "pass", "4 of 4 GPUs are free in Ray"),
+        (
+            {"groups": table(group(2))},
+            [],
+            "pass",
+            "2 of 4 GPUs are free in Ray; of 4 that the job would use",
+        ),
+        ({"groups": table(group(3))}, [], "fail", "1 of 4 GPUs are free in Ray, the job needs 2"),
+        ({"groups": table(group(3, "REMOVED"))}, [], "pass", "4 of 4 GPUs are free in Ray"),
+        # It has been submitted, and holds nothing yet.
+        (
+            {},
+            [SERVER],
+            "fail",
+            "1 of 4 GPUs are free in Ray, the job needs 2: the server of m holds 3",
+        ),
+        # What it holds and what it claims are the same GPUs.
+        (
+            {"groups": table(group(3))},
+            [SERVER, JOB],
+            "fail",
+            "the server of m holds 3, batch job `b`",
+        ),
+    ],
+)
+def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: str) -> None:
+    """What is reserved in Ray is taken, and so is what has been promised to somebody who begins."""
+    (found,) = serving_judges.job_room(inventory(), 2, 4, said, holders, queue=False)
+
+    assert found.status == status
+    assert text in found.text
+
+
+def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
+    """Each of them; where nobody is known, with how to see who it is."""
+    (named,) = serving_judges.job_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
+    (unknown,) = serving_judges.job_room(
+        inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False
+    )
+
+    assert "`vlaunch stop`, `vlaunch stop b`" in named.fix
+    assert "ray list placement-groups" in unknown.fix
+    assert unknown.text.startswith("0 of 4 slots")
+    assert all("`--queue`" in each.fix for each in (named, unknown))
+
+
+def test_a_job_that_may_wait_is_let_through() -> None:
+    """With a warning that says why nothing happens."""
+    (found,) = serving_judges.job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
+
+    assert (found.status, found.text.endswith("it waits for them")) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("free", "status"), [(None, "skip"), (264 * 10**6, "fail"), (268 * 10**6, "pass")]
+)
+def test_disk(free: int | None, status: str) -> None:
+    """What is sent, as much output again, and some to spare."""
+    (found,) = serving_judges.job_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
+
+    assert found.status == status
+
+
+@pytest.mark.parametrize(("said", "gpus"), [("2", 2.0), ("0.5", 0.5), ("many", 0.0), ("-1", 0.0)])
+def test_claims(said: str, gpus: float) -> None:
+    """Metadata is text, and anybody's."""
+    assert serving_judges.claimed({"metadata": {"vlaunch.gpus": said}}) == gpus
+
+
+def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -> tuple[str, str]:
+    jobs = [
+        {"submission_id": "batch-b-1", "status": status, "job_id": "02"},
+        {"submission_id": "serve-1", "status": "RUNNING"},
+    ]
+    (found,) = serving_judges.jobs_stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
+    return found.status, found.text
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "text"),
+    [
+        ({}, "pass", "what was done stays"),
+        ({"status": "RUNNING"}, "wait", "job batch-b-1 is RUNNING"),
+        ({"alive": ("b",)}, "wait", "the driver of `b` still lives"),
+        ({"groups": table(group(1), group(1))}, "wait", "2 placement groups still there"),
+        ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "what was done stays"),
+        ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still there"),
+        ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "what was done stays"),
+        (
+            {"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})},
+            "pass",
+            "what was done stays",
+        ),
+    ],
+)
+def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
+    more: dict[str, Any], status: str, text: str
+) -> None:
+    """Nothing of its own: what others hold is not waited for."""
+    found = stopped(**more)
+
+    assert found[0] == status
+    assert text in found[1]
+
+
+def test_silence_is_no_end() -> None:
+    """Nobody could say whether the job is over."""
+    (found,) = serving_judges.jobs_stopped(["batch-b-1"], {"error": "timed out"}, ())
+
+    assert found.status == "fail"
+
+
+def site(**status: str) -> Site:
+    found = {
+        name: HostFacts(
+            containers=(container(NAMES[name], status=status[name]),) if name in status else (),
+            listening=frozenset(),
+        )
+        for name in NAMES
+    }
+    return Site(INVENTORY, found)
+
+
+def texts(findings: list[Finding]) -> list[tuple[str, str, str]]:
+    return [(each.node, each.status, each.text) for each in findings]
+
+
+def test_a_whole_cluster() -> None:
+    """Every container runs and every address is in Ray."""
+    said = {"nodes": ray_nodes("10.77.0.11", "10.77.0.12")}
+
+    assert worst(serving_judges.cluster(site(n1="running", n2="running"), said)) == "pass"
+
+
+def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
+    """Engines may have every core of a small head."""
+    (slow,) = serving_judges.cluster(site(n1="running", n2="running"), {"error": "n1: timed out"})
+    (gone,) = serving_judges.cluster(
+        site(n1="running", n2="running"), {"error": "connection refused"}
+    )
+
+    assert "run the same command again" in slow.fix
+    assert "vlaunch up" in gone.fix
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "expected"),
+    [
+        ({"n1": "running"}, {}, ("n2", "fail", "has no container of this cluster")),
+        ({"n1": "running", "n2": "exited"}, {}, ("n2", "fail", "its container is exited")),
+        (
+            {"n1": "running", "n2": "running"},
+            {"error": "refused"},
+            ("n1", "fail", "Ray does not answer: refused"),
+        ),
+        (
+            {"n1": "running", "n2": "running"},
+            {"nodes": ray_nodes("10.77.0.11", "10.77.0.12", dead="10.77.0.12")},
+            ("n2", "fail", "is not in Ray"),
+        ),
+    ],
+)
+def test_a_cluster_that_is_not_whole(
+    status: dict[str, str], said: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
+    """The node and what is wrong with it are named, and `vlaunch up` is the way out."""
+    bad = [each for each in serving_judges.cluster(site(**status), said) if each.status != "pass"]
+
+    assert texts(bad) == [expected]
+    assert "vlaunch up" in bad[0].fix
+
+
+@pytest.mark.parametrize(
+    ("seen", "offline", "expected"),
+    [
+        ({"n1": THERE, "n2": THERE}, False, ["pass", "pass"]),
+        ({"n1": THERE, "n2": ModelSeen(where="missing")}, False, ["pass", "fail"]),
+        ({"n1": THERE, "n2": ModelSeen(where="there", digest="b")}, False, ["fail", "fail"]),
+        # a GGUF file has no config.json
+        ({"n1": THERE, "n2": ModelSeen(where="there")}, False, ["pass", "pass"]),
+        ({"n1": NOT_CACHED, "n2": NOT_CACHED}, False, ["pass", "pass"]),
+        ({"n1": THERE, "n2": NOT_CACHED}, False, ["pass", "warn"]),
+        ({"n1": THERE, "n2": NOT_CACHED}, True, ["pass", "fail"]),
+        ({"n1": THERE, "n2": ModelSeen(where="begun")}, False, ["pass", "fail"]),
+        ({"n1": THERE, "n2": LACKS}, False, ["pass", "warn"]),
+        ({"n1": LACKS, "n2": LACKS}, False, ["warn", "warn"]),
+        ({"n1": THERE, "n2": LACKS}, True, ["pass", "fail"]),
+        ({"n1": THERE}, False, ["pass", "skip"]),
+        ({"n1": THERE, "n2": ModelSeen(where="unknown")}, False, ["pass", "skip"]),
+    ],
+)
+def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -> None:
+    """Half of a copy, different on two, or not to be downloaded: refused.
+
+    Not known: said to be.
+    """
+    assert expected == [
+        each.status
+        for each in serving_judges.model(NODES, "org/m", seen, dict.fromkeys(NAMES, offline))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "fix"),
+    [
+        ("org/m", True, "copy it from n1: `vlaunch model copy org/m`, or add `--fetch`"),
+        ("org/m", False, "download it once for all nodes: `vlaunch model pull org/m`, or add"),
+        ("/hf/m", True, "copy it from n1: `vlaunch model copy /hf/m`"),
+        ("/hf/m", False, "`vlaunch model copy ./FOLDER --as /hf/m`"),
+    ],
+)
+def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) -> None:
+    """A copy of a node that has it, else a download, else from here."""
+    begun = ModelSeen(where="begun")
+    seen = {"n1": THERE if there else begun, "n2": begun}
+    found = serving_judges.model(NODES, model, seen, dict.fromkeys(NAMES, False))
+
+    assert found[1].status == "fail"
+    assert fix in found[1].fix
+
+
+@pytest.mark.parametrize(
+    ("listening", "status"),
+    [
+        (frozenset({("0.0.0.0", 8000)}), "fail"),
+        (frozenset({("0.0.0.0", 80)}), "pass"),
+        (None, "skip"),
+    ],
+)
+def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None:
+    """A listener on any address has the port; without `ss` it is not known."""
+    found = serving_judges.port(NODES[0], 8000, "vLLM API", HostFacts(listening=listening))
+
+    assert status == found.status
+
+
+@pytest.mark.parametrize(
+    ("heard", "text"),
+    [
+        (59.0, ""),
+        (61.0, "its agent was last heard 61s ago"),
+        (None, "its agent was never heard"),
+        (math.inf, "its agent was never heard"),
+    ],
+)
+def test_agents(heard: float | None, text: str) -> None:
+    """Nothing can be started where none is connected."""
+    there = {"n1": HostFacts(containers=(container(NAMES["n1"]),))}
+    at = {} if heard is None else {"n1": heard}
+    (found,) = serving_judges.agents(Site(INVENTORY, there), NODES[:1], at)
+
+    assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
+    assert bool(found.fix) is bool(text)
+
+
+@pytest.mark.parametrize(
+    ("alive", "ports", "said", "others", "text"),
+    [
+        ([], [], None, 0, ""),
+        ([], [], {"jobs": []}, 0, ""),
+        (["server `a` is stopping"], [], None, 0, "server `a` is stopping"),
+        ([], ["port 8000 on n1"], None, 0, "port 8000 on n1 is still open"),
+        ([], [], {"jobs": [], "groups": table(group())}, 0, "2 GPUs are still reserved in Ray"),
+        ([], [], {"jobs": [], "groups": table(group())}, 2, ""),
+        (
+            [],
+            [],
+            {"jobs": [{"submission_id": "b-1", "status": "RUNNING"}], "groups": table(group())},
+            0,
+            "",
+        ),
+        ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
+    ],
+)
+def test_stopped(alive: list[str], ports: list[str], said: Any, others: float, text: str) -> None:
+    """Down means gone: what is left is waited for, but for what others hold; absence is observed,
+    never assumed.
+    """
+    (found,) = serving_judges.servers_stopped(alive, ports, said, others)
+
+    assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)
+
+
+def test_batch_jobs_that_are_not_over() -> None:
+    """Ray jobs of others have no name of ours, and those that ended hold nothing."""
+    jobs = [
+        {"submission_id": f"{status}-{name or 'other'}", "status": status, "metadata": metadata}
+        for status in ("RUNNING", "PENDING", "SUCCEEDED")
+        for name, metadata in (("a", {"vlaunch.batch": "a"}), ("", {}), ("", None))
+    ]
+
+    assert serving_judges.batches({"jobs": jobs}) == [
+        serving_judges.Batch(name="a", id="RUNNING-a"),
+        serving_judges.Batch(name="a", id="PENDING-a"),
+    ]
+    assert serving_judges.batches({}) == []

@@ -1,0 +1,87 @@
+"""An inventory and what was seen of its nodes, and what most decisions ask of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.core.domain import Node, Ssh
+from launcher.tools.host import HostFacts
+from launcher.tools.site import Site
+from tests.served import IMAGE, INVENTORY, container
+
+HEAD, OTHER = INVENTORY.nodes
+
+
+def seen(node: Node, **of_its_container: str) -> Site:
+    """Return a site of which one node was looked at, which has a container."""
+    own = container(node.name, **of_its_container)
+    facts = HostFacts(home="/home/me", containers=(own,), images={"base:1": IMAGE})
+    return Site(INVENTORY, {node.name: facts})
+
+
+def test_names_follow_from_the_inventory_alone() -> None:
+    """So that any machine finds the cluster again."""
+    assert Site(INVENTORY).container_name(HEAD) == "vlaunch-c-n1"
+
+
+@pytest.mark.parametrize(("status", "runs"), [("running", True), ("exited", False)])
+def test_a_container_is_there_whether_it_runs_or_not(status: str, runs: bool) -> None:
+    """Only one that runs can be asked."""
+    site = seen(HEAD, status=status)
+
+    assert site.container(HEAD) is not None
+    assert (site.running(HEAD) is not None, site.head_runs) == (runs, runs)
+    assert not seen(OTHER).head_runs
+
+
+def test_of_a_node_that_was_not_looked_at_nothing_is_there() -> None:
+    """Which is no error: some commands look at the head alone."""
+    site = seen(HEAD)
+
+    assert (site.seen, site.facts_of(OTHER)) == ((HEAD,), None)
+    assert (site.container(OTHER), site.running(OTHER), site.image(OTHER, "base:1")) == (None,) * 3
+    assert (site.image(HEAD, "base:1"), site.image(HEAD, "other")) == (IMAGE, None)
+
+
+@pytest.mark.parametrize(
+    ("node", "folder"),
+    [
+        (HEAD, "/home/me/.vlaunch/cache/c"),
+        (replace(HEAD, state_dir="/srv/v"), "/srv/v/cache/c"),
+        (replace(HEAD, cache_dir="/nvme"), "/nvme/c"),
+    ],
+)
+def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
+    node: Node, folder: str
+) -> None:
+    """Each cluster's by itself."""
+    assert seen(HEAD).cache_dir(node) == folder
+
+
+@pytest.mark.parametrize(
+    ("node", "assumed", "known"),
+    [
+        (HEAD, "/root/.vlaunch/c", "/home/me/.vlaunch/c"),
+        (replace(HEAD, ssh=Ssh(user="ops")), "/home/ops/.vlaunch/c", "/home/me/.vlaunch/c"),
+        (replace(HEAD, state_dir="/srv/v"), "/srv/v/c", "/srv/v/c"),
+    ],
+)
+def test_the_state_directory_is_the_nodes_or_below_its_home(
+    node: Node, assumed: str, known: str
+) -> None:
+    """Assumed from the login when nobody was asked."""
+    assert (Site(INVENTORY).state_dir(node), seen(HEAD).state_dir(node)) == (assumed, known)
+
+
+def test_a_command_inside_a_container_gets_standard_input_when_there_is_some() -> None:
+    """It is `docker exec`, with the node's own words for Docker."""
+    node = replace(HEAD, docker=("sudo", "-n", "docker"))
+    plain = Site(INVENTORY).inside(node, ("ls", "/"))
+    fed = Site(INVENTORY).inside(node, ("cat",), timeout=5, stdin=bytes, shown_stdin="true")
+
+    assert plain.argv == ("sudo", "-n", "docker", "exec", "vlaunch-c-n1", "ls", "/")
+    assert fed.argv[3:] == ("exec", "--interactive", "vlaunch-c-n1", "cat")
+    assert (plain.node, plain.timeout, plain.stdin, plain.shown_stdin) == ("n1", 60, None, "")
+    assert (fed.timeout, fed.stdin, fed.shown_stdin) == (5, bytes, "true")
