@@ -1,5 +1,5 @@
 """`vlaunch image` on simulated nodes: each one's program runs in this process, with a Docker that
-is a script; what a copy does over real programs is in tests/test_spread.py.
+is a script; what a copy does over real programs is in tests/distribute/test_run_copy.py.
 """
 
 from __future__ import annotations

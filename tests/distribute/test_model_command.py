@@ -1,5 +1,5 @@
 """`vlaunch model` on simulated nodes whose folders are real ones: each node's program runs in this
-process; what a copy does over real programs is in tests/test_spread.py.
+process; what a copy does over real programs is in tests/distribute/test_run_copy.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 or all of the layers, while things break.
 
 What a program does by itself is in tests/distribute/node, what they do together in
-tests/test_spread_images.py.
+tests/distribute/test_run_copy_images.py.
 """
 
 from __future__ import annotations
