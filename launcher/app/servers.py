@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.app.session import Session
 from launcher.core.errors import NodeError, RequestError
 from launcher.core.transport import Command, by_node
-from launcher.serving.serve_plan import ask_model, plan_files
 from launcher.tools import history, network_verdict, running
 from launcher.tools import model as models
+from launcher.tools.node_files import plan_files
 from launcher.tools.observe import observe
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
@@ -48,7 +48,7 @@ def look(
     queries = [
         *(*jobs, network_verdict.query_record(site), *files),
         *([history_query] if history_query else []),
-        *(ask_model(site, model) if model else ()),
+        *(models.ask_model(site, model) if model else ()),
     ]
     answers = by_node(session.transport, queries)
     from_head = answers[head.name]

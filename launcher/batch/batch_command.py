@@ -265,7 +265,7 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     """
     from launcher.app import servers
     from launcher.batch.batch_plan import BatchSnapshot, query_entry
-    from launcher.serving.serve_plan import plan_files
+    from launcher.tools.node_files import plan_files
 
     found = servers.look(session, model=request.job.model if request.job.mode != "predict" else "")
     files = plan_files(found.site, verb="batch")

@@ -70,7 +70,7 @@ def look(
     from launcher.app import servers as server
     from launcher.batch import batches
     from launcher.batch.batches import query_list
-    from launcher.serving.serve_plan import plan_files
+    from launcher.tools.node_files import plan_files
 
     inventory = session.inventory
     seen = server.look(session, head_only=True)
@@ -105,7 +105,7 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
     from launcher.app import servers as server
-    from launcher.serving.stop_plan import plan_remove
+    from launcher.batch.stop_plan import plan_remove
 
     chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:

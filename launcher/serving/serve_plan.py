@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from launcher.agent.desired import Desired, Policy
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
-from launcher.core.transport import Command
 from launcher.serving import wanted
-from launcher.tools import model, node_files, room
+from launcher.tools import room
 from launcher.tools.serve_request import Request
 from launcher.tools.servers import Server
-from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 
@@ -29,29 +27,6 @@ class Start:
     plan: Plan
     desired: Desired
     attached: bool = False
-
-
-def ask_model(site: Site, name: str) -> list[Command]:
-    """Ask each node's container for the model; nodes whose container does not run are left out."""
-    return [
-        site.inside(node, model.look(name, node.hf_home))
-        for node in site.nodes
-        if site.running(node) is not None
-    ]
-
-
-def plan_files(site: Site, *, verb: str = "serve") -> Plan:
-    """Bring the helper programs of running containers up to date: what is asked next must
-    understand the question.
-    """
-    steps = tuple(
-        step
-        for node in site.nodes
-        if site.running(node) is not None
-        for step in node_files.steps(site, node, {}, fresh=False)
-    )
-    stage = Stage(id="files", title="Update helper files", steps=steps)
-    return Plan(verb=verb, stages=(stage,))
 
 
 def plan_serve(

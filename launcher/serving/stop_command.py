@@ -131,7 +131,7 @@ def _stop_servers(
 
 
 def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
-    from launcher.serving.stop_plan import plan_stop_batches
+    from launcher.batch.stop_plan import plan_stop_batches
     from launcher.tools import serving_judges
 
     inventory, began = session.inventory, time.monotonic()

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from launcher.core import shell, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
+from launcher.core.transport import Command
+from launcher.tools.site import Site
 
 WEIGHTS = ".safetensors"
 Where = Literal["there", "missing", "not cached", "begun", "lacks", "unknown"]
@@ -56,6 +58,15 @@ def look(model: str, hf_home: str) -> Argv:
     `config.json`, 6: a copy is not finished, 7: a file is missing, whose name is printed.
     """
     return ("sh", "-c", shell.program("model_config"), "model", model, hf_home)
+
+
+def ask_model(site: Site, name: str) -> list[Command]:
+    """Ask each node's container for the model; nodes whose container does not run are left out."""
+    return [
+        site.inside(node, look(name, node.hf_home))
+        for node in site.nodes
+        if site.running(node) is not None
+    ]
 
 
 def parse_look(answer: Answer) -> ModelSeen:

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from launcher.core.domain import Argv, Inventory, Node, Secret
-from launcher.core.plan import Stage, Step
+from launcher.core.plan import Plan, Stage, Step
 from launcher.core.transport import Command
 from launcher.tools import certificates, containers, image_user
 from launcher.tools.certificates import Renewal
@@ -167,6 +167,20 @@ def steps(
             steps += _unwanted(site, node, facts, secrets)
         steps += _written(site, node, secrets)
     return steps
+
+
+def plan_files(site: Site, *, verb: str = "serve") -> Plan:
+    """Bring the helper programs of running containers up to date: what is asked next must
+    understand the question.
+    """
+    updates = tuple(
+        step
+        for node in site.nodes
+        if site.running(node) is not None
+        for step in steps(site, node, {}, fresh=False)
+    )
+    stage = Stage(id="files", title="Update helper files", steps=updates)
+    return Plan(verb=verb, stages=(stage,))
 
 
 def certificate_stages(site: Site, renewal: Renewal | None) -> list[Stage]:

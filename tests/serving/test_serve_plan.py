@@ -13,8 +13,9 @@ import pytest
 from launcher.agent.desired import Policy, read
 from launcher.app.script import script
 from launcher.core.errors import RequestError
-from launcher.serving.serve_plan import ask_model, plan_files
 from launcher.tools.host import HostFacts
+from launcher.tools.model import ask_model
+from launcher.tools.node_files import plan_files
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 from tests.golden import check
