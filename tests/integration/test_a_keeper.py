@@ -75,7 +75,7 @@ def test_a_server_is_kept(served: Served) -> None:
 
 
 def test_the_keeper_costs_next_to_nothing(served: Served) -> None:
-    """Less than 1 % of a core and 50 MB."""
+    """Less than 1 % of a core and 64 MB, of which aiohttp, pydantic and prometheus_client take 25."""
     agent = engines.agent(served.practice.lab.hosts[0])
     assert agent is not None
     before = engines.used(agent)
@@ -84,7 +84,7 @@ def test_the_keeper_costs_next_to_nothing(served: Served) -> None:
     LOG.info("%.2f %% of a core, %.0f MB", 100 * share, resident / 1e6)
 
     assert share < 0.01
-    assert resident < 50e6
+    assert resident < 64e6
 
 
 def test_whoever_serves_the_same_watches_the_recovery(served: Served) -> None:
