@@ -75,7 +75,9 @@ def test_a_server_is_kept(served: Served) -> None:
 
 
 def test_the_keeper_costs_next_to_nothing(served: Served) -> None:
-    """Less than 1 % of a core and 64 MB, of which aiohttp, pydantic and prometheus_client take 25."""
+    """Less than 1 % of a core and 64 MB, of which aiohttp, pydantic and prometheus_client take 25
+    MB.
+    """
     agent = engines.agent(served.practice.lab.hosts[0])
     assert agent is not None
     before = engines.used(agent)
