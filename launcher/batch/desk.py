@@ -18,6 +18,7 @@ import shutil
 import stat
 import sys
 import time
+from typing import Any, BinaryIO
 
 # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
 PATIENCE = 1.0
@@ -40,7 +41,7 @@ class Refused(Exception):
     """What was asked for is not done."""
 
 
-def list_(args: argparse.Namespace) -> object:
+def list_(args: argparse.Namespace) -> dict[str, object]:
     """Return how each job below a folder is; not its spec, which would make the answer too long."""
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(args.work) as jobs:
@@ -52,7 +53,7 @@ def list_(args: argparse.Namespace) -> object:
     return {"jobs": [standing(work) for work in sorted(found) if read(work, "job.json")]}
 
 
-def look(args: argparse.Namespace) -> object:
+def look(args: argparse.Namespace) -> dict[str, object]:
     """Return how one job is, its spec, whether rows of it are written, and the files it was sent.
 
     The files are as many as the launcher describes a job with: it refuses more, so that the answer
@@ -72,7 +73,7 @@ def look(args: argparse.Namespace) -> object:
     return {**standing(args.work), **said}
 
 
-def written(work: str, job: dict[str, object]) -> bool:
+def written(work: str, job: dict[str, Any]) -> bool:
     """Whether rows may be in files, as the ledger says; of a store, where nobody looks from here,
     whether a driver came so far.
 
@@ -87,7 +88,7 @@ def written(work: str, job: dict[str, object]) -> bool:
     )
 
 
-def marked(out: str, job: dict[str, object]) -> bool:
+def marked(out: str, job: dict[str, Any]) -> bool:
     """Whether an output folder is this job's."""
     mark = read(os.path.join(out, "ledger"), "job.json")
     return (
@@ -106,7 +107,7 @@ def standing(work: str) -> dict[str, object]:
     }
 
 
-def read(work: str, name: str) -> dict[str, object]:
+def read(work: str, name: str) -> dict[str, Any]:
     """What a JSON file says; nothing where there is none, or it is not whole."""
     try:
         # Not blocking: a pipe in its place would wait for ever.
@@ -133,7 +134,7 @@ def alive(work: str) -> bool:
         os.close(lock)
 
 
-def put(args: argparse.Namespace) -> object:
+def put(args: argparse.Namespace) -> dict[str, object]:
     """Append standard input to an incomplete file at an offset, in place of anything after it; with
     `--last`, verify the file and give it its name.
     """
@@ -160,14 +161,14 @@ def put(args: argparse.Namespace) -> object:
     return {"bytes": size}
 
 
-def digest(file: object) -> str:
+def digest(file: BinaryIO) -> str:
     found = hashlib.sha256()
     for block in iter(lambda: file.read(CHUNK), b""):
         found.update(block)
     return found.hexdigest()
 
 
-def outputs(args: argparse.Namespace) -> object:
+def outputs(args: argparse.Namespace) -> dict[str, object]:
     """Write `outputs.json`: the committed files, as the ledger knows them, and the summary."""
     out = os.path.join(args.work, "output")
     ledger = os.path.join(out, "ledger")
@@ -200,7 +201,7 @@ def size_of(path: str) -> int | None:
     return info.st_size if stat.S_ISREG(info.st_mode) else None
 
 
-def remove(args: argparse.Namespace) -> object:
+def remove(args: argparse.Namespace) -> dict[str, object]:
     """Remove a job's folder, and of its output what it wrote.
 
     Holds the job's lock, so that no driver starts meanwhile.
@@ -247,7 +248,7 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
     return [out]
 
 
-def follow(args: argparse.Namespace) -> object:
+def follow(args: argparse.Namespace) -> dict[str, object]:
     """Ray's word on a job, what its log gained since an offset, and the driver's own progress.
 
     While nothing is new, `--patience` seconds are waited for it, and as long for Ray to see that a
@@ -287,7 +288,9 @@ def follow(args: argparse.Namespace) -> object:
 
 def standing_still(args: argparse.Namespace, log: str) -> bool:
     """Whether a driver does what is known already, and its log is no longer than that."""
-    return state_of(args) == args.known not in ENDED and (size_of(log) or 0) <= args.offset
+    known: str = args.known
+    offset: int = args.offset
+    return state_of(args) == known not in ENDED and (size_of(log) or 0) <= offset
 
 
 def state_of(args: argparse.Namespace) -> object:
@@ -327,7 +330,7 @@ def inside(folder: str, path: str) -> str:
     return found
 
 
-def opened(path: str, flags: int):
+def opened(path: str, flags: int) -> BinaryIO:
     """Open a file that is no link; new ones are for the owner alone."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     if flags == os.O_RDONLY:

@@ -10,24 +10,21 @@ import os
 import platform
 import resource
 
-try:
-    from importlib import metadata
-except ImportError:
-    metadata = None
-
 LIBRARIES = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /lib /usr/local/lib"
 IPC_LOCK = 14  # its bit in CapEff (include/uapi/linux/capability.h)
 
 
-def ray():
+def ray() -> str:
     """Return the version of Ray, or nothing."""
     try:
+        from importlib import metadata
+
         return metadata.version("ray")
     except Exception:  # whatever is wrong with an image's packages
         return ""
 
 
-def ipc_lock():
+def ipc_lock() -> "bool | None":
     """Return whether memory may be locked, by what the kernel says of this process."""
     try:
         with open("/proc/self/status") as file:
@@ -37,7 +34,7 @@ def ipc_lock():
     return bool(int(bits, 16) >> IPC_LOCK & 1)
 
 
-def names(folder):
+def names(folder: str) -> "list[str]":
     """Return the names in a folder, none where there is no such folder."""
     try:
         return sorted(os.listdir(folder))
@@ -45,7 +42,7 @@ def names(folder):
         return []
 
 
-def verbs():
+def verbs() -> str:
     """Return where the library is that NCCL needs for RDMA."""
     own = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     for folder in [*own, *LIBRARIES.split(), "/opt/conda/lib"]:
@@ -55,7 +52,7 @@ def verbs():
     return ""
 
 
-def main():
+def main() -> None:
     """Print it."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     said = {

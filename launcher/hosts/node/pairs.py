@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 BULK = 1 << 20
 STEP = 1 << 16
@@ -52,6 +53,9 @@ USUAL = (
 HEAD = 28  # bytes of the headers of IPv4 and UDP; an inventory has no IPv6 addresses
 # IP_PMTUDISC_PROBE: "do not fragment", whatever the kernel believes about the path (ip(7))
 MTU_DISCOVER, PROBE = 10, 3
+if TYPE_CHECKING:
+    # A connection under way: its port, its start, and where its port goes if it is refused
+    Flight = tuple[int, float, dict[int, float] | None]
 
 
 class Talk:
@@ -59,7 +63,7 @@ class Talk:
     very long line.
     """
 
-    def __init__(self, probe, sock, peer=None):
+    def __init__(self, probe: "Probe", sock: socket.socket, peer: str = "") -> None:
         self.probe, self.sock, self.peer = probe, sock, peer
         self.sending = threading.Lock()
         self.greeted, self.ended, self.arrived = (
@@ -75,7 +79,7 @@ class Talk:
         self.say(f"vlaunch {probe.nonce} {probe.name}")
         threading.Thread(target=self.read, daemon=True).start()
 
-    def say(self, line):
+    def say(self, line: str) -> None:
         """Send a line; not behind a bulk that hangs, because whoever waits for it would hang as
         well.
         """
@@ -88,7 +92,7 @@ class Talk:
         finally:
             self.sending.release()
 
-    def read(self):
+    def read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self.receive()
         self.stranger = not self.greeted.is_set()
@@ -97,7 +101,7 @@ class Talk:
         if self.peer and not self.stranger:
             self.probe.over(self.peer)  # its process has ended, it will not ask for anything
 
-    def receive(self):
+    def receive(self) -> None:
         """Hear line after line, until the other side ends or says what no probe of ours would."""
         rest, counted = b"", 0
         while True:
@@ -118,7 +122,7 @@ class Talk:
             elif len(rest) > 1000:
                 return  # no probe of ours: those greet first, in a short line
 
-    def hear(self, line):
+    def hear(self, line: bytes) -> bool:
         if not self.greeted.is_set():
             words = line.decode("utf-8", "replace").split(" ", 2)
             if words[:2] != ["vlaunch", self.probe.nonce] or (self.peer or words[2]) != words[2]:
@@ -134,12 +138,12 @@ class Talk:
             self.probe.over(self.peer)
         return True
 
-    def bulk(self, patience, until):
+    def bulk(self, patience: float, until: float) -> bool:
         """Send a megabyte and tell whether all of it came; given up when nothing moves for
         `patience` seconds.
         """
 
-        def send():
+        def send() -> None:
             with self.sending, contextlib.suppress(OSError):
                 self.sock.sendall(b"bulk" + b"x" * (BULK - 5) + b"\n")
 
@@ -155,57 +159,61 @@ class Talk:
 class Probe:
     """One node: what it holds open, whom it met, and what it saw of each peer."""
 
-    def __init__(self, asked):
+    def __init__(self, asked: "dict[str, Any]") -> None:
         self.name, self.ip, self.port, self.nonce = (
             asked["node"],
             asked["ip"],
             asked["port"],
             asked["nonce"],
         )
-        self.mtu, self.patience = asked["mtu"], asked["patience"]
+        self.mtu: int = asked["mtu"]
+        self.patience: float = asked["patience"]
         self.end = time.monotonic() + asked["deadline"]
-        self.peers = asked["peers"]
+        self.peers: list[dict[str, Any]] = asked["peers"]
         self.state = threading.Condition()
-        self.talks, self.finished, self.through = {}, set(), 0
-        self.seen = {
+        self.talks: dict[str, list[Talk]] = {}
+        self.finished: set[str] = set()
+        self.through = 0
+        self.seen: dict[str, dict[str, Any]] = {
             each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
             for each in self.peers
         }
-        self.heard = set()
+        self.heard: set[str] = set()
         self.doors = selectors.DefaultSelector()
         for port in asked["listen"]:
             # In use is fine: a connection to whoever has it proves as much.
             with contextlib.suppress(OSError):
-                self.listen(port, None)
-        self.datagrams = self.socket(socket.SOCK_DGRAM, self.port)
+                self.listen(port, "door")
+        self.datagrams = self.bind_socket(socket.SOCK_DGRAM, self.port)
         self.datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self.listen(self.port, "high")  # last: who is greeted there may rely on the other ports
 
-    def socket(self, kind, port=0):
+    def bind_socket(self, kind: int, port: int = 0) -> socket.socket:
         sock = socket.socket(socket.AF_INET, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((self.ip, port))
         return sock
 
-    def listen(self, port, what):
-        sock = self.socket(socket.SOCK_STREAM, port)
+    def listen(self, port: int, what: str) -> None:
+        sock = self.bind_socket(socket.SOCK_STREAM, port)
         sock.listen(1024)
         sock.setblocking(False)
-        self.doors.register(sock, selectors.EVENT_READ, what or "door")
+        self.doors.register(sock, selectors.EVENT_READ, what)
 
-    def keep_doors(self):
+    def keep_doors(self) -> None:
         """Accept connections.
 
         Those at plain ports stay until the other side has closed them, which it does with a reset.
         """
         while True:
             for key, _ in self.doors.select():
+                sock: Any = key.fileobj
                 try:
                     if key.data == "guest":
-                        self.doors.unregister(key.fileobj)
-                        key.fileobj.close()
+                        self.doors.unregister(sock)
+                        sock.close()
                         continue
-                    guest = key.fileobj.accept()[0]
+                    guest = sock.accept()[0]
                     if key.data == "high":
                         Talk(self, guest)
                     else:
@@ -215,7 +223,7 @@ class Probe:
                     # too many open files, or a guest that has gone: never a busy loop
                     time.sleep(0.01)
 
-    def answer_datagrams(self):
+    def answer_datagrams(self) -> None:
         while True:
             try:
                 data, sender = self.datagrams.recvfrom(1 << 16)
@@ -226,19 +234,19 @@ class Probe:
             except (OSError, ValueError):
                 continue
 
-    def met(self, talk):
+    def met(self, talk: Talk) -> None:
         with self.state:
             self.talks.setdefault(talk.peer, []).append(talk)
             through = self.through == len(self.peers)
         if through:
             talk.say("over")
 
-    def over(self, name):
+    def over(self, name: str) -> None:
         with self.state:
             self.finished.add(name)
             self.state.notify_all()
 
-    def knock(self, peer):
+    def knock(self, peer: "dict[str, Any]") -> None:
         seen = self.seen[peer["name"]]
         # Datagrams come after the connections and need two seconds at most; their time is kept
         # free.
@@ -259,12 +267,15 @@ class Probe:
         for talk in told:
             talk.say("over")
 
-    def connect(self, peer, seen, until):
+    def connect(
+        self, peer: "dict[str, Any]", seen: "dict[str, Any]", until: float
+    ) -> "Talk | None":
         """Try all ports at once until each has its answer; return the talk at the high port, if
         there is one.
         """
         left = dict.fromkeys([self.port, *peer["ports"]], 0.0)
-        flying, talk = {}, None
+        flying: dict[socket.socket, Flight] = {}
+        talk = None
         while (left or flying) and time.monotonic() < until:
             now = time.monotonic()
             # Refused may only mean that the peer had not begun: unless we had met it before we
@@ -286,14 +297,20 @@ class Probe:
             sock.close()
         return talk
 
-    def dial(self, ip, port):
+    def dial(self, ip: str, port: int) -> "tuple[socket.socket, int]":
         """Begin a connection; return its socket, and how far it came as an error number."""
-        sock = self.socket(socket.SOCK_STREAM)
+        sock = self.bind_socket(socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         return sock, sock.connect_ex((ip, port))
 
-    def answered(self, peer, seen, sock, flight):
+    def answered(
+        self,
+        peer: "dict[str, Any]",
+        seen: "dict[str, Any]",
+        sock: socket.socket,
+        flight: "Flight",
+    ) -> "Talk | None":
         """Note what became of a connection that was begun; return the talk, where it stands at the
         high port.
         """
@@ -305,7 +322,7 @@ class Probe:
         sock.close()
         return None
 
-    def drop_slow(self, flying, seen):
+    def drop_slow(self, flying: "dict[socket.socket, Flight]", seen: "dict[str, Any]") -> None:
         """Give up those connections that have had no answer for as long as we are patient."""
         for sock, (port, begun, _) in list(flying.items()):
             if time.monotonic() - begun > self.patience:
@@ -313,7 +330,9 @@ class Probe:
                 seen["ports"][str(port)] = "timed out"
                 sock.close()
 
-    def landed(self, seen, port, code, again):
+    def landed(
+        self, seen: "dict[str, Any]", port: int, code: int, again: "dict[int, float] | None"
+    ) -> None:
         """Note what became of a connection; `again` takes the port of one that was refused, if it
         may be tried once more.
         """
@@ -328,7 +347,9 @@ class Probe:
         if code == errno.ECONNREFUSED and again is not None:
             again[port] = time.monotonic() + 0.05
 
-    def greet(self, peer, seen, sock):
+    def greet(
+        self, peer: "dict[str, Any]", seen: "dict[str, Any]", sock: socket.socket
+    ) -> "Talk | None":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
         talk = Talk(self, sock, peer["name"])
         if talk.greeted.wait(self.patience) and not talk.stranger:
@@ -341,11 +362,11 @@ class Probe:
         )
         return None
 
-    def largest(self, ip):
+    def largest(self, ip: str) -> "int | None":
         """Return the size of the largest IP packet that comes through in one piece, at most the
         MTU; None when none does.
         """
-        with self.socket(socket.SOCK_DGRAM) as sock:
+        with self.bind_socket(socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
             if self.passed(sock, ip, [self.mtu]):
                 return self.mtu
@@ -356,7 +377,7 @@ class Probe:
                 return self.mtu
             return smaller
 
-    def largest_below(self, sock, ip):
+    def largest_below(self, sock: socket.socket, ip: str) -> "int | None":
         """Return the largest size below the MTU that passes: a usual one first, then sixteen
         between it and the next at a time. None when not even a small one does.
         """
@@ -373,7 +394,7 @@ class Probe:
             )
         return low
 
-    def passed(self, sock, ip, sizes):
+    def passed(self, sock: socket.socket, ip: str, sizes: "list[int]") -> "list[int]":
         """Send a datagram of each size, up to three times, and return those that were
         acknowledged.
         """
@@ -393,7 +414,7 @@ class Probe:
                 break
         return [size for size in sizes if size not in missing]
 
-    def hear_back(self, sock, missing, until):
+    def hear_back(self, sock: socket.socket, missing: "set[int]", until: float) -> None:
         """Take the sizes that are acknowledged out of `missing`, as long as there are some."""
         while missing and ready_to_read(sock, until - time.monotonic()):
             try:
@@ -403,7 +424,7 @@ class Probe:
             if nonce.decode() == self.nonce:
                 missing.discard(int(size))
 
-    def run(self):
+    def run(self) -> "dict[str, object]":
         for loop in (self.keep_doors, self.answer_datagrams):
             threading.Thread(target=loop, daemon=True).start()
         for peer in self.peers:
@@ -414,7 +435,7 @@ class Probe:
             seen["heard"] = name in self.heard or name in self.talks
         return {"node": self.name, "mtu": self.mtu, "peers": self.seen}
 
-    def wait_for_all(self):
+    def wait_for_all(self) -> None:
         """Wait until we and all peers are through, or the time is over; `state` is held."""
         names = {each["name"] for each in self.peers}
         while self.through < len(self.peers) or not names <= self.finished:
@@ -425,12 +446,12 @@ class Probe:
             self.state.wait(min(left, 0.2))
 
 
-def due(times, now):
+def due(times: "dict[int, float]", now: float) -> "list[int]":
     """Return the keys whose time has come, as a list: `times` may change meanwhile."""
     return [key for key, at in times.items() if at <= now]
 
 
-def ready(socks, seconds):
+def ready(socks: "list[socket.socket]", seconds: float) -> "list[socket.socket]":
     """Return those that are connected or failed."""
     poll = select.poll()
     by_number = {sock.fileno(): sock for sock in socks}
@@ -439,13 +460,13 @@ def ready(socks, seconds):
     return [by_number[number] for number, _ in poll.poll(seconds * 1000)]
 
 
-def ready_to_read(sock, seconds):
+def ready_to_read(sock: socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def end_with_input():
+def end_with_input() -> None:
     """Leave when the input ends after a line; input without any line says nothing."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stdin.readline():
@@ -454,7 +475,7 @@ def end_with_input():
             os._exit(1)
 
 
-def main():
+def main() -> None:
     asked = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))

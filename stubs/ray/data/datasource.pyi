@@ -1,0 +1,13 @@
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .block import BlockMetadata
+
+class Datasource:
+    def estimate_inmemory_data_size(self) -> int | None: ...
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = ..., data_context: Any = ...
+    ) -> list[ReadTask]: ...
+
+class ReadTask:
+    def __init__(self, read_fn: Callable[[], Iterable[Any]], metadata: BlockMetadata) -> None: ...

@@ -1,0 +1,1 @@
+from launcher.distribute.tls import *
