@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[12389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures plans exports exports-run recipes lock clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -111,6 +111,10 @@ mutants: .venv/installed .venv/cosmic-ray/installed
 # How hard the code is to read.
 figures: .venv/installed
 	$(BIN)/python -m benchmarks.figures
+
+# The bands of the import contract, drawn in docs/architecture.md.
+layout: .venv/installed
+	$(BIN)/python -m benchmarks.layout
 
 # Every export of every example inventory through every checker that is here, and a broken copy of each.
 exports: .venv/installed

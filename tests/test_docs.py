@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks import layout
 from launcher.cli.main import COMMANDS, cli, run
 from launcher.core.check import Finding
 from launcher.hosts.checks import catalogue
@@ -26,6 +27,12 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
+# Beginnings of paths in other projects' repositories.
+FOREIGN = (
+    "/", "autoscaler/", "capacity_planner.py", "distributed/", "examples/ray_serving/",
+    "flashinfer/", "fused_moe/", "models/vram.py", "platforms/", "quantization/",
+    "ray_constants.py", "v1/", "vllm/",
+)  # fmt: skip
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
 
 
@@ -133,6 +140,36 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not heading or heading in _anchors(there.read_text(encoding="utf-8")), target
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    """Programs and folders, by their path from the root, `launcher/`, `benchmarks/` or the page, or
+    by their name alone.
+    """
+    assert [name for name in _files(path.read_text(encoding="utf-8")) if not _exists(name)] == []
+
+
+def test_a_file_that_does_not_exist_is_seen() -> None:
+    """By its path and by its name; placeholders and other projects' files are left out."""
+    text = "`tools/gone.py` `gone.sh` `core/gone/` `core/plan.py` `tools/NAME.py` `vllm/envs.py`"
+
+    assert [name for name in _files(text) if not _exists(name)] == [
+        "tools/gone.py", "gone.sh", "core/gone/",
+    ]  # fmt: skip
+
+
+def test_the_diagram_of_the_layout_is_up_to_date() -> None:
+    """It shows the bands of the import contract; `make layout` draws it."""
+    page = layout.PAGE.read_text(encoding="utf-8")
+
+    assert layout.updated(page) == page
+    assert [name for name in ("cli/", "batch/", "core/") if f"│ {name}" not in page] == []
+
+
+def test_the_architecture_is_described_in_1800_words() -> None:
+    """With the diagram and the tables."""
+    assert len(layout.PAGE.read_text(encoding="utf-8").split()) <= 1800
+
+
 def test_the_network_page_tells_of_every_mark_in_the_matrix() -> None:
     """A reader of the matrix finds each."""
     text = NETWORK.read_text()
@@ -177,8 +214,8 @@ def test_the_network_page_tells_of_every_field() -> None:
 
 def test_the_table_of_dependencies_is_complete() -> None:
     """Every dependency of pyproject.toml, and no other."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    section = page.partition("## Dependencies")[2].partition("\n## ")[0].partition("\nRemoved:")[0]
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    section = page.partition("\nRemoved:")[0]
     rows = re.findall(r"^\| (?!library)([\w, ;-]+) \|", section, flags=re.MULTILINE)
     named = {name.lower() for row in rows for name in re.split("[,;] ", row)}
     named = {f"types{name}" if name.startswith("-") else name for name in named}
@@ -190,3 +227,24 @@ def test_the_table_of_dependencies_is_complete() -> None:
 def _anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _files(text: str) -> list[str]:
+    """Return the programs and the folders of this repository that a page names."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    names = re.findall(r"`([\w./-]+\.(?:py|sh))`", prose)
+    names += [
+        name
+        for name in re.findall(r"`((?:[\w-]+/)+)`", prose)
+        if any((base / name.split("/")[0]).is_dir() for base in (ROOT, ROOT / "launcher"))
+    ]
+    return [
+        name for name in names if not name.startswith(FOREIGN) and not re.search("[A-Z]{4}", name)
+    ]
+
+
+def _exists(name: str) -> bool:
+    bases = [ROOT, ROOT / "launcher", ROOT / "benchmarks", ROOT / "tests"]
+    if any((base / name).exists() for base in bases):
+        return True
+    return "/" not in name and any(any(base.rglob(name)) for base in bases[1:])

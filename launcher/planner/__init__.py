@@ -1,4 +1,4 @@
-"""How much memory a model takes on each GPU, and how many tokens its KV cache holds.
+"""The memory of a model on every GPU, and the tokens of its KV cache.
 
 Pure: from a model's `config.json`, the bytes of its weights, and the GPUs. The rules are those of
 vLLM's own sources, named where they are used; nothing here asks a node.
