@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from launcher.batch.job_store import Progress
     from launcher.batch.shape import Job
     from launcher.core.plan import Plan
+    from launcher.tools.snapshot import ClusterSnapshot
 
 _STRICT = click.Option(
     ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
@@ -171,7 +172,6 @@ def _run(
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
     from launcher.batch.batch_plan import plan_batch
-    from launcher.distribute import model_fetch
 
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
@@ -179,7 +179,7 @@ def _run(
         folder = _output_folder(session.inventory, request, seen.entry, restart=how.restart)
         if how.restart and not (yes or call.dry_run):
             _confirm(session, request.job.name, seen.entry, folder)
-        if model_fetch.for_batch(call, ours, seen.cluster, request.job, start):
+        if _fetch(call, ours, seen.cluster, request.job, start):
             _, seen = _look(ours, request, dry_run=False)
             start = plan_batch(seen, request, how)
         already = _already(request, seen, start)
@@ -213,6 +213,19 @@ def _run(
     if detach:
         return _detach(session, start, folder)
     return _watch(session, request, start, folder, strict=call.strict)
+
+
+def _fetch(call: Call, session: Session, snapshot: ClusterSnapshot, job: Job, start: Start) -> bool:
+    """Copy the model of a job that is about to start to the nodes that lack it, where that is asked
+    for and this is no dry run; True when it was copied. Raises what `ensure_model` does.
+    """
+    from launcher.distribute.model_fetch import ensure_model
+
+    begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
+    if not begins or not (call.fetch or session.inventory.models.spread == "auto"):
+        return False
+    nodes = session.inventory.nodes
+    return ensure_model(session, snapshot, job.model, nodes, lambda: start.plan) > 0
 
 
 def _confirm(

@@ -181,8 +181,7 @@ def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
     server, in a session that holds the cluster's lock; print the script instead for a dry run.
     """
     from launcher.app import servers
-    from launcher.distribute import model_fetch
-    from launcher.serving import serve_forecast
+    from launcher.serving import fetch, serve_forecast
 
     inventory, dry_run = session.inventory, call.dry_run
     session.hooks.pre(session.to, **spec.about(inventory))
@@ -191,7 +190,7 @@ def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
     )
     if not dry_run:
         servers.require_servers(session, snapshot)
-    spec, snapshot, fetched = model_fetch.for_server(session, spec, snapshot, dry_run=dry_run)
+    spec, snapshot, fetched = fetch.fetch_model(session, spec, snapshot, dry_run=dry_run)
     if spec.planned:
         spec = serve_forecast.settled(spec, snapshot)
     request, start = spec.plan(inventory, snapshot)
