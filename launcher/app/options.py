@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+
+from launcher.core.descriptions import descriptions
+from launcher.core.values import Bounds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _engine_args(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
+    """Raise UsageError for words that are no options."""
+    if args and not args[0].startswith("-"):
+        raise click.UsageError(
+            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+        )
+    return args
+
+
+ENGINE_ARGS = click.argument(
+    "args",
+    metavar="[-- VLLM ARGS]",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    callback=_engine_args,
+)
 
 PATH = click.Argument(["path"], metavar="[INVENTORY]", required=False)
 INVENTORY = click.Option(
@@ -52,6 +78,26 @@ PAIR_TIMEOUT = click.Option(
     show_default=True,
     help="Seconds for the network check of one pair of nodes.",
 )
+NODES = click.option(
+    "-n",
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="Only on this node (may be given several times).",
+)
+SERVER = click.option("--server", metavar="NAME", help="Which server, where several run.")
+MODEL = click.option(
+    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
+)
+JOIN_TIMEOUT = click.option(
+    "--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join."
+)
+EXPECT = click.option(
+    "--expect",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Your figures of GPUs and NICs (YAML).",
+)
 STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when there is a warning.")
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -71,6 +117,32 @@ def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -
             for number, unit in re.findall(r"(\d+)([dhms])", text.lower())
         )
     )
+
+
+def key(section: type, name: str, *flags: str, default: str = "", **more: Any) -> Callable[[F], F]:
+    """Return the option of a key of the inventory, with the key's type, bounds and description;
+    `default` says what holds without the option. What `more` gives goes over these.
+    """
+    annotation = get_type_hints(section, include_extras=True)[name]
+    text = descriptions(section)[name]
+    if default:
+        text = f"{text.rstrip('.')} (default: {default})."
+    kind = _kind(annotation)
+    return click.option(*(flags or [f"--{name}"]), **{"type": kind, "help": text, **more})
+
+
+def _kind(annotation: Any) -> Any:
+    """Return click's type of a field: a choice, or a number within its bounds; else text."""
+    if get_origin(annotation) is Literal:
+        return click.Choice(get_args(annotation))
+    inner = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if get_origin(annotation) is not Annotated:
+        return _kind(inner[0]) if inner else click.STRING
+    for bounds in inner[1:]:
+        if isinstance(bounds, Bounds):
+            of: Any = click.IntRange if inner[0] is int else click.FloatRange
+            return of(bounds.ge, bounds.le)
+    return click.STRING
 
 
 def exit_code(*, failed: bool, warned: bool, strict: bool) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from launcher.app import options
+
 if TYPE_CHECKING:
     from launcher.batch.shape import Job
 
@@ -24,9 +26,7 @@ _OPTIONS = (
         type=click.Path(path_type=Path),
         help="A folder that JOB.yaml's paths may lead into, beside its own.",
     ),
-    click.option(
-        "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
-    ),
+    options.MODEL,
     click.option(
         "--input",
         metavar="PATH",

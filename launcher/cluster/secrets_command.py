@@ -90,12 +90,7 @@ def list_(call: Call) -> int:
 )
 @click.argument("names", metavar="[NAME…]", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
-@click.option(
-    "--join-timeout",
-    default=180.0,
-    show_default=True,
-    help="Seconds for all nodes to be in the cluster.",
-)
+@options.JOIN_TIMEOUT
 def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
     """Give the agents new certificates and Ray a new token, and fetch the other secrets from their
     sources again.

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
         options.JSON,
     ],
 )
-@click.option(
-    "--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join."
-)
+@options.JOIN_TIMEOUT
 def up(call: Call, join_timeout: float) -> None:
     """Bring the cluster up, or to the inventory's state.
 

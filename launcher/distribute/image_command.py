@@ -12,7 +12,6 @@ from launcher.app import options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
 from launcher.distribute.image_copy import copy, look, pull
-from launcher.distribute.model_command import NODE
 
 if TYPE_CHECKING:
     from launcher.tools.docker import Image
@@ -32,7 +31,7 @@ def image() -> None:
     flags=[options.JSON],
     short_help="List the images of all nodes, and those that differ",
 )
-@NODE
+@options.NODES
 def list_(call: Call, nodes: tuple[str, ...]) -> int:
     """Show the images of every node's Docker, and how much room there is.
 

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from launcher.distribute.chain import Model, Seen
     from launcher.distribute.model_programs import Programs
 
-NODE = click.option(
-    "-n",
-    "--node",
-    "nodes",
-    multiple=True,
-    metavar="NAME",
-    help="Only on this node (may be given several times).",
-)
-
 
 @click.group()
 def model() -> None:
@@ -49,7 +40,7 @@ def model() -> None:
     flags=[options.JSON],
     short_help="List the models of all nodes: size, complete or not, last use",
 )
-@NODE
+@options.NODES
 def list_(call: Call, nodes: tuple[str, ...]) -> int:
     """Show the models in the nodes' Hugging Face caches, and the folders beside them.
 
@@ -95,7 +86,7 @@ def _as_json(cluster: str, seen: Mapping[str, Seen], remarks: Sequence[str]) -> 
     short_help="Remove a model from the nodes",
 )
 @click.argument("name", metavar="MODEL")
-@NODE
+@options.NODES
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove(call: Call, name: str, nodes: tuple[str, ...], yes: bool) -> None:
     """Remove MODEL from every node, or from those that are named: all its revisions, unfinished

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.app import options
+from launcher.core.domain import ServeDefaults
 from launcher.export import files, pod_options
 
 if TYPE_CHECKING:
@@ -15,16 +16,11 @@ if TYPE_CHECKING:
 
 
 @click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
-@click.option("--model", metavar="MODEL", help="What to serve (default: the inventory's).")
-@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size.")
-@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size.")
-@click.option("--dp", type=click.IntRange(1), help="Replicas (default: the inventory's).")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1, 86400),
-    metavar="SECONDS",
-    help="Time for a start (default: the inventory's).",
-)
+@options.key(ServeDefaults, "model", default="the inventory's", metavar="MODEL")
+@options.key(ServeDefaults, "tp")
+@options.key(ServeDefaults, "pp")
+@options.key(ServeDefaults, "dp")
+@options.key(ServeDefaults, "timeout", default="the inventory's")
 @click.option(
     "--kind",
     type=click.Choice(["lws", "kuberay"]),
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Write a folder for kustomize, with the network check as a file of its own.",
 )
-@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+@options.ENGINE_ARGS
 def kubernetes(
     named: str | None,
     model: str | None,
@@ -71,10 +67,6 @@ def kubernetes(
     pods = pod_options.taken(said)
     inventory, image = session.read(None, named), pods.pop("image")
     inventory = replace(inventory, image=image or inventory.image)
-    if args and not args[0].startswith("-"):
-        raise click.UsageError(
-            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
-        )
     spec = StartSpec(
         name="default",
         model=chosen_model(model, inventory),

@@ -26,11 +26,7 @@ from launcher.app.command import Call, command
     "--group", metavar="GROUP", multiple=True, help="Make only the checks of these groups."
 )
 @click.option("--model", metavar="MODEL", help="Look for this model (default: the inventory's).")
-@click.option(
-    "--expect",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Your figures of GPUs and NICs (YAML).",
-)
+@options.EXPECT
 @click.option(
     "--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried."
 )

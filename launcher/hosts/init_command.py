@@ -17,7 +17,7 @@ from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.progress import Printer
 from launcher.app.session import Session
-from launcher.core.domain import Accelerator, Argv, Node, Ssh, fold
+from launcher.core.domain import Accelerator, Argv, ClusterSettings, Node, Ssh, fold
 from launcher.core.errors import (
     InventoryError,
     RequestError,
@@ -44,8 +44,8 @@ _SUDO: Argv = ("sudo", "-n", "docker")
     metavar="FILE",
     help="Where to write; `-` is standard output.  [default: ./inventory.yaml]",
 )
-@click.option("--user", help="Login name.")
-@click.option("--port", type=click.IntRange(1, 65535), help="SSH port.")
+@options.key(Ssh, "user")
+@options.key(Ssh, "port")
 @click.option("--identity", metavar="FILE", help="Private key on this machine.")
 @click.option("--jump", metavar="[USER@]HOST[:PORT]", help="Host to go through.")
 @click.option("--cluster", metavar="NAME", help="Name of the cluster.  [default: vllm]")
@@ -53,11 +53,7 @@ _SUDO: Argv = ("sudo", "-n", "docker")
 @click.option(
     "--hf-home", metavar="DIR", help="Hugging Face home on the hosts.  [default: where models are]"
 )
-@click.option(
-    "--accelerator",
-    type=click.Choice(["nvidia", "amd", "cpu"]),
-    help="What the model runs on.  [default: found out]",
-)
+@options.key(ClusterSettings, "accelerator", default="found out")
 @click.option(
     "--docker",
     metavar="WORDS",

@@ -21,9 +21,8 @@ def json_schema(root: type[Any] = InventoryFile) -> dict[str, Any]:
         shape["description"] = " ".join(shape["description"].split())
         for key, field in known(section).items():
             if field.description:
-                # Its lines end where the source ends them.
-                text = " ".join(field.description.split())
-                key_shape = {**shape["properties"][key], "description": text}
+                # Pydantic's own keeps the line ends of the source.
+                key_shape = {**shape["properties"][key], "description": field.description}
                 shape["properties"][key] = dict(sorted(key_shape.items()))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

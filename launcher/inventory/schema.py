@@ -12,16 +12,10 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    TypeAdapter,
-    create_model,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, model_validator
 from pydantic.fields import FieldInfo
 
+from launcher.core.descriptions import descriptions
 from launcher.core.domain import (
     ClusterSettings,
     Connection,
@@ -88,22 +82,11 @@ def _known(section: Any) -> Mapping[str, FieldInfo]:
     if issubclass(section, Section):
         return {each.alias or name: each for name, each in section.model_fields.items()}
     hints = get_type_hints(section, include_extras=True)
-    explained: dict[str, str] = {}
-    for each in reversed(section.__mro__):
-        if is_dataclass(each):
-            explained |= _explained(each)
+    explained = descriptions(section)
     return {
         each.name: FieldInfo(annotation=hints[each.name], description=explained.get(each.name))
         for each in fields(section)
     }
-
-
-def _explained(noun: Any) -> dict[str, str]:
-    """What stands under the fields of a dataclass itself: pydantic does not look at its bases."""
-    config = ConfigDict(use_attribute_docstrings=True)
-    around = create_model("Around", __config__=config, noun=(noun, ...))
-    shown = around.model_json_schema()["$defs"][noun.__name__]["properties"]
-    return {name: each["description"] for name, each in shown.items() if "description" in each}
 
 
 def reader(root: Any) -> TypeAdapter[Any]:

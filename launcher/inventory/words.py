@@ -90,7 +90,7 @@ def _but(value: object, where: Where) -> str:
 
 def _missing(where: Where, root: type[Any]) -> str:
     field = known(_section(where[:-1], root)).get(str(where[-1]))
-    described = " ".join((field.description or "").split()) if field else ""
+    described = (field.description or "") if field else ""
     about = f": {described.rstrip('.')}" if described else ""
     return f"`{where[-1]}` is missing{about}"
 

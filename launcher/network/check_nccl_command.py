@@ -61,11 +61,7 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
     type=click.FloatRange(10),
     help="Seconds until what has not finished is given up and named.",
 )
-@click.option(
-    "--expect",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Your figures of GPUs and NICs (YAML).",
-)
+@options.EXPECT
 def check_nccl(
     call: Call,
     paths: tuple[str, ...],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.agent.task import HEALTH, named
-from launcher.app import choose
+from launcher.app import choose, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import say
@@ -47,7 +47,7 @@ _PROMPT = "Say hello."
     show_default=True,
     help="Seconds for one answer.",
 )
-@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@options.SERVER
 @click.argument("prompt", required=False)
 def chat(
     call: Call, max_tokens: int, timeout: float, server: str | None, prompt: str | None

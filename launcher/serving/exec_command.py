@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from launcher.app import options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
 from launcher.app.session import Session
@@ -21,14 +22,7 @@ from launcher.tools import docker
     shows="none",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option(
-    "-n",
-    "--node",
-    "nodes",
-    multiple=True,
-    metavar="NAME",
-    help="Only on this node (may be given several times).",
-)
+@options.NODES
 @click.option("--head", "only_head", is_flag=True, help="Only on the head.")
 @click.option("--host", is_flag=True, help="On the node itself instead of in its container.")
 @click.option(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @command(path=True, shows="none", flags=[options.JSON])
-@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@options.SERVER
 @click.option(
     "--every",
     type=click.FloatRange(0.5, 3600),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from launcher.app import options
 from launcher.app.choose import chosen_model
 from launcher.app.command import Call, command
 from launcher.app.terminal import field
-from launcher.core.domain import Backend
+from launcher.core.domain import Backend, Ports, ServeDefaults
 from launcher.inventory import ranges
 from launcher.recipes import serve_options as recipes
 from launcher.serving import rollback_command
@@ -48,9 +47,7 @@ class _Command(click.Command):
         options.JSON,
     ],
 )
-@click.option(
-    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
-)
+@options.MODEL
 @click.option(
     "--name",
     default="default",
@@ -68,32 +65,13 @@ class _Command(click.Command):
     type=click.IntRange(1),
     help="GPUs that it may take on each node (`mp`; default: all).",
 )
-@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: GPUs per node).")
-@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: nodes).")
-@click.option(
-    "--data-parallel-size",
-    "--dp",
-    "dp",
-    type=click.IntRange(1),
-    help="Replicas behind one endpoint (default: 1).",
-)
-@click.option(
-    "--plan",
-    "chosen_by",
-    type=click.Choice(["default", "auto"]),
-    help="Let the plan choose the split (`auto`), or take TP = GPUs per node, PP = nodes.",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(["ray", "mp"]),
-    help="Ray (default), or vLLM's own multi-node mode.",
-)
-@click.option(
-    "--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's)."
-)
-@click.option(
-    "--bind", metavar="IP", help="The API's address on its node (default: the inventory's)."
-)
+@options.key(ServeDefaults, "tp")
+@options.key(ServeDefaults, "pp")
+@options.key(ServeDefaults, "dp", "--data-parallel-size", "--dp", "dp")
+@options.key(ServeDefaults, "plan", "--plan", "chosen_by")
+@options.key(ServeDefaults, "backend")
+@options.key(Ports, "api", "--port", help="The API's port (default: the inventory's).")
+@options.key(ServeDefaults, "bind", default="the inventory's", metavar="IP")
 @click.option(
     "--no-supervise",
     is_flag=True,
@@ -112,7 +90,7 @@ class _Command(click.Command):
 )
 @flags
 @recipes.flags
-@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+@options.ENGINE_ARGS
 def serve(
     call: Call,
     model: str | None,
@@ -140,7 +118,7 @@ def serve(
     from launcher.tools.site import Site
     from launcher.tools.snapshot import ClusterSnapshot
 
-    _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
+    _check_options(call, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
     described = recipe != recipes.Flags()
     chosen = model or "" if described else chosen_model(model, wanted)
@@ -176,17 +154,13 @@ def serve(
     return code
 
 
-def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wait: bool) -> None:
-    """Raise UsageError for options that do not go together, and for words that are none."""
+def _check_options(call: Call, *, or_rollback: bool, no_wait: bool) -> None:
+    """Raise UsageError for options that do not go together."""
     if call.offline and not call.dry_run:
         raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
     if or_rollback and (no_wait or call.dry_run):
         raise click.UsageError(
             "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
-        )
-    if args and not args[0].startswith("-"):
-        raise click.UsageError(
-            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
         )
 
 

@@ -41,7 +41,7 @@ _pause = time.sleep
     show_default=True,
     help="Tokens per answer.",
 )
-@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@options.SERVER
 @click.argument("duration", callback=options.parse_duration)
 def soak(call: Call, duration: float, streams: int, tokens: int, server: str | None) -> int:
     """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,

@@ -12,10 +12,11 @@ import click
 
 from launcher.agent.desired import Policy
 from launcher.agent.task import named
+from launcher.app import options
 from launcher.app.command import Call
 from launcher.app.session import Session
 from launcher.core import untrusted
-from launcher.core.domain import Inventory, ServerSpec
+from launcher.core.domain import Inventory, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
 from launcher.tools import curl, placement, vllm
 from launcher.tools.placement import narrow
@@ -34,14 +35,7 @@ def flags(function: F) -> F:
     """Add the flags of every command that starts a server."""
     for option in (
         click.option("--no-wait", is_flag=True, help="Start it and return at once."),
-        click.option(
-            "--timeout",
-            type=float,
-            help=(
-                "Seconds to wait for the first answer (default: `serve: {timeout: …}` of the"
-                " inventory, else 1800)."
-            ),
-        ),
+        options.key(ServeDefaults, "timeout", default="the inventory's"),
         click.option(
             "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
         ),

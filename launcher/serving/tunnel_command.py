@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import click
 
-from launcher.app import choose
+from launcher.app import choose, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import say
@@ -21,7 +21,7 @@ from launcher.core.errors import NodeError
     help="Port on this machine (default: the same; 0: any free one).",
 )
 @click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
-@click.option("--server", metavar="NAME", help="Which server, where several run.")
+@options.SERVER
 def tunnel(call: Call, local_port: int | None, dashboard: bool, server: str | None) -> None:
     """Make the API of a server that runs (or is to run) reachable on this machine until Ctrl-C."""
     wanted = call.inventory

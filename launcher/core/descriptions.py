@@ -1,0 +1,35 @@
+"""Descriptions of fields: the text under each field of a dataclass, which editors and `--help`
+show.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+
+def descriptions(noun: type) -> dict[str, str]:
+    """Return the text under each field of a dataclass and its bases, as one line."""
+    texts: dict[str, str] = {}
+    for base in reversed(noun.__mro__[:-1]):
+        texts |= _module(base.__module__).get(base.__name__, {})
+    return texts
+
+
+@cache
+def _module(name: str) -> Mapping[str, Mapping[str, str]]:
+    tree = ast.parse(inspect.getsource(sys.modules[name]))
+    return {node.name: _fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _fields(node: ast.ClassDef) -> dict[str, str]:
+    texts = {}
+    for field, text in zip(node.body, node.body[1:], strict=False):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            texts[field.target.id] = " ".join(str(text.value.value).split())
+    return texts

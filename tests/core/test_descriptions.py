@@ -1,0 +1,36 @@
+"""The text under each field of a dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.core.descriptions import descriptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A shelf."""
+
+    height: int = 0
+    """How high it is,
+    in metres.
+    """
+    books: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rack(Shelf):
+    """A shelf of another kind."""
+
+    books: int = 1
+    """Books on it."""
+
+
+def test_the_text_below_a_field_is_one_line() -> None:
+    """A field without one has no description."""
+    assert descriptions(Shelf) == {"height": "How high it is, in metres."}
+
+
+def test_fields_of_bases_are_described() -> None:
+    """A class says what it adds."""
+    assert descriptions(Rack) == {"height": "How high it is, in metres.", "books": "Books on it."}
