@@ -69,7 +69,7 @@ def test_it_is_as_strict_as_a_section(written: Any, kind: str, where: tuple[str,
 
 def test_what_is_written_under_a_field_explains_it() -> None:
     """To editors, and where a key is missing."""
-    assert known(Noun)["user"].description == "Login\nname."
+    assert known(Noun)["user"].description == "Login name."
     assert list(known(Noun)) == ["user", "share", "count", "words"]
 
 

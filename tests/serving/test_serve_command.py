@@ -45,7 +45,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             "argument 3 after `--` looks like a secret",
         ),
         (["--dry-run", "--offline", "--tp", "32"], "needs 32 GPUs, the cluster has 16"),
-        (["--data-parallel-size", "0"], "0 is not in the range x>=1"),
+        (["--data-parallel-size", "0"], "0 is not in the range 1<=x<=1024"),
         (
             ["--", "--data-parallel-size", "2"],
             "`--data-parallel-size`: use `--data-parallel-size` of vlaunch",
