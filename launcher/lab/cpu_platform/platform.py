@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from vllm import platforms
-from vllm.utils.import_utils import resolve_obj_by_qualname
+from typing import TYPE_CHECKING
 
-# vLLM's own choice for this machine: the plain CPU platform, or the one for AMD Zen where its
-# library is installed.
-_Stock = resolve_obj_by_qualname(
-    platforms.cpu_platform_plugin() or "vllm.platforms.cpu.CpuPlatform"
-)
+if TYPE_CHECKING:
+    from vllm.platforms.cpu import CpuPlatform as _Stock
+else:
+    from vllm import platforms
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    # vLLM's own choice for this machine: the plain CPU platform, or the one for AMD Zen where its
+    # library is installed.
+    _Stock = resolve_obj_by_qualname(
+        platforms.cpu_platform_plugin() or "vllm.platforms.cpu.CpuPlatform"
+    )
 
 
 class RayCpuPlatform(_Stock):

@@ -15,11 +15,14 @@ import os
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import network_node
 import network_start
@@ -37,10 +40,10 @@ class Child:
         self.phase, self.error, self.note, self.ended = "starting", "", "", False
         self.killed, self.ready = False, False
         self.took: dict[str, float] = {}
-        self.transfers: list[dict[str, object]] = []
-        self.collective: dict[str, object] | None = None
+        self.transfers: list[dict[str, Any]] = []
+        self.collective: dict[str, Any] | None = None
         self.facts: dict[str, object] = {}
-        self.logged: list[dict[str, object]] = []
+        self.logged: list[dict[str, Any]] = []
         self.tail, self.partial = "", b""
         self.process: subprocess.Popen[bytes] | None = None
         self.events = -1
@@ -72,9 +75,11 @@ class Child:
         finally:
             os.close(theirs)
 
-    def pipes(self):
-        """Return the descriptors that a started rank is read from, each with its reader."""
-        return (self.events, self.heard), (self.process.stdout.fileno(), self.printed)
+    def pipes(self) -> Iterator[tuple[int, Callable[[bytes], None]]]:
+        """Yield the descriptors that a started rank is read from, and their readers."""
+        yield self.events, self.heard
+        if self.process is not None and self.process.stdout is not None:
+            yield self.process.stdout.fileno(), self.printed
 
     def heard(self, data: bytes) -> None:
         """Take in what came down the pipe: whole lines of JSON."""
@@ -104,12 +109,13 @@ class Child:
     def go(self, word: str) -> None:
         """Tell it to go on, or why it cannot (see `Rank.let_go`)."""
         with contextlib.suppress(OSError):
-            os.write(self.process.stdin.fileno(), f"{word}\n".encode())
+            if self.process is not None and self.process.stdin is not None:
+                os.write(self.process.stdin.fileno(), f"{word}\n".encode())
 
     def printed(self, data: bytes) -> None:
         self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """In the shape of `RankReport`."""
         code = self.process.poll() if self.process else None
         error = self.error or self.note
@@ -152,7 +158,7 @@ class Probe:
         names = [each.partition("=")[0] for each in args.nodes.split(",")]
         self.peers = [name for name in names if name != args.node]
 
-    def run(self) -> dict[str, object]:
+    def run(self) -> dict[str, Any]:
         """Start the ranks, wait, end them, and return the report."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.signalled)
@@ -177,7 +183,7 @@ class Probe:
             shutil.rmtree(folder, ignore_errors=True)
         return {**self.report(), "log": log, "pair_logs": pairs}
 
-    def meet(self, listener) -> None:
+    def meet(self, listener: socket.socket | None) -> None:
         """Let the ranks go on once those of all nodes have torch, or tell them why they will not
         meet.
         """
@@ -236,7 +242,7 @@ class Probe:
         return ""
 
     def any_alive(self) -> bool:
-        return any(child.process.poll() is None for child in self.children)
+        return any(child.process and child.process.poll() is None for child in self.children)
 
     def end(self) -> None:
         """Kill what still runs, and take in its last words."""
@@ -258,16 +264,19 @@ class Probe:
     def pair_logs(self, folder: str) -> dict[str, str]:
         """Return NCCL's lines of each peer's measurement, of all ranks of this node."""
         found: dict[str, str] = {}
-        share = network_node.LOG_LIMIT // max(1, sum(len(child.logged) for child in self.children))
-        for child in self.children:
-            for each in child.logged:
-                text = network_node.pair_log(
-                    folder, child.process.pid, each["start"], each["end"], share
-                )
-                found[each["peer"]] = found.get(each["peer"], "") + text
+        logged = [
+            (child.process.pid, log)
+            for child in self.children
+            if child.process is not None
+            for log in child.logged
+        ]
+        share = network_node.LOG_LIMIT // max(1, len(logged))
+        for pid, log in logged:
+            text = network_node.pair_log(folder, pid, log["start"], log["end"], share)
+            found[log["peer"]] = found.get(log["peer"], "") + text
         return {peer: text for peer, text in found.items() if text}
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """In the shape of `Report`."""
         facts: dict[str, object] = next((child.facts for child in self.children if child.facts), {})
         return {
@@ -306,8 +315,8 @@ def why(child: Child, reason: str) -> str:
 
 
 def transfers(
-    args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, object]], str]]
-) -> list[dict[str, object]]:
+    args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, Any]], str]]
+) -> list[dict[str, Any]]:
     """Every direction towards this node once per rank: as measured, or why it is not known."""
     names = [each.partition("=")[0] for each in args.nodes.split(",")]
     found = []
@@ -322,7 +331,7 @@ def transfers(
     return found
 
 
-def worst(collectives: list[dict[str, object]]) -> dict[str, object] | None:
+def worst(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The one result that stands for a node's ranks: a failure, else what was wrong, else the
     slowest.
     """
@@ -337,7 +346,7 @@ def worst(collectives: list[dict[str, object]]) -> dict[str, object] | None:
     return order[0] if order else None
 
 
-def child_environment(own: dict[str, str], folder: str) -> dict[str, str]:
+def child_environment(own: Mapping[str, str], folder: str) -> dict[str, str]:
     """The ranks' environment: NCCL writes what it does to a file of its own per process."""
     return {
         **own,

@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import network
 import network_links
@@ -25,7 +26,7 @@ _LINK = re.compile(r"(?:Channel|Ring) .* via (.+)")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 
 
-def judge(report: dict[str, object], require: str, log: str) -> list[str]:
+def judge(report: dict[str, Any], require: str, log: str) -> list[str]:
     """Return what is wrong with a node's measurements; nothing where every link between nodes works
     and reaches the level `require`.
     """
@@ -48,7 +49,7 @@ def judge(report: dict[str, object], require: str, log: str) -> list[str]:
     return wrong or _below(require, report["backend"], log)
 
 
-def _route(transfer: dict[str, object]) -> str:
+def _route(transfer: dict[str, Any]) -> str:
     route = f"{transfer['source']} → {transfer['target']}"
     return f"{route}, local rank {transfer['local_rank']}"
 
@@ -82,7 +83,7 @@ def levels(log: str) -> dict[tuple[str, str], int]:
     return links
 
 
-def figures(report: dict[str, object]) -> list[str]:
+def figures(report: dict[str, Any]) -> list[str]:
     """Return the measurements, a line for each direction."""
     lines = []
     for transfer in report["transfers"]:
@@ -98,7 +99,7 @@ def figures(report: dict[str, object]) -> list[str]:
     return lines
 
 
-def measure(args: argparse.Namespace, own: str) -> dict[str, object]:
+def measure(args: argparse.Namespace, own: str) -> dict[str, Any]:
     """Run the probe of this pod and return its report; exit where the pod is being deleted.
 
     The first pod's name is looked up at each attempt to connect: it may be published late, or still

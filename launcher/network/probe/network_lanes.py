@@ -12,6 +12,14 @@ import os
 import socket
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.cuda import Event
+    from torch.distributed import ProcessGroup, Store
 
 MIB = 1 << 20
 ENOUGH = 0.15  # seconds: one transfer of this length is measured well
@@ -19,28 +27,40 @@ ROUND_TRIPS, WARM_UP, REPEATS = 50, 10, 3
 LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
 
 
-class _Group:
-    """Operations over one of torch's process groups, whatever is below it."""
+class Lane(Protocol):
+    """Operations over one of torch's process groups, whatever is below it; a mark is a moment."""
 
-    def send(self, tensor, peer: int) -> None:
+    device: str
+    limit: float
+    group: ProcessGroup
+
+    def send(self, tensor: Tensor, peer: int) -> None:
         self.group.send([tensor], peer, 0).wait()
 
-    def recv(self, tensor, peer: int) -> None:
+    def recv(self, tensor: Tensor, peer: int) -> None:
         self.group.recv([tensor], peer, 0).wait()
 
-    def reduce(self, tensor) -> None:
+    def reduce(self, tensor: Tensor) -> None:
         self.group.allreduce([tensor]).wait()
 
     def abort(self) -> None:
         self.group.abort()
 
+    def mark(self) -> Any: ...
 
-class Gloo(_Group):
+    def between(self, start: Any, end: Any) -> float: ...
+
+    def settle(self) -> None: ...
+
+
+class Gloo(Lane):
     """A group over TCP on the CPU: every call returns when its bytes have gone, so a mark is a look
     at the clock.
     """
 
-    def __init__(self, torch, store, rank: int, size: int, seconds: float, ip: str) -> None:
+    def __init__(
+        self, torch: ModuleType, store: Store, rank: int, size: int, seconds: float, ip: str
+    ) -> None:
         dist = torch.distributed
         options = getattr(dist.ProcessGroupGloo, "_Options", None) or dist.ProcessGroupGloo.Options
         options = options()
@@ -51,17 +71,17 @@ class Gloo(_Group):
         self.torch, self.device, self.limit = torch, "cpu", seconds
         self.group = dist.ProcessGroupGloo(store, rank, size, options)
 
-    def mark(self):
+    def mark(self) -> float:
         return time.perf_counter()
 
-    def between(self, start, end) -> float:
+    def between(self, start: float, end: float) -> float:
         return end - start
 
     def settle(self) -> None:
         """Nothing is ever under way here."""
 
 
-class Nccl(_Group):
+class Nccl(Lane):
     """A group over NCCL: calls are queued on the GPU, so marks are CUDA events and `settle` waits
     for the queue.
 
@@ -70,18 +90,20 @@ class Nccl(_Group):
     ProcessGroupNCCL).
     """
 
-    def __init__(self, torch, store, rank: int, size: int, seconds: float, ip: str) -> None:
+    def __init__(
+        self, torch: ModuleType, store: Store, rank: int, size: int, seconds: float, ip: str
+    ) -> None:
         options = torch.distributed.ProcessGroupNCCL.Options()
         options._timeout = datetime.timedelta(seconds=seconds)
         self.torch, self.device, self.limit = torch, "cuda", seconds
         self.group = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
 
-    def mark(self):
-        event = self.torch.cuda.Event(enable_timing=True)
+    def mark(self) -> Event:
+        event: Event = self.torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def between(self, start, end) -> float:
+    def between(self, start: Event, end: Event) -> float:
         return start.elapsed_time(end) / 1000
 
     def settle(self) -> None:
@@ -101,7 +123,7 @@ class Nccl(_Group):
         return "" if name == "SUCCESS" else name
 
 
-LANES = {"gloo": Gloo, "nccl": Nccl}
+LANES: dict[str, type[Gloo | Nccl]] = {"gloo": Gloo, "nccl": Nccl}
 
 
 def gloo_devices(ip: str) -> list[dict[str, str]]:
@@ -147,13 +169,13 @@ def next_size(size: int, times: list[float], most: int) -> int:
     return 0 if len(times) >= REPEATS or times[-1] > 1 else size
 
 
-def fill(torch, tensor, source: int, sequence: int) -> None:
+def fill(torch: ModuleType, tensor: Tensor, source: int, sequence: int) -> None:
     """Write bytes that tell who sent them, when, and where they belong."""
     for part, expected in _pieces(torch, tensor, source, sequence):
         part.copy_(expected)
 
 
-def matches(torch, tensor, source: int, sequence: int) -> bool:
+def matches(torch: ModuleType, tensor: Tensor, source: int, sequence: int) -> bool:
     """True when every byte is the one that `fill` wrote."""
     return all(
         bool(torch.equal(part, expected))
@@ -161,7 +183,9 @@ def matches(torch, tensor, source: int, sequence: int) -> bool:
     )
 
 
-def _pieces(torch, tensor, source: int, sequence: int):
+def _pieces(
+    torch: ModuleType, tensor: Tensor, source: int, sequence: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     count = min(tensor.numel(), MIB)
     place = torch.arange(count, dtype=torch.int64, device=tensor.device)
     # Knuth's multiplicative hash: neighbours differ, and so do blocks.
@@ -173,7 +197,14 @@ def _pieces(torch, tensor, source: int, sequence: int):
         yield part, base[: part.numel()] + (index // count * 5) % 256
 
 
-def pair(torch, lane, rank: int, sources: tuple[int, int], most: int, step) -> dict[str, object]:
+def pair(
+    torch: ModuleType,
+    lane: Lane,
+    rank: int,
+    sources: tuple[int, int],
+    most: int,
+    step: Callable[[str], None],
+) -> dict[str, object]:
     """Measure with the other member of a group of two: latency, then one direction after the other.
 
     `rank` is 0 or 1; `sources` are the global ranks of both; `step(words)` is told what comes next.
@@ -194,7 +225,7 @@ def pair(torch, lane, rank: int, sources: tuple[int, int], most: int, step) -> d
     return answer
 
 
-def _ping(torch, lane, first: bool, trips: int) -> float:
+def _ping(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
     """Half the median round trip of eight bytes, as the side that begins sees it and tells the
     other.
     """
@@ -220,7 +251,7 @@ def _ping(torch, lane, first: bool, trips: int) -> float:
     return float(told.item())
 
 
-def _pour(torch, lane, peer: int, source: int, most: int) -> None:
+def _pour(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> None:
     """Send what the receiver asks for, until it asks for nothing."""
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     order = torch.zeros(2, dtype=torch.int64, device=lane.device)
@@ -239,7 +270,9 @@ def _pour(torch, lane, peer: int, source: int, most: int) -> None:
         lane.settle()
 
 
-def _draw(torch, lane, peer: int, source: int, most: int, latency: float) -> dict[str, object]:
+def _draw(
+    torch: ModuleType, lane: Lane, peer: int, source: int, most: int, latency: float
+) -> dict[str, object]:
     """Ask for growing sizes, then for the last one again; return the median bandwidth there, and
     whether all was right.
     """
@@ -273,7 +306,14 @@ def _draw(torch, lane, peer: int, source: int, most: int, latency: float) -> dic
     return {"bandwidth": size / statistics.median(times), "size": size, "correct": correct}
 
 
-def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, object]:
+def together(
+    torch: ModuleType,
+    lane: Lane,
+    rank: int,
+    ranks: int,
+    most: int,
+    agree: Callable[[str, str], str],
+) -> dict[str, object]:
     """all_reduce over a group: latency at 8 bytes, then growing sizes.
 
     `agree(name, value)` gives all ranks rank 0's value.
@@ -312,7 +352,7 @@ def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, 
     }
 
 
-def _reduce_latency(torch, lane) -> float:
+def _reduce_latency(torch: ModuleType, lane: Lane) -> float:
     """The median time of an all_reduce of eight bytes."""
     small, marks = torch.zeros(2, dtype=torch.float32, device=lane.device), []
     for _ in range(WARM_UP + ROUND_TRIPS):

@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import socket
+from collections.abc import Mapping
 
 NETWORK_ENV = ("NCCL_", "GLOO_", "TP_", "UCX_", "VLLM_HOST_IP")
 # PCI codes (pci.ids): NVIDIA and AMD; displays, and accelerators without one.
@@ -57,7 +58,7 @@ def infiniband() -> list[str]:
     return []
 
 
-def cuda_compatibility(env: dict[str, str]) -> dict[str, str]:
+def cuda_compatibility(env: Mapping[str, str]) -> dict[str, str]:
     """Return the LD_LIBRARY_PATH that vLLM uses with VLLM_ENABLE_CUDA_COMPATIBILITY, by which an
     older driver runs a newer CUDA; empty without that variable.
 

@@ -18,12 +18,19 @@ import signal
 import sys
 import threading
 import time
+from argparse import Namespace
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, TextIO
 
 import network_lanes
 from network_work import SLACK, AllWork, Failed, PairWork, bounded, short
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
-def main(args) -> int:
+
+def main(args: Namespace) -> int:
     """Do all that is asked of one rank and tell the parent; return the exit code."""
     die_with_parent(args.parent)
     told = Told(args.events)
@@ -63,7 +70,7 @@ class Told:
 class Rank:
     """One rank's place in the whole, its store, and who is lost on the way."""
 
-    def __init__(self, args, told: Told) -> None:
+    def __init__(self, args: Namespace, told: Told) -> None:
         self.args, self.told = args, told
         self.names = [each.partition("=")[0] for each in args.nodes.split(",")]
         self.ips = [each.partition("=")[2] for each in args.nodes.split(",")]
@@ -123,7 +130,7 @@ class Rank:
 
         bounded(use, seconds)
 
-    def let_go(self, words) -> None:
+    def let_go(self, words: TextIO) -> None:
         """Wait for the parent's word: `go`, on the head with the nodes that will not come, or `no`
         and why. Raises Failed.
         """
@@ -135,7 +142,7 @@ class Rank:
         if self.lost:
             self.told.say(note=f"at rendezvous: {self.called(self.lost)} did not arrive")
 
-    def open(self):
+    def open(self) -> Store:
         """Open the store (as its owner on rank 0) and see by the nonce that it is this run's.
 
         Raises Failed.
@@ -148,7 +155,7 @@ class Rank:
             raise Failed(
                 f"something else answers at {where}: it does not speak as this run's store does"
             )
-        if error:
+        if found is None:
             raise Failed(f"{where}: {short(error)}")
         if master:
             found.set("hello", "here")
@@ -161,7 +168,7 @@ class Rank:
                 ) from None
         return found
 
-    def connect(self, prefix: str = ""):
+    def connect(self, prefix: str = "") -> Store:
         """A connection to the store of its own: a call that waits holds its connection."""
         dist, first = self.torch.distributed, not prefix and self.rank == 0
         store = dist.TCPStore(
@@ -177,7 +184,8 @@ class Rank:
                 else {}
             ),
         )
-        return dist.PrefixStore(self.args.nonce + (f"/{prefix}" if prefix else ""), store)
+        found: Store = dist.PrefixStore(self.args.nonce + (f"/{prefix}" if prefix else ""), store)
+        return found
 
     def meet(self, name: str, seconds: float) -> None:
         """Wait until all ranks that are not lost came here, at most `seconds` after the last
@@ -206,7 +214,7 @@ class Rank:
             )
         self.lost, self.since = lost, time.monotonic()
 
-    def ranks_without(self, lost) -> list[int]:
+    def ranks_without(self, lost: Iterable[int]) -> list[int]:
         """All ranks but these."""
         return [rank for rank in range(self.world) if rank not in lost]
 
@@ -225,7 +233,7 @@ class Rank:
             return f"{self.called([0])} said nothing for {seconds + SLACK:.0f} s"
         return f"the store is gone: {self.called([0])} ended ({short(error)})"
 
-    def called(self, ranks) -> str:
+    def called(self, ranks: Iterable[int]) -> str:
         """Ranks with their nodes, as people name them."""
         said = ", ".join(f"rank {each} ({self.names[each // self.per_node]})" for each in ranks)
         return said or "no rank"
@@ -256,7 +264,7 @@ class Rank:
             done, found, error = bounded(work.run, self.args.pair_timeout)
             work.end()
             self.told.say(log={"peer": self.names[peer_node], "start": start, "end": log_size()})
-            if done and error is None:
+            if done and found is not None:
                 said.update(found)
             else:
                 said["error"] = work.told(error)
@@ -296,7 +304,7 @@ class Rank:
         work = AllWork(self)
         done, found, error = bounded(work.run, self.args.pair_timeout)
         work.end()
-        if done and error is None:
+        if done and found is not None:
             return found
         return {
             "error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"
@@ -316,7 +324,7 @@ def tournament(count: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def load(backend: str, local: int):
+def load(backend: str, local: int) -> ModuleType:
     """Import torch and take this rank's GPU. Raises Failed when it cannot do what is asked."""
     # Our own clock ends what hangs; torch must neither block in `wait` nor end the process for it.
     os.environ.update(
@@ -349,7 +357,7 @@ def load(backend: str, local: int):
     return torch
 
 
-def facts(torch, backend: str, local: int) -> dict[str, object]:
+def facts(torch: ModuleType, backend: str, local: int) -> dict[str, object]:
     """Versions, and the GPU's name."""
     versions = {
         "torch": torch.__version__,
@@ -363,7 +371,7 @@ def facts(torch, backend: str, local: int) -> dict[str, object]:
     return {"gpu": gpu, "versions": {key: str(value) for key, value in versions.items() if value}}
 
 
-def memory(torch, backend: str) -> int:
+def memory(torch: ModuleType, backend: str) -> int:
     """Free bytes where the tensors will be; on a CPU, of the whole node."""
     if backend == "nccl":
         return int(torch.cuda.mem_get_info()[0])

@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import threading
 import time
+from collections.abc import Callable
 
 import tls
 
@@ -41,7 +43,7 @@ class Gathering:
         listener.listen(len(others) + 16)
         listener.setblocking(False)
 
-    def wait(self, head_ready, reach: float, torch: float) -> list[str]:
+    def wait(self, head_ready: Callable[[], bool], reach: float, torch: float) -> list[str]:
         """Accept probes for `reach` seconds, wait up to `torch` seconds for all ranks, release the
         connected nodes, and return the others.
 
@@ -104,7 +106,7 @@ def follow(
     port: int,
     nonce: str,
     node: str,
-    ready,
+    ready: Callable[[], bool],
     reach: float,
     torch: float,
     certificate: str = "",
@@ -140,7 +142,9 @@ def follow(
             raise Unmet(f"the head's probe at {address} ended before all ranks had torch: {reason}")
 
 
-def secure_connection(sock: socket.socket, context, *, server_side: bool = False) -> socket.socket:
+def secure_connection(
+    sock: socket.socket, context: ssl.SSLContext | None, *, server_side: bool = False
+) -> socket.socket:
     """Return the connection after the TLS handshake, if it has TLS; raise OSError, closing it."""
     return context.wrap_socket(sock, server_side=server_side) if context else sock
 

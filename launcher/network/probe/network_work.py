@@ -12,9 +12,15 @@ import datetime
 import json
 import re
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import network_lanes
 
+if TYPE_CHECKING:
+    from network_rank import Rank
+
+T = TypeVar("T")
 SLACK = 5.0  # seconds that a wait for others takes longer than what they do meanwhile
 
 
@@ -27,10 +33,11 @@ class Work:
     outside.
     """
 
-    def __init__(self, rank) -> None:
-        self.of, self.lane, self.step = rank, None, "meeting"
+    def __init__(self, rank: Rank) -> None:
+        self.of, self.step = rank, "meeting"
+        self.lane: network_lanes.Lane | None = None
 
-    def open(self, prefix: str, rank: int, size: int):
+    def open(self, prefix: str, rank: int, size: int) -> network_lanes.Lane:
         self.step = "connecting"
         of, self.own = self.of, self.of.connect(prefix)
         # torch's own timeout first: it says more than ours
@@ -55,7 +62,7 @@ class PairWork(Work):
     vain.
     """
 
-    def __init__(self, rank, low: int, high: int, peer: int) -> None:
+    def __init__(self, rank: Rank, low: int, high: int, peer: int) -> None:
         super().__init__(rank)
         self.low, self.high, self.peer = low, high, peer
 
@@ -125,13 +132,13 @@ class AllWork(Work):
         return found
 
 
-def bounded(call, seconds: float):
+def bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, Exception | None]:
     """Run a call in a thread; return whether it ended in time, what it returned, and what it
     raised.
 
     One that does not end is left behind: the process ends without waiting for it.
     """
-    box: dict[str, object] = {}
+    box: dict[str, Any] = {}
 
     def run() -> None:
         try:

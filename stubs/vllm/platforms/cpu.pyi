@@ -1,0 +1,6 @@
+class CpuPlatform:
+    ray_device_key: str
+    @classmethod
+    def device_control_id_to_physical_device_id(cls, device_id: str) -> int: ...
+    @classmethod
+    def get_device_communicator_cls(cls) -> str: ...
