@@ -87,9 +87,6 @@ NODES = click.option(
     help="Only on this node (may be given several times).",
 )
 SERVER = click.option("--server", metavar="NAME", help="Which server, where several run.")
-MODEL = click.option(
-    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
-)
 JOIN_TIMEOUT = click.option(
     "--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join."
 )

@@ -4,99 +4,138 @@ its runs beside one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from launcher.app import options
-
 if TYPE_CHECKING:
     from launcher.batch.shape import Job
+    from launcher.inventory.mistakes import Where
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPTIONS = (
-    click.argument("path", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path)),
-    click.option(
+# The place of each flag in a job file, and what its option has of its own: its type and its help
+# are those of the key. `--system` and `--chat` turn the prompt into messages.
+FLAGS: Mapping[str, tuple[Where, Mapping[str, Any]]] = {
+    "model": (("model",), {"metavar": "MODEL"}),
+    "input": (
+        ("read", "paths"),
+        {
+            "metavar": "PATH",
+            "multiple": True,
+            "help": "File, folder or pattern of this machine; nodes:/path; s3://, gs:// or"
+            " hdfs://.",
+        },
+    ),
+    "output": (("write", "path"), {"metavar": "PATH"}),
+    "name": (
+        ("job",),
+        {
+            "metavar": "NAME",
+            "help": "The job's name (default: one that follows from what it does).",
+        },
+    ),
+    "format": (("read", "format"), {}),
+    "output_format": (("write", "format"), {}),
+    "id": (("read", "id"), {"metavar": "COLUMN"}),
+    "limit": (("read", "limit"), {"metavar": "N"}),
+    "column": (
+        ("prompt", "column"),
+        {
+            "metavar": "COLUMN",
+            "help": "Column that holds the prompt (default: prompt; of text files: text).",
+        },
+    ),
+    "template": (("prompt", "template"), {"metavar": "TEXT"}),
+    "system": (
+        ("prompt", "chat"),
+        {"metavar": "TEXT", "help": "System message; the prompt becomes a chat."},
+    ),
+    "chat": (
+        ("prompt", "chat"),
+        {"type": bool, "is_flag": True, "help": "Send the prompt as a chat's user message."},
+    ),
+    "keep": (
+        ("keep",),
+        {
+            "metavar": "COLUMN",
+            "multiple": True,
+            "help": "Column to write beside the answer (default: all).",
+        },
+    ),
+    "max_tokens": (("sampling", "max_tokens"), {}),
+    "temperature": (("sampling", "temperature"), {}),
+    "tp": (("engine", "tp"), {}),
+    "pp": (("engine", "pp"), {}),
+    "replicas": (
+        ("engine", "replicas"),
+        {
+            "type": str,
+            "metavar": "N|N-M",
+            "help": "Copies of the model, or the least and the most.",
+        },
+    ),
+    "batch_size": (("engine", "batch_size"), {}),
+    "data_parallel_size": (
+        ("data_parallel", "size"),
+        {"help": "Ranks over the nodes, instead of replicas."},
+    ),
+    "engine_arg": (
+        ("engine", "args"),
+        {"metavar": "NAME=VALUE", "multiple": True, "help": "An engine argument of vLLM's."},
+    ),
+}
+
+
+def spelled(name: str) -> str:
+    """Return a flag as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _options() -> Iterator[Callable[[F], F]]:
+    folder = click.Path(path_type=Path)
+    yield click.argument("path", metavar="[JOB.yaml]", required=False, type=folder)
+    yield click.option(
         "--allow",
         metavar="FOLDER",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=folder,
         help="A folder that JOB.yaml's paths may lead into, beside its own.",
-    ),
-    options.MODEL,
-    click.option(
-        "--input",
-        metavar="PATH",
-        multiple=True,
-        help="File, folder or pattern of this machine; nodes:/path; s3://, gs:// or hdfs://.",
-    ),
-    click.option(
-        "--output",
-        metavar="PATH",
-        help="Folder of the answers: here, nodes:/path, or an object store.",
-    ),
-    click.option(
-        "--name",
-        metavar="NAME",
-        help="The job's name (default: one that follows from what it does).",
-    ),
-    click.option(
-        "--format",
-        type=click.Choice(["text", "jsonl", "csv", "parquet"]),
-        help="Of the input (default: by its name).",
-    ),
-    click.option(
-        "--output-format",
-        type=click.Choice(["parquet", "jsonl"]),
-        help="Of the answers (default: parquet).",
-    ),
-    click.option("--id", metavar="COLUMN", help="Column that names a row in `errors/`."),
-    click.option(
-        "--limit", type=click.IntRange(1), metavar="N", help="Take only the first N rows."
-    ),
-    click.option(
-        "--column",
-        metavar="COLUMN",
-        help="Column that holds the prompt (default: prompt; of text files: text).",
-    ),
-    click.option(
-        "--template",
-        metavar="TEXT",
-        help="The prompt, as a template such as 'Translate: {{ text }}'.",
-    ),
-    click.option("--system", metavar="TEXT", help="System message; the prompt becomes a chat."),
-    click.option("--chat", is_flag=True, help="Send the prompt as a chat's user message."),
-    click.option(
-        "--keep",
-        metavar="COLUMN",
-        multiple=True,
-        help="Column to write beside the answer (default: all).",
-    ),
-    click.option("--max-tokens", type=int, help="Longest answer, in tokens."),
-    click.option(
-        "--temperature", type=float, help="Randomness; 0 always takes the likeliest token."
-    ),
-    click.option("--tp", type=int, help="Tensor parallel size of a replica."),
-    click.option("--pp", type=int, help="Pipeline parallel size of a replica."),
-    click.option(
-        "--replicas", metavar="N|N-M", help="Copies of the model, or the least and the most."
-    ),
-    click.option("--batch-size", type=int, help="Rows that a replica is given at a time."),
-    click.option(
-        "--data-parallel-size", type=int, help="Ranks over the nodes, instead of replicas."
-    ),
-    click.option(
-        "--engine-arg", metavar="NAME=VALUE", multiple=True, help="An engine argument of vLLM's."
-    ),
-)
+    )
+    # Not the classes of `schema.py`: pydantic takes longer than all of `--help`.
+    schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
+    for name, (where, own) in FLAGS.items():
+        key = _key(schema, where)
+        yield click.option(spelled(name), **{"type": _type(key), "help": key["description"], **own})
+
+
+def _key(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+    """Return the schema of the key at a place of a job file."""
+    shape = schema
+    for step in where:
+        for form in (shape, *shape.get("anyOf", ())):
+            if "$ref" in form:
+                shape = schema["$defs"][form["$ref"].rpartition("/")[2]]
+        shape = shape["properties"][step]
+    return shape
+
+
+def _type(key: Mapping[str, Any]) -> Any:
+    """Return click's type of a key, whose bounds are checked with those of files."""
+    for form in (key, *key.get("anyOf", ())):
+        if "enum" in form:
+            return click.Choice(form["enum"])
+        if form.get("type") in ("integer", "number"):
+            return int if form["type"] == "integer" else float
+    return str
 
 
 def job(function: F) -> F:
     """Add the argument and the flags that say what a job is."""
-    for option in reversed(_OPTIONS):
+    for option in reversed([*_options()]):
         function = option(function)
     return function
 
@@ -107,13 +146,18 @@ def read(asked: Mapping[str, Any]) -> Job:
 
     words = dict(asked)
     path, allow = words.pop("path"), words.pop("allow")
-    said = flags.Flags(**words)
+    given = {name: words[name] for name in FLAGS}
+    said = {
+        name: value
+        for name, value in given.items()
+        if value is not None and value != () and value is not False
+    }
     if path is None:
         if allow:
             raise click.UsageError(
                 "--allow is about the paths in a JOB.yaml; those of flags may lead anywhere"
             )
-        if not said.said():
+        if not said:
             raise click.UsageError(
                 "name a job file, or say what to answer with --model, --input and --output"
             )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.batch import formats, inputs, load, places
+from launcher.batch.batch_flags import FLAGS, spelled
 from launcher.batch.job_spec import digest, identity
 from launcher.batch.places import Bounds, Misplaced
 from launcher.batch.refused import JobError, count, refused
@@ -29,93 +30,29 @@ _REQUIRED = {
     "input": "Where rows come from",
     "output": "Folder of the answers",
 }
-# Where each flag is written in a file. `--system` and `--chat` turn the prompt into messages.
-_PLACES: Mapping[str, Where] = {
-    "name": ("job",),
-    "model": ("model",),
-    "input": ("read", "paths"),
-    "format": ("read", "format"),
-    "id": ("read", "id"),
-    "limit": ("read", "limit"),
-    "output": ("write", "path"),
-    "output_format": ("write", "format"),
-    "column": ("prompt", "column"),
-    "template": ("prompt", "template"),
-    "system": ("prompt", "chat"),
-    "chat": ("prompt", "chat"),
-    "keep": ("keep",),
-    "max_tokens": ("sampling", "max_tokens"),
-    "temperature": ("sampling", "temperature"),
-    "tp": ("engine", "tp"),
-    "pp": ("engine", "pp"),
-    "replicas": ("engine", "replicas"),
-    "batch_size": ("engine", "batch_size"),
-    "data_parallel_size": ("data_parallel", "size"),
-}
 # What may change between two runs of a job, and so may be said beside its file.
 _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """What was said on the command line; what was not is None, empty or False.
-
-    `system` and `chat` send the prompt as a chat's user message; `engine_arg` are texts NAME=VALUE.
-    """
-
-    model: str | None = None
-    input: tuple[str, ...] = ()
-    output: str | None = None
-    name: str | None = None
-    format: str | None = None
-    output_format: str | None = None
-    id: str | None = None
-    limit: int | None = None
-    column: str | None = None
-    template: str | None = None
-    system: str | None = None
-    chat: bool = False
-    keep: tuple[str, ...] = ()
-    max_tokens: int | None = None
-    temperature: float | None = None
-    tp: int | None = None
-    pp: int | None = None
-    replicas: str | None = None
-    batch_size: int | None = None
-    data_parallel_size: int | None = None
-    engine_arg: tuple[str, ...] = ()
-
-    def said(self) -> dict[str, Any]:
-        """Return the flags that were given, by their names."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {
-            name: value
-            for name, value in values.items()
-            if value is not None and value != () and value is not False
-        }
-
-
-def job(flags: Flags, folder: Path) -> Job:
-    """Return the job that the flags alone describe; relative paths start at `folder`.
-
-    Raises JobError.
+def job(said: Mapping[str, Any], folder: Path) -> Job:
+    """Return the job that flags alone describe, by their names (`batch_flags.FLAGS`); relative
+    paths start at `folder`. Raises JobError.
 
     Its name follows from what it does, unless `--name` gives one: the same command is the same job.
     """
-    said = flags.said()
     within = Bounds(folder=folder)
     where, mistakes = _written(said)
     wrong = [
         (f"--{name}", f"is missing: {what}") for name, what in _REQUIRED.items() if name not in said
     ]
     wrong += [*mistakes, *_contradictions(said, where)]
-    if flags.system is not None or flags.chat:
-        wrong += _messages(flags, within, where)
+    if "system" in said or "chat" in said:
+        wrong += _messages(said, within, where)
     made, found = load.check(_document(where), within, name="batch")
     wrong += [(_flag(one.where, said), one.text) for one in found if not _is_missing(one, said)]
     if wrong or made is None:
         raise _refused(wrong)
-    return made if flags.name else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
+    return made if said.get("name") else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
 
 
 def _contradictions(said: Mapping[str, Any], where: dict[Where, object]) -> list[tuple[str, str]]:
@@ -123,7 +60,7 @@ def _contradictions(said: Mapping[str, Any], where: dict[Where, object]) -> list
     wrong = []
     for first, second in ("column", "template"), ("system", "chat"):
         if first in said and second in said:
-            where.pop(_PLACES[first], None)
+            where.pop(FLAGS[first][0], None)
             wrong.append((f"--{second}", f"should be left out with --{first}"))
     return wrong
 
@@ -136,17 +73,16 @@ def _about(made: Job) -> str:
     return load.name_of(Path(last))[:24].strip("-_.") or "rows"
 
 
-def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
+def over(path: Path, said: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
     """Return the job of the file at `path` with the flags over it; raises JobError.
 
     Only what may change between two runs can be said beside a file: the rest is the job's identity.
 
     Args:
         path: the file. Relative paths in it start at its folder, and must lead into it.
-        flags: what was said beside it.
+        said: the flags beside it.
         allow: more folders that its paths may lead into.
     """
-    said = flags.said()
     content = load.parse(load.read(path))
     tuning = {name: value for name, value in said.items() if name in _TUNING}
     where, unwritten = _written(tuning, _stage(content))
@@ -174,7 +110,7 @@ def _not_beside(said: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
     text = f"cannot be combined with a job file; change it in {path.name}, or leave the file out"
     for name in said:
         if name not in _TUNING:
-            yield _spelled(name), text
+            yield spelled(name), text
 
 
 def _is_flags(mistake: Mistake, where: Mapping[Where, object], content: Document) -> bool:
@@ -207,20 +143,22 @@ def _written(
                 else:
                     where["engine", "args", key] = _value(rest)
         elif name not in ("system", "chat"):
-            place = _PLACES[name]
+            place = FLAGS[name][0]
             own = (stage, *place[1:]) if name in ("replicas", "batch_size") else place
             where[own] = list(value) if isinstance(value, tuple) else value
     return where, wrong
 
 
-def _messages(flags: Flags, within: Bounds, where: dict[Where, object]) -> list[tuple[str, str]]:
+def _messages(
+    said: Mapping[str, Any], within: Bounds, where: dict[Where, object]
+) -> list[tuple[str, str]]:
     """Write the prompt as messages: the system's, if any, and the user's."""
     where.pop(("prompt", "column"), None)
     content = where.pop(("prompt", "template"), None)
     if content is None:
-        column = flags.column or ("text" if _is_text(flags, within) else "prompt")
+        column = said.get("column") or ("text" if _is_text(said, within) else "prompt")
         if not column.isidentifier():
-            flag = "--system" if flags.system is not None else "--chat"
+            flag = "--system" if "system" in said else "--chat"
             return [
                 (
                     "--column",
@@ -231,16 +169,16 @@ def _messages(flags: Flags, within: Bounds, where: dict[Where, object]) -> list[
                 )
             ]
         content = f"{{{{ {column} }}}}"
-    system = [{"role": "system", "content": flags.system}] if flags.system is not None else []
+    system = [{"role": "system", "content": said["system"]}] if "system" in said else []
     where["prompt", "chat"] = [*system, {"role": "user", "content": content}]
     return []
 
 
-def _is_text(flags: Flags, within: Bounds) -> bool:
-    if flags.format is not None or not flags.input:
-        return flags.format == "text"
+def _is_text(said: Mapping[str, Any], within: Bounds) -> bool:
+    if "format" in said or not said.get("input"):
+        return bool(said.get("format") == "text")
     try:
-        source = places.source(flags.input[0], within)
+        source = places.source(said["input"][0], within)
         name = (
             inputs.found(source, within)[0].path.name if source.where == "control" else source.text
         )
@@ -313,9 +251,9 @@ def _flag(where: Where, said: Container[str]) -> str:
         return _message_flag(where, said)
     if where[0] == "predict":
         where = ("engine", *where[1:])
-    near = [name for name, place in _PLACES.items() if _share(place, where)]
+    near = [name for name, (place, _) in FLAGS.items() if _share(place, where)]
     near.sort(key=lambda name: name not in said)
-    return _spelled(near[0]) if near else ""
+    return spelled(near[0]) if near else ""
 
 
 def _message_flag(where: Where, said: Container[str]) -> str:
@@ -332,14 +270,10 @@ def _share(place: Where, where: Where) -> bool:
 
 def _is_missing(mistake: Mistake, said: Container[str]) -> bool:
     """Tell whether the mistake is only that a flag, which was told already, is missing."""
-    missing = {_PLACES[name] for name in _REQUIRED if name not in said}
+    missing = {FLAGS[name][0] for name in _REQUIRED if name not in said}
     if mistake.about_key and any(place[:1] == mistake.where[:1] for place in missing):
         return True
     return mistake.where == () and ("model",) in missing
-
-
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _digest(made: Job) -> str:

@@ -47,7 +47,9 @@ class _Command(click.Command):
         options.JSON,
     ],
 )
-@options.MODEL
+@click.option(
+    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
+)
 @click.option(
     "--name",
     default="default",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch.flags import Flags, over
+from launcher.batch.flags import over
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
 from launcher.core.domain import Inventory
@@ -49,7 +49,7 @@ def load_text(folder: Path) -> Load:
         text = "\n".join([*lines, textwrap.dedent(more).strip("\n")])
         path = folder / "test.yaml"
         path.write_text(text, encoding="utf-8")
-        return over(path, Flags(), allow=allow)
+        return over(path, {}, allow=allow)
 
     return load
 

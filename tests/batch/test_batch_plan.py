@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start, plan_batch
-from launcher.batch.flags import Flags, over
+from launcher.batch.flags import over
 from launcher.batch.inputs import shipped
 from launcher.batch.job_spec import job_spec
 from launcher.batch.job_store import Entry, Progress
@@ -31,7 +31,7 @@ def request_(load: Load, tmp_path: Path) -> Request:
     """A job of one small file."""
     (tmp_path / "in.txt").write_text("a\nb\n")
     (tmp_path / "j.yaml").write_text(JOB)
-    return ask(load(), over(tmp_path / "j.yaml", Flags()))
+    return ask(load(), over(tmp_path / "j.yaml", {}))
 
 
 def ask(inventory: Inventory, job: Job) -> Request:
@@ -108,7 +108,7 @@ def test_gates_of_a_job(load: Load, request_: Request, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("class Own: ...\n")
     text = "read: in.txt\nwrite: out\npredict: {class: own.py:Own}\n"
     (tmp_path / "j.yaml").write_text(text)
-    own = ask(load(), over(tmp_path / "j.yaml", Flags()))
+    own = ask(load(), over(tmp_path / "j.yaml", {}))
     assert gates(own) == ["cluster", "disk"]
 
 

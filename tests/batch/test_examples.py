@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launcher.batch.flags import Flags, over
+from launcher.batch.flags import over
 from launcher.batch.load import parse
 from launcher.batch.schema import JobFile
 from launcher.inventory.partial_validation import validated
@@ -47,7 +47,7 @@ def test_there_is_an_example_for_each_kind_of_job() -> None:
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_loads(path: Path) -> None:
     """As it is, without editing and without `--allow`."""
-    job = over(path, Flags())
+    job = over(path, {})
 
     assert job.name == path.stem
     assert job.sources

@@ -9,7 +9,6 @@ import pytest
 
 from launcher.batch import flags
 from launcher.batch.driver.job import Message, Prompt
-from launcher.batch.flags import Flags
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
 
@@ -17,7 +16,7 @@ _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output":
 
 
 def _job(folder: Path, **said: Any) -> Job:
-    return flags.job(Flags(**(_LEAST | said)), folder)
+    return flags.job(_LEAST | said, folder)
 
 
 def _told(folder: Path, **said: Any) -> list[str]:
@@ -126,7 +125,7 @@ def test_the_name_follows_from_what_is_done(folder: Path) -> None:
     """The same command is the same job, from any folder; how fast it runs makes no other one."""
     name = _job(folder).name
     same = flags.job(
-        Flags(model="m", input=(str(folder / "data/chat.jsonl"),), output=str(folder / "out")),
+        {"model": "m", "input": (str(folder / "data/chat.jsonl"),), "output": str(folder / "out")},
         Path("/"),
     )
 
@@ -149,7 +148,7 @@ def test_the_name_follows_from_what_is_done(folder: Path) -> None:
 def test_what_is_missing_is_told_by_its_flag(folder: Path) -> None:
     """All of it, and once."""
     with pytest.raises(JobError) as caught:
-        flags.job(Flags(), folder)
+        flags.job({}, folder)
 
     assert str(caught.value) == "3 mistakes in the flags"
     assert caught.value.mistakes == (
@@ -244,7 +243,7 @@ def test_a_mistake_names_the_flag(folder: Path, said: dict[str, Any], told: str)
 def _over(folder: Path, more: str = "", **said: Any) -> Job:
     path = folder / "job.yaml"
     path.write_text(f"model: m\nread: data/chat.jsonl\nwrite: out\n{more}\n")
-    return flags.over(path, Flags(**said))
+    return flags.over(path, said)
 
 
 def test_flags_over_a_file_say_how_it_runs(folder: Path) -> None:
@@ -271,7 +270,7 @@ def test_flags_over_a_class_are_about_its_replicas(folder: Path) -> None:
     path = folder / "job.yaml"
     path.write_text("read: data/chat.jsonl\nwrite: out\npredict: mine.py:Mine\n")
 
-    job = flags.over(path, Flags(replicas="1-3", batch_size=8))
+    job = flags.over(path, {"replicas": "1-3", "batch_size": 8})
 
     assert job.predict is not None
     assert (job.predict.target, job.predict.replicas, job.predict.batch_size) == (
@@ -314,7 +313,7 @@ def test_flags_that_do_not_suit_the_file_are_told_by_the_flag(folder: Path) -> N
     path = folder / "job.yaml"
     path.write_text("read: data/chat.jsonl\nwrite: out\npredict: mine.py:Mine\n")
     with pytest.raises(JobError) as caught:
-        flags.over(path, Flags(tp=2))
+        flags.over(path, {"tp": 2})
     assert caught.value.mistakes == (
         (
             "--tp: should be left out with `predict`: the class knows its model; give it what it"
@@ -332,4 +331,4 @@ def test_flags_over_a_broken_file_give_its_mistakes(folder: Path, content: str) 
     path.write_text(content)
 
     with pytest.raises(JobError):
-        flags.over(path, Flags(tp=2, engine_arg=("a=1",)))
+        flags.over(path, {"tp": 2, "engine_arg": ("a=1",)})

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.batch.flags import Flags, over
+from launcher.batch.flags import over
 from launcher.batch.refused import JobError
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job
@@ -57,7 +57,7 @@ def _load(text: str, folder: Path) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        job = over(path, Flags())
+        job = over(path, {})
     except JobError as error:
         fuzz.check(error.mistakes, f"{folder}/fuzz.yaml")
     else:
@@ -71,7 +71,7 @@ def test_arbitrary_bytes(folder: Path, content: bytes) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(content)
     try:
-        assert isinstance(over(path, Flags()), Job)
+        assert isinstance(over(path, {}), Job)
     except JobError as error:
         assert all(len(line.splitlines()) == 1 for line in error.mistakes)
 

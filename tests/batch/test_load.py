@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.driver.job import Limits, Message
-from launcher.batch.flags import Flags, over
+from launcher.batch.flags import over
 from launcher.batch.load import name_of
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
@@ -44,7 +44,7 @@ data_parallel: {timeout: 0}
 
 def _mistakes(path: Path) -> list[str]:
     with pytest.raises(JobError) as caught:
-        over(path, Flags())
+        over(path, {})
     return list(caught.value.mistakes)
 
 
@@ -53,7 +53,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
     path = folder / "My Chat.yaml"
     path.write_text(GOOD)
 
-    job = over(path, Flags())
+    job = over(path, {})
 
     assert isinstance(job, Job)
     assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
@@ -155,7 +155,7 @@ def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
     path.write_text("read: data/chat.jsonl\nwrite: out\n")
 
     with pytest.raises(JobError) as caught:
-        over(path, Flags())
+        over(path, {})
 
     assert str(caught.value) == f"1 mistake in `{path}`"
     assert (
