@@ -1,1 +1,6 @@
 """The frame of a command: session, options, lock, audit trail, progress, tables and errors."""
+
+COMMANDS = {
+    "lock": (220, "who works on the cluster; break a lock that is left over"),
+    "audit": (230, "who changed what on the nodes, and when"),
+}

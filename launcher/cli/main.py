@@ -18,123 +18,23 @@ from typing import NoReturn
 import click
 
 from launcher import __version__
+from launcher.app.registry import entries
 from launcher.core.errors import VlaunchError
 from launcher.core.redaction import guarded
 
-# name → (module, attribute, one line of help), in the order in which people need them.
-COMMANDS = {
-    "init": ("launcher.hosts.init_command", "init", "look at hosts and write an inventory"),
-    "check": ("launcher.hosts.check_command", "check", "preflight: every check, with its fix"),
-    "up": (
-        "launcher.cluster.up_command",
-        "up",
-        "bring the cluster up, or to the inventory's state",
-    ),
-    "check-nccl": (
-        "launcher.network.check_nccl_command",
-        "check_nccl",
-        "prove the network between the containers that will serve",
-    ),
-    "plan": (
-        "launcher.planner.plan_command",
-        "plan",
-        "what to run where, whether it fits, and why",
-    ),
-    "recipes": (
-        "launcher.recipes.recipes_command",
-        "recipes",
-        "the vLLM project's recipes: list, show",
-    ),
-    "serve": (
-        "launcher.serving.serve_command",
-        "serve",
-        "start the server and wait until it has answered",
-    ),
-    "rollback": (
-        "launcher.serving.rollback_command",
-        "rollback",
-        "return to the server that answered before",
-    ),
-    "batch": ("launcher.batch.batch_command", "batch", "answer every row of a file, and lose none"),
-    "jobs": ("launcher.batch.jobs_command", "jobs", "batch jobs: how far they are"),
-    "status": (
-        "launcher.serving.status_command",
-        "status",
-        "what is there: nodes, containers, Ray, server, drift",
-    ),
-    "metrics": (
-        "launcher.serving.metrics_command",
-        "metrics",
-        "what servers do: requests, tokens per second, latencies, KV cache, ranks",
-    ),
-    "soak": ("launcher.serving.soak_command", "soak", "load a running server, then judge it"),
-    "chat": ("launcher.serving.chat_command", "chat", "talk to the served model"),
-    "logs": (
-        "launcher.diagnose.logs_command",
-        "logs",
-        "logs of all nodes, each line with its node",
-    ),
-    "doctor": (
-        "launcher.diagnose.doctor_command",
-        "doctor",
-        "what went wrong: known failures in the logs of all nodes, with fixes",
-    ),
-    "collect": (
-        "launcher.diagnose.collect_command",
-        "collect",
-        "a bundle for a bug report, without secrets",
-    ),
-    "exec": ("launcher.serving.exec_command", "exec_", "run a command in every node's container"),
-    "tunnel": (
-        "launcher.serving.tunnel_command",
-        "tunnel",
-        "make the API reachable on this machine",
-    ),
-    "stop": (
-        "launcher.serving.stop_command",
-        "stop",
-        "stop the server, or batch jobs; the cluster stays",
-    ),
-    "down": (
-        "launcher.cluster.down_command",
-        "down",
-        "remove everything from every node, verified",
-    ),
-    "lock": (
-        "launcher.app.lock_command",
-        "lock",
-        "who works on the cluster; break a lock that is left over",
-    ),
-    "audit": ("launcher.app.audit_command", "audit", "who changed what on the nodes, and when"),
-    "model": (
-        "launcher.distribute.model_command",
-        "model",
-        "list, download, copy and remove models",
-    ),
-    "image": (
-        "launcher.distribute.image_command",
-        "image",
-        "list, pull and copy images",
-    ),
-    "secrets": (
-        "launcher.cluster.secrets_command",
-        "secrets",
-        "where secrets come from and lie; make new ones",
-    ),
-    "export": (
-        "launcher.export.export_command",
-        "export",
-        "for other programs: firewalls, Prometheus, Kubernetes",
-    ),
-    "lab": ("launcher.lab.lab_command", "lab", "a practice cluster on this machine"),
-    "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
-    "completion": (
-        "launcher.cli.completion",
-        "completion",
-        "shell completion for bash, zsh or fish",
-    ),
-    "payload": ("launcher.cli.payload", "payload", ""),
-}
+
+def _commands() -> dict[str, tuple[str, str, str]]:
+    """Return name → (module, attribute, one line of help), in the order of the help; the command
+    `check-nccl` of a package is the function `check_nccl` in its `check_nccl_command.py`.
+    """
+    commands = {}
+    for package, name, (_, text) in sorted(entries("COMMANDS"), key=lambda entry: entry[2]):
+        attribute = name.replace("-", "_")
+        commands[name] = (f"{package}.{attribute}_command", attribute, text)
+    return commands
+
+
+COMMANDS = _commands()
 
 _LOCAL = (
     "this is about the machine you are on: vlaunch writes below XDG_CACHE_HOME and XDG_STATE_HOME, "
@@ -143,7 +43,7 @@ _LOCAL = (
 
 
 class Lazy(click.Group):
-    """A group whose commands are imported when they are needed: `--help` reads this file and
+    """A group whose commands are imported when they are needed: `--help` reads their tables and
     nothing else.
     """
 

@@ -1,1 +1,5 @@
 """The same cluster for other programs: Kubernetes, Prometheus, firewalls."""
+
+COMMANDS = {
+    "export": (270, "for other programs: firewalls, Prometheus, Kubernetes"),
+}

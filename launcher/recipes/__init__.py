@@ -1,1 +1,5 @@
 """The vLLM project's recipes, and pasted `vllm serve` commands."""
+
+COMMANDS = {
+    "recipes": (60, "the vLLM project's recipes: list, show"),
+}

@@ -29,7 +29,7 @@ from launcher.tools import docker
     "--timeout", default=60.0, show_default=True, help="Seconds until the command is ended."
 )
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(
+def exec(
     call: Call,
     nodes: tuple[str, ...],
     only_head: bool,

@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from launcher.batch.schema import JobFile
-from launcher.cli.schema import schema
+from launcher.cli.schema_command import schema
 from launcher.inventory.json_schema import json_schema
 
 
