@@ -11,4 +11,5 @@ class StructuredOutputsParams:
 
 class SamplingParams:
     output_kind: RequestOutputKind
+    skip_clone: bool
     def __init__(self, **params: Any) -> None: ...

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import cause
@@ -268,7 +269,7 @@ class Watch:
     def last_lines(self) -> list[str]:
         """Return what the log of the replica that died last says of its end."""
         for node, pid in reversed(self.gone):
-            lines = guarded(lambda node=node, pid=pid: tail(node, pid), [])
+            lines = guarded(partial(tail, node, pid), [])
             if lines:
                 return [f"the log of process {pid} has:", *lines]
         return []

@@ -116,7 +116,7 @@ class Encoder:
         pyarrow.parquet.write_table(
             pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd"
         )
-        return sink.getvalue().to_pybytes()
+        return bytes(sink.getvalue().to_pybytes())
 
     def known(self) -> Any:
         """The schema, where it follows from the job alone or an earlier run learned it; else

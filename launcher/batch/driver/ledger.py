@@ -226,14 +226,15 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
     """
     shown = masked(out.where)
     mark = out.child("ledger").child("job.json")
+    origin = manifest.fingerprint()
     mine = {
         "job": job.name,
         "cluster": job.cluster,
         "meaning": dict(job.identity),
-        "input": manifest.fingerprint(),
+        "input": origin,
     }
     if mark.exists():
-        refuse_other(job, mine["input"], mark, shown)
+        refuse_other(job, origin, mark, shown)
     else:
         refuse_strangers(out, shown)
         for folder in (out, out.child("ledger")):

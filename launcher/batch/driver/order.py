@@ -28,7 +28,8 @@ BLOCK = 64
 # come in the order of their bytes.
 PARTINGS = 8
 
-P, R = TypeVar("P"), TypeVar("R")
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 def window(order: Order, batch: int, size: float) -> int:

@@ -49,7 +49,7 @@ class Place:
         return noted(info, self.where) if info.is_file else None
 
     def exists(self) -> bool:
-        return self.filesystem.get_file_info(self.path).type.name != "NotFound"
+        return str(self.filesystem.get_file_info(self.path).type.name) != "NotFound"
 
     def sizes(self) -> dict[str, int]:
         """Names of everything inside a folder, and their sizes; nothing when it is absent."""
@@ -67,7 +67,7 @@ class Place:
 
     def read(self) -> bytes:
         with self.open_input() as file:
-            return file.read()
+            return bytes(file.read())
 
     def staged(self, data: bytes, aside: Place | None = None) -> Callable[[], None]:
         """Bring a whole file as far as it goes unseen; the function that is returned makes it
@@ -161,7 +161,8 @@ def connect(address: str) -> tuple[Any, str]:
     """
     from pyarrow import fs
 
-    return fs.FileSystem.from_uri(address)
+    found: tuple[Any, str] = fs.FileSystem.from_uri(address)
+    return found
 
 
 def files(where: str) -> list[StoredFile]:

@@ -92,7 +92,7 @@ class Prompter:
         return made
 
     def of_column(self, columns: Mapping[str, Any]) -> str:
-        if self.column not in columns:
+        if self.column is None or self.column not in columns:
             raise PromptError(f"the prompt is column `{self.column}`, which this row lacks")
         value = columns[self.column]
         if not isinstance(value, str):
@@ -210,8 +210,7 @@ def sandbox() -> Any:
     filters = environment.filters
     for name in ("center", "indent"):
         filters[name] = bounded(filters[name])
-    form = filters["format"]
-    filters["format"] = lambda text, *args, **named: narrow(text) or form(text, *args, **named)
+    filters["format"] = narrowed(filters["format"])
     return environment
 
 
@@ -221,6 +220,16 @@ def narrow(text: Any) -> None:
     """
     if isinstance(text, str) and re.search(r"%[^a-zA-Z%]*(\d{5}|\*)", text):
         raise OverflowError("a width in the format is too large")
+
+
+def narrowed(form: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that makes no text of huge width."""
+
+    def checked(text: Any, *args: Any, **named: Any) -> Any:
+        narrow(text)
+        return form(text, *args, **named)
+
+    return checked
 
 
 def bounded(change: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -156,12 +157,12 @@ def bad(number: int, reason: str, raw: Any) -> dict[str, Any]:
 
 def from_text(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
     for line in of_lines(job, place, split):
-        yield Row(lambda line=line: {"text": whole(line, job.read.row_bytes).decode()}, head(line))
+        yield Row(partial(of_text, line, job.read.row_bytes), head(line))
 
 
 def from_jsonl(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
     for line in of_lines(job, place, split):
-        yield Row(lambda line=line: parsed(whole(line, job.read.row_bytes)), head(line))
+        yield Row(partial(parsed, line, job.read.row_bytes), head(line))
 
 
 def of_lines(job: Job, place: Place, split: Split) -> Iterator[bytes | lines.Long]:
@@ -191,19 +192,24 @@ def whole(line: bytes | lines.Long, limit: int) -> bytes:
     return line
 
 
-def parsed(line: bytes) -> dict[str, Any]:
+def of_text(line: bytes | lines.Long, limit: int) -> dict[str, Any]:
+    return {"text": whole(line, limit).decode()}
+
+
+def parsed(line: bytes | lines.Long, limit: int) -> dict[str, Any]:
     """One JSON object; of a key that comes twice, the last counts, as in most readers of JSON.
 
     Raises:
         Bad: it is not one.
     """
+    data = whole(line, limit)
     try:
-        value = DECODER.decode(line.decode())
+        value = DECODER.decode(data.decode())
     except json.JSONDecodeError as error:
         raise Bad(f"not JSON: {error.msg} at character {error.pos + 1}") from error
     if not isinstance(value, dict):
         raise Bad(f"not a JSON object but {A_JSON[type(value)]}")
-    if b"\\u" in line:
+    if b"\\u" in data:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -254,7 +260,7 @@ def from_csv(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
         # a plain file's first split begins after the header; a compressed file's cannot
         next(found, None)
     for record in found:
-        yield Row(lambda record=record: named(record, file.columns), record.raw)
+        yield Row(partial(named, record, file.columns), record.raw)
 
 
 def named(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
@@ -272,7 +278,7 @@ def named(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
 
 def from_parquet(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
     for row in parquet.rows(place, split.start, split.rows, job.read.row_bytes):
-        yield Row(lambda row=row: sound(row), row if isinstance(row, (dict, str)) else "")
+        yield Row(partial(sound, row), row if isinstance(row, (dict, str)) else "")
 
 
 def sound(row: dict[str, Any] | str) -> dict[str, Any]:

@@ -267,8 +267,11 @@ def unstopped() -> Iterator[None]:
         yield
         return
     came: list[tuple[int, Any]] = []
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    before = {each: handler for each, handler in before.items() if callable(handler)}
+    before = {
+        number: handler
+        for number in (signal.SIGTERM, signal.SIGINT)
+        if callable(handler := signal.getsignal(number))
+    }
     for each in before:
         signal.signal(each, lambda number, frame: came.append((number, frame)))
     try:
@@ -277,4 +280,4 @@ def unstopped() -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
     for number, frame in came[:1]:
-        before[number](number, frame)  # type: ignore[operator]
+        before[signal.Signals(number)](number, frame)

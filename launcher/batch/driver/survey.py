@@ -261,7 +261,7 @@ def record_cuts(records: Iterator[table.Record], at: int, file: File, whole: boo
         yield 0 if whole else start, min(at, file.bytes), count
 
 
-def sampled(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], dict[str, str]]:
+def sampled(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Names of the columns, and the types of the kept ones, by the first good rows.
 
     JSON lines need none but the declared.
