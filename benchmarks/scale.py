@@ -278,7 +278,7 @@ def _run(
     waits = {"clock": lambda: float(next(ticks)), "sleep": lambda _: None}
     with (
         mock.patch("launcher.ssh.fleet.Fleet", fleet(meter)),
-        mock.patch.dict("launcher.core.apply.apply.__kwdefaults__", waits),
+        mock.patch.dict("launcher.app.apply.apply.__kwdefaults__", waits),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

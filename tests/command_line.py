@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from launcher.app.apply import apply
 from launcher.cli.main import run
-from launcher.core.apply import apply
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.app.apply import apply
 from launcher.app.secrets import resolve
 from launcher.cluster import prepare
 from launcher.cluster.down_plan import plan_down
 from launcher.cluster.up_plan import RayImage, plan_image, plan_up
-from launcher.core.apply import apply
 from launcher.core.check import Finding
 from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.plan import Plan

@@ -1,4 +1,4 @@
-"""The frame of a command: session, options, lock, audit trail, progress, tables and errors."""
+"""The frame of a command: session, options, plans, lock, audit trail, progress, tables, errors."""
 
 COMMANDS = {
     "lock": (220, "who works on the cluster; break a lock that is left over"),

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import json
 
-from launcher.batch.driver.columns import finite
-
 
 def dumps(value: object) -> str:
     """Return a value as JSON in ASCII; numbers that JSON has not (NaN, Infinity) are null."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
-        text = json.dumps(finite(value))
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
     return text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass

@@ -67,8 +67,8 @@ class Session:
         return tuple(node for node in nodes if node.name not in self.missing)
 
     def apply(self, plan: Plan) -> None:
-        """Run a plan and show what happens; raises what `launcher.core.apply.apply` does."""
-        from launcher.core.apply import apply
+        """Run a plan and show what happens; raises what `launcher.app.apply.apply` does."""
+        from launcher.app.apply import apply
 
         show_all(apply(plan, self.transport), self.to)
 

@@ -320,7 +320,7 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
     The output folder is made this job's when nothing is in the way any more, and before the first
     row is answered.
     """
-    from launcher.core.apply import apply
+    from launcher.app.apply import apply
 
     claimed = False
     pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")

@@ -1,1 +1,1 @@
-"""The nouns of the domain, plans and their execution, checks, events and errors."""
+"""The nouns of the domain, plans, checks, events and errors."""

@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.app.apply import apply
 from launcher.app.progress import show_all
 from launcher.app.session import Session
 from launcher.core import untrusted
-from launcher.core.apply import apply
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Level, Secret, fold
 from launcher.core.errors import GateError, VlaunchError

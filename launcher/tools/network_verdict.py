@@ -13,7 +13,6 @@ from statistics import median
 from typing import Annotated, Any, Literal
 
 from launcher.agent import state as agent
-from launcher.batch.driver.columns import finite
 from launcher.core import decode
 from launcher.core.domain import LEVELS, Answer, Level, Secret, fold
 from launcher.core.errors import UnreadableAnswer
@@ -263,5 +262,4 @@ def describe(site: Site, kept: Record, servers: Kept) -> str:
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict ready for JSON: bandwidth in bytes per second, latency in seconds."""
-    data = {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}
-    return dict(finite(data))
+    return {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}

@@ -4,7 +4,7 @@ something has failed before.
 
 from __future__ import annotations
 
-from launcher.batch.driver import patterns
+from launcher.core import patterns
 from launcher.tools import known_hangs
 from launcher.tools.symptom import Symptom
 

@@ -8,7 +8,7 @@ that each entry names.
 
 from __future__ import annotations
 
-from launcher.batch.driver import patterns
+from launcher.core import patterns
 from launcher.tools import unfinished
 from launcher.tools.symptom import Symptom
 from launcher.tools.symptom_engine import ENGINE, MEMORY, NETWORK

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app.apply import apply
 from launcher.app.script import script
-from launcher.core.apply import apply
 from launcher.core.domain import Answer, Argv, Inventory
 from launcher.core.errors import NodeError
 from launcher.core.plan import Plan, in_waves

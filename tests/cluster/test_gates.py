@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from launcher.app.apply import apply
 from launcher.cluster import gates
-from launcher.core.apply import apply
 from launcher.core.check import worst
 from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.errors import GateError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.core.apply import apply
+from launcher.app.apply import apply
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError, VlaunchError
 from launcher.tools import py_spy

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.app import json_line
 from launcher.core.domain import Answer
 from launcher.network import network_plan
 from launcher.planner import plan_inputs
@@ -187,8 +188,9 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
     judged(world, facts, ASK, proof)
     assert proof.verdict is not None
 
-    for said in (
-        network_verdict.as_json(proof.verdict),
-        asdict(network_verdict.as_record(Site(world.inventory, facts), proof, taken="today")),
+    record = network_verdict.as_record(Site(world.inventory, facts), proof, taken="today")
+    for text in (
+        json_line.dumps(network_verdict.as_json(proof.verdict)),
+        json.dumps(asdict(record), allow_nan=False),
     ):
-        assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
+        assert json.loads(text, parse_constant=pytest.fail)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.batch.driver import failures, patterns
+from launcher.batch.driver import failures
+from launcher.core import patterns
 from launcher.tools import symptoms
 
 SHARED = {name: value for name, value in vars(patterns).items() if name.isupper()}

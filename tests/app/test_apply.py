@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import pytest
 
-from launcher.core.apply import apply
+from launcher.app.apply import apply
 from launcher.core.check import Finding, Status
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import GateError, LockError, NodeError
