@@ -107,7 +107,7 @@ class Case:
 
 def names() -> list[str]:
     """Return the names of all case folders."""
-    return sorted(path.parent.name for path in CASES.glob("*/inventory.yaml"))
+    return sorted(path.name for path in CASES.iterdir())
 
 
 def open_case(name: str, folder: Path) -> Case:
