@@ -114,6 +114,44 @@ MEMORY = (
         source="NVIDIA's Xid catalog",
     ),
     Symptom(
+        id="cuda-no-gpu",
+        pattern=r"No (?:CUDA|HIP) GPUs are available",
+        cause="the process sees no GPU of its container",
+        fix=(
+            "set neither CUDA_VISIBLE_DEVICES nor NVIDIA_VISIBLE_DEVICES under `env:`; see what the"
+            " containers have: `vlaunch exec -- nvidia-smi -L`"
+        ),
+        source="vllm 6896, 14413; ray 51193",
+    ),
+    Symptom(
+        id="cuda-no-kernel",
+        pattern=r"no kernel image is available for execution on the device",
+        cause="the image has no kernels for this generation of GPUs",
+        fix=(
+            "use an image that supports the GPU: a newer vLLM for a new one; CUDA 13 images need"
+            " Turing (T4) or newer"
+        ),
+        source="vllm 16307, 19906, PR 39878; gpustack 2097",
+    ),
+    Symptom(
+        id="cuda-kernel",
+        # Out of memory is not among them: it has an entry of its own.
+        pattern=(
+            r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch"
+            r" failure|misaligned address|an illegal instruction)"
+        ),
+        cause="a kernel crashed on the GPU: a bug of vLLM or torch, or a request that triggers one",
+        fix=(
+            "try without compiled graphs: `-- --enforce-eager`, or another vLLM; to see which"
+            ' kernel it is, set CUDA_LAUNCH_BLOCKING: "1" under `env:` and run `vlaunch up`'
+        ),
+        source="vllm 28028, 19483, 11958, 21731",
+        batch=(
+            "try without compiled graphs: `enforce_eager: true` under `engine: {args: …}`, or"
+            " another vLLM"
+        ),
+    ),
+    Symptom(
         id="cpu-head-size",
         pattern=r"Unsupported CPU attention configuration",
         cause="vLLM's CPU attention does not support this model's head size",

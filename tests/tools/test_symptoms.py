@@ -140,6 +140,12 @@ LINES = {
         "[ 8211.4] NVRM: Xid (PCI:0000:17:00): 79, pid=4242, name=VLLM::Worker, GPU has fallen off"
         " the bus."
     ),
+    "cuda-no-gpu": "RuntimeError: No CUDA GPUs are available",
+    "cuda-no-kernel": (
+        "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the"
+        " device"
+    ),
+    "cuda-kernel": "RuntimeError: CUDA error: an illegal memory access was encountered",
     "cpu-head-size": "RuntimeError: Unsupported CPU attention configuration: head_dim=16",
     "host-memory": (
         "ray.exceptions.OutOfMemoryError: 1 task(s) failed: Workers killed due to memory pressure"
@@ -323,6 +329,11 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
             "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low",
             "a node ran out of host memory",
         ),
+        (
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+            "a kernel crashed on the GPU: a bug of vLLM or torch, or a request that triggers one",
+        ),
+        ("torch.AcceleratorError: CUDA error: invalid device ordinal", None),
         ("INFO: everything is fine", None),
         ("vlaunch: an engine of batch job prompts-7990e1e1", None),
     ],
