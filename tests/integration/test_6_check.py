@@ -28,6 +28,7 @@ SKIPPED = {
     "gid-index",
     "gpu-errors",
     "gpu-memory",
+    "gpu-mig",
     "gpu-model",
     "gpu-runtime",
     "gpu-shared",

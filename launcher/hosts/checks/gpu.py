@@ -198,6 +198,28 @@ def _xid(line: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def _mig(host: Host) -> Finding:
+    """Judge that no declared GPU is in MIG mode: alone on its node, one still works, in part."""
+    if host.survey is None:
+        return skipped(host, UNSURVEYED)
+    if not host.survey.gpus:
+        return skipped(host, "`nvidia-smi` reported no MIG mode")
+    declared = {gpu.index for gpu in host.facts.used(host.node)}
+    split = [str(gpu.index) for gpu in host.survey.gpus if gpu.mig and gpu.index in declared]
+    if not split:
+        return passed(host, "no GPU is in MIG mode")
+    numbers = ",".join(split)
+    judge = failed if host.node.gpus > 1 else warned
+    return judge(
+        host,
+        f"in MIG mode: GPU {numbers}",
+        fix=(
+            f"run `sudo nvidia-smi -i {numbers} -mig 0` on {host.name} while nothing uses the GPU,"
+            f" or declare other GPUs under `gpus:` for {host.name}"
+        ),
+    )
+
+
 def _fabric(host: Host) -> Finding:
     nvlink = host.survey.nvlink if host.survey else None
     if nvlink is None:
@@ -382,6 +404,18 @@ CHECKS = (
         judge=alike(_models, _other_models, _usual_models),
         group="accelerator",
         skip_reason=cpu_has_none,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="gpu-mig",
+        what="no declared GPU is split into MIG instances",
+        why=(
+            "a process uses one MIG instance at most, and instances have no NVLink or peer access:"
+            " ranks see fewer GPUs than Ray counts"
+        ),
+        judge=each(_mig),
+        group="accelerator",
+        skip_reason=not_nvidia,
         needs=("accelerator",),
     ),
     Check(

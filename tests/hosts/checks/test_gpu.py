@@ -45,6 +45,13 @@ DEVICE = "devices: [/dev/nvidia-caps-imex-channels/channel0]"
 
 CASES = (
     Case(
+        id="gpu-mig",
+        red={"gpu02": "fail"},
+        text="in MIG mode: GPU 1",
+        fix="sudo nvidia-smi -i 1 -mig 0` on gpu02",
+        survey={"gpu02": {"gpus": (GpuState(index=0), GpuState(index=1, mig=True))}},
+    ),
+    Case(
         id="gpu-model",
         red={"gpu02": "fail"},
         text="2 × NVIDIA A100-SXM4-80GB, while gpu[01,03] has NVIDIA H100 80GB HBM3",
@@ -194,6 +201,10 @@ CASES = (
 
 UNKNOWN = (
     (
+        Case(id="gpu-mig", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}),
+        "reported no MIG mode",
+    ),
+    (
         Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"xid": None}}),
         "kernel's log may not be read",
     ),
@@ -245,6 +256,22 @@ def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
 
     assert findings(case)[1].status == "fail"
     assert findings(replace(case, evidence={"inventory": first}))[1].status == "pass"
+
+
+def test_a_node_with_one_gpu_may_use_a_mig_instance() -> None:
+    """A warning; GPUs that the node does not use count for nothing."""
+    every = inventory()
+    one, two, three = every.nodes
+    states = (GpuState(index=0, mig=True), GpuState(index=1))
+    case = Case(id="gpu-mig", red={}, text="", fix="", survey={"gpu02": {"gpus": states}})
+
+    def status(gpu: str) -> str:
+        nodes = (one, replace(two, gpus=1, gpu_ids=(gpu,)), three)
+        return findings(replace(case, evidence={"inventory": replace(every, nodes=nodes)}))[
+            1
+        ].status
+
+    assert (status("0"), status("1")) == ("warn", "pass")
 
 
 def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
