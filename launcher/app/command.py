@@ -103,7 +103,8 @@ class Call:
         self, session: Session, *, unless: bool = False, needed: bool = True
     ) -> AbstractContextManager[Session]:
         """Hold the cluster's lock (see `launcher.app.locked`), unless this is a dry run."""
-        return locked(session, wait=self.lock_wait, unless=self.dry_run or unless, needed=needed)
+        wait = max(self.lock_wait, session.inventory.lock_wait)
+        return locked(session, wait=wait, unless=self.dry_run or unless, needed=needed)
 
     def print_script(self, plans: Sequence[Plan]) -> None:
         """Print what a dry run would send."""

@@ -58,7 +58,7 @@ LOCK_WAIT = click.Option(
     type=click.IntRange(0),
     default=0,
     metavar="SECONDS",
-    help="Wait so long for another operator.",
+    help="Wait up to SECONDS for another operator (at least `lock_wait:`).",
 )
 NO_HOOKS = click.Option(
     ["--no-hooks"], is_flag=True, help="Run none of the programs in `hooks/` beside the inventory."

@@ -348,6 +348,10 @@ class ClusterSettings:
     """The files of models on the nodes."""
     cap: Annotated[int, values.Bounds(ge=1, le=512)] = 32
     """Nodes talked to at the same time."""
+    lock_wait: Annotated[int, values.Bounds(ge=0, le=86400)] = 0
+    """Seconds to wait for another operator's command to release the cluster's lock; `--lock-wait`
+    may say more.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

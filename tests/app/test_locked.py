@@ -95,10 +95,19 @@ def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
     assert "vlaunch lock --break" in ran.err
 
 
-def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster) -> None:
-    """With the owner's name, and then the command goes on."""
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", ["--lock-wait", "60"]),
+        ("lock_wait: 60\n", []),
+        ("lock_wait: 60\n", ["--lock-wait", "5"]),
+    ],
+)
+def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster, more: str, words: list[str]) -> None:
+    """With the owner's name, and then the command goes on: the longer of flag and key counts."""
     up.lock = [Line(node="gpu01", text=f"held {ANNA}"), Line(node="gpu01", text="locked")]
-    ran = up.run("up", "--lock-wait", "60")
+    up.path.write_text(more + up.path.read_text())
+    ran = up.run("up", *words)
 
     assert ran.code == 0
     assert "waiting: the cluster's lock, which anna@laptop since" in ran.err

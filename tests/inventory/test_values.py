@@ -341,6 +341,8 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
         ("cap: 1000", "cap: should be at most 512, not 1000"),
         ("cap: many", 'cap: should be a whole number, not "many"'),
         ("cap: 1.5", "cap: should be a whole number, not 1.5"),
+        ("lock_wait: -1", "lock_wait: should be at least 0, not -1"),
+        ("lock_wait: 10m", 'lock_wait: should be a whole number, not "10m"'),
         ("cap: true", "cap: should be a whole number, not true"),
         ("ports: {gcs: 70000}", "ports.gcs: should be at most 65535, not 70000"),
         ("ssh: {port: 0}", "ssh.port: should be at least 1, not 0"),
