@@ -99,7 +99,7 @@ def lock(work: str) -> Any:
         time.sleep(0.1)
 
 
-def watched(job: jobs.Job, progress: Any) -> int:
+def watched(job: jobs.Job, progress: Progress) -> int:
     """Run the job; whatever ends it is said in the progress, the summary and the log."""
     run = BatchRun(job, progress)
     try:
@@ -131,7 +131,7 @@ class BatchRun:
     written.
     """
 
-    def __init__(self, job: jobs.Job, progress: Any) -> None:
+    def __init__(self, job: jobs.Job, progress: Progress) -> None:
         self.job, self.progress = job, progress
         self.manifest: survey.Manifest | None = None
         self.ledger: ledger.Ledger | None = None
@@ -157,7 +157,7 @@ class BatchRun:
         assert self.sink is not None  # noqa: S101 - opened
         self.sink.close()
 
-    def end(self, state: str, progress: Any, failed: jobs.Failed | None) -> int:
+    def end(self, state: str, progress: Progress, failed: jobs.Failed | None) -> int:
         """Keep what is answered, and say how the run ended."""
         WORKING.set()  # nor between a failure and its words
         try:
@@ -180,7 +180,7 @@ class BatchRun:
         return STOPPED if state == "stopped" else 1
 
 
-def work(job: jobs.Job, progress: Any, run: BatchRun) -> None:
+def work(job: jobs.Job, progress: Progress, run: BatchRun) -> None:
     """Take rows from the pipeline into the sink until there are no more."""
     progress.set("loading", "starting the pipeline")
     pipeline = importlib.import_module(MODES[job.mode], __package__)

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from . import cause
-from .job import Failed
+from .job import Failed, Job
+from .progress import Progress
 from .ray_internals import Actor, actors
 
 SECONDS = 2.0  # between two looks
@@ -177,8 +178,8 @@ class Watch:
 
     def __init__(
         self,
-        job: Any,
-        progress: Any,
+        job: Job,
+        progress: Progress,
         actor: str,
         replicas: tuple[int, int],
         needs: Mapping[str, float],

@@ -10,12 +10,18 @@ import math
 import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import cluster, lines, order, source
 from .generation import reason
+from .job import Job
+from .manifest import Manifest
+from .progress import Progress
 from .ray_internals import claim
 from .replica import Replica
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
 
 # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
 SEQUENCES = 1024
@@ -29,7 +35,7 @@ MADE: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
-    job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any
+    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     from . import budget, predict, prompts
@@ -40,9 +46,7 @@ def run(
     rows = source.count(pending)
     batch = source.batch_rows(job.engine.batch_size, rows, job.engine.replicas[1])
     at_once = window(job, batch, rows, manifest.row_bytes)
-    data = source.dataset(job, manifest, pending, at_once)
-    if job.preprocess:
-        data = predict.preprocess(data, job)
+    data = predict.preprocess(source.dataset(job, manifest, pending, at_once), job)
     data = prepared(data, job, batch, **preparing(job, rows, at_once))
     data = inference(data, job, batch, rows)
     with budget.Watch(job, progress, ACTOR, job.engine.replicas, needs(job)) as watch:
@@ -52,7 +56,7 @@ def run(
             yield found
 
 
-def needs(job: Any) -> dict[str, float]:
+def needs(job: Job) -> dict[str, float]:
     """Return the Ray resources of one replica."""
     each = job.engine.tp * job.engine.pp
     return {"GPU": float(each), "CPU": float(each)}
@@ -66,7 +70,7 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def window(job: Any, batch: int, rows: int, size: float) -> int | None:
+def window(job: Job, batch: int, rows: int, size: float) -> int | None:
     """Return how many of so many rows, of `size` bytes, are prepared at once, to be put in order as
     a whole; None for all of them, where they are few and small.
 
@@ -79,7 +83,7 @@ def window(job: Any, batch: int, rows: int, size: float) -> int | None:
     return order.window(job.engine.order, batch, size)
 
 
-def preparing(job: Any, rows: int, at_once: int | None) -> dict[str, Any]:
+def preparing(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
     """Return how many processes prepare rows, and what they claim: no CPU, for replicas may have
     claimed them all.
 
@@ -92,7 +96,7 @@ def preparing(job: Any, rows: int, at_once: int | None) -> dict[str, Any]:
     return {"size": size, "num_cpus": source.LIGHT}
 
 
-def prepared(data: Any, job: Any, batch: int, size: int, **claims: Any) -> Any:
+def prepared(data: Dataset, job: Job, batch: int, size: int, **claims: Any) -> Dataset:
     """Add the stage that makes prompts of blocks, and cuts what it made into batches."""
     from ray.data import TaskPoolStrategy
 
@@ -108,7 +112,7 @@ def prepared(data: Any, job: Any, batch: int, size: int, **claims: Any) -> Any:
     return data
 
 
-def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
+def inference(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
     """Add the stage of replicas, each with several batches in hand, each of which a thread waits
     for.
     """
@@ -143,7 +147,7 @@ def inference(data: Any, job: Any, batch: int, rows: int) -> Any:
     )
 
 
-def arguments(job: Any) -> dict[str, Any]:
+def arguments(job: Job) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`.
 
     An engine on one GPU is one process beside its actor; one on several has a worker of Ray's for
@@ -161,7 +165,7 @@ def arguments(job: Any) -> dict[str, Any]:
     }
 
 
-def claims(job: Any) -> dict[str, Any]:
+def claims(job: Job) -> dict[str, Any]:
     """Return what a replica claims of the cluster: a GPU and a CPU, or a placement group of so many
     of both.
     """
@@ -189,7 +193,7 @@ class Prepare:
     A row cannot stop the job here.
     """
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
 
     def __call__(self, table: Any) -> Any:
@@ -242,7 +246,7 @@ class Prepare:
         return MADE[self.job.digest]
 
 
-def tokenizer(job: Any) -> Any:
+def tokenizer(job: Job) -> Any:
     """Load the model's tokenizer, of the revision that vLLM takes."""
     from transformers import AutoTokenizer
 

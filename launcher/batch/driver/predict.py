@@ -6,9 +6,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import batches, cluster, shipped, source
+from . import job as jobs
+from .manifest import Manifest
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
 
 ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
 IN_FLIGHT = 4  # batches on their way to one replica: the next ones are fetched while it works
@@ -16,7 +22,10 @@ CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 
 
 def run(
-    job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any
+    job: jobs.Job,
+    manifest: Manifest,
+    pending: Mapping[int, list[tuple[int, int]]],
+    progress: Progress,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     from . import budget
@@ -24,11 +33,10 @@ def run(
     cluster.connect(logs=True)
     cluster.settings()
     asked = job.predict
+    assert asked is not None  # noqa: S101 - the mode says so
     rows, (_, most) = source.count(pending), asked.replicas
     batch = source.batch_rows(asked.batch_size, rows, most)
-    data = source.dataset(job, manifest, pending, batch)
-    if job.preprocess:
-        data = preprocess(data, job)
+    data = preprocess(source.dataset(job, manifest, pending, batch), job)
     made = {
         "code": shipped.pack(job.work),
         "target": asked.target,
@@ -47,16 +55,25 @@ def run(
             yield found
 
 
-def preprocess(data: Any, job: Any) -> Any:
-    """Put the user's function in front of inference, as a stage of its own, so that both work at
-    the same time.
+def preprocess(data: Dataset, job: jobs.Job) -> Dataset:
+    """Put the user's function, if there is one, in front of inference, as a stage of its own, so
+    that both work at the same time.
     """
     asked = job.preprocess
+    if asked is None:
+        return data
     made = {"code": shipped.pack(job.work), "target": asked.target}
     return staged(data, Preprocess, asked, asked.batch_size, IN_FLIGHT, made)
 
 
-def staged(data: Any, stage: type, asked: Any, batch: int, held: int, made: dict[str, Any]) -> Any:
+def staged(
+    data: Dataset,
+    stage: type,
+    asked: jobs.Predict | jobs.Preprocess,
+    batch: int,
+    held: int,
+    made: dict[str, Any],
+) -> Dataset:
     """Add a stage of actors to a dataset."""
     from ray.data import ActorPoolStrategy
 

@@ -15,6 +15,7 @@ from . import cause, failures
 from .budget import QUEUE
 from .job import Failed, Job
 from .postmortem import SEEN, blamed, died, evidence, how, points, said, tail
+from .progress import Progress
 from .rank import Rank, RankProcess, Setting
 
 # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
@@ -57,7 +58,7 @@ class RankPool:
     """
 
     def __init__(
-        self, job: Job, slots: Sequence[RankSlot], progress: Any, *, together: bool
+        self, job: Job, slots: Sequence[RankSlot], progress: Progress, *, together: bool
     ) -> None:
         self.job, self.slots, self.progress, self.together = job, slots, progress, together
         self.actors: list[Any] = []

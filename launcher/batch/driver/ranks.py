@@ -18,6 +18,8 @@ from itertools import islice
 from typing import Any
 
 from .job import DataParallel, Failed, Job, Refused
+from .manifest import Manifest
+from .progress import Progress
 from .prompts import Prompter
 from .rank import Answer, Setting
 from .rank_pool import RankPool, RankSlot
@@ -50,7 +52,7 @@ class Slice:
 
 
 def run(
-    job: Job, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any
+    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Progress
 ) -> Iterator[list[Row]]:
     """Yield answered and failed rows, in blocks and in input order, until every pending row came
     by.
@@ -223,7 +225,9 @@ def share(rows: int, parallel: DataParallel) -> int:
     return max(1, min(parallel.round_rows, -(-rows // parallel.size)))
 
 
-def read(job: Job, manifest: Any, pending: Mapping[int, list[tuple[int, int]]]) -> Iterator[Row]:
+def read(
+    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]]
+) -> Iterator[Row]:
     """Yield the pending rows in the order of the input."""
     from . import rows
 

@@ -10,12 +10,16 @@ import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import lines
 from .intervals import total
-from .job import CACHED
+from .job import CACHED, Job
+from .manifest import Manifest, Split
 from .ray_internals import HEAD, claim
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
 
 TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
 # rows that one should have at least: a thousand splits with one row left each are not a thousand
@@ -84,7 +88,9 @@ def group(splits: Iterable[S], sizes: Iterable[int], least: int) -> Iterator[lis
         yield task
 
 
-def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: int | None) -> Any:
+def dataset(
+    job: Job, manifest: Manifest, pending: Mapping[int, Intervals], batch: int | None
+) -> Dataset:
     """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows, or as one block.
 
     A read task yields blocks as large as Ray Data likes them (128 MB); a streaming repartition cuts
@@ -142,7 +148,7 @@ def where(sources: Iterable[str]) -> dict[str, Any]:
     return {} if all("://" in source for source in sources) else {"resources": HEAD}
 
 
-def thin(manifest: Any, splits: Sequence[Any]) -> Any:
+def thin(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
     """Return the manifest with only these splits and their files: what travels with a read task
     must not grow with the job.
     """
@@ -154,7 +160,7 @@ def thin(manifest: Any, splits: Sequence[Any]) -> Any:
     )
 
 
-def read(job: Any, manifest: Any, pending: Mapping[int, Intervals]) -> Iterator[Any]:
+def read(job: Job, manifest: Manifest, pending: Mapping[int, Intervals]) -> Iterator[Any]:
     """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole
     compressed file.
     """
