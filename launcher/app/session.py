@@ -20,7 +20,7 @@ from launcher.app.progress import Printer, show_all, show_through
 from launcher.app.secrets import recall
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory, Node, fold
-from launcher.core.errors import ConnectError, together
+from launcher.core.errors import ConnectError, RequestError, together
 from launcher.core.events import Event, Kind, State
 from launcher.core.transport import Command, Recording, Transport
 
@@ -75,6 +75,15 @@ class Session:
     def show(self, events: Generator[Event, None, T]) -> T:
         """Show a stream of events, and return what comes of it."""
         return show_through(events, self.to)
+
+    def confirm(self, question: str, refusal: str, *, hint: str) -> None:
+        """Ask a person before something is lost; raises Abort for a no, and RequestError where
+        there is no terminal.
+        """
+        if not sys.stdin.isatty():
+            raise RequestError(refusal, hint=hint)
+        with self.to.paused():
+            click.confirm(question, abort=True, err=True)
 
     # --- what is told, as it happens
 

@@ -4,7 +4,6 @@ answers.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -235,13 +234,11 @@ def _confirm(
     if entry.absent and not (folder and folder.parts()):
         return
     done = progress_text.rows(entry.progress)
-    if not sys.stdin.isatty():
-        raise RequestError(
-            f"no terminal to confirm that the results of `{name}` are deleted ({done})",
-            hint="add `--yes` to delete them; without `--discard-results`, the job goes on",
-        )
-    with session.to.paused():
-        click.confirm(f"Delete the results of `{name}` ({done})?", abort=True, err=True)
+    session.confirm(
+        f"Delete the results of `{name}` ({done})?",
+        f"no terminal to confirm that the results of `{name}` are deleted ({done})",
+        hint="add `--yes` to delete them; without `--discard-results`, the job goes on",
+    )
 
 
 def _detach(session: Session, start: Start, folder: OutputFolder | None) -> tuple[int, list[str]]:

@@ -6,7 +6,6 @@ Values are never shown.
 from __future__ import annotations
 
 import secrets as random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -196,7 +195,11 @@ def _rotate(
     )
     session.warn("secrets", text, data={"ends": ends})
     if not yes:
-        _confirm(session)
+        session.confirm(
+            "Go on?",
+            "nobody can be asked whether the containers may start anew",
+            hint="say it: `vlaunch secrets rotate --yes`",
+        )
     apply(dry_run=False)
     for server in kept:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
@@ -205,16 +208,6 @@ def _rotate(
     for job in batches:
         text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
         session.note("secrets", text)
-
-
-def _confirm(session: Session) -> None:
-    if not sys.stdin.isatty():
-        raise RequestError(
-            "nobody can be asked whether the containers may start anew",
-            hint="say it: `vlaunch secrets rotate --yes`",
-        )
-    with session.to.paused():
-        click.confirm("Go on?", abort=True, err=True)
 
 
 def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str]]:

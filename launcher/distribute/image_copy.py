@@ -27,7 +27,7 @@ from launcher.distribute.image_plan import (
     plan_files,
     plan_image,
 )
-from launcher.distribute.model_copy import transfer
+from launcher.distribute.model_copy import SOURCE, transfer
 from launcher.tools import docker, image_store
 from launcher.tools.image_store import SCRATCH, Store
 
@@ -60,7 +60,7 @@ def _transfer(function: Callable[..., Any]) -> Callable[..., Any]:
     short_help="Copy an image from a node or this machine to all nodes",
 )
 @click.argument("image", required=False)
-@click.option("--from", "source", metavar="NODE", help="Copy from this node.")
+@SOURCE
 @click.option("--here", is_flag=True, help="Copy from this machine's Docker.")
 @_transfer
 def copy(

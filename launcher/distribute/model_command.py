@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -112,7 +111,13 @@ def remove(call: Call, name: str, nodes: tuple[str, ...], yes: bool) -> None:
         if call.dry_run:
             _print_removal(there, seen, name)
             return
-        _confirm(ours, there, name, yes=yes)
+        if not yes:
+            where = fold([node.name for node in there])
+            ours.confirm(
+                f"Remove {name} from {where}?",
+                f"nobody can be asked whether {name} may be removed from {where}",
+                hint=f"say it: `vlaunch model remove {name} --yes`",
+            )
         words = {node.name: [f"removing {name}"] for node in there}
         freed = programs.ask(
             lambda node: chain.remove(*_roots(programs, node, name)),
@@ -166,19 +171,6 @@ def _print_removal(there: Sequence[Node], seen: Mapping[str, Seen], name: str) -
         each = next(one for one in seen[node.name].models if one.name == name)
         size = sum(one.size for one in each.revisions) + each.unfinished + each.left_over
         click.echo(f"{node.name}: {each.root} would be removed, {told(size)}")
-
-
-def _confirm(session: Session, there: Sequence[Node], name: str, *, yes: bool) -> None:
-    if yes:
-        return
-    where = fold([node.name for node in there])
-    if not sys.stdin.isatty():
-        raise RequestError(
-            f"nobody can be asked whether {name} may be removed from {where}",
-            hint=f"say it: `vlaunch model remove {name} --yes`",
-        )
-    with session.to.paused():
-        click.confirm(f"Remove {name} from {where}?", abort=True, err=True)
 
 
 def _tell_removed(session: Session, name: str, freed: Mapping[str, int]) -> None:

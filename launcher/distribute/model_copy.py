@@ -28,13 +28,8 @@ from launcher.distribute.node import look as scan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TO = click.option(
-    "--to",
-    "targets",
-    multiple=True,
-    metavar="NODE",
-    help="Only to this node (may be given several times).",
-)
+SOURCE = click.option("--from", "source", metavar="NODE", help="Copy from this node.")
+REVISION = click.option("--revision", default="", help="A commit, or the name of one (main).")
 
 
 def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
@@ -62,7 +57,13 @@ def transfer(function: F) -> F:
         click.option(
             "--rate", callback=_rate, metavar="SIZE", help="Bytes a second of each node, at most."
         ),
-        TO,
+        click.option(
+            "--to",
+            "targets",
+            multiple=True,
+            metavar="NODE",
+            help="Only to this node (may be given several times).",
+        ),
     ):
         function = option(function)
     return function
@@ -73,7 +74,7 @@ def transfer(function: F) -> F:
     short_help="Copy a model from a node or this machine to all nodes",
 )
 @click.argument("name", metavar="MODEL|PATH")
-@click.option("--from", "source", metavar="NODE", help="Copy from this node.")
+@SOURCE
 @click.option("--here", is_flag=True, help="Copy from this machine.")
 @click.option("--as", "as_", metavar="PATH", help="A folder's path on the nodes (with --here).")
 @click.option(
@@ -81,7 +82,7 @@ def transfer(function: F) -> F:
     is_flag=True,
     help="Read files that are there already, instead of trusting sizes and times.",
 )
-@click.option("--revision", default="", help="A commit, or the name of one (main).")
+@REVISION
 @transfer
 def copy(
     call: Call,

@@ -21,7 +21,7 @@ from launcher.distribute import chain, model_copy
 from launcher.distribute.chain import Resolved, Said
 from launcher.distribute.copying import Options
 from launcher.distribute.file_filter import FileFilter, choose, holders, missing
-from launcher.distribute.model_copy import look, transfer
+from launcher.distribute.model_copy import REVISION, look, transfer
 from launcher.distribute.model_plan import check_room, plan_copy
 from launcher.distribute.model_programs import Programs
 
@@ -50,7 +50,7 @@ _OFFLINE = (
 )
 @click.argument("name", metavar="MODEL")
 @click.option("-n", "--node", metavar="NAME", help="The node that downloads (the head).")
-@click.option("--revision", default="", help="A commit, or the name of one (main).")
+@REVISION
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files like *.json.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like these.")
 @click.option("--all-files", "every", is_flag=True, help="Weights in other forms, too.")
