@@ -1,16 +1,19 @@
 """Tables by which packages register what others call by name.
 
 They are plain data in a package's `__init__.py`, so that reading them imports nothing of what they
-name: `COMMANDS` maps names to positions in `vlaunch --help` and lines of help.
+name: `COMMANDS` maps names to positions in `vlaunch --help` and lines of help,
+`EXTENSIONS` names of commands to decorators that add options of optional packages.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+F = TypeVar("F", bound=Callable[..., Any])
 _LAUNCHER = Path(__file__).parents[1]
 
 
@@ -26,3 +29,21 @@ def entries(table: str) -> tuple[tuple[str, str, Any], ...]:
         for package in packages
         for key, value in getattr(package, table, {}).items()
     )
+
+
+def load(package: str, target: str) -> Any:
+    """Import what `module:attribute` names in a package."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(f"{package}.{module}"), attribute)
+
+
+def extended(command: str) -> Callable[[F], F]:
+    """Add the options that optional packages register for a command, by their decorators."""
+
+    def add(function: F) -> F:
+        for package, name, target in entries("EXTENSIONS"):
+            if name == command:
+                function = load(package, target)(function)
+        return function
+
+    return add

@@ -5,16 +5,18 @@ answers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from launcher.app import options, progress_text
 from launcher.app.command import Call, command
 from launcher.app.progress import Printer, show_through
+from launcher.app.registry import extended
 from launcher.app.session import Session
 from launcher.app.terminal import field
 from launcher.batch import batch_flags, job_store, shipping
@@ -23,7 +25,6 @@ from launcher.core import untrusted
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.events import Event
-from launcher.export import batch_export, pod_options
 
 if TYPE_CHECKING:
     from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from launcher.batch.shape import Job
     from launcher.core.plan import Plan
     from launcher.tools.snapshot import ClusterSnapshot
+
+# What an optional package gives for its options: called with whether other options are about nodes,
+# it returns a function that prints a job instead of running it, or None; it raises UsageError.
+Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, Request], None] | None]"
 
 _STRICT = click.Option(
     ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
@@ -57,12 +62,7 @@ _STRICT = click.Option(
     help="Submit it although others hold what it needs, and let it wait for them.",
 )
 @click.option("--detach", is_flag=True, help="Submit it and return at once.")
-@click.option(
-    "--export",
-    type=click.Choice(["kuberay"]),
-    help="Print it as manifests for Kubernetes, and reach no node.",
-)
-@partial(pod_options.flags, where="With --export: ")
+@extended("batch")
 def batch(
     call: Call,
     discard_results: bool,
@@ -70,7 +70,7 @@ def batch(
     retry_errors: bool,
     queue: bool,
     detach: bool,
-    export: str | None,
+    exporter: Exporter | None = None,
     **asked: Any,
 ) -> int:
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
@@ -86,9 +86,8 @@ def batch(
 
     how = Options(restart=discard_results, retry_errors=retry_errors, queue=queue)
     _check_options(call, how, detach=detach)
-    pods = pod_options.taken(asked)
     about_nodes = (discard_results, retry_errors, queue, detach, call.dry_run, call.fetch)
-    batch_export.check(export, pods, about_nodes=any(about_nodes))
+    export = exporter(any(about_nodes)) if exporter else None
     job = batch_flags.read(asked)
     if call.inventory.ray.off:
         raise RequestError(
@@ -98,7 +97,7 @@ def batch(
     with call.printer() as to:
         request = _request(call.inventory, job, to)
         if export is not None:
-            batch_export.show(call.inventory, request, pods)
+            export(call.inventory, request)
             return 0
         if call.offline:
             unseen = BatchSnapshot(cluster=ClusterSnapshot(site=Site(call.inventory)))

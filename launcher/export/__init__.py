@@ -3,3 +3,5 @@
 COMMANDS = {
     "export": (270, "for other programs: firewalls, Prometheus, Kubernetes"),
 }
+
+EXTENSIONS = {"batch": "batch_export:flags"}

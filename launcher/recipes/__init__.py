@@ -3,3 +3,5 @@
 COMMANDS = {
     "recipes": (60, "the vLLM project's recipes: list, show"),
 }
+
+EXTENSIONS = {"serve": "serve_options:flags"}

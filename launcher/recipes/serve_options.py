@@ -70,7 +70,7 @@ class Flags:
 
 
 def flags(function: F) -> F:
-    """Add the flags, which the function gets as one value, `recipe`."""
+    """Add the flags; the function gets what they say as `describe`, which completes a server."""
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
@@ -79,14 +79,15 @@ def flags(function: F) -> F:
             raise click.UsageError("--variant, --hardware and --feature go with --recipe")
         if found.recipe is not None and found.pasted is not None:
             raise click.UsageError("--recipe and --command exclude each other")
-        return function(*args, recipe=found, **given)
+        describe = None if found == Flags() else functools.partial(applied, found)
+        return function(*args, describe=describe, **given)
 
     for option in reversed(_OPTIONS):
         called = option(called)
     return cast("F", called)
 
 
-def applied(call: Call, flags: Flags, spec: StartSpec) -> StartSpec:
+def applied(flags: Flags, call: Call, spec: StartSpec) -> StartSpec:
     """Return the server of a recipe or a pasted command, with notes on what vlaunch sets itself.
 
     Raises RequestError with every problem.

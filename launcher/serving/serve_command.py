@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,10 @@ from launcher.agent.state import NAME
 from launcher.app import options
 from launcher.app.choose import chosen_model
 from launcher.app.command import Call, command
+from launcher.app.registry import extended
 from launcher.app.terminal import field
 from launcher.core.domain import Backend, Ports, ServeDefaults
 from launcher.inventory import ranges
-from launcher.recipes import serve_options as recipes
 from launcher.serving import rollback_command
 from launcher.serving.start import StartSpec, flags, policy, start
 from launcher.serving.vllm_args import arguments
@@ -91,7 +92,7 @@ class _Command(click.Command):
     help="When it does not answer, return to the server that answered before.",
 )
 @flags
-@recipes.flags
+@extended("serve")
 @options.ENGINE_ARGS
 def serve(
     call: Call,
@@ -106,8 +107,8 @@ def serve(
     or_rollback: bool,
     timeout: float | None,
     no_wait: bool,
-    recipe: recipes.Flags,
     args: tuple[str, ...],
+    describe: Callable[[Call, StartSpec], StartSpec] | None = None,
     **others: Any,
 ) -> int:
     """Prove the network, start a server, wait for a completion (or what else its model gives), and
@@ -122,8 +123,7 @@ def serve(
 
     _check_options(call, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
-    described = recipe != recipes.Flags()
-    chosen = model or "" if described else chosen_model(model, wanted)
+    chosen = model or "" if describe else chosen_model(model, wanted)
     spec = StartSpec(
         name=_name(name),
         model=chosen,
@@ -140,8 +140,8 @@ def serve(
         **others,  # --gpus, --tp, --pp, --dp, --replace and --skip-network-check
     )
     spec = replace(spec, planned=_planned(call, spec, chosen_by))
-    if described:
-        spec = recipes.applied(call, recipe, spec)
+    if describe:
+        spec = describe(call, spec)
     spec.request(wanted, None)  # what can never be placed has its error before anything is touched
     if call.offline:
         _, begun = spec.plan(wanted, ClusterSnapshot(site=Site(wanted)))

@@ -1,0 +1,24 @@
+"""Tables in which packages register commands and options."""
+
+from __future__ import annotations
+
+from launcher.app import registry
+
+
+def test_commands_of_all_packages_have_places_of_their_own() -> None:
+    """No name and no position in the help is used twice."""
+    rows = registry.entries("COMMANDS")
+
+    assert {package for package, _, _ in rows} > {"launcher.lab", "launcher.serving"}
+    assert len({name for _, name, _ in rows}) == len(rows)
+    assert len({position for _, _, (position, _) in rows}) == len(rows)
+
+
+def test_options_of_optional_packages() -> None:
+    """They are added to the command that is named, and to no other."""
+
+    def command() -> None: ...
+
+    assert registry.extended("stop")(command) is command
+    names = [option.name for option in registry.extended("batch")(command).__click_params__]  # type: ignore[attr-defined]
+    assert "export" in names
