@@ -2,7 +2,8 @@
 
 They are plain data in a package's `__init__.py`, so that reading them imports nothing of what they
 name: `COMMANDS` maps names to positions in `vlaunch --help` and lines of help,
-`EXTENSIONS` names of commands to decorators that add options of optional packages.
+`EXTENSIONS` names of commands to decorators that add options of optional packages, `WORKLOADS`
+kinds of jobs to modules (`launcher.app.workloads`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def entries(table: str) -> tuple[tuple[str, str, Any], ...]:
 
 
 def load(package: str, target: str) -> Any:
-    """Import what `module:attribute` names in a package."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(f"{package}.{module}"), attribute)
+    """Import what `module` or `module:attribute` names in a package."""
+    name, _, attribute = target.partition(":")
+    module = importlib.import_module(f"{package}.{name}")
+    return getattr(module, attribute) if attribute else module
 
 
 def extended(command: str) -> Callable[[F], F]:

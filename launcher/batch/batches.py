@@ -4,6 +4,7 @@ of what runs.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,9 +14,11 @@ from launcher.batch import job_store
 from launcher.batch.job_spec import jobs_folder
 from launcher.batch.job_store import Entry, Progress
 from launcher.core.domain import Answer, Inventory
+from launcher.core.errors import UnreadableAnswer
 from launcher.core.transport import Command
 from launcher.tools import serving_judges
 from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 
 _LEFT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
 
@@ -89,6 +92,16 @@ def read(
         for name in {**runs, **known}
     ]
     return tuple(sorted(found, key=lambda each: (not each.runs, -each.progress.started, each.name)))
+
+
+def running(snapshot: ClusterSnapshot, answer: Answer | None) -> tuple[BatchStatus, ...]:
+    """Return the jobs that run, with their progress from the answer to `query_list`, if it was
+    asked.
+    """
+    entries: tuple[Entry, ...] = ()
+    with contextlib.suppress(UnreadableAnswer):
+        entries = job_store.parse_list(answer) if answer else ()
+    return tuple(job for job in read(snapshot.site.inventory, entries, snapshot.said) if job.runs)
 
 
 def _one(work: str, name: str, entry: Entry, runs: serving_judges.Batch | None) -> BatchStatus:

@@ -93,7 +93,7 @@ def _apply(session: Session, plan: Plan, failed: Mapping[str, NodeError]) -> Non
 
 def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts], *, purged: bool) -> None:
     """Tell that the cluster is down, and what stays on its nodes."""
-    from launcher.batch.job_spec import jobs_folder
+    from launcher.app.workloads import workloads
     from launcher.tools.site import Site
 
     wanted = session.inventory
@@ -111,26 +111,12 @@ def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts], *, purge
             " (`vlaunch down --purge` removes it)"
         )
         session.note("compiled", note, data={"bytes": compiled})
-    if left := _left(session, facts):
-        where = f"{jobs_folder(wanted)} on {wanted.head.name}"
-        note = (
-            f"what batch jobs did stays in {where}:"
-            f" {', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
-        )
-        session.note("batch", note, data={"jobs": list(left)})
+    if wanted.head.name in facts:
+        for workload in workloads():
+            workload.report_remains(session)
     # in the inventory's order, not that of the answers
     names = [node.name for node in wanted.nodes if node.name in facts]
     text = f"cluster {wanted.cluster} is down on {fold(names)}"
     if not plan.steps:
         text += "; there was nothing to remove"
     session.done(text, data={"changed": len(plan.steps)})
-
-
-def _left(session: Session, facts: Mapping[str, HostFacts]) -> tuple[str, ...]:
-    """Return the batch jobs whose folders stay on the head."""
-    from launcher.batch.batches import ask_left, read_left
-
-    if session.inventory.head.name not in facts:
-        return ()
-    (answer,) = session.transport.run([ask_left(session.inventory)])
-    return read_left(answer)

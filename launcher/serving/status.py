@@ -4,7 +4,6 @@ head's agent, whose verdict on servers is shown as it is.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,12 +11,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from launcher.agent.observed import FirstAnswer, Load, Observed
-from launcher.batch import batches
-from launcher.batch.batches import BatchStatus
-from launcher.batch.job_store import Entry, parse_list
+from launcher.app.workloads import Job
 from launcher.cluster.drift import drift
-from launcher.core.domain import Answer, Node
-from launcher.core.errors import UnreadableAnswer
+from launcher.core.domain import Node
 from launcher.core.transport import Command
 from launcher.tools import (
     certificates,
@@ -110,7 +106,7 @@ class ClusterStatus:
     endpoint: str
     network: str = ""
     certificates: str = ""
-    batches: tuple[BatchStatus, ...] = ()
+    batches: tuple[Job, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -150,9 +146,9 @@ def query_head(site: Site) -> list[Command]:
 
 
 def read(
-    snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: Answer | None = None
+    snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: tuple[Job, ...] = ()
 ) -> ClusterStatus:
-    """Put the answers together, with one about batch jobs; `missing` has the reasons why nodes
+    """Put the answers together, with the batch jobs that run; `missing` has the reasons why nodes
     could not be reached.
     """
     site, inventory, kept = snapshot.site, snapshot.site.inventory, snapshot.kept
@@ -163,9 +159,6 @@ def read(
     if why := _unknown(site, snapshot.said):
         server_rows = (ServerStatus(name="", state="unknown", detail=why),)
     first = next((server.endpoint for server in server_rows if server.endpoint), "")
-    entries: tuple[Entry, ...] = ()
-    with contextlib.suppress(UnreadableAnswer):
-        entries = parse_list(jobs) if jobs else ()
     return ClusterStatus(
         cluster=inventory.cluster,
         nodes=nodes,
@@ -175,7 +168,7 @@ def read(
         certificates=certificates.warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
         ),
-        batches=tuple(job for job in batches.read(inventory, entries, snapshot.said) if job.runs),
+        batches=jobs,
     )
 
 

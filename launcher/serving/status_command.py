@@ -48,9 +48,8 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
-    from launcher.batch import batches
+    from launcher.app.workloads import workloads
     from launcher.serving import status
-    from launcher.tools import serving_judges
     from launcher.tools.network_verdict import parse_record
     from launcher.tools.observe import commands, read
     from launcher.tools.ray_judges import try_payload
@@ -64,8 +63,7 @@ def look(session: Session) -> ClusterStatus:
     if questions := status.query_head(snapshot.site):
         head, record = session.transport.run(questions)
         snapshot = replace(snapshot, said=try_payload(head), network=parse_record(record))
-    queries = [batches.query_list(snapshot.site)] if serving_judges.batches(snapshot.said) else []
-    jobs = next(iter(session.transport.run(queries)), None)
+    jobs = tuple(job for kind in workloads() for job in kind.running(session, snapshot))
     missing = {name: error.reason for name, error in (session.missing | silent).items()}
     return status.read(snapshot, missing, jobs)
 

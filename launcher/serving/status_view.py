@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.app.table import with_columns
 from launcher.app.terminal import Line
 from launcher.app.text import line, log, plain
-from launcher.batch import jobs_view
+from launcher.app.workloads import workloads
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
@@ -51,7 +51,8 @@ def render(status: ClusterStatus) -> RenderableType:
         lines += _server(each, len(status.servers) == 1)
     if not status.servers:
         lines.append(plain("server: none", "dim"))
-    lines += jobs_view.lines(status.batches)
+    for workload in workloads():
+        lines += workload.lines(status.batches)
     return Group(*lines)
 
 

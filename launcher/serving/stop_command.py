@@ -12,10 +12,9 @@ from launcher.agent import state
 from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.core.errors import NodeError, RequestError
+from launcher.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from launcher.batch.batches import BatchStatus
     from launcher.tools.servers import Server
     from launcher.tools.snapshot import ClusterSnapshot
 
@@ -58,8 +57,8 @@ def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> No
         if chosen or not names:
             _stop_servers(call, ours, snapshot, chosen, grace)
         known = {server.name for server in standing}
-        if batches := [name for name in names if name not in known]:
-            _stop_batches(call, ours, batches, grace)
+        if jobs := [name for name in names if name not in known]:
+            _stop_jobs(call, ours, jobs, grace)
 
 
 def _standing(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
@@ -130,60 +129,11 @@ def _stop_servers(
     )
 
 
-def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
-    from launcher.batch.stop_plan import plan_stop_batches
-    from launcher.tools import serving_judges
+def _stop_jobs(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+    """Stop what features run beside servers."""
+    from launcher.app.workloads import workloads
 
-    inventory, began = session.inventory, time.monotonic()
-    snapshot, chosen = _named_jobs(session, names)
-    runs = [job for job in serving_judges.batches(snapshot.said) if job.name in names]
-    plan = plan_stop_batches(snapshot.site, runs, grace)
-    if call.dry_run:
-        call.print_script([plan])
-        return
-    others = [job for job in chosen if job.name not in {one.name for one in runs}]
-    for job in others:
-        if not job.runs:
-            text = f"{job.name} does not run; it is {job.state}"
-            session.note("stop", text, state="unchanged")
-    session.apply(plan)
-    if left := [job.name for job in others if job.runs]:
-        raise NodeError(
-            inventory.head.name,
-            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
-            hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
-        )
-    data = {"stopped": [job.id for job in runs]}
-    ended = ", ".join(job.name for job in runs)
-    session.done(
-        f"stopped {ended}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
-        state="ok" if runs else "unchanged",
-        seconds=time.monotonic() - began,
-        data=data,
-    )
-
-
-def _named_jobs(
-    session: Session, names: Sequence[str]
-) -> tuple[ClusterSnapshot, list[BatchStatus]]:
-    """Look at the head, and return the batch jobs of these names; raises RequestError for a name
-    that none has.
-    """
-    from launcher.app import servers as server
-    from launcher.batch import jobs_command
-
-    if session.inventory.ray.off:  # which has no batch jobs
+    if session.inventory.ray.off:  # without which nothing else runs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
-    snapshot, listed = jobs_command.look(session)
-    if "jobs" not in snapshot.said:
-        raise server.silent(session, snapshot)
-    known = {job.name for job in listed}
-    if unknown := [name for name in names if name not in known]:
-        present = [*(server.name for server in snapshot.kept.running), *sorted(known)]
-        text = ", ".join(f"`{name}`" for name in present)
-        raise RequestError(
-            f"neither a server nor a batch job is called `{unknown[0]}`",
-            evidence=f"there are {text}" if text else "",
-            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
-        )
-    return snapshot, [job for job in listed if job.name in names]
+    for workload in workloads():
+        workload.stop(call, session, names, grace)

@@ -129,7 +129,8 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         results = catalogue.run(evidence)
         harmless(shown(ui_checks.render(results)))
         json.loads(json_line.dumps(ui_checks.plain(results)))
-        seen = status.read(ClusterSnapshot(site=Site(inventory, facts), said=seeds.jobs()), missing)
+        snapshot = ClusterSnapshot(site=Site(inventory, facts), said=seeds.jobs())
+        seen = status.read(snapshot, missing, batches.running(snapshot, None))
         harmless(shown(ui_status.render(seen)))
         preflight.look_inside(Site(inventory, facts))
         preflight.probe_ports(Site(inventory, facts), high=40000, nonce="n")
@@ -181,7 +182,7 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         serving_judges.job_room(inventory, 1, 2, payload, holders, queue=False)
         serving_judges.jobs_stopped(["batch-rows-1"], payload, [])
         survived(lambda: serving_judges.busy_by_node(payload))
-        cluster = status.read(snapshot, {}, jobs)
+        cluster = status.read(snapshot, {}, batches.running(snapshot, jobs))
         harmless(shown(ui_status.render(cluster)))
         json.loads(json_line.dumps(cluster.as_json()))
 

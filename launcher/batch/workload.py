@@ -1,0 +1,94 @@
+"""Batch jobs for `status`, `stop` and `down`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.app import servers as server
+from launcher.app.command import Call
+from launcher.app.session import Session
+from launcher.batch import batches, jobs_command, jobs_view
+from launcher.batch.batches import BatchStatus
+from launcher.batch.job_spec import jobs_folder
+from launcher.batch.stop_plan import plan_stop_batches
+from launcher.core.errors import NodeError, RequestError
+from launcher.tools import serving_judges
+
+if TYPE_CHECKING:
+    from launcher.tools.snapshot import ClusterSnapshot
+
+lines = jobs_view.lines
+
+
+def running(session: Session, snapshot: ClusterSnapshot) -> tuple[BatchStatus, ...]:
+    """Query the head for the progress of the jobs that run."""
+    known = serving_judges.batches(snapshot.said)
+    queries = [batches.query_list(snapshot.site)] if known else []
+    return batches.running(snapshot, next(iter(session.transport.run(queries)), None))
+
+
+def stop(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+    """Stop jobs, and verify that their drivers are gone."""
+    inventory, began = session.inventory, time.monotonic()
+    snapshot, chosen = _named_jobs(session, names)
+    runs = [job for job in serving_judges.batches(snapshot.said) if job.name in names]
+    plan = plan_stop_batches(snapshot.site, runs, grace)
+    if call.dry_run:
+        call.print_script([plan])
+        return
+    others = [job for job in chosen if job.name not in {one.name for one in runs}]
+    for job in others:
+        if not job.runs:
+            text = f"{job.name} does not run; it is {job.state}"
+            session.note("stop", text, state="unchanged")
+    session.apply(plan)
+    if left := [job.name for job in others if job.runs]:
+        raise NodeError(
+            inventory.head.name,
+            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
+            hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
+        )
+    data = {"stopped": [job.id for job in runs]}
+    ended = ", ".join(job.name for job in runs)
+    session.done(
+        f"stopped {ended}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
+        state="ok" if runs else "unchanged",
+        seconds=time.monotonic() - began,
+        data=data,
+    )
+
+
+def _named_jobs(
+    session: Session, names: Sequence[str]
+) -> tuple[ClusterSnapshot, list[BatchStatus]]:
+    """Look at the head, and return the batch jobs of these names; raises RequestError for a name
+    that none has.
+    """
+    snapshot, listed = jobs_command.look(session)
+    if "jobs" not in snapshot.said:
+        raise server.silent(session, snapshot)
+    known = {job.name for job in listed}
+    if unknown := [name for name in names if name not in known]:
+        present = [*(server.name for server in snapshot.kept.running), *sorted(known)]
+        text = ", ".join(f"`{name}`" for name in present)
+        raise RequestError(
+            f"neither a server nor a batch job is called `{unknown[0]}`",
+            evidence=f"there are {text}" if text else "",
+            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
+        )
+    return snapshot, [job for job in listed if job.name in names]
+
+
+def report_remains(session: Session) -> None:
+    """Report the results of jobs that stay on the head."""
+    inventory = session.inventory
+    (answer,) = session.transport.run([batches.ask_left(inventory)])
+    if left := batches.read_left(answer):
+        where = f"{jobs_folder(inventory)} on {inventory.head.name}"
+        note = (
+            f"what batch jobs did stays in {where}:"
+            f" {', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+        )
+        session.note("batch", note, data={"jobs": list(left)})
