@@ -105,13 +105,22 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
     from launcher.app import servers as server
-    from launcher.batch.stop_plan import plan_remove
+    from launcher.core.plan import Plan, Stage, Step
 
     chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:
         raise RequestError(
             f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
         )
-    session.apply(plan_remove(session.site, chosen))
+    head = session.site.head
+    steps = tuple(
+        Step(
+            title=f"removing {job.name}",
+            command=session.site.inside(head, job_store.ask("remove", job.work), timeout=300),
+        )
+        for job in chosen
+    )
+    stage = Stage(id="remove", title="Remove batch jobs", steps=steps)
+    session.apply(Plan(verb="jobs", stages=(stage,), keep_going=True))
     said = ", ".join(each.name for each in chosen)
     session.done(f"removed {said}", data={"removed": [each.name for each in chosen]})

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 from launcher.app import servers as server
 from launcher.app.command import Call
 from launcher.app.session import Session
-from launcher.batch import batches, jobs_command, jobs_view
+from launcher.batch import batches, job_store, jobs_command, jobs_view
 from launcher.batch.batches import BatchStatus
 from launcher.batch.job_spec import jobs_folder
-from launcher.batch.stop_plan import plan_stop_batches
-from launcher.core.errors import NodeError, RequestError
-from launcher.tools import serving_judges
+from launcher.core.check import Finding, waiting
+from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
+from launcher.core.plan import Gate, Plan, Stage, Step
+from launcher.core.transport import Answers
+from launcher.tools import agent_queries, serving_judges
+from launcher.tools.ray_judges import read_payload
+from launcher.tools.running import ask_jobs
+from launcher.tools.serving_judges import Batch
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from launcher.tools.snapshot import ClusterSnapshot
@@ -34,7 +40,7 @@ def stop(call: Call, session: Session, names: Sequence[str], grace: float) -> No
     inventory, began = session.inventory, time.monotonic()
     snapshot, chosen = _named_jobs(session, names)
     runs = [job for job in serving_judges.batches(snapshot.said) if job.name in names]
-    plan = plan_stop_batches(snapshot.site, runs, grace)
+    plan = _plan_stop(snapshot.site, runs, grace)
     if call.dry_run:
         call.print_script([plan])
         return
@@ -60,6 +66,19 @@ def stop(call: Call, session: Session, names: Sequence[str], grace: float) -> No
     )
 
 
+def report_remains(session: Session) -> None:
+    """Report the results of jobs that stay on the head."""
+    inventory = session.inventory
+    (answer,) = session.transport.run([batches.ask_left(inventory)])
+    if left := batches.read_left(answer):
+        where = f"{jobs_folder(inventory)} on {inventory.head.name}"
+        note = (
+            f"what batch jobs did stays in {where}:"
+            f" {', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+        )
+        session.note("batch", note, data={"jobs": list(left)})
+
+
 def _named_jobs(
     session: Session, names: Sequence[str]
 ) -> tuple[ClusterSnapshot, list[BatchStatus]]:
@@ -81,14 +100,36 @@ def _named_jobs(
     return snapshot, [job for job in listed if job.name in names]
 
 
-def report_remains(session: Session) -> None:
-    """Report the results of jobs that stay on the head."""
-    inventory = session.inventory
-    (answer,) = session.transport.run([batches.ask_left(inventory)])
-    if left := batches.read_left(answer):
-        where = f"{jobs_folder(inventory)} on {inventory.head.name}"
-        note = (
-            f"what batch jobs did stays in {where}:"
-            f" {', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
+    """Stop batch jobs; `grace` is in seconds, then they are killed."""
+    names = {job.name for job in jobs}
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        try:
+            about_ray, about_jobs = answers[site.head.name]
+            report, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
+        except UnreadableAnswer as error:
+            return [waiting("", error.message, fix="look at `vlaunch jobs`")]
+        alive = [entry.name for entry in entries if entry.alive and entry.name in names]
+        return serving_judges.jobs_stopped([job.id for job in jobs], report, alive)
+
+    gate = Gate(
+        id="batch-gone",
+        what="the jobs' drivers are gone, and what they held is free",
+        ask=(ask_jobs(site), batches.query_list(site)),
+        judge=judge,
+        deadline=60,
+    )
+    ports, timeout = site.inventory.ports, grace + 60
+    steps = tuple(
+        Step(
+            title=f"stopping batch job {job.name} (Ray job {job.id})",
+            command=site.inside(
+                site.head, agent_queries.stop(ports, job.id, grace), timeout=timeout
+            ),
         )
-        session.note("batch", note, data={"jobs": list(left)})
+        for job in jobs
+    )
+    gates = (gate,) if steps else ()
+    stage = Stage(id="stop", title="Stop batch jobs", steps=steps, gates=gates)
+    return Plan(verb="stop", stages=(stage,))

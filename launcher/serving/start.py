@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -16,12 +17,13 @@ from launcher.app import options
 from launcher.app.command import Call
 from launcher.app.session import Session
 from launcher.core import untrusted
-from launcher.core.domain import Inventory, ServeDefaults, ServerSpec
+from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
 from launcher.tools import curl, placement, vllm
 from launcher.tools.placement import narrow
 
 if TYPE_CHECKING:
+    from launcher.core.plan import Plan
     from launcher.serving.serve_forecast import ServePlan
     from launcher.serving.serve_plan import Start
     from launcher.serving.watch import Served
@@ -175,7 +177,7 @@ def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
     server, in a session that holds the cluster's lock; print the script instead for a dry run.
     """
     from launcher.app import servers
-    from launcher.serving import fetch, serve_forecast
+    from launcher.serving import serve_forecast
 
     inventory, dry_run = session.inventory, call.dry_run
     session.hooks.pre(session.to, **spec.about(inventory))
@@ -184,7 +186,7 @@ def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
     )
     if not dry_run:
         servers.require_servers(session, snapshot)
-    spec, snapshot, fetched = fetch.fetch_model(session, spec, snapshot, dry_run=dry_run)
+    spec, snapshot, fetched = _fetch(session, spec, snapshot, dry_run=dry_run)
     if spec.planned:
         spec = serve_forecast.settled(spec, snapshot)
     request, start = spec.plan(inventory, snapshot)
@@ -206,6 +208,52 @@ def finish(session: Session, spec: StartSpec, begun: Begun | None) -> tuple[int,
     if code == 0 and not spec.no_wait:
         session.hooks.post(session.to, **spec.about(session.inventory))
     return code, rows
+
+
+def _fetch(
+    session: Session, spec: StartSpec, snapshot: ClusterSnapshot, *, dry_run: bool
+) -> tuple[StartSpec, ClusterSnapshot, float]:
+    """Bring a server's model to its nodes where it is asked for, and look again; a dry run only
+    notes it. Also returns the seconds that it took; raises what `ensure_model` does.
+    """
+    from launcher.app import servers
+    from launcher.distribute import model_fetch
+
+    inventory = session.inventory
+    # One that runs has its model, and is watched, refused or, with --replace, made room for.
+    running = [known.name for known in snapshot.kept.running]
+    runs = spec.name in running and not spec.replace_other
+    if runs or not (spec.fetch or inventory.models.spread == "auto"):
+        return spec, snapshot, 0.0
+    nodes: Sequence[Node] = inventory.nodes
+    if spec.backend == "mp":
+        nodes = (
+            narrow(inventory, spec.nodes).nodes
+            if spec.planned
+            else spec.request(inventory, snapshot.config).nodes_with_ranks(inventory)
+        )
+    if dry_run:
+        notes = (*spec.notes, *model_fetch.notes(snapshot, spec.model, nodes))
+        return replace(spec, notes=notes), snapshot, 0.0
+    plan = partial(_early_plan, inventory, spec, snapshot)
+    seconds = model_fetch.ensure_model(session, snapshot, spec.model, nodes, plan)
+    if seconds:
+        snapshot = servers.look(session, model=spec.model, planning=True)
+    return spec, snapshot, seconds
+
+
+def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot) -> Plan:
+    """Return the plan of a server before its model is there. Where the planner is to choose the
+    split of a model that no node has yet, a server takes at least a GPU and a port. Raises
+    RequestError.
+    """
+    from launcher.serving import serve_forecast
+
+    if spec.planned and (snapshot.config is None or not snapshot.weight_bytes):
+        spec = replace(spec, planned=False, tp=1, pp=1, dp=1)
+    elif spec.planned:
+        spec = serve_forecast.settled(spec, snapshot)
+    return spec.plan(inventory, snapshot)[1].plan
 
 
 def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
