@@ -61,13 +61,10 @@ def _words(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _listed(item: Any) -> Any:
-    """A list of `item`s that may be written as one of them."""
-    return Annotated[list[item], BeforeValidator(_words, json_schema_input_type=str | list[str])]
-
-
-Places = _listed(Place)
-Texts = _listed(str)
+# A list that may be written as one of its items.
+_ListOrItem = BeforeValidator(_words, json_schema_input_type=str | list[str])
+Places = Annotated[list[Place], _ListOrItem]
+Texts = Annotated[list[str], _ListOrItem]
 
 
 def _replicas(value: object) -> tuple[int, int]:
