@@ -589,9 +589,7 @@ class World:
             return Answer(node=name, code=1, err=machine.unreadable)
         if "find -L" in words[words.index("model") - 1]:
             lines = "".join(f"f {size} {path}\n" for path, size in (machine.model or {}).items())
-            return Answer(
-                node=name, code=4 if machine.model is None else 0, out=f"revision main\n{lines}"
-            )
+            return Answer(node=name, code=4 if machine.model is None else 0, out=lines)
         return Answer(
             node=name, code=4 if machine.config is None else 0, out=json.dumps(machine.config)
         )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,7 +18,7 @@ from launcher.app import json_line, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import say, show
-from launcher.core.domain import Secret
+from launcher.core.domain import LEVELS, Required, Secret
 from launcher.core.errors import RequestError
 from launcher.core.redaction import redact
 from launcher.core.transport import by_node
@@ -26,8 +26,6 @@ from launcher.core.transport import by_node
 if TYPE_CHECKING:
     from launcher.network.network_shape import Verdict
     from launcher.tools.network_verdict import Ask
-
-Require = Literal["auto", "any", "rdma", "gdrdma"]
 
 
 @command(
@@ -38,7 +36,7 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
 @click.argument("paths", metavar="[INVENTORY]", nargs=-1)
 @click.option(
     "--require",
-    type=click.Choice(["auto", "any", "rdma", "gdrdma"]),
+    type=click.Choice(["auto", *LEVELS]),
     help="The least that will do (default: the inventory's).",
 )
 @click.option(
@@ -65,7 +63,7 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
 def check_nccl(
     call: Call,
     paths: tuple[str, ...],
-    require: Require | None,
+    require: Required | None,
     logs: tuple[str, ...],
     html: Path | None,
     ranks_per_node: int | None,
@@ -193,7 +191,7 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
     say(f"wrote {path}")
 
 
-def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int:
+def _from_logs(call: Call, files: tuple[str, ...], asked: Required | None) -> int:
     _refuse_inventories(files)
     from launcher.app import findings_view as ui
     from launcher.core.check import worst

@@ -39,20 +39,6 @@ class ModelSeen:
         return self.where in ("missing", "not cached", "begun", "lacks")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFiles:
-    """Every file of a model as one node has it: path relative to the model's directory → bytes, -1
-    where a link leads nowhere.
-
-    `revision` is what refs/main says (empty for a plain directory), `incomplete` the downloads that
-    are not finished.
-    """
-
-    files: Mapping[str, int]
-    revision: str = ""
-    incomplete: tuple[str, ...] = ()
-
-
 def look(model: str, hf_home: str) -> Argv:
     """Print a model's `config.json`; exit status 3: no such path, 4: not in the cache, 5: no
     `config.json`, 6: a copy is not finished, 7: a file is missing, whose name is printed.
@@ -103,35 +89,23 @@ def list_files(model: str, hf_home: str) -> Argv:
 
 
 def parse_files(answer: Answer) -> Mapping[str, int] | None:
-    """Return path → bytes, None when the node has no such model; raises UnreadableAnswer."""
-    listing = parse_listing(answer)
-    return None if listing is None else listing.files
-
-
-def parse_listing(answer: Answer) -> ModelFiles | None:
-    """Return files, revision and unfinished downloads, None when the node has no such model; raises
-    UnreadableAnswer.
+    """Return path → bytes, -1 where a link leads nowhere; None when the node has no such model.
+    Raises UnreadableAnswer.
     """
     if answer.code in (3, 4, 6):
         return None
     if not answer.ok:
         raise UnreadableAnswer("the model's files could not be listed", evidence=answer.tail)
     files: dict[str, int] = {}
-    revision, incomplete = "", []
     for line in answer.out.splitlines():
         kind, _, rest = line.partition(" ")
-        size, found, path = rest.partition(" ")
-        if kind == "revision":
-            revision = rest
-        elif kind == "incomplete":
-            incomplete.append(rest)
-        elif found and len(kind) == 1 and size.isdecimal():
-            files[path] = -1 if kind in "lLN" else int(size)
-        else:
+        size, named, path = rest.partition(" ")
+        if not (named and len(kind) == 1 and size.isdecimal()):
             raise UnreadableAnswer(
                 "`find` answered with a line that is not a file", evidence=untrusted.shown(line)
             )
-    return ModelFiles(files=files, revision=revision, incomplete=tuple(incomplete))
+        files[path] = -1 if kind in "lLN" else int(size)
+    return files
 
 
 def weight_bytes(answer: Answer) -> int:

@@ -369,8 +369,8 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
         ray.parse_status,
     ),
     "files of a model": (
-        lambda: "revision main\nf 12 config.json\nl 3 x y\nincomplete z",
-        lambda text: model.parse_listing(answer(text)),
+        lambda: "f 12 config.json\nl 3 x y",
+        lambda text: model.parse_files(answer(text)),
     ),
     "stock": (
         lambda: (

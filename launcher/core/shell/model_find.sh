@@ -1,5 +1,5 @@
 #!/bin/sh
-# Find the folder of a model ($dir), and for one in the Hugging Face cache also $repo and $ref.
+# Find the folder of a model ($dir).
 #
 # Arguments: the model (a name or a path), the Hugging Face home. Ends with 3 where there is no such
 # path, with 4 where it is not in the cache, whose layout is hub/models--ORG--NAME/refs/main, which
@@ -8,7 +8,6 @@
 # touched until the end.
 
 begun() { [ -n "$(ls -A "$1/.vlaunch/parts" 2>/dev/null)" ]; }
-repo='' ref=''
 case $1 in
 /*) [ -e "$1" ] || exit 3; dir=$1; ! begun "$dir" || exit 6 ;;
 *)
