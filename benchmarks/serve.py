@@ -33,7 +33,8 @@ from launcher.agent import desired, state
 from launcher.agent.desired import Desired, Process
 from launcher.core.domain import Argv, Inventory, Node
 from launcher.inventory.load import load
-from launcher.tools import agent_queries, containers, endpoints
+from launcher.serving import endpoints
+from launcher.tools import agent_queries, containers
 from launcher.tools.site import Site
 
 NAME = "bench"

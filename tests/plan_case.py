@@ -35,9 +35,9 @@ from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.plan import Plan
 from launcher.inventory.load import load
 from launcher.network import network_plan
+from launcher.network.network_shape import Ask, Proof
 from launcher.tools import derived, ray
 from launcher.tools.host import HostFacts
-from launcher.tools.network_verdict import Ask, Proof
 from launcher.tools.observe import commands, observe, read
 from launcher.tools.site import Site
 from tests.fakes import FakeTransport

@@ -13,10 +13,10 @@ from launcher.agent.desired import Desired, Policy
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Node, RaySettings
 from launcher.serving.serve_plan import Start, plan_serve
+from launcher.serving.serve_request import Request
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
 from launcher.tools.placement import choose, narrow
-from launcher.tools.serve_request import Request
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 from tests import containers

@@ -4,13 +4,11 @@ servers and which jobs run.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.app.session import Session
-from launcher.core.errors import NodeError, RequestError
+from launcher.core.errors import NodeError
 from launcher.core.transport import Command, by_node
 from launcher.tools import history, network_verdict, running
 from launcher.tools import model as models
@@ -21,7 +19,6 @@ from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
-    from launcher.batch.batches import BatchStatus
     from launcher.core.plan import Plan
 
 
@@ -80,18 +77,6 @@ def require_servers(session: Session, snapshot: ClusterSnapshot) -> None:
     """Raise NodeError when the head could not say which servers there are."""
     if "servers" not in snapshot.said and "error" in snapshot.said:
         raise silent(session, snapshot)
-
-
-def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
-    """Return the batch job called `name`; raises RequestError when there is none."""
-    for each in found:
-        if each.name == name:
-            return each
-    near = difflib.get_close_matches(name, [each.name for each in found], n=1)
-    raise RequestError(
-        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
-        hint="see which there are: `vlaunch jobs`",
-    )
 
 
 def silent(session: Session, snapshot: ClusterSnapshot) -> NodeError:

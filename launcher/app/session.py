@@ -163,11 +163,13 @@ def reach(
     raise ConnectError, every node's story told.
     """
     from launcher.ssh.fleet import Fleet
+    from launcher.tools import symptoms
 
     with Fleet(
         inventory,
         accept_new_host_keys=accept_new_host_keys,
         terminal=to.paused if sys.stdin.isatty() else None,
+        explain=symptoms.docker_error,
     ) as fleet:
         began = time.monotonic()
         names = [node.name for node in (inventory.nodes if nodes is None else nodes)]

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from launcher.app import options, progress_text
+from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.progress import Printer, show_through
 from launcher.app.registry import extended
 from launcher.app.session import Session
 from launcher.app.terminal import field
-from launcher.batch import batch_flags, job_store, shipping
+from launcher.batch import batch_flags, job_store, progress_text, shipping
 from launcher.batch.output_folder import OutputFolder, size
-from launcher.core import untrusted
+from launcher.core import sizes, untrusted
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.events import Event
@@ -395,7 +395,7 @@ def _rows(request: Request, progress: Progress, where: str) -> list[str]:
     tokens = f"{progress.tokens_in:,} in{cached}, {progress.tokens_out:,} out"
     speed = ""
     if done and took > 0:
-        rate, span = progress_text.rate(done / took), progress_text.duration(took)
+        rate, span = sizes.rate(done / took), sizes.duration(took)
         speed = f"{rate} rows/s over {span}"
     again = f", see {where.rstrip('/')}/errors; try them again with --retry-errors"
     rows = {

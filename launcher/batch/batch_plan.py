@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from launcher.app import progress_text
-from launcher.batch import fits, job_store, transfer
+from launcher.batch import fits, job_store, progress_text, transfer
 from launcher.batch.difference import difference
 from launcher.batch.inputs import Shipped
 from launcher.batch.shape import Job
@@ -23,7 +22,7 @@ from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate, Plan, Stage, Step, observed
 from launcher.core.transport import Command
-from launcher.tools import agent_queries, room, running, serving_judges
+from launcher.tools import agent_queries, running, serving_judges
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -263,9 +262,9 @@ def _gates(
     judge_disk = partial(
         serving_judges.job_disk, site.head, size, site.facts_of(site.head) or HostFacts()
     )
-    gates = [room.cluster(cluster)]
+    gates = [serving_judges.cluster_gate(cluster)]
     if job.mode != "predict":
-        gates.append(room.model(cluster, site.nodes, job.model))
+        gates.append(serving_judges.model_gate(cluster, site.nodes, job.model))
     if least:
         gates.append(observed("room", "Ray has room for the job", judge_room))
     if size:
@@ -296,7 +295,10 @@ def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Ste
 
 
 def _submit(site: Site, request: Request, job: str) -> Step:
-    metadata = {job_store.NAME: request.job.name, job_store.GPUS: f"{request.job.gpus[0]:g}"}
+    metadata = {
+        serving_judges.NAME: request.job.name,
+        serving_judges.GPUS: f"{request.job.gpus[0]:g}",
+    }
     text = json.dumps(
         {"argv": (*PACKAGE, request.work), "submission_id": job, "metadata": metadata}
     )

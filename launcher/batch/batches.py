@@ -5,6 +5,7 @@ of what runs.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from launcher.batch import job_store
 from launcher.batch.job_spec import jobs_folder
 from launcher.batch.job_store import Entry, Progress
 from launcher.core.domain import Answer, Inventory
-from launcher.core.errors import UnreadableAnswer
+from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.transport import Command
 from launcher.tools import serving_judges
 from launcher.tools.site import Site
@@ -133,3 +134,15 @@ def _state(entry: Entry, runs: serving_judges.Batch | None) -> tuple[str, str]:
     if progress.state:
         return "interrupted", "its driver is gone; the same `vlaunch batch` goes on"
     return "prepared", "it was never submitted"
+
+
+def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
+    """Return the batch job called `name`; raises RequestError when there is none."""
+    for each in found:
+        if each.name == name:
+            return each
+    near = difflib.get_close_matches(name, [each.name for each in found], n=1)
+    raise RequestError(
+        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+        hint="see which there are: `vlaunch jobs`",
+    )

@@ -15,16 +15,14 @@ from typing import Annotated, Any
 from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
+from launcher.tools import serving_judges
 
 _PROGRAM = ("python3", "/opt/vlaunch/desk.py")
-# What the metadata of a batch's Ray job tells a later run.
-NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
 # What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever
 # replaced or removed.
 OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
-_JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("done", "failed", "refused", "stopped")
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
 _ENDLESS = 1e18  # of what is counted or timed
@@ -52,14 +50,6 @@ _Warnings = Annotated[
 ]
 _Object = Annotated[Mapping[str, Any], decode.Or({})]
 _Size = Annotated[int, decode.within(0, _LARGEST), decode.DROPPED]
-
-
-def named(metadata: Mapping[str, Any]) -> str:
-    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
-    ours has.
-    """
-    name = metadata.get(NAME)
-    return name if isinstance(name, str) and _JOB.fullmatch(name) else ""
 
 
 def ask(verb: str, *words: str, **options: object) -> Argv:
@@ -200,7 +190,7 @@ def parse_list(answer: Answer) -> tuple[Entry, ...]:
         )
     found = [_entry(each) for each in said if isinstance(each, dict)]
     # A folder of another name, or one that somebody made by hand, is no job of ours.
-    return tuple(each for each in found if _JOB.fullmatch(each.name))
+    return tuple(each for each in found if serving_judges.BATCH_NAME.fullmatch(each.name))
 
 
 def parse_outputs(node: str, text: str) -> tuple[Output, ...]:

@@ -104,10 +104,10 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
-    from launcher.app import servers as server
+    from launcher.batch.batches import the_batch
     from launcher.core.plan import Plan, Stage, Step
 
-    chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
+    chosen = [the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:
         raise RequestError(
             f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"

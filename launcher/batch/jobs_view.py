@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from launcher.app import progress_text
 from launcher.app.table import with_columns
 from launcher.app.terminal import Line
 from launcher.app.text import line, plain
+from launcher.batch import progress_text
 from launcher.batch.batches import BatchStatus
+from launcher.core import sizes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,8 +55,8 @@ def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
         "-" if progress.rows is None else f"{progress.rows:,}",
         f"{progress.done:,}",
         f"{progress.errors:,}",
-        progress_text.rate(progress.rows_per_second) if fast else "-",
-        progress_text.duration(progress.eta) if fast and progress.eta is not None else "-",
+        sizes.rate(progress.rows_per_second) if fast else "-",
+        sizes.duration(progress.eta) if fast and progress.eta is not None else "-",
         _time(progress.started),
     )
 

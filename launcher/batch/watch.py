@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from launcher.app import progress_text
-from launcher.batch import job_store
+from launcher.batch import job_store, progress_text
 from launcher.batch.job_store import JobUpdate, Progress, Trouble
 from launcher.core import untrusted
 from launcher.core.errors import BatchError, DeadlineError, UnreadableAnswer

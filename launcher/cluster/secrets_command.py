@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.app import json_line, options, secret_files
+from launcher.app import json_line, options
 from launcher.app.command import Call, command
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.app.terminal import show
+from launcher.cluster import secret_files
 from launcher.cluster.up_command import bring_up
 from launcher.core import redaction, untrusted
 from launcher.core.domain import Inventory, Secret, SecretSource, fold
@@ -27,7 +28,7 @@ from launcher.core.transport import Command
 from launcher.tools import ray
 
 if TYPE_CHECKING:
-    from launcher.app.secret_files import SecretFile
+    from launcher.cluster.secret_files import SecretFile
     from launcher.tools.site import Site
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.app import progress_text
-from launcher.app.secret_files import SecretFile
 from launcher.app.table import with_columns
 from launcher.app.text import line, plain
+from launcher.cluster.secret_files import SecretFile
+from launcher.core import sizes
 from launcher.core.domain import fold
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _cells(
         f"all ({nodes})" if nodes == every else nodes,
         _listed(each.place for _, each in there),
         _listed(each.mode for _, each in there),
-        progress_text.duration(max(each.age for _, each in there)),
+        sizes.duration(max(each.age for _, each in there)),
         row.get("ends") or "-",
     )
 

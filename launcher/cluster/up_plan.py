@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from launcher.cluster import gates
-from launcher.core.check import Check, Evidence
 from launcher.core.domain import Inventory, Node, Secret, fold
 from launcher.core.plan import Gate, Plan, Stage, Step, observed
 from launcher.core.transport import Command
+from launcher.hosts.check import Check, Evidence
 from launcher.hosts.checks import container
 from launcher.hosts.checks.catalogue import ESSENTIAL
 from launcher.hosts.checks.gpu_memory import GPU_MEMORY, noticed

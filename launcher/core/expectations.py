@@ -5,11 +5,12 @@ over them, which `expectations_read` reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from launcher.core import decode
+from launcher.core.domain import Inventory, Level, fold
 from launcher.core.values import Bounds
 
 
@@ -24,6 +25,7 @@ def _pattern(text: str) -> str:
 Words = Annotated[str, Bounds(min_length=1)]
 Pattern = Annotated[Words, decode.Then(_pattern)]
 Positive = Annotated[float, Bounds(gt=0)]
+APART = "no GPU shares a PCIe switch with an RDMA device, so NCCL does not use GPUDirect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +94,57 @@ class Expectations:
     def nic(self, name: str) -> Nic | None:
         """Return what is expected of a network card by its RDMA model (`MT4129`) or its driver."""
         return next((each for each in self.nics if re.search(each.match, name)), None)
+
+
+def required_level(
+    inventory: Inventory,
+    *,
+    gpus: Collection[str],
+    rdma: Collection[str],
+    known: Expectations,
+    apart: Collection[str] = (),
+    asked: Level | Literal["auto"] | None = None,
+) -> tuple[Level, str]:
+    """Return the level that every pair must reach, and in words why: as asked, as the inventory
+    says, or what is possible here.
+
+    Args:
+        inventory: its `network: require` counts where nothing is asked; `auto` means what this
+            hardware can do.
+        gpus: the names of the GPUs.
+        rdma: the nodes that have an active RDMA port.
+        known: what is known of GPUs, GPUDirect among it.
+        apart: the nodes on which no GPU shares a PCIe switch with an RDMA device.
+        asked: the command line's `--require`.
+    """
+    if asked is not None and asked != "auto":
+        return asked, "as asked"
+    if asked is None and inventory.require != "auto":
+        return inventory.require, "`network: require` in the inventory"
+    if inventory.accelerator == "cpu":
+        return "any", "CPUs speak Gloo, which is TCP"
+    if inventory.fabric != "ethernet":
+        return _on_fabric(inventory.fabric, gpus, known, apart)
+    if any(node.name not in rdma for node in inventory.nodes):
+        return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
+    return "rdma", "every node has an active RDMA port"
+
+
+def _on_fabric(
+    fabric: str, gpus: Collection[str], known: Expectations, apart: Collection[str]
+) -> tuple[Level, str]:
+    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have it,
+    and NCCL uses it.
+    """
+    why = f"`fabric: {fabric}`"
+    names = sorted(set(gpus) - {""})
+    if not names:
+        return "rdma", why
+    models = [known.gpu(name) for name in names]
+    if None in models:
+        return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
+    if all(each is not None and each.gpudirect for each in models):
+        if apart:
+            return "rdma", f"{why}; {fold(list(apart))}: {APART}"
+        return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
+    return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"

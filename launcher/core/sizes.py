@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Sizes, rates and times as people write them."""
 
 from __future__ import annotations
 
@@ -31,3 +31,19 @@ def read(value: object) -> int:
 def told(size: int) -> str:
     """Return a size as people read it: `340 MiB`, `1.2 GiB`."""
     return f"{size / MIB:.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"
+
+
+def rate(value: float) -> str:
+    """Write a rate with as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time span with its two largest units."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"

@@ -19,8 +19,8 @@ from launcher.core.domain import Answer, Node
 from launcher.core.redaction import MASK
 from launcher.core.secret_patterns import DOUBTFUL_NAME
 from launcher.core.transport import Command
-from launcher.tools import diagnosis
-from launcher.tools.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
+from launcher.diagnose import diagnosis
+from launcher.diagnose.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
 from launcher.tools.diagnosis_read import Log, Told, read
 
 _TIMEOUT = 240.0

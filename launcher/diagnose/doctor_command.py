@@ -18,7 +18,7 @@ from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Node
 from launcher.core.transport import Command
-from launcher.tools import diagnosis
+from launcher.diagnose import diagnosis
 from launcher.tools.diagnosis_read import Told, read
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from launcher.app.terminal import say
 from launcher.core import sizes
 from launcher.core.errors import RequestError
 from launcher.core.secret_patterns import clean
+from launcher.diagnose import log_text
 from launcher.distribute import archive
-from launcher.tools import log_text
 from launcher.tools.diagnosis_read import Told
 
 _MOST, _LINES = 16 << 20, 200_000  # bytes and lines of one text: of more, the end

@@ -111,11 +111,12 @@ def _merged(
 def _containers(session: Session, node: Node, follow: bool, tail: int) -> list[Iterable[Line]]:
     """Return the logs of a node's containers."""
     from launcher.ssh import docker_api
+    from launcher.tools import symptoms
 
     label = f"{CLUSTER}={session.inventory.cluster}"
     try:
         client = session.fleet.docker(node.name)
-        with docker_api.errors(node.name):
+        with docker_api.errors(node.name, symptoms.docker_error):
             found = list(client.containers(all=True, filters={"label": label}))[:_MOST]
     except VlaunchError as error:
         return [[(node.name, f"[{error.reason}]")]]
@@ -126,11 +127,12 @@ def _container(
     client: APIClient, node: Node, container: str, follow: bool, tail: int
 ) -> Iterator[Line]:
     from launcher.ssh import docker_api
+    from launcher.tools import symptoms
 
     texts: list[str] = []
     whole, count = Lines(texts.append), 0
     try:
-        with docker_api.errors(node.name):
+        with docker_api.errors(node.name, symptoms.docker_error):
             for chunk in client.logs(container, stream=True, follow=follow, tail=tail):
                 whole.feed(chunk)
                 for text in texts:

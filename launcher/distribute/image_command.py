@@ -14,8 +14,8 @@ from launcher.app.command import Call, command
 from launcher.distribute.image_copy import copy, look, pull
 
 if TYPE_CHECKING:
+    from launcher.distribute.image_store import Store
     from launcher.tools.docker import Image
-    from launcher.tools.image_store import Store
 
 
 @click.group()

@@ -16,7 +16,7 @@ from launcher.core.domain import Answer, Argv, Node, fold
 from launcher.core.errors import NodeError, UnreadableAnswer, together
 from launcher.core.sizes import told
 from launcher.core.transport import Command
-from launcher.distribute import chain, members
+from launcher.distribute import chain, image_store, members
 from launcher.distribute import copying as copies
 from launcher.distribute.chain import HERE, Exported
 from launcher.distribute.copying import Options, Place
@@ -27,9 +27,9 @@ from launcher.distribute.image_plan import (
     plan_files,
     plan_image,
 )
+from launcher.distribute.image_store import SCRATCH, Store
 from launcher.distribute.model_copy import SOURCE, transfer
-from launcher.tools import docker, image_store
-from launcher.tools.image_store import SCRATCH, Store
+from launcher.tools import docker
 
 _LOOK = 120.0  # seconds
 _PULL = 3600.0  # seconds, as `up` waits

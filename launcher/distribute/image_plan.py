@@ -11,12 +11,12 @@ from typing import Final
 from launcher.core.domain import fold
 from launcher.core.errors import NodeError, RequestError, together
 from launcher.core.sizes import told
+from launcher.distribute import image_store
 from launcher.distribute.chain import Exported
+from launcher.distribute.image_store import Store
 from launcher.distribute.model_plan import Copying, chunk, in_order
 from launcher.distribute.node.files import File, Manifest
-from launcher.tools import image_store
 from launcher.tools.docker import Image
-from launcher.tools.image_store import Store
 
 _MARGIN: Final = 1.02  # how much more room than bytes there must be
 _LIST: Final = "see what is where: `vlaunch image list`"

@@ -9,8 +9,8 @@ from launcher.app.table import with_columns
 from launcher.app.text import line, plain
 from launcher.core.domain import fold
 from launcher.core.sizes import told
+from launcher.distribute.image_store import Store
 from launcher.tools.docker import Image
-from launcher.tools.image_store import Store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,7 +13,7 @@ from launcher.core.domain import Inventory, Logging, Node, RaySettings
 from launcher.core.errors import RequestError
 from launcher.export.target import Target
 from launcher.serving import wanted
-from launcher.tools.serve_request import Request
+from launcher.serving.serve_request import Request
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 

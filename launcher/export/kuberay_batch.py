@@ -17,8 +17,8 @@ from launcher.export import kuberay, kubernetes, pods, programs
 from launcher.export.group import Group, Object
 from launcher.export.kubernetes import Manifests
 from launcher.export.target import Target
+from launcher.serving.serve_request import Request
 from launcher.tools.placement import Placement
-from launcher.tools.serve_request import Request
 
 _FILES = "/opt/vlaunch-job"  # the job's files in the head's pod
 _RETRIES = 2  # each continues where the one before has ended

@@ -13,7 +13,8 @@ from launcher.agent.task import CHAT
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, programs, yaml_text
 from launcher.export.group import Group, Object
-from launcher.tools import curl, node_files, vllm
+from launcher.serving import curl
+from launcher.tools import node_files, vllm
 
 KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
 # A reason above a line that may surprise.

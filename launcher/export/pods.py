@@ -12,14 +12,14 @@ from itertools import chain
 from pathlib import PurePosixPath
 
 from launcher.core.domain import Argv, Mount, Node, Secret
-from launcher.core.expectations import Expectations
+from launcher.core.expectations import Expectations, required_level
 from launcher.export import programs
 from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Group, Object
 from launcher.export.target import GPUS
-from launcher.network import network_plan, transport
+from launcher.network import network_plan
+from launcher.network.network_shape import Ask
 from launcher.tools import containers
 from launcher.tools.docker import ContainerSpec
-from launcher.tools.network_verdict import Ask
 from launcher.tools.site import Site
 
 INSTANCE = "app.kubernetes.io/instance"  # the label that all objects of a group carry
@@ -84,7 +84,7 @@ def gate(group: Group, rank: str, master: str) -> Argv:
         return ()
     inventory = replace(group.inventory, nodes=group.nodes)
     rdma = [node.name for node in group.nodes] if group.target.rdma_resource is not None else []
-    level, _ = transport.required(inventory, gpus=(), rdma=rdma, known=Expectations())
+    level, _ = required_level(inventory, gpus=(), rdma=rdma, known=Expectations())
     wait = group.desired.policy.start_timeout
     options = {
         "--rank": rank,

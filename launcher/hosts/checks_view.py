@@ -18,7 +18,8 @@ from launcher.app.terminal import Line
 from launcher.app.text import line
 from launcher.app.text import plain as plain_text
 from launcher.core import untrusted
-from launcher.core.check import Check, Finding, Status, folded
+from launcher.core.check import Finding, Status, folded
+from launcher.hosts.check import Check
 from launcher.hosts.checks.catalogue import Result
 
 if TYPE_CHECKING:

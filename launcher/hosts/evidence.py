@@ -12,16 +12,15 @@ from dataclasses import replace
 
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
-from launcher.core.check import Check, Evidence, Group, Hub
 from launcher.core.domain import Answer, Inventory, Level, Secret
 from launcher.core.errors import RequestError, UnreadableAnswer
-from launcher.core.expectations import Expectations
+from launcher.core.expectations import Expectations, required_level
 from launcher.core.transport import by_node
-from launcher.hosts import hub, preflight
+from launcher.hosts import hub, inside, pairs, preflight
+from launcher.hosts.check import Check, Evidence, Group, Hub
 from launcher.hosts.checks.rdma import active, apart
-from launcher.network import transport
-from launcher.tools import inside, observe, pairs
 from launcher.tools import model as models
+from launcher.tools import observe
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 
@@ -74,7 +73,7 @@ def _survey(session: Session, model: str, known: Expectations) -> Evidence:
 
 def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expectations) -> Level:
     """Return the level that the network must reach, with the hardware that was found."""
-    level, _ = transport.required(
+    level, _ = required_level(
         inventory,
         gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
         rdma=[
@@ -89,7 +88,7 @@ def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expec
 def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mapping[str, int] | None]:
     """Return which files of the model each node has."""
     answers = by_node(
-        session.transport, preflight.list_files(Site(session.inventory, evidence.facts), model)
+        session.transport, models.query_files(Site(session.inventory, evidence.facts), model)
     )
     files: dict[str, Mapping[str, int] | None] = {}
     for node, said in answers.items():

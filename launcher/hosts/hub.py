@@ -8,8 +8,8 @@ import os
 import urllib.parse
 from typing import TYPE_CHECKING
 
-from launcher.core.check import Hub
 from launcher.core.domain import Secret
+from launcher.hosts.check import Hub
 
 if TYPE_CHECKING:
     import requests

@@ -4,12 +4,13 @@ model's files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.core.domain import Argv, Node, Ports
 from launcher.core.transport import Command
-from launcher.tools import containers, docker, inside, model, pairs
+from launcher.hosts import inside, pairs
+from launcher.tools import containers, docker
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 
@@ -76,26 +77,6 @@ def _peers(ports: Ports, node: Node, able: Sequence[Node]) -> list[pairs.Peer]:
         for each in able
         if each is not node
     ]
-
-
-def list_files(site: Site, name: str) -> list[Command]:
-    """Ask every node for the files of a model, in its Ray container or on the node itself."""
-    return _of_model(site, lambda node: model.list_files(name, node.hf_home))
-
-
-def read_config(site: Site, name: str) -> list[Command]:
-    """Ask every node for a model's `config.json`, in the same places."""
-    return _of_model(site, lambda node: model.look(name, node.hf_home))
-
-
-def _of_model(site: Site, ask: Callable[[Node], Argv]) -> list[Command]:
-    commands = []
-    for node in site.seen:
-        if site.running(node) is not None:
-            commands.append(site.inside(node, ask(node)))
-        else:
-            commands.append(Command(node=node.name, argv=ask(node), timeout=60))
-    return commands
 
 
 def between(ports: Ports, node: Node) -> tuple[int, ...]:

@@ -24,8 +24,7 @@ from launcher.core.redaction import redact
 from launcher.core.transport import by_node
 
 if TYPE_CHECKING:
-    from launcher.network.network_shape import Verdict
-    from launcher.tools.network_verdict import Ask
+    from launcher.network.network_shape import Ask, Verdict
 
 
 @command(
@@ -81,8 +80,8 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs(call, (*logs, *paths), require)
     from launcher.app import issue_certificates
+    from launcher.network.network_shape import Ask
     from launcher.planner import expected
-    from launcher.tools.network_verdict import Ask
 
     if len(paths) > 1:
         raise click.UsageError(
@@ -122,8 +121,8 @@ def measure(session: Session, ask: Ask) -> Verdict:
     """
     from launcher.core.plan import Plan, Stage
     from launcher.network import network_plan as plan
+    from launcher.network.network_shape import Proof
     from launcher.tools import network_verdict as kept
-    from launcher.tools.network_verdict import Proof
     from launcher.tools.observe import observe
     from launcher.tools.site import Site
 
@@ -159,7 +158,7 @@ def now() -> str:
 
 def _show(verdict: Verdict, *, as_json: bool) -> None:
     from launcher.network import network_view
-    from launcher.tools.network_verdict import as_json as plain
+    from launcher.network.network_shape import as_json as plain
 
     if as_json:
         click.echo(json_line.dumps(plain(verdict)))

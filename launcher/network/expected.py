@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from launcher.core.check import Evidence, Finding, Host
+from launcher.core.check import Finding
 from launcher.core.expectations import Nic
+from launcher.hosts.check import Evidence, Host
 from launcher.hosts.checks.rdma import in_use
 from launcher.network.network_shape import Cell, Verdict, rate
 from launcher.tools.survey import Survey

@@ -8,16 +8,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from launcher.core.check import Evidence, Finding
+from launcher.core.check import Finding
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
+from launcher.core.expectations import required_level
 from launcher.core.plan import Gate, Plan, Stage, Step, observed
 from launcher.core.transport import Answers, Command
-from launcher.network import expected, transport
+from launcher.hosts.check import Evidence
+from launcher.network import expected, network_shape, transport
 from launcher.network import probe_command as probe
-from launcher.network.network_shape import Measurement
+from launcher.network.network_shape import Ask, Measurement, Proof
 from launcher.tools import containers, docker, network_verdict, node_files
-from launcher.tools.network_verdict import Ask, Proof, Record, ServerLinks
+from launcher.tools.network_verdict import Record, ServerLinks
 from launcher.tools.site import Site
 
 # Written whole, as secrets are: a reader never sees half of it.
@@ -118,7 +120,7 @@ def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
         proof.ask = ask
         reports, missing = read(answers)
         first, proof.reports = proof.reports, transport.better(proof.reports, reports)
-        level = transport.required(
+        level = required_level(
             inventory,
             gpus=[report.gpu for report in reports.values()],
             rdma=[name for name, report in reports.items() if report.rdma],
@@ -136,7 +138,7 @@ def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
             return [Finding(node="", status="wait", text=text)]
         if not proof.verdict.passed:
             return proof.verdict.findings
-        passed = Finding(node="", status="pass", text=network_verdict.summary(proof.verdict))
+        passed = Finding(node="", status="pass", text=network_shape.summary(proof.verdict))
         return [*proof.verdict.findings, passed]
 
     return Gate(
@@ -173,7 +175,7 @@ def stages(site: Site, ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ..
 
 def record(site: Site, proof: Proof, *, taken: str) -> Step:
     """Write the verdict down on the head, for `serve` and `status`."""
-    return _store(site, lambda: network_verdict.as_record(site, proof, taken=taken))
+    return _store(site, lambda: network_shape.as_record(site, proof, taken=taken))
 
 
 def confirmed(site: Site, kept: Record, *, server: str, id: str, said: str) -> Step:

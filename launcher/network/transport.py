@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from statistics import median
-from typing import Literal
 
 from launcher.core.check import Finding, Status
-from launcher.core.domain import LEVEL_WORDS, LEVELS, Inventory, Level, fold
-from launcher.core.expectations import Expectations
+from launcher.core.domain import LEVEL_WORDS, LEVELS, Level
+from launcher.core.expectations import APART
 from launcher.network import culprits, levels, nccl
 from launcher.network.network_shape import Cell, Measurement, Verdict, rate
 from launcher.network.probe_command import Collective, Report, Transfer
@@ -24,63 +23,6 @@ from launcher.network.probe_command import Collective, Report, Transfer
 _BROKEN, _SLOW = 1 / 4, 1 / 2
 # The process that wrote of a link between nodes: `host:pid:tid [dev] NCCL INFO Channel …`.
 _WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.MULTILINE)
-
-
-_APART = "no GPU shares a PCIe switch with an RDMA device, so NCCL does not use GPUDirect"
-
-
-def required(
-    inventory: Inventory,
-    *,
-    gpus: Collection[str],
-    rdma: Collection[str],
-    known: Expectations,
-    apart: Collection[str] = (),
-    asked: Level | Literal["auto"] | None = None,
-) -> tuple[Level, str]:
-    """Return the level that every pair must reach, and in words why: as asked, as the inventory
-    says, or what is possible here.
-
-    Args:
-        inventory: its `network: require` counts where nothing is asked; `auto` means what this
-            hardware can do.
-        gpus: the names of the GPUs.
-        rdma: the nodes that have an active RDMA port.
-        known: what is known of GPUs, GPUDirect among it.
-        apart: the nodes on which no GPU shares a PCIe switch with an RDMA device.
-        asked: the command line's `--require`.
-    """
-    if asked is not None and asked != "auto":
-        return asked, "as asked"
-    if asked is None and inventory.require != "auto":
-        return inventory.require, "`network: require` in the inventory"
-    if inventory.accelerator == "cpu":
-        return "any", "CPUs speak Gloo, which is TCP"
-    if inventory.fabric != "ethernet":
-        return _on_fabric(inventory.fabric, gpus, known, apart)
-    if any(node.name not in rdma for node in inventory.nodes):
-        return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
-    return "rdma", "every node has an active RDMA port"
-
-
-def _on_fabric(
-    fabric: str, gpus: Collection[str], known: Expectations, apart: Collection[str]
-) -> tuple[Level, str]:
-    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have it,
-    and NCCL uses it.
-    """
-    why = f"`fabric: {fabric}`"
-    names = sorted(set(gpus) - {""})
-    if not names:
-        return "rdma", why
-    models = [known.gpu(name) for name in names]
-    if None in models:
-        return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
-    if all(each is not None and each.gpudirect for each in models):
-        if apart:
-            return "rdma", f"{why}; {fold(list(apart))}: {_APART}"
-        return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
-    return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"
 
 
 def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool = True) -> Verdict:
@@ -166,14 +108,14 @@ def _no_gpudirect(
     measured: Measurement, level: tuple[Level, str], cells: Sequence[Cell]
 ) -> list[Finding]:
     """Warn that `auto` did without GPUDirect because of the nodes' PCIe topology."""
-    if not level[1].endswith(_APART) or all(cell.level != "rdma" for cell in cells):
+    if not level[1].endswith(APART) or all(cell.level != "rdma" for cell in cells):
         return []
     fix = (
         "compare `nvidia-smi topo -m` on the node: to require GPUDirect all the same, set"
         " `network: {require: gdrdma}` (and NCCL_NET_GDR_LEVEL=SYS under `env:`)"
     )
     return [
-        Finding(node=name, status="warn", text=_APART, fix=fix)
+        Finding(node=name, status="warn", text=APART, fix=fix)
         for name, report in measured.reports.items()
         if report.shared_switch is False
     ]

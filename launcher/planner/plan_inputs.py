@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.core.transport import by_node
-from launcher.hosts import preflight
 from launcher.planner import cpu, expected
 from launcher.planner.architecture import Architecture
 from launcher.planner.architecture_read import architecture_of
@@ -114,7 +113,7 @@ def asked(session: Session, name: str, link: Link, here: Model | None) -> Inputs
     site = Site(inventory, observe.observe(inventory, session.transport, [], survey=True))
     cluster = Cluster(hosts=hosts_of(site), link=link)
     answered = history.ask_all(site)
-    looks = [] if here else [*preflight.read_config(site, name), *preflight.list_files(site, name)]
+    looks = [] if here else [*models.query_config(site, name), *models.query_files(site, name)]
     asked_head = [network_verdict.query_record(site), *([answered] if answered else [])]
     said = by_node(session.transport, [*asked_head, *looks])
     of_head = said[inventory.head.name]

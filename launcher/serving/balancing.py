@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from launcher.core.domain import Inventory, fold
 from launcher.core.errors import RequestError
+from launcher.serving.serve_request import Request
 from launcher.tools import vllm
-from launcher.tools.serve_request import Request
 
 _HYBRID = "`-- --data-parallel-hybrid-lb`: each node's API hands requests to the node's replicas"
 

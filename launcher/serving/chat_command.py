@@ -23,7 +23,8 @@ from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
-from launcher.tools import agent_queries, curl, docker
+from launcher.serving import curl
+from launcher.tools import agent_queries, docker
 
 if TYPE_CHECKING:
     from launcher.agent.desired import Desired
@@ -154,7 +155,7 @@ def _refusal(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> 
     """Return the error of a server that gives no answer; for a model that does not generate, with
     the line that queries it.
     """
-    from launcher.tools.endpoints import url
+    from launcher.serving.endpoints import url
 
     status, error = raw.get("status", 0), str(raw["error"])
     way, model = named(str(raw.get("task"))), str(raw.get("model") or spec.model)

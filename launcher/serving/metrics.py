@@ -12,8 +12,9 @@ from typing import Any
 
 from launcher.agent.observed import Observed
 from launcher.core.transport import Command
-from launcher.tools import agent_queries, endpoints, prometheus
-from launcher.tools.prometheus import Buckets
+from launcher.serving import endpoints, prometheus
+from launcher.serving.prometheus import Buckets
+from launcher.tools import agent_queries
 from launcher.tools.servers import OLD, Kept, Server, health
 from launcher.tools.serving_judges import SILENT
 from launcher.tools.site import Site

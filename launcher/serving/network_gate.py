@@ -15,18 +15,20 @@ from launcher.core import untrusted
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Level, Secret, fold
 from launcher.core.errors import GateError, VlaunchError
+from launcher.core.expectations import required_level
 from launcher.core.plan import Stage
 from launcher.core.transport import by_node
-from launcher.network import engine_log, levels, nccl, network_plan, transport
+from launcher.network import engine_log, levels, nccl, network_plan
 from launcher.network.check_nccl_command import now
 from launcher.network.nccl import Reading
+from launcher.network.network_shape import Ask, Proof
 from launcher.planner import expected
 from launcher.serving import wanted
+from launcher.serving.serve_request import Request
 from launcher.serving.stop_plan import plan_stop
 from launcher.tools import network_verdict
-from launcher.tools.network_verdict import Ask, Proof, Record
+from launcher.tools.network_verdict import Record
 from launcher.tools.placement import Placement
-from launcher.tools.serve_request import Request
 from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def _before(inventory: Inventory, seen: ClusterSnapshot, kept: Record) -> tuple[
     """Say what was proven before the start, and return the level that links must reach."""
     if kept.passed:
         return f"{kept.summary} (proven before the start)", kept.required
-    level, _ = transport.required(inventory, gpus=_gpus(seen), rdma=(), known=expected.load())
+    level, _ = required_level(inventory, gpus=_gpus(seen), rdma=(), known=expected.load())
     return "not proven", level
 
 

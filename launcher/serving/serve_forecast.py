@@ -23,8 +23,8 @@ from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
     from launcher.app.session import Session
+    from launcher.serving.serve_request import Request
     from launcher.serving.start import StartSpec
-    from launcher.tools.serve_request import Request
 
 _EXACT = 0.005  # how far a figure may be off that counts as the planned one
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from launcher.agent.desired import Desired, Policy
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
-from launcher.serving import wanted
-from launcher.tools import room
-from launcher.tools.serve_request import Request
+from launcher.serving import room, wanted
+from launcher.serving.serve_request import Request
 from launcher.tools.servers import Server
 from launcher.tools.snapshot import ClusterSnapshot
 

@@ -110,8 +110,8 @@ def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str
     serves the same model as the server does through SSH, and is never sent an API key.
     """
     from launcher.app.secrets import resolve
+    from launcher.serving import endpoints
     from launcher.serving.soak.load import Endpoint
-    from launcher.tools import endpoints
 
     inventory = session.inventory
     sources = {name: source for name, source in inventory.secrets.items() if name == "VLLM_API_KEY"}

@@ -19,15 +19,16 @@ from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
-from launcher.tools import curl, placement, vllm
+from launcher.serving import curl
+from launcher.tools import placement, vllm
 from launcher.tools.placement import narrow
 
 if TYPE_CHECKING:
     from launcher.core.plan import Plan
     from launcher.serving.serve_forecast import ServePlan
     from launcher.serving.serve_plan import Start
+    from launcher.serving.serve_request import Request
     from launcher.serving.watch import Served
-    from launcher.tools.serve_request import Request
     from launcher.tools.snapshot import ClusterSnapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,7 +73,7 @@ class StartSpec(ServerSpec):
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
-        from launcher.tools.endpoints import url
+        from launcher.serving.endpoints import url
 
         api = narrow(inventory, self.nodes).head.name
         return {"model": self.model, "endpoint": url(inventory, self.host, self.port, api)}
@@ -82,7 +83,7 @@ class StartSpec(ServerSpec):
         PlacementError.
         """
         from launcher.serving import balancing
-        from launcher.tools.serve_request import Request
+        from launcher.serving.serve_request import Request
 
         self._refuse(inventory)
         here = placement.narrow(inventory, self.nodes, self.gpus)
@@ -283,9 +284,8 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 
 def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
-    from launcher.serving import network_gate, serve_forecast
+    from launcher.serving import endpoints, network_gate, serve_forecast
     from launcher.serving.watch import summary, watch
-    from launcher.tools import endpoints
 
     snapshot, request, start, plan, fetched = begun
     name = start.desired.name

@@ -15,18 +15,18 @@ from launcher.app.workloads import Job
 from launcher.cluster.drift import drift
 from launcher.core.domain import Node
 from launcher.core.transport import Command
+from launcher.serving import endpoints
+from launcher.serving.endpoints import Endpoint
 from launcher.tools import (
     certificates,
     containers,
     docker,
-    endpoints,
     network_verdict,
     ray,
     running,
     servers,
     serving_judges,
 )
-from launcher.tools.endpoints import Endpoint
 from launcher.tools.servers import BAD, GOOD, Kept, Server
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot

@@ -11,14 +11,14 @@ from itertools import pairwise
 
 from launcher.agent import state
 from launcher.agent.desired import Desired, Policy, Process, Ray
-from launcher.core.check import Evidence
 from launcher.core.domain import Node
 from launcher.core.plan import Step
 from launcher.core.transport import Command
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks import gpu_memory
 from launcher.network import engine_log
+from launcher.serving.serve_request import Request
 from launcher.tools import servers, vllm
-from launcher.tools.serve_request import Request
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 

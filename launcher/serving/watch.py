@@ -28,7 +28,8 @@ from launcher.core.errors import (
 )
 from launcher.core.events import Event, State
 from launcher.core.transport import Transport, by_node
-from launcher.tools import agent_queries, endpoints, servers, symptoms, vllm
+from launcher.serving import endpoints
+from launcher.tools import agent_queries, servers, symptoms, vllm
 from launcher.tools.ray_judges import read_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site

@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import docker
@@ -30,7 +30,6 @@ from urllib3.connectionpool import HTTPConnectionPool
 from launcher.core.domain import Node
 from launcher.core.errors import NodeError
 from launcher.ssh import envelope
-from launcher.tools import symptoms
 
 DIAL_TIMEOUT: Final = 20.0  # seconds for the docker client on the node to start
 _NOISE: Final = 64 * 2**10  # bytes of a login shell's before it starts
@@ -44,6 +43,7 @@ _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection 
 _PROGRAM: Final = 'echo "$1"; shift; exec "$@"'
 
 
+Explain = Callable[[str, str], NodeError | None]
 FAILURES: Final = (
     docker.errors.DockerException,
     docker.errors.StreamParseError,
@@ -71,29 +71,30 @@ def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClien
         raise
 
 
-def node_error(node: str, error: BaseException, output: str = "") -> NodeError:
+def node_error(
+    node: str, error: BaseException, output: str = "", *, explain: Explain | None = None
+) -> NodeError:
     """Return one of `FAILURES` as a NodeError; `output` is what the docker client on the node
-    printed, if it was one.
+    printed, if it was one, and `explain` returns the error of a known text.
     """
     if isinstance(error, docker.errors.APIError):
         reason = str(error.explanation or error)
         first = reason.splitlines()[0] if reason else str(error)
         return NodeError(node, f"Docker refused: {first}", evidence=reason)
     evidence = output.strip() or str(error)
-    known = symptoms.first(evidence)
-    if known and known.id.startswith("docker-"):
-        return NodeError(node, known.cause, evidence=evidence, hint=known.fix)
+    if explain is not None and (known := explain(node, evidence)):
+        return known
     message, hint = "Docker's API did not answer", "find out why: `vlaunch check`"
     return NodeError(node, message, evidence=evidence, hint=hint)
 
 
 @contextlib.contextmanager
-def errors(node: str) -> Iterator[None]:
+def errors(node: str, explain: Explain | None = None) -> Iterator[None]:
     """Turn what the Docker SDK raises inside the block into NodeError."""
     try:
         yield
     except FAILURES as error:
-        raise node_error(node, error) from error
+        raise node_error(node, error, explain=explain) from error
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # The SDK takes an answer's form for granted.
         raise NodeError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from launcher.core.domain import Answer, Inventory
-from launcher.core.errors import ConnectError
+from launcher.core.errors import ConnectError, NodeError
 from launcher.core.transport import Command
 from launcher.ssh import channel, local
 from launcher.ssh.connect import Connector
@@ -63,8 +63,10 @@ class Fleet:
         *,
         accept_new_host_keys: bool = False,
         terminal: Terminal | None = None,
+        explain: Callable[[str, str], NodeError | None] | None = None,
     ) -> None:
         self.inventory = inventory
+        self._explain = explain
         self._nodes = {node.name: node for node in inventory.nodes}
         self._connector = Connector(accept_new_host_keys=accept_new_host_keys, terminal=terminal)
         self._links = {node.name: _Link() for node in inventory.nodes}
@@ -143,7 +145,9 @@ class Fleet:
                     command = Command(node=node, argv=argv, timeout=docker_api.DIAL_TIMEOUT)
                     answer = self._run(command, Running())
                     output = "" if answer.ok else answer.tail
-                    raise docker_api.node_error(node, error, output) from error
+                    raise docker_api.node_error(
+                        node, error, output, explain=self._explain
+                    ) from error
                 link.docker_on = where
             return link.docker  # type: ignore[no-any-return]
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.core import shell, untrusted
-from launcher.core.domain import Answer, Argv
+from launcher.core.domain import Answer, Argv, Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.transport import Command
 from launcher.tools.site import Site
@@ -118,3 +118,23 @@ def weight_bytes(answer: Answer) -> int:
         return 0
     sizes = [size for path, size in files.items() if path.endswith(WEIGHTS)]
     return sum(sizes) if sizes and min(sizes) > 0 else 0
+
+
+def query_files(site: Site, name: str) -> list[Command]:
+    """Ask every node for the files of a model, in its Ray container or on the node itself."""
+    return _of_model(site, lambda node: list_files(name, node.hf_home))
+
+
+def query_config(site: Site, name: str) -> list[Command]:
+    """Ask every node for a model's `config.json`, in the same places."""
+    return _of_model(site, lambda node: look(name, node.hf_home))
+
+
+def _of_model(site: Site, ask: Callable[[Node], Argv]) -> list[Command]:
+    commands = []
+    for node in site.seen:
+        if site.running(node) is not None:
+            commands.append(site.inside(node, ask(node)))
+        else:
+            commands.append(Command(node=node.name, argv=ask(node), timeout=60))
+    return commands

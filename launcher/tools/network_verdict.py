@@ -8,46 +8,20 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from statistics import median
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 from launcher.agent import state as agent
 from launcher.core import decode
-from launcher.core.domain import LEVELS, Answer, Level, Secret, fold
+from launcher.core.domain import LEVELS, Answer, Level, fold
 from launcher.core.errors import UnreadableAnswer
-from launcher.core.expectations import Expectations
 from launcher.core.transport import Command
-from launcher.network import probe_command as probe
-from launcher.network.network_shape import Verdict, rate
 from launcher.tools.placement import narrow
 from launcher.tools.servers import Kept
 from launcher.tools.site import Site
 
 FILE = agent.NETWORK
 _Positive = Annotated[float, decode.within(1e-9, 1e12)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """The options of a check: the required level (`None`: the inventory's), ranks a node (`None`:
-    its GPUs), and deadlines in seconds.
-
-    `nonce` tells this run's ranks from those of another, `certificate` lets its probes know each
-    other (PEM, with the private key); `nodes` are those between which to measure
-    (none named: all). `collective` means that collectives will cross nodes. `known` is what GPUs
-    and network cards should do.
-    """
-
-    nonce: str
-    certificate: Secret = field(default=Secret(""))
-    nodes: tuple[str, ...] = ()
-    require: Level | Literal["auto"] | None = None
-    ranks_per_node: int | None = None
-    deadline: float | None = None
-    pair_timeout: float = 20.0
-    collective: bool = True
-    known: Expectations = field(default_factory=Expectations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,20 +66,6 @@ class Record:
     link: MeasuredLink | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class Proof:
-    """The results of the gate, for the step that keeps them and for those who print them.
-
-    `servers` is what the kept record says of servers' own logs: that stays when another verdict
-    takes its place.
-    """
-
-    verdict: Verdict | None = None
-    servers: Mapping[str, ServerLinks] = field(default_factory=dict)
-    reports: dict[str, probe.Report] = field(default_factory=dict)
-    ask: Ask | None = None
-
-
 def only(site: Site, names: Sequence[str]) -> Site:
     """Return the site as a check sees it that is about only some nodes (none named: all)."""
     return replace(site, inventory=narrow(site.inventory, names))
@@ -120,38 +80,6 @@ def incarnation(site: Site) -> str:
         return ""
     words = sorted((each.id, each.started) for each in own if each is not None)
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
-
-
-def as_record(site: Site, proof: Proof, *, taken: str) -> Record:
-    """Return a verdict as it is kept."""
-    verdict = proof.verdict
-    if verdict is None:
-        return Record()
-    ask, collective = proof.ask or Ask(nonce=""), verdict.collective
-    here = only(site, ask.nodes)
-    return Record(
-        incarnation=incarnation(here),
-        nodes=tuple(node.name for node in here.nodes),
-        taken=taken,
-        passed=verdict.passed,
-        asked=ask.require or site.inventory.require,
-        required=verdict.required,
-        ranks_per_node=ask.ranks_per_node or 0,
-        collective=collective is not None and not collective.error and collective.correct,
-        summary=summary(verdict),
-        servers=proof.servers,
-        link=_link(verdict),
-    )
-
-
-def _link(verdict: Verdict) -> MeasuredLink | None:
-    cells = [cell for cell in verdict.cells if cell.latency and cell.bandwidth]
-    bandwidth = min((cell.bandwidth or 0.0 for cell in cells), default=0.0)
-    latency = median(cell.latency or 0.0 for cell in cells) if cells else 0.0
-    if not (0 < bandwidth < math.inf and 0 < latency < math.inf):
-        return None
-    tcp = any(cell.level == "any" for cell in verdict.cells)
-    return MeasuredLink(gbps=bandwidth / 1e9, latency_us=latency * 1e6, tcp=tcp)
 
 
 def query_record(site: Site) -> Command:
@@ -212,24 +140,6 @@ def _covers_level(kept: Record, wanted: Level | Literal["auto"]) -> bool:
     return LEVELS.index(kept.required) >= LEVELS.index(wanted)
 
 
-def summary(verdict: Verdict) -> str:
-    """Return what was proven in one line."""
-    rates = [cell.bandwidth for cell in verdict.cells if cell.bandwidth is not None]
-    times = [cell.latency for cell in verdict.cells if cell.latency is not None]
-    count = len(verdict.cells) // 2
-    kinds = sorted({cell.transport for cell in verdict.cells if cell.transport}) or ["nothing"]
-    parts = [f"{count} {'pair' if count == 1 else 'pairs'} over {', '.join(kinds)}"]
-    if rates:
-        parts.append(_span(rate(min(rates)), rate(max(rates))))
-    if times:
-        parts.append(_span(f"{min(times) * 1e6:.0f}", f"{max(times) * 1e6:.0f}") + " µs")
-    return ", ".join(parts)
-
-
-def _span(low: str, high: str) -> str:
-    return low if low == high else f"{low} to {high}"
-
-
 def describe(site: Site, kept: Record, servers: Kept) -> str:
     """Describe the verdict on the network between these very containers, and the links in servers'
     own logs; empty where there is no network, or a container does not run.
@@ -258,8 +168,3 @@ def describe(site: Site, kept: Record, servers: Kept) -> str:
     if apart and not links:
         links = ["no server's own logs were looked at, its `vlaunch serve` does"]
     return "; ".join((text, *links))
-
-
-def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict ready for JSON: bandwidth in bytes per second, latency in seconds."""
-    return {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}

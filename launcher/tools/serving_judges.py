@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from launcher.batch import job_store
 from launcher.core import sizes
 from launcher.core.check import Finding, failed, gone, passed, skipped, warned
 from launcher.core.domain import Inventory, Node, fold
+from launcher.core.plan import Gate, observed
 from launcher.tools import ray
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
 from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 
 LIST_GROUPS = "vlaunch exec --head -- ray list placement-groups"
+# What the metadata of a batch's Ray job tells a later run.
+NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
+BATCH_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
 _SPARE = 64 * 2**20  # bytes that stay free beside a batch job's files
 SILENT = 60.0  # seconds without a report after which a node's agent counts as lost
@@ -142,9 +148,17 @@ def _ends(holders: Sequence[Holder]) -> str:
 def claimed(job: Mapping[str, Any]) -> float:
     """Return how many accelerators a batch's Ray job needs at least, as its metadata says."""
     try:
-        return _positive(float((job.get("metadata") or {}).get(job_store.GPUS, 0)))
+        return _positive(float((job.get("metadata") or {}).get(GPUS, 0)))
     except ValueError:
         return 0.0
+
+
+def _named(metadata: Mapping[str, Any]) -> str:
+    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
+    ours has.
+    """
+    name = metadata.get(NAME)
+    return name if isinstance(name, str) and BATCH_NAME.fullmatch(name) else ""
 
 
 def batches(said: Mapping[str, Any]) -> list[Batch]:
@@ -152,7 +166,7 @@ def batches(said: Mapping[str, Any]) -> list[Batch]:
     return [
         Batch(name=name, id=job["submission_id"], gpus=claimed(job))
         for job in said.get("jobs", ())
-        if job["status"] not in OVER and (name := job_store.named(job.get("metadata") or {}))
+        if job["status"] not in OVER and (name := _named(job.get("metadata") or {}))
     ]
 
 
@@ -268,6 +282,15 @@ def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
+def cluster_gate(seen: ClusterSnapshot) -> Gate:
+    """Every node is in Ray: what runs in Ray needs all of them."""
+    return observed(
+        "cluster",
+        "the cluster is up: every node is in Ray",
+        partial(cluster, seen.site, seen.said),
+    )
+
+
 def agents(site: Site, nodes: Sequence[Node], heard: Mapping[str, float]) -> list[Finding]:
     """Judge that the agents in the nodes' containers are of this vlaunch and connected; `heard` is
     how many seconds ago.
@@ -302,6 +325,16 @@ def _agent(node: Node, heard: float | None) -> Finding:
         " each other"
     )
     return failed(node, f"its agent {when}, so that nothing can be started there", fix=fix)
+
+
+def model_gate(seen: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
+    """The nodes that load a model have it, or may download it."""
+    offline = {each.name: each.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for each in nodes}
+    return observed(
+        "model",
+        "every node has the model, or may download it",
+        partial(model, nodes, name, seen.models, offline),
+    )
 
 
 def model(

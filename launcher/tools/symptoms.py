@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass
 
 from launcher.core import untrusted
+from launcher.core.errors import NodeError
 from launcher.tools.symptom import Symptom
 from launcher.tools.symptom_table import TABLE
 
-__all__ = ["TABLE", "Match", "Symptom", "first"]
+__all__ = ["TABLE", "Match", "Symptom", "docker_error", "first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +56,11 @@ def first(text: str) -> Match | None:
                     id=symptom.id,
                 )
     return None
+
+
+def docker_error(node: str, text: str) -> NodeError | None:
+    """Return the error of a node whose Docker client failed for a known reason."""
+    known = first(text)
+    if known is None or not known.id.startswith("docker-"):
+        return None
+    return NodeError(node, known.cause, evidence=text, hint=known.fix)

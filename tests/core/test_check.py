@@ -6,21 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.core.check import (
-    Finding,
-    Host,
-    Status,
-    alike,
-    each,
-    failed,
-    folded,
-    passed,
-    skipped,
-    surveyed,
-    surveys,
-    worst,
-)
+from launcher.core.check import Finding, Status, failed, folded, passed, skipped, worst
 from launcher.core.domain import Node
+from launcher.hosts.check import Host, alike, each, surveyed, surveys
 from launcher.tools.survey import Survey
 from tests.hosts.checks.spoiled import HEALTHY
 

@@ -13,8 +13,9 @@ import pytest
 
 from launcher.core import redaction
 from launcher.core.secret_patterns import clean
+from launcher.diagnose import log_text
 from launcher.diagnose.doctor import diagnose
-from launcher.tools import log_text, symptoms, vllm
+from launcher.tools import symptoms, vllm
 from launcher.tools.diagnosis_read import Told, log_of
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSSH PRIVATE KEY-----"

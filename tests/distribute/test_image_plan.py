@@ -10,9 +10,9 @@ import pytest
 from launcher.core.errors import NodeError, RequestError
 from launcher.distribute.chain import Exported
 from launcher.distribute.image_plan import check_source, check_targets, plan_files, plan_image
+from launcher.distribute.image_store import Store
 from launcher.distribute.model_plan import Copying
 from launcher.tools.docker import Image
-from launcher.tools.image_store import Store
 
 GIB = 2**30
 LAYERS = ("a" * 64, "b" * 64, "c" * 64)

@@ -23,14 +23,15 @@ from launcher.batch import jobs_view as ui_jobs
 from launcher.batch import watch as watch_batch
 from launcher.cluster import up_plan
 from launcher.core import expectations_read, untrusted
-from launcher.core.check import Evidence
 from launcher.core.domain import Answer
 from launcher.core.errors import VlaunchError
+from launcher.core.expectations import required_level
 from launcher.hosts import checks_view as ui_checks
-from launcher.hosts import preflight
+from launcher.hosts import inside, pairs, preflight
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks import catalogue
 from launcher.hosts.discovery import local_assets
-from launcher.network import expected, network_plan, transport
+from launcher.network import expected, network_plan, network_shape, transport
 from launcher.network import network_view as ui_network
 from launcher.network.network_shape import Measurement
 from launcher.serving import status, watch
@@ -42,11 +43,9 @@ from launcher.tools import (
     host,
     host_read,
     image,
-    inside,
     model,
     network_verdict,
     observe,
-    pairs,
     ray,
     running,
     serving_judges,
@@ -267,7 +266,7 @@ def _reports(said: Answer) -> None:
         {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
     )
     known = expectations_read.load()
-    level = transport.required(
+    level = required_level(
         inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known
     )
     measured = Measurement(inventory=inventory, reports=reports, missing=missing)
@@ -275,7 +274,7 @@ def _reports(said: Answer) -> None:
     nothing = Evidence(inventory=inventory, facts={}, expectations=known)
     expected.judge(seen, nothing, ranks_per_node=1)
     harmless(shown(ui_network.render(seen)))
-    json.loads(json_line.dumps(network_verdict.as_json(seen)))
+    json.loads(json_line.dumps(network_shape.as_json(seen)))
 
 
 def _containers(said: Answer) -> None:

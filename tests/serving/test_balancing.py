@@ -9,7 +9,7 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.serving import balancing
-from launcher.tools.serve_request import Request
+from launcher.serving.serve_request import Request
 from tests.served import INVENTORY, request
 
 HYBRID, EXTERNAL = "--data-parallel-hybrid-lb", "--data-parallel-external-lb"

@@ -18,7 +18,7 @@ from launcher.core.errors import (
     UnwatchedError,
     VlaunchError,
 )
-from launcher.tools.serve_request import Request
+from launcher.serving.serve_request import Request
 from tests.command_line import Cluster
 
 SERVE = ("serve", "--skip-network-check", "--model")

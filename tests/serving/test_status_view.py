@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from launcher.app.terminal import show
+from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render
-from launcher.tools.endpoints import Endpoint
 from launcher.tools.unfinished import Unfinished
 from tests import golden, kept
 

@@ -26,9 +26,9 @@ from launcher.core.errors import (
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.serving.serve_plan import plan_serve
+from launcher.serving.serve_request import Request
 from launcher.serving.watch import Served, summary, watch
 from launcher.tools.placement import choose, narrow
-from launcher.tools.serve_request import Request
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 from tests.fakes import FakeTransport

@@ -19,6 +19,7 @@ from launcher.core.errors import NodeError
 from launcher.core.transport import Command
 from launcher.ssh import docker_api
 from launcher.ssh.fleet import Fleet
+from launcher.tools import symptoms
 from tests.ssh import sshd
 
 STAND_IN = '''
@@ -165,7 +166,7 @@ def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) 
         " daemon running?')"
     )
     with (
-        Fleet(sshd.inventory(make(program, kind))) as fleet,
+        Fleet(sshd.inventory(make(program, kind)), explain=symptoms.docker_error) as fleet,
         pytest.raises(NodeError, match="Docker does not run") as caught,
     ):
         fleet.docker("gpu01")

@@ -10,12 +10,13 @@ import pytest
 
 from launcher.app import json_line
 from launcher.core.domain import Answer
-from launcher.network import network_plan
+from launcher.network import network_plan, network_shape
+from launcher.network.network_shape import Ask, Proof
 from launcher.planner import plan_inputs
 from launcher.planner.cluster import Link
 from launcher.tools import network_verdict
 from launcher.tools.host import HostFacts
-from launcher.tools.network_verdict import Ask, Proof, Record
+from launcher.tools.network_verdict import Record
 from launcher.tools.observe import observe
 from launcher.tools.site import Site
 from tests.conftest import Load
@@ -188,9 +189,9 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
     judged(world, facts, ASK, proof)
     assert proof.verdict is not None
 
-    record = network_verdict.as_record(Site(world.inventory, facts), proof, taken="today")
+    record = network_shape.as_record(Site(world.inventory, facts), proof, taken="today")
     for text in (
-        json_line.dumps(network_verdict.as_json(proof.verdict)),
+        json_line.dumps(network_shape.as_json(proof.verdict)),
         json.dumps(asdict(record), allow_nan=False),
     ):
         assert json.loads(text, parse_constant=pytest.fail)

@@ -5,21 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from launcher.core.check import (
-    UNSURVEYED,
-    Check,
-    Evidence,
-    Finding,
-    Host,
-    alike,
-    each,
-    failed,
-    one_node,
-    passed,
-    skipped,
-    warned,
-)
+from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory
+from launcher.hosts.check import UNSURVEYED, Check, Evidence, Host, alike, each, one_node
 from launcher.tools.host import Address
 from launcher.tools.survey import LOOKUP_DEADLINE, Lookup, Nic
 

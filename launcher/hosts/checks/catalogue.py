@@ -8,8 +8,9 @@ import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from launcher.core.check import GROUPS, Check, Evidence, Finding, Status, skipped, worst
+from launcher.core.check import Finding, Status, skipped, worst
 from launcher.core.errors import RequestError
+from launcher.hosts.check import GROUPS, Check, Evidence
 from launcher.hosts.checks import (
     addresses,
     container,

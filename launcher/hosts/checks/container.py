@@ -7,23 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.core import untrusted
-from launcher.core.check import (
-    Check,
-    Evidence,
-    Finding,
-    Host,
-    Judge,
-    alike,
-    each,
-    failed,
-    no_rdma,
-    passed,
-    skipped,
-    warned,
-)
+from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Answer, Node, fold
+from launcher.hosts.check import Check, Evidence, Host, Judge, alike, each, no_rdma
+from launcher.hosts.inside import Inside
 from launcher.tools import symptoms
-from launcher.tools.inside import Inside
 
 _AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]
 _RECREATE = "run `vlaunch down` and `vlaunch up`"

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 
-from launcher.core.check import (
+from launcher.core.check import Finding, failed, passed, skipped, warned
+from launcher.core.domain import Inventory, Node
+from launcher.hosts.check import (
     UNSURVEYED,
     Check,
-    Finding,
     Host,
     alike,
     each,
-    failed,
     not_nvidia,
-    passed,
-    skipped,
     ssh_command,
     surveyed,
-    warned,
 )
-from launcher.core.domain import Inventory, Node
 from launcher.tools.host import DEADLINE
 from launcher.tools.survey import Survey
 

@@ -7,22 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.core.check import (
+from launcher.core.check import Finding, failed, passed, skipped, warned
+from launcher.core.domain import Inventory, Node
+from launcher.hosts.check import (
     UNSURVEYED,
     Check,
     Evidence,
-    Finding,
     Host,
     alike,
     cpu_has_none,
     each,
-    failed,
     not_nvidia,
-    passed,
-    skipped,
-    warned,
 )
-from launcher.core.domain import Inventory, Node
 
 _MIB_PER_GB = 1e9 / 1024**2
 # Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the

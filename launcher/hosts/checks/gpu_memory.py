@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from launcher.core.check import (
-    Check,
-    Evidence,
-    Finding,
-    Host,
-    each,
-    failed,
-    not_nvidia,
-    passed,
-    skipped,
-    warned,
-)
+from launcher.core.check import Finding, failed, passed, skipped, warned
+from launcher.hosts.check import Check, Evidence, Host, each, not_nvidia
 from launcher.tools.docker import Given
 from launcher.tools.host import Gpu
 from launcher.tools.survey import GpuProcess

@@ -7,23 +7,19 @@ from pathlib import PurePosixPath
 from statistics import median_low
 
 from launcher.core import sizes
-from launcher.core.check import (
+from launcher.core.check import Finding, failed, passed, skipped, warned
+from launcher.core.domain import Node
+from launcher.hosts.check import (
     UNSURVEYED,
     Check,
     Evidence,
-    Finding,
     Host,
     each,
-    failed,
     not_nvidia,
-    passed,
-    skipped,
     ssh_command,
     surveyed,
     surveys,
-    warned,
 )
-from launcher.core.domain import Node
 from launcher.tools import certificates
 from launcher.tools.site import Site
 from launcher.tools.survey import Survey

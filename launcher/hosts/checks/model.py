@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.core.check import Check, Evidence, Finding, Host, Hub, failed, passed, skipped
+from launcher.core.check import Finding, failed, passed, skipped
 from launcher.core.domain import Node, fold
+from launcher.hosts.check import Check, Evidence, Host, Hub
 
 _UNNAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
 _TRUE = {"1", "true", "yes", "on"}

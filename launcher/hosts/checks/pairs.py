@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from launcher.core.check import Check, Evidence, Finding, Host, failed, one_node, passed, skipped
+from launcher.core.check import Finding, failed, passed, skipped
 from launcher.core.domain import Inventory, Node, fold
+from launcher.hosts.check import Check, Evidence, Host, one_node
 from launcher.hosts.checks.addresses import nic_of
 from launcher.hosts.checks.ports import ports_of
-from launcher.tools.pairs import PortProbe
+from launcher.hosts.pairs import PortProbe
 
 _MEANING = {
     "timed out": "timed out, so that something drops it",

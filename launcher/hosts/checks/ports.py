@@ -5,18 +5,9 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from launcher.core.check import (
-    UNSURVEYED,
-    Check,
-    Finding,
-    Host,
-    each,
-    failed,
-    passed,
-    skipped,
-    warned,
-)
+from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
+from launcher.hosts.check import UNSURVEYED, Check, Host, each
 
 # A throw-away container holds no port for the others.
 _LASTING = ("head", "worker")

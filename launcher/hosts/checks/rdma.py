@@ -8,24 +8,20 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from launcher.core.check import (
+from launcher.core.check import Finding, failed, passed, skipped, warned
+from launcher.core.domain import Inventory, Node, fold
+from launcher.hosts.check import (
     UNSURVEYED,
     Check,
     Evidence,
-    Finding,
     Host,
     alike,
     cpu_has_none,
     each,
-    failed,
     no_rdma,
-    passed,
-    skipped,
     surveyed,
     surveys,
-    warned,
 )
-from launcher.core.domain import Inventory, Node, fold
 from launcher.tools.survey import Gid, RdmaDevice, RdmaPort, Survey
 
 _Port = tuple[RdmaDevice, RdmaPort]

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.agent.health import quiet_after
 from launcher.agent.observed import Observed
-from launcher.app.progress_text import duration, rate
+from launcher.core.sizes import duration, rate
 from launcher.serving.soak.load import Load, Times
 from launcher.serving.soak.retransmits import Retransmits
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.core.check import Evidence, Finding
+from launcher.core.check import Finding
 from launcher.core.domain import Inventory
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import ESSENTIAL
 from launcher.inventory.load import loads
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir

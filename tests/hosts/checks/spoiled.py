@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from launcher.core import expectations_read
-from launcher.core.check import Evidence, Finding, Hub
+from launcher.core.check import Finding
 from launcher.core.domain import Inventory
+from launcher.hosts.check import Evidence, Hub
 from launcher.hosts.checks.catalogue import run
+from launcher.hosts.inside import Inside
+from launcher.hosts.pairs import PortProbe
 from launcher.inventory.load import loads
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
-from launcher.tools.inside import Inside
-from launcher.tools.pairs import PortProbe
 from launcher.tools.survey import (
     Gid,
     GpuState,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.core.check import GROUPS, Evidence
 from launcher.core.errors import RequestError
+from launcher.hosts.check import GROUPS, Evidence
 from launcher.hosts.checks.catalogue import CATALOGUE, run, select
 from tests.hosts.checks.spoiled import HEALTHY, NODES, facts, inventory
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from launcher.core.check import Evidence, Finding
+from launcher.core.check import Finding
 from launcher.core.domain import Answer, Inventory
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks import container
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.core.check import Evidence
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import ESSENTIAL
 from launcher.hosts.checks.gpu import ACCELERATOR
 from launcher.tools.docker import Given

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from launcher.app import issue_certificates
-from launcher.core.check import Evidence
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import run
 from launcher.hosts.checks.host import object_store
 from launcher.tools.compile_cache import CompileCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.core.check import Hub
+from launcher.hosts.check import Hub
 from tests.hosts.checks.spoiled import (
     FILES,
     NODES,

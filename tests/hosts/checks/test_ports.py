@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.core.check import Evidence
 from launcher.core.domain import Inventory
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import select
 from launcher.hosts.checks.ports import ports_of
 from launcher.tools import agent_queries, ray

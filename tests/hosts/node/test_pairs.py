@@ -19,8 +19,8 @@ import pytest
 import launcher
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import pairs
-from launcher.tools.pairs import Peer, PortProbe
+from launcher.hosts import pairs
+from launcher.hosts.pairs import Peer, PortProbe
 
 pytestmark = pytest.mark.processes
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import inside
-from launcher.tools.inside import Inside
+from launcher.hosts import inside
+from launcher.hosts.inside import Inside
 
 SAID = {
     "memlock": None,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import pairs
-from launcher.tools.pairs import Peer, PortProbe
+from launcher.hosts import pairs
+from launcher.hosts.pairs import Peer, PortProbe
 
 SEEN = {
     "ports": {"6379": "timed out", "27111": "open"},

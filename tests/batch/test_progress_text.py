@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.app import progress_text
+from launcher.batch import progress_text
 from launcher.batch.job_store import Progress
+from launcher.core import sizes
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from launcher.batch.job_store import Progress
 )
 def test_durations(seconds: float, said: str) -> None:
     """Two units say enough."""
-    assert progress_text.duration(seconds) == said
+    assert sizes.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_durations(seconds: float, said: str) -> None:
 )
 def test_rates(value: float, said: str) -> None:
     """As many digits as mean something."""
-    assert progress_text.rate(value) == said
+    assert sizes.rate(value) == said
 
 
 def test_rows_that_nobody_has_counted_yet() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.agent.desired import Desired, Process
 from launcher.agent.observed import EndpointHealth
-from launcher.tools import endpoints
+from launcher.serving import endpoints
 from tests import kept
 from tests.cluster_status import serve
 from tests.served import INVENTORY

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from launcher.core.check import Evidence, Finding, failed, passed
+from launcher.core.check import Finding, failed, passed
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.plan import Gate, observed
+from launcher.hosts.check import Evidence
 from launcher.hosts.checks.gpu import ACCELERATOR
 from launcher.hosts.checks.gpu_memory import GPU_MEMORY, left_for_server, noticed
+from launcher.serving.serve_request import Request
 from launcher.tools import running, serving_judges, vllm
-from launcher.tools.serve_request import Request
 from launcher.tools.servers import Server
 from launcher.tools.serving_judges import Holder
 from launcher.tools.snapshot import ClusterSnapshot
@@ -31,14 +32,14 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
     others = [each for each in kept.running if each.name != request.name]
     room = _Room(seen=seen, request=request, there=there, others=others)
     return (
-        *([cluster(seen)] if request.backend == "ray" else []),
+        *([serving_judges.cluster_gate(seen)] if request.backend == "ray" else []),
         observed(
             "agents",
             "the agents of its nodes are connected",
             partial(serving_judges.agents, seen.site, needed, heard),
         ),
         *([_gpus_there(seen, needed)] if GPU_MEMORY.applies(inventory) else []),
-        model(seen, loading, request.model),
+        serving_judges.model_gate(seen, loading, request.model),
         observed(
             "room",
             f"enough GPUs are free, and port {request.port} on"
@@ -78,25 +79,6 @@ def _gpu_memory(seen: ClusterSnapshot, request: Request) -> Gate:
         "gpu-memory",
         "others leave the memory of its GPUs that it claims",
         left if known else partial(noticed, evidence),
-    )
-
-
-def cluster(seen: ClusterSnapshot) -> Gate:
-    """Every node is in Ray: what runs in Ray needs all of them."""
-    return observed(
-        "cluster",
-        "the cluster is up: every node is in Ray",
-        partial(serving_judges.cluster, seen.site, seen.said),
-    )
-
-
-def model(seen: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
-    """The nodes that load a model have it, or may download it."""
-    offline = {each.name: each.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for each in nodes}
-    return observed(
-        "model",
-        "every node has the model, or may download it",
-        partial(serving_judges.model, nodes, name, seen.models, offline),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.batch.job_store import OVER, Progress
+from launcher.core import sizes
 
 _DOING = {
     "": "starting the driver",
@@ -27,15 +28,15 @@ def line(progress: Progress) -> str:
     if progress.errors:
         parts.append(f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}")
     if progress.rows_per_second:
-        parts.append(f"{rate(progress.rows_per_second)} rows/s")
+        parts.append(f"{sizes.rate(progress.rows_per_second)} rows/s")
     if progress.eta is not None and progress.state == "running":
-        parts.append(f"{duration(progress.eta)} left")
+        parts.append(f"{sizes.duration(progress.eta)} left")
     if progress.ready < progress.wanted:
         parts.append(f"{progress.ready} of {progress.wanted} replicas")
     if progress.restarts:
         parts.append(f"{progress.restarts} restart{'' if progress.restarts == 1 else 's'}")
     if progress.tokens_per_second:
-        parts.append(f"{rate(progress.tokens_per_second)} tokens/s")
+        parts.append(f"{sizes.rate(progress.tokens_per_second)} tokens/s")
     return ", ".join(parts)
 
 
@@ -44,19 +45,3 @@ def rows(progress: Progress) -> str:
     return (
         f"{progress.accounted:,} of {'?' if progress.rows is None else f'{progress.rows:,}'} rows"
     )
-
-
-def rate(value: float) -> str:
-    """Write a rate with as many digits as mean something."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def duration(seconds: float) -> str:
-    """Write a time span with its two largest units."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
-    if days:
-        return f"{days}d {hours}h"
-    if hours:
-        return f"{hours}h {minutes:02}m"
-    return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app import secret_files
+from launcher.cluster import secret_files
 from launcher.core import shell
 from launcher.core.domain import Argv
 from launcher.core.errors import UnreadableAnswer

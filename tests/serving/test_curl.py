@@ -17,7 +17,7 @@ from launcher.agent.task import (
     TRANSCRIPTION,
     Task,
 )
-from launcher.tools import curl
+from launcher.serving import curl
 
 ENDPOINT = "http://10.0.0.11:8000/v1"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import diagnosis
+from launcher.diagnose import diagnosis
 from launcher.tools.diagnosis_read import Told, read
 
 MARK = "@@f00d"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.tools import log_text
+from launcher.diagnose import log_text
 
 
 def said(text: str) -> dict[str, dict[str, tuple[str, ...]]]:

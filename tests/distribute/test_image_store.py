@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import image_store
+from launcher.distribute import image_store
+from launcher.distribute.image_store import Store, is_named
 from launcher.tools.docker import Image
-from launcher.tools.image_store import Store, is_named
 from tests.simulated import image_json
 
 _DOCKER = """#!/bin/sh

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import prometheus
+from launcher.serving import prometheus
 
 VLLM = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2_buckets.metrics").read_text()
 

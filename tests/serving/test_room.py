@@ -9,8 +9,8 @@ import pytest
 
 from launcher.core.domain import Inventory
 from launcher.serving.serve_plan import Start
+from launcher.serving.serve_request import Request
 from launcher.tools.host import Gpu
-from launcher.tools.serve_request import Request
 from launcher.tools.site import Site
 from launcher.tools.survey import GpuProcess
 from tests.ray_rows import group, table
