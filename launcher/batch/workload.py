@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from launcher.app import servers as server
 from launcher.app.command import Call
@@ -12,7 +12,7 @@ from launcher.app.session import Session
 from launcher.batch import batches, job_store, jobs_command, jobs_view
 from launcher.batch.batches import BatchStatus
 from launcher.batch.job_spec import jobs_folder
-from launcher.core.check import Finding, waiting
+from launcher.core.check import Finding, failed, gone, waiting
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers
@@ -111,7 +111,7 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
         except UnreadableAnswer as error:
             return [waiting("", error.message, fix="look at `vlaunch jobs`")]
         alive = [entry.name for entry in entries if entry.alive and entry.name in names]
-        return serving_judges.jobs_stopped([job.id for job in jobs], report, alive)
+        return judge_stopped([job.id for job in jobs], report, alive)
 
     gate = Gate(
         id="batch-gone",
@@ -133,3 +133,42 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
     gates = (gate,) if steps else ()
     stage = Stage(id="stop", title="Stop batch jobs", steps=steps, gates=gates)
     return Plan(verb="stop", stages=(stage,))
+
+
+def judge_stopped(
+    jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]
+) -> list[Finding]:
+    """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
+
+    Args:
+        jobs: their Ray jobs.
+        said: what the head said about Ray, or its `error`.
+        alive: the names of those whose driver still holds its lock.
+    """
+    if "jobs" not in said:
+        text = f"Ray cannot be asked any more: {said.get('error', 'no answer')}"
+        return [failed("", text, fix="look at `vlaunch status`")]
+    states = {job["submission_id"]: job["status"] for job in said["jobs"]}
+    left = [
+        f"job {name} is {states[name]}"
+        for name in jobs
+        if states.get(name, "ABSENT") not in serving_judges.OVER
+    ]
+    left += [f"the driver of `{name}` still lives" for name in alive]
+    # By Ray's own numbers of jobs: what others hold is not ours to wait for.
+    own = [
+        job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")
+    ]
+    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all
+    # that follow use them.
+    actors = sum(
+        row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
+        for row in said.get("actors", ())
+    )
+    groups = sum(
+        row.get("creator_job_id") in own and row.get("state") != "REMOVED"
+        for row in said.get("groups", ())
+    )
+    left += [f"{actors} actors still there"] if actors else []
+    left += [f"{groups} placement groups still there"] if groups else []
+    return [gone(left, "the job is gone; what was done stays")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launcher.agent import state
-from launcher.core.check import Finding, waiting
+from launcher.core.check import Finding, gone, waiting
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
@@ -81,7 +82,7 @@ def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
             if probe.ok
         ]
         others = sum(server.gpus for server in running_servers if server.name not in names)
-        return serving_judges.servers_stopped(alive, open_ports, report if in_ray else None, others)
+        return judge_stopped(alive, open_ports, report if in_ray else None, others)
 
     grace = max([grace, *(spec.policy.grace for spec in specs)])
     probes = (agent_queries.port_open(address, port) for port, _, address in ports)
@@ -96,3 +97,27 @@ def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
         deadline=grace + _MARGIN,
         every=0.3,
     )
+
+
+def judge_stopped(
+    alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float
+) -> list[Finding]:
+    """Judge that servers are over, their ports closed, and their GPUs free in Ray.
+
+    Args:
+        alive: the states of those that are not over yet, in words.
+        ports: the ports that are still open, in words.
+        said: what the head said about Ray, or its `error`; None where they took nothing from Ray.
+        others: the GPUs of servers that go on.
+    """
+    left = [*alive, *(f"{each} is still open" for each in ports)]
+    if said is not None and "jobs" not in said:
+        left.append(f"Ray cannot be asked: {said.get('error', 'no answer')}")
+    # What other work holds, a batch job say, is not ours to wait for.
+    elif (
+        said is not None
+        and all(job["status"] in serving_judges.OVER for job in said["jobs"])
+        and (busy := serving_judges.busy_gpus(said) - others) > 0
+    ):
+        left.append(f"{busy:g} GPUs are still reserved in Ray")
+    return [gone(left, "the server is gone, what it held is free, and its port is closed")]

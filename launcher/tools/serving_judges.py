@@ -1,4 +1,4 @@
-"""Servers and batch jobs: room for one that is to start, nothing left of one that was stopped."""
+"""Servers and batch jobs: what they hold, and room for one that is to start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from launcher.core import sizes
-from launcher.core.check import Finding, failed, gone, passed, skipped, warned
+from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.plan import Gate, observed
 from launcher.tools import ray
@@ -223,43 +223,6 @@ def job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
     ]
 
 
-def jobs_stopped(
-    jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]
-) -> list[Finding]:
-    """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
-
-    Args:
-        jobs: their Ray jobs.
-        said: what the head said about Ray, or its `error`.
-        alive: the names of those whose driver still holds its lock.
-    """
-    if "jobs" not in said:
-        text = f"Ray cannot be asked any more: {said.get('error', 'no answer')}"
-        return [failed("", text, fix="look at `vlaunch status`")]
-    states = {job["submission_id"]: job["status"] for job in said["jobs"]}
-    left = [
-        f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER
-    ]
-    left += [f"the driver of `{name}` still lives" for name in alive]
-    # By Ray's own numbers of jobs: what others hold is not ours to wait for.
-    own = [
-        job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")
-    ]
-    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all
-    # that follow use them.
-    actors = sum(
-        row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
-        for row in said.get("actors", ())
-    )
-    groups = sum(
-        row.get("creator_job_id") in own and row.get("state") != "REMOVED"
-        for row in said.get("groups", ())
-    )
-    left += [f"{actors} actors still there"] if actors else []
-    left += [f"{groups} placement groups still there"] if groups else []
-    return [gone(left, "the job is gone; what was done stays")]
-
-
 def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
     """Judge that every node's container runs and that every node is in Ray; `said` is what the head
     container said about Ray, or its `error`.
@@ -415,27 +378,3 @@ def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
             " another with `--port`"
         ),
     )
-
-
-def servers_stopped(
-    alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float
-) -> list[Finding]:
-    """Judge that servers are over, their ports closed, and their GPUs free in Ray.
-
-    Args:
-        alive: the states of those that are not over yet, in words.
-        ports: the ports that are still open, in words.
-        said: what the head said about Ray, or its `error`; None where they took nothing from Ray.
-        others: the GPUs of servers that go on.
-    """
-    left = [*alive, *(f"{each} is still open" for each in ports)]
-    if said is not None and "jobs" not in said:
-        left.append(f"Ray cannot be asked: {said.get('error', 'no answer')}")
-    # What other work holds, a batch job say, is not ours to wait for.
-    elif (
-        said is not None
-        and all(job["status"] in OVER for job in said["jobs"])
-        and (busy := busy_gpus(said) - others) > 0
-    ):
-        left.append(f"{busy:g} GPUs are still reserved in Ray")
-    return [gone(left, "the server is gone, what it held is free, and its port is closed")]

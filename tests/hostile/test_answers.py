@@ -21,6 +21,7 @@ from launcher.app import json_line
 from launcher.batch import batches, job_store
 from launcher.batch import jobs_view as ui_jobs
 from launcher.batch import watch as watch_batch
+from launcher.batch.workload import judge_stopped
 from launcher.cluster import up_plan
 from launcher.core import expectations_read, untrusted
 from launcher.core.domain import Answer
@@ -179,7 +180,7 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         holders = running.holders(payload)
         serving_judges.free_gpus(inventory, 2, "TP 2", payload, holders)
         serving_judges.job_room(inventory, 1, 2, payload, holders, queue=False)
-        serving_judges.jobs_stopped(["batch-rows-1"], payload, [])
+        judge_stopped(["batch-rows-1"], payload, [])
         survived(lambda: serving_judges.busy_by_node(payload))
         cluster = status.read(snapshot, {}, batches.running(snapshot, jobs))
         harmless(shown(ui_status.render(cluster)))

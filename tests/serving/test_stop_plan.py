@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from launcher.core.check import Finding
 from launcher.core.domain import Answer
 from launcher.core.plan import Gate
-from launcher.serving.stop_plan import plan_forget, plan_stop
+from launcher.serving.stop_plan import judge_stopped, plan_forget, plan_stop
 from launcher.tools import servers
 from launcher.tools.host import HostFacts
 from launcher.tools.servers import Server
@@ -133,3 +135,33 @@ def test_what_is_over_is_forgotten() -> None:
         f"{FOLDER}/chat/observed.json",
     )
     assert plan_forget(seen().site, []).stages == ()
+
+
+@pytest.mark.parametrize(
+    ("alive", "ports", "said", "others", "text"),
+    [
+        ([], [], None, 0, ""),
+        ([], [], {"jobs": []}, 0, ""),
+        (["server `a` is stopping"], [], None, 0, "server `a` is stopping"),
+        ([], ["port 8000 on n1"], None, 0, "port 8000 on n1 is still open"),
+        ([], [], {"jobs": [], "groups": table(group())}, 0, "2 GPUs are still reserved in Ray"),
+        ([], [], {"jobs": [], "groups": table(group())}, 2, ""),
+        (
+            [],
+            [],
+            {"jobs": [{"submission_id": "b-1", "status": "RUNNING"}], "groups": table(group())},
+            0,
+            "",
+        ),
+        ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
+    ],
+)
+def test_what_is_left_of_a_server(
+    alive: list[str], ports: list[str], said: Any, others: float, text: str
+) -> None:
+    """Down means gone: what is left is waited for, but for what others hold; absence is observed,
+    never assumed.
+    """
+    (found,) = judge_stopped(alive, ports, said, others)
+
+    assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)

@@ -1,4 +1,4 @@
-"""Room for servers and batch jobs, and nothing left of them when they were stopped."""
+"""Room for servers and batch jobs."""
 
 from __future__ import annotations
 
@@ -226,49 +226,6 @@ def test_claims(said: str, gpus: float) -> None:
     assert serving_judges.claimed({"metadata": {"vlaunch.gpus": said}}) == gpus
 
 
-def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -> tuple[str, str]:
-    jobs = [
-        {"submission_id": "batch-b-1", "status": status, "job_id": "02"},
-        {"submission_id": "serve-1", "status": "RUNNING"},
-    ]
-    (found,) = serving_judges.jobs_stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
-    return found.status, found.text
-
-
-@pytest.mark.parametrize(
-    ("more", "status", "text"),
-    [
-        ({}, "pass", "what was done stays"),
-        ({"status": "RUNNING"}, "wait", "job batch-b-1 is RUNNING"),
-        ({"alive": ("b",)}, "wait", "the driver of `b` still lives"),
-        ({"groups": table(group(1), group(1))}, "wait", "2 placement groups still there"),
-        ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "what was done stays"),
-        ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still there"),
-        ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "what was done stays"),
-        (
-            {"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})},
-            "pass",
-            "what was done stays",
-        ),
-    ],
-)
-def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
-    more: dict[str, Any], status: str, text: str
-) -> None:
-    """Nothing of its own: what others hold is not waited for."""
-    found = stopped(**more)
-
-    assert found[0] == status
-    assert text in found[1]
-
-
-def test_silence_is_no_end() -> None:
-    """Nobody could say whether the job is over."""
-    (found,) = serving_judges.jobs_stopped(["batch-b-1"], {"error": "timed out"}, ())
-
-    assert found.status == "fail"
-
-
 def site(**status: str) -> Site:
     found = {
         name: HostFacts(
@@ -410,34 +367,6 @@ def test_agents(heard: float | None, text: str) -> None:
 
     assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
     assert bool(found.fix) is bool(text)
-
-
-@pytest.mark.parametrize(
-    ("alive", "ports", "said", "others", "text"),
-    [
-        ([], [], None, 0, ""),
-        ([], [], {"jobs": []}, 0, ""),
-        (["server `a` is stopping"], [], None, 0, "server `a` is stopping"),
-        ([], ["port 8000 on n1"], None, 0, "port 8000 on n1 is still open"),
-        ([], [], {"jobs": [], "groups": table(group())}, 0, "2 GPUs are still reserved in Ray"),
-        ([], [], {"jobs": [], "groups": table(group())}, 2, ""),
-        (
-            [],
-            [],
-            {"jobs": [{"submission_id": "b-1", "status": "RUNNING"}], "groups": table(group())},
-            0,
-            "",
-        ),
-        ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
-    ],
-)
-def test_stopped(alive: list[str], ports: list[str], said: Any, others: float, text: str) -> None:
-    """Down means gone: what is left is waited for, but for what others hold; absence is observed,
-    never assumed.
-    """
-    (found,) = serving_judges.servers_stopped(alive, ports, said, others)
-
-    assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)
 
 
 def test_batch_jobs_that_are_not_over() -> None:

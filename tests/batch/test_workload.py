@@ -1,0 +1,53 @@
+"""The judge of batch jobs that were stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.batch.workload import judge_stopped
+from tests.ray_rows import group, table
+
+
+def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -> tuple[str, str]:
+    jobs = [
+        {"submission_id": "batch-b-1", "status": status, "job_id": "02"},
+        {"submission_id": "serve-1", "status": "RUNNING"},
+    ]
+    (found,) = judge_stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
+    return found.status, found.text
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "text"),
+    [
+        ({}, "pass", "what was done stays"),
+        ({"status": "RUNNING"}, "wait", "job batch-b-1 is RUNNING"),
+        ({"alive": ("b",)}, "wait", "the driver of `b` still lives"),
+        ({"groups": table(group(1), group(1))}, "wait", "2 placement groups still there"),
+        ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "what was done stays"),
+        ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still there"),
+        ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "what was done stays"),
+        (
+            {"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})},
+            "pass",
+            "what was done stays",
+        ),
+    ],
+)
+def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
+    more: dict[str, Any], status: str, text: str
+) -> None:
+    """Nothing of its own: what others hold is not waited for."""
+    found = stopped(**more)
+
+    assert found[0] == status
+    assert text in found[1]
+
+
+def test_silence_is_no_end() -> None:
+    """Nobody could say whether the job is over."""
+    (found,) = judge_stopped(["batch-b-1"], {"error": "timed out"}, ())
+
+    assert found.status == "fail"
