@@ -22,7 +22,7 @@ import struct
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+import typing
 
 BULK = 1 << 20
 STEP = 1 << 16
@@ -53,7 +53,7 @@ USUAL = (
 HEAD = 28  # bytes of the headers of IPv4 and UDP; an inventory has no IPv6 addresses
 # IP_PMTUDISC_PROBE: "do not fragment", whatever the kernel believes about the path (ip(7))
 MTU_DISCOVER, PROBE = 10, 3
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     # A connection under way: its port, its start, and where its port goes if it is refused
     Flight = tuple[int, float, dict[int, float] | None]
 
@@ -159,7 +159,7 @@ class Talk:
 class Probe:
     """One node: what it holds open, whom it met, and what it saw of each peer."""
 
-    def __init__(self, asked: "dict[str, Any]") -> None:
+    def __init__(self, asked: "dict[str, typing.Any]") -> None:
         self.name, self.ip, self.port, self.nonce = (
             asked["node"],
             asked["ip"],
@@ -169,12 +169,12 @@ class Probe:
         self.mtu: int = asked["mtu"]
         self.patience: float = asked["patience"]
         self.end = time.monotonic() + asked["deadline"]
-        self.peers: list[dict[str, Any]] = asked["peers"]
+        self.peers: list[dict[str, typing.Any]] = asked["peers"]
         self.state = threading.Condition()
         self.talks: dict[str, list[Talk]] = {}
         self.finished: set[str] = set()
         self.through = 0
-        self.seen: dict[str, dict[str, Any]] = {
+        self.seen: dict[str, dict[str, typing.Any]] = {
             each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
             for each in self.peers
         }
@@ -207,7 +207,7 @@ class Probe:
         """
         while True:
             for key, _ in self.doors.select():
-                sock: Any = key.fileobj
+                sock: typing.Any = key.fileobj
                 try:
                     if key.data == "guest":
                         self.doors.unregister(sock)
@@ -246,7 +246,7 @@ class Probe:
             self.finished.add(name)
             self.state.notify_all()
 
-    def knock(self, peer: "dict[str, Any]") -> None:
+    def knock(self, peer: "dict[str, typing.Any]") -> None:
         seen = self.seen[peer["name"]]
         # Datagrams come after the connections and need two seconds at most; their time is kept
         # free.
@@ -268,7 +268,7 @@ class Probe:
             talk.say("over")
 
     def connect(
-        self, peer: "dict[str, Any]", seen: "dict[str, Any]", until: float
+        self, peer: "dict[str, typing.Any]", seen: "dict[str, typing.Any]", until: float
     ) -> "Talk | None":
         """Try all ports at once until each has its answer; return the talk at the high port, if
         there is one.
@@ -306,8 +306,8 @@ class Probe:
 
     def answered(
         self,
-        peer: "dict[str, Any]",
-        seen: "dict[str, Any]",
+        peer: "dict[str, typing.Any]",
+        seen: "dict[str, typing.Any]",
         sock: socket.socket,
         flight: "Flight",
     ) -> "Talk | None":
@@ -322,7 +322,9 @@ class Probe:
         sock.close()
         return None
 
-    def drop_slow(self, flying: "dict[socket.socket, Flight]", seen: "dict[str, Any]") -> None:
+    def drop_slow(
+        self, flying: "dict[socket.socket, Flight]", seen: "dict[str, typing.Any]"
+    ) -> None:
         """Give up those connections that have had no answer for as long as we are patient."""
         for sock, (port, begun, _) in list(flying.items()):
             if time.monotonic() - begun > self.patience:
@@ -331,7 +333,7 @@ class Probe:
                 sock.close()
 
     def landed(
-        self, seen: "dict[str, Any]", port: int, code: int, again: "dict[int, float] | None"
+        self, seen: "dict[str, typing.Any]", port: int, code: int, again: "dict[int, float] | None"
     ) -> None:
         """Note what became of a connection; `again` takes the port of one that was refused, if it
         may be tried once more.
@@ -348,7 +350,7 @@ class Probe:
             again[port] = time.monotonic() + 0.05
 
     def greet(
-        self, peer: "dict[str, Any]", seen: "dict[str, Any]", sock: socket.socket
+        self, peer: "dict[str, typing.Any]", seen: "dict[str, typing.Any]", sock: socket.socket
     ) -> "Talk | None":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
         talk = Talk(self, sock, peer["name"])
