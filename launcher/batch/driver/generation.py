@@ -5,16 +5,19 @@ and in ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .engine_loop import NoAnswer, prompt_counts
 from .job import Failed
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 # exceptions whose text is a sentence about the row
 PLAIN = ("PromptError", "NoAnswer", "VLLMValidationError")
 
 
-def parameters(sampling: Mapping[str, Any]) -> Any:
+def parameters(sampling: Mapping[str, Any]) -> SamplingParams:
     """Make vLLM's sampling parameters, once, before the model is loaded: what is wrong in them is
     wrong for every row.
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import batches
 from .engine_loop import NoAnswer, dead, leave, prompt_counts
 
+if TYPE_CHECKING:
+    from vllm import LLM, PoolingParams
 
-def parameters() -> Any:
+
+def parameters() -> PoolingParams:
     """Make vLLM's parameters of a request for a vector; all else is the model's own default, as of
     `/v1/embeddings`.
     """
@@ -47,7 +50,7 @@ class Scores:
         end: is called when the engine cannot go on.
     """
 
-    def __init__(self, llm: Any, end: Callable[[], None] = leave) -> None:
+    def __init__(self, llm: LLM, end: Callable[[], None] = leave) -> None:
         self.llm, self.end = llm, end
         self.one = threading.Lock()
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import cluster, order
 from .engine_loop import dead, watch_engine
@@ -19,6 +19,9 @@ from .generation import generated, parameters, reason
 from .job import Job
 from .prompts import Prompter, PromptError
 from .ray_internals import log_paths
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
 
 # An engine has processes of its own, which a killed actor would leave behind with the device memory
 # that they hold. This one has neither parent nor group in common with them: it waits for the
@@ -77,7 +80,7 @@ class Rank:
 
     def __init__(self, job: Job, together: bool) -> None:
         self.job, self.together = job, together
-        self.llm: Any = None
+        self.llm: LLM
 
     def hello(self) -> RankProcess:
         """Make this process one that leaves nothing behind and has one log; return where it is."""
@@ -197,7 +200,7 @@ class Rank:
                 outputs.append(problem)
         return outputs
 
-    def generate(self, asked: list[list[int]], params: Any) -> list[Any]:
+    def generate(self, asked: list[list[int]], params: SamplingParams) -> list[Any]:
         """Let the engine answer prompts of token ids, in their order."""
         outputs = list(self.llm.generate(prompts(asked), params, use_tqdm=False))
         if len(outputs) != len(asked):  # whose answers they are, nobody could tell
