@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+
 from launcher.app import registry
+from launcher.app.workloads import Workload, workloads
 
 
 def test_commands_of_all_packages_have_places_of_their_own() -> None:
@@ -22,3 +25,15 @@ def test_options_of_optional_packages() -> None:
     assert registry.extended("stop")(command) is command
     names = [option.name for option in registry.extended("batch")(command).__click_params__]  # type: ignore[attr-defined]
     assert "export" in names
+
+
+def test_jobs_that_features_register_have_the_functions_of_their_protocol() -> None:
+    """With the same parameters."""
+    names = [name for name in vars(Workload) if not name.startswith("_")]
+    parameters = {name: [*inspect.signature(getattr(Workload, name)).parameters] for name in names}
+
+    assert names == ["running", "lines", "stop", "report_remains"]
+    for workload in workloads():
+        for name in names:
+            own = [*inspect.signature(getattr(workload, name)).parameters]
+            assert own == parameters[name][1:], name

@@ -162,6 +162,25 @@ print(sorted({slow} & set(sys.modules)), file=sys.stderr)
     assert done.stderr == "[]\n"
 
 
+def test_serve_and_batch_do_without_optional_packages() -> None:
+    """They have none of their options, and run."""
+    code = f"""
+from launcher import export, recipes
+export.EXTENSIONS = recipes.EXTENSIONS = {{}}
+from launcher.cli.main import run
+site = ["-i", {str(Path(__file__).parents[2] / "inventory" / "example.yaml")!r}]
+run(["batch", "--help"])
+assert run(["serve", *site, "--model", "org/m", "--dry-run", "--offline"]) == 0
+assert run(["serve", *site, "--recipe", "org/m", "--dry-run", "--offline"]) == 2
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+
+    assert "--detach" in done.stdout
+    assert "--export" not in done.stdout
+    assert "No such option" in done.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """`vlaunch schema | head -1`."""
     done = subprocess.run(
