@@ -17,7 +17,7 @@ from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.progress import Printer
 from launcher.app.session import Session
-from launcher.core.domain import Accelerator, Argv, ClusterSettings, Node, Ssh, fold
+from launcher.core.domain import Accelerator, Argv, ClusterSettings, Node, NodeSettings, Ssh, fold
 from launcher.core.errors import (
     InventoryError,
     RequestError,
@@ -47,12 +47,10 @@ _SUDO: Argv = ("sudo", "-n", "docker")
 @options.key(Ssh, "user")
 @options.key(Ssh, "port")
 @click.option("--identity", metavar="FILE", help="Private key on this machine.")
-@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="Host to go through.")
-@click.option("--cluster", metavar="NAME", help="Name of the cluster.  [default: vllm]")
-@click.option("--image", help="vLLM image.  [default: one that all hosts have, else vLLM's own]")
-@click.option(
-    "--hf-home", metavar="DIR", help="Hugging Face home on the hosts.  [default: where models are]"
-)
+@options.key(Ssh, "jump", metavar="[USER@]HOST[:PORT]")
+@options.key(ClusterSettings, "cluster", default="vllm", metavar="NAME")
+@options.key(ClusterSettings, "image", default="one that all hosts have, else vLLM's own")
+@options.key(NodeSettings, "hf_home", "--hf-home", default="where models are", metavar="DIR")
 @options.key(ClusterSettings, "accelerator", default="found out")
 @click.option(
     "--docker",
