@@ -126,7 +126,7 @@ def test_what_click_says_of_a_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a pipe it is what click writes; in a terminal its message goes on below its beginning."""
-    argv = ["serve", "--offline", "model"]
+    argv = ["serve", "--offline"]
     assert main.run(argv) == 2
     *usage, message = capsys.readouterr().err.splitlines()
     screen = stderr(monkeypatch, 40)
