@@ -165,6 +165,20 @@ def test_the_diagram_of_the_layout_is_up_to_date() -> None:
     assert [name for name in ("cli/", "batch/", "core/") if f"│ {name}" not in page] == []
 
 
+def test_the_architecture_has_every_command_in_the_row_of_its_folder() -> None:
+    """But those of `cli/` itself, which are about the program."""
+    rows = re.findall(r"^\| (`.+/`) \| (.+?) \|", layout.PAGE.read_text("utf-8"), re.MULTILINE)
+    placed = {(name, f"`{module.split('.')[1]}/`") for name, (module, _, _) in COMMANDS.items()}
+    listed = {
+        (command, folder)
+        for folders, commands in rows
+        for command in commands.split(", ")
+        for folder in folders.split(", ")
+    }
+
+    assert {pair for pair in placed if pair[1] != "`cli/`"} <= listed
+
+
 @pytest.mark.parametrize(
     ("page", "words"), [("docs/architecture.md", 1800), ("CONTRIBUTING.md", 1000)]
 )
