@@ -283,7 +283,7 @@ class World:
                 for index in range(min(count, machine.gpus or 0))
             )
             return Answer(node=name, code=0, out=lines + "cuInit 0\n")
-        if "/opt/vlaunch/network.py" in words:
+        if "/opt/vlaunch/network.pyz" in words:
             return self._measured(machine, words)
         if "model" in words:
             return self._model(machine, words)
@@ -369,11 +369,11 @@ class World:
             return Answer(
                 node=node, code=0 if any(f", {port})" in argv[2] for port in ports) else 1
             )
-        if "/opt/vlaunch/network.py" in argv:
+        if "/opt/vlaunch/network.pyz" in argv:
             return self._measured(machine, argv)
         if argv[0] == "curl":
             return self._answer_request(machine, command, argv)
-        if argv[:2] == ("python3", "/opt/vlaunch/desk.py"):
+        if argv[:2] == ("python3", "/opt/vlaunch/batch.pyz"):
             return self._desk(machine, command, argv)
         if argv == ("ray", "status"):
             return Answer(node=node, code=0, out=self._ray_status())

@@ -1,6 +1,6 @@
 """The exception that a failure in a log is about: the first that does not only report another.
 
-Standard library only; the agent, the driver of batches (which has this file as its own) and the
+Standard library only; the agent, the driver of batches (whose archive has this file, too) and the
 launcher read logs with the same rules.
 """
 

@@ -19,6 +19,8 @@ if [ "$1" = agent ]; then
     echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
     exit 127
   } ;; esac
-  exec python3 -c 'import sys; sys.path.insert(0, "/opt/vlaunch/lib"); from vlaunch_agent.__main__ import main; sys.exit(main())' "$@"
+  # An upgrade replaces the archive, which Python reads again for late imports and tracebacks: the agent keeps its own open.
+  exec 3</opt/vlaunch/agent.pyz
+  exec python3 -c 'import os, sys; sys.path.insert(0, f"/proc/{os.getpid()}/fd/3"); from vlaunch_agent.__main__ import main; sys.exit(main())' "$@"
 fi
 exec "$@"

@@ -27,7 +27,7 @@ from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch")
+PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/batch.pyz", "python3", "-m", "vlaunch_batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

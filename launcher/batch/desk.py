@@ -1,7 +1,7 @@
 """Manage the folders of batch jobs inside the head container, and print one JSON object.
 
 Standard library only, without Ray or pyarrow, so that an answer costs a Python start. A path that
-is given to it is relative and stays in its folder. Usage: desk.py list FOLDER |
+is given to it is relative and stays in its folder. Usage: batch.pyz list FOLDER |
 look|outputs|remove WORK | put WORK PATH --offset N [--last SHA256] | follow WORK --job SUBMISSION …
 """
 
@@ -254,7 +254,7 @@ def follow(args: argparse.Namespace) -> dict[str, object]:
     While nothing is new, `--patience` seconds are waited for it, and as long for Ray to see that a
     driver has ended which says so: whoever asks again and again takes the cores that engines need.
     """
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "agent.pyz"))
     from vlaunch_agent import api, submissions
 
     path = os.path.join(RAY_LOGS, f"job-driver-{args.job}.log")

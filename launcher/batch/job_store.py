@@ -17,7 +17,7 @@ from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
 from launcher.tools import serving_judges
 
-_PROGRAM = ("python3", "/opt/vlaunch/desk.py")
+_PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
 # What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever
 # replaced or removed.
 OUTPUT = re.compile(

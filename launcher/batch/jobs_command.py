@@ -78,7 +78,7 @@ def look(
         raise NodeError(inventory.head.name, "its container does not run", hint="run `vlaunch up`")
     if update:
         session.apply(plan_files(seen.site))
-    elif not seen.site.facts[inventory.head.name].files.get("payload/desk.py"):
+    elif not seen.site.facts[inventory.head.name].files.get("payload/batch.pyz"):
         text = "has no helper program that knows its batch jobs"
         raise NodeError(
             inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"

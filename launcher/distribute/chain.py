@@ -1,17 +1,17 @@
-"""Requests to `payload/chain/`, the program of one node in a copy of a model or an image, and its
+"""Requests to `distribute/node/`, the program of one node in a copy of a model or an image, and its
 answers.
 
-It is sent as text on standard input, with its request and so with the certificate of the copy: none
-of it is in a command line, and nothing stays on the node.
+It is sent on standard input, with its request and so with the certificate of the copy: none of it
+is in a command line, and nothing stays on the node.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from launcher.core import decode
@@ -21,43 +21,16 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.distribute.node import take
 from launcher.distribute.node.files import File, Manifest
 from launcher.distribute.node.look import folder
-from launcher.tools import docker
+from launcher.tools import docker, zipapps
 
-_FOLDER = Path(__file__).parent
-_PACKAGE = "vlaunch_chain"
-# Each imports those before it.
-_MODULES: Final = (
-    "tls",
-    "chain.files",
-    "chain.record",
-    "chain.secure",
-    "chain.wire",
-    "chain.claim",
-    "chain.store",
-    "chain.place",
-    "chain.give",
-    "chain.take",
-    "chain.source",
-    "chain.cache",
-    "chain.images",
-    "chain.look",
-    "chain.fetch",
-    "chain.main",
-)
-_BEGIN = f"""
-import json, sys, types
+_BEGIN: Final = """
+import base64, json, os, sys
 sent = json.loads(sys.stdin.readline())
-for name in ("{_PACKAGE}", "{_PACKAGE}.chain"):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = []
-for name, text in sent["modules"]:
-    package, _, last = ("{_PACKAGE}." + name).rpartition(".")
-    module = types.ModuleType(package + "." + last)
-    module.__package__ = package
-    sys.modules[module.__name__] = module
-    setattr(sys.modules[package], last, module)
-    exec(compile(text, name + ".py", "exec"), module.__dict__)
-sys.exit(sys.modules["{_PACKAGE}.chain.main"].main(sent["request"]))
+program = os.memfd_create("copy.pyz")
+os.write(program, base64.b64decode(sent["program"]))
+sys.path.insert(0, "/proc/self/fd/%d" % program)
+from vlaunch_copy.distribute.node.main import main
+sys.exit(main(sent["request"]))
 """
 HERE: Final = take.HERE
 # What a folder can be called; empty for a model without revisions.
@@ -190,14 +163,13 @@ def in_image(inventory: Inventory, node: Node) -> Where:
 
 
 @cache
-def _modules() -> list[list[str]]:
-    paths = {name: _FOLDER / f"{name.replace('chain.', 'node/')}.py" for name in _MODULES}
-    return [[name, path.read_text(encoding="utf-8")] for name, path in paths.items()]
+def _program() -> str:
+    return base64.b64encode(zipapps.pack(zipapps.copy(), compress=True)).decode()
 
 
 def program(request: Mapping[str, Any]) -> bytes:
     """Return what the program reads first: itself, and its request."""
-    return json.dumps({"modules": _modules(), "request": request}).encode() + b"\n"
+    return json.dumps({"program": _program(), "request": request}).encode() + b"\n"
 
 
 def look(where: Where, node: Node, *, model: str = "", files: bool = False) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from launcher.batch import batch_plan
 from launcher.core.domain import Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.export import group as groups
-from launcher.export import kuberay, kubernetes, pods, programs
+from launcher.export import kuberay, kubernetes, pods
 from launcher.export.group import Group, Object
 from launcher.export.kubernetes import Manifests
 from launcher.export.target import Target
 from launcher.serving.serve_request import Request
+from launcher.tools import containers, zipapps
 from launcher.tools.placement import Placement
 
 _FILES = "/opt/vlaunch-job"  # the job's files in the head's pod
@@ -58,11 +59,12 @@ def manifests(group: Group, asked: batch_plan.Request) -> Manifests:
     head["volumes"].append(volume)
     mount = {"name": "job", "mountPath": _FILES, "readOnly": True}
     head["containers"][0]["volumeMounts"].append(mount)
+    program = zipapps.pack(zipapps.batch(), compress=True)
     policies = kubernetes.policies(group, [kuberay.dashboard_policy(group)])
     return Manifests(
         header=tuple(_header(group, asked)),
         objects=(job, files, *policies),
-        programs={**kubernetes.network_program(group), programs.BATCH: programs.batch()},
+        programs={**kubernetes.network_program(group), zipapps.BATCH: program},
         group=group,
     )
 
@@ -97,7 +99,7 @@ def _command(asked: batch_plan.Request) -> str:
     """Return the entrypoint: it copies the job's files to its folder, where retries find what was
     done, and starts the driver.
     """
-    run = f"PYTHONPATH={programs.FOLDER}/{programs.BATCH} python3 -m vlaunch_batch {asked.work}"
+    run = f"PYTHONPATH={containers.PAYLOAD}/{zipapps.BATCH} python3 -m vlaunch_batch {asked.work}"
     return f"mkdir -p {asked.work} && cp -RL {_FILES}/* {asked.work}/ && exec env {run}"
 
 

@@ -11,10 +11,10 @@ from types import ModuleType
 
 from launcher.agent.task import CHAT
 from launcher.export import group as groups
-from launcher.export import kuberay, lws, pods, programs, yaml_text
+from launcher.export import kuberay, lws, pods, yaml_text
 from launcher.export.group import Group, Object
 from launcher.serving import curl
-from launcher.tools import node_files, vllm
+from launcher.tools import node_files, vllm, zipapps
 
 KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
 # A reason above a line that may surprise.
@@ -85,7 +85,9 @@ def manifests(group: Group) -> Manifests:
 
 def network_program(group: Group) -> Mapping[str, bytes]:
     """Return the network check, where the pods run it."""
-    return {programs.NETWORK: programs.network()} if group.gated else {}
+    if not group.gated:
+        return {}
+    return {zipapps.NETWORK: zipapps.pack(zipapps.network(), compress=True)}
 
 
 def policies(group: Group, opened: Sequence[Object]) -> list[Object]:

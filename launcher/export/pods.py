@@ -13,12 +13,11 @@ from pathlib import PurePosixPath
 
 from launcher.core.domain import Argv, Mount, Node, Secret
 from launcher.core.expectations import Expectations, required_level
-from launcher.export import programs
 from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Group, Object
 from launcher.export.target import GPUS
 from launcher.network import network_plan
 from launcher.network.network_shape import Ask
-from launcher.tools import containers
+from launcher.tools import containers, zipapps
 from launcher.tools.docker import ContainerSpec
 from launcher.tools.site import Site
 
@@ -98,7 +97,7 @@ def gate(group: Group, rank: str, master: str) -> Argv:
         "--wait": f"{wait:g}",
         "--deadline": f"{deadline(group) - wait:g}",
     }
-    program = f"{programs.FOLDER}/{programs.NETWORK}"
+    program = f"{containers.PAYLOAD}/{zipapps.NETWORK}"
     return ("python3", program, *chain.from_iterable(options.items()), "--")
 
 
@@ -236,7 +235,7 @@ def _volumes(group: Group, spec: ContainerSpec) -> list[tuple[Object, Object]]:
     volumes = [_volume(group, mount) for mount in _mounts(group, spec)]
     if group.gated or group.batch:
         program = {"configMap": {"name": f"{group.target.name}-programs"}}
-        mount = Mount(source="", target=programs.FOLDER, read_only=True)
+        mount = Mount(source="", target=containers.PAYLOAD, read_only=True)
         volumes.insert(0, _mounted("programs", program, mount))
     if spec.shm != "host":
         volumes.append(_shared_memory(group, spec))

@@ -153,7 +153,7 @@ def probe(
         "nonce": nonce,
     }
     words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return ("python3", "-B", "/opt/vlaunch/network.py", *words)
+    return ("python3", "-B", "/opt/vlaunch/network.pyz", *words)
 
 
 def program_input(certificate: Secret) -> bytes:

@@ -14,7 +14,7 @@ from launcher.core.domain import Argv, Ports, options
 _FOLDER = Path(__file__).parents[1] / "hosts" / "node"
 # Streams the answer to the request on the first line of standard input, which must stay open
 # meanwhile.
-CHAT = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_agent.chat")
+CHAT = ("env", "PYTHONPATH=/opt/vlaunch/agent.pyz", "python3", "-m", "vlaunch_agent.chat")
 # seconds for an answer of the agent: of its own, and of what it asks Ray and vLLM for
 _SHORT, _LONG = 15.0, 50.0
 

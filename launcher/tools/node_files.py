@@ -15,35 +15,13 @@ from pathlib import Path
 from launcher.core.domain import Argv, Inventory, Node, Secret
 from launcher.core.plan import Plan, Stage, Step
 from launcher.core.transport import Command
-from launcher.tools import certificates, containers, image_user
+from launcher.tools import certificates, containers, image_user, zipapps
 from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
 from launcher.tools.py_spy import BUILDS, FILE
 from launcher.tools.site import Site
 
-_LAUNCHER = Path(__file__).parents[1]
-_NETWORK = (
-    "network.py",
-    "network_lanes.py",
-    "network_node.py",
-    "network_start.py",
-    "network_rank.py",
-    "network_work.py",
-)
-# The agent, and what runs inside batch jobs, are packages, so that none of their modules hides
-# another one's name.
-_PACKAGES = {
-    f"lib/vlaunch_{name}/{file.name}": file
-    for name, folder in (("agent", "agent"), ("batch", "batch/driver"))
-    for file in sorted((_LAUNCHER / folder).glob("*.py"))
-}
-_PROGRAMS = {
-    "entry.sh": "agent/entry.sh",
-    "desk.py": "batch/desk.py",
-    **{name: f"network/probe/{name}" for name in _NETWORK},
-    "tls.py": "distribute/tls.py",
-}
-_FILES = {**{name: _LAUNCHER / path for name, path in _PROGRAMS.items()}, **_PACKAGES}
+_ENTRY = Path(__file__).parents[1] / "agent" / "entry.sh"
 # The directory is made private first; tar and mv replace files whole, so that a container never
 # reads half of one. The name on the way is the node's own: several nodes may share a home. `server`
 # and the folder of what engines compile are made by the login, so that it may remove them: Docker
@@ -94,12 +72,21 @@ ISSUED = 'cat "$certificates"/'  # what prints one of the certificates that `scr
 
 
 @cache
+def _files() -> Mapping[str, bytes]:
+    return {
+        "entry.sh": _ENTRY.read_bytes(),
+        zipapps.AGENT: zipapps.pack(zipapps.agent()),
+        zipapps.BATCH: zipapps.pack(zipapps.batch()),
+        zipapps.NETWORK: zipapps.pack(zipapps.network()),
+    }
+
+
+@cache
 def payload_tar() -> bytes:
     """Return the payload as a tar archive, the same bytes every time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, file in _FILES.items():
-            data = file.read_bytes()
+        for name, data in _files().items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o755
             archive.addfile(entry, io.BytesIO(data))
@@ -109,20 +96,13 @@ def payload_tar() -> bytes:
 @cache
 def payload_digests() -> Mapping[str, str]:
     """Return the sha256 of each payload file under its path below the state directory."""
-    return {
-        f"payload/{name}": hashlib.sha256(file.read_bytes()).hexdigest()
-        for name, file in _FILES.items()
-    }
+    return {f"payload/{name}": hashlib.sha256(data).hexdigest() for name, data in _files().items()}
 
 
 def replaces_agent(site: Site, node: Node) -> bool:
-    """True when a node has other files of the agent than this vlaunch."""
-    facts = site.facts_of(node)
-    return facts is not None and any(
-        facts.files.get(path) != digest
-        for path, digest in payload_digests().items()
-        if "/vlaunch_agent/" in path
-    )
+    """True when a node has another agent than this vlaunch."""
+    facts, path = site.facts_of(node), f"payload/{zipapps.AGENT}"
+    return facts is not None and facts.files.get(path) != payload_digests()[path]
 
 
 def steps(

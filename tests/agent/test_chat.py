@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -139,24 +138,3 @@ def test_chat_ends_when_nobody_listens(server: Server, start: Any) -> None:
         finally:
             release.set()
             process.kill()
-
-
-@pytest.mark.parametrize("folder", ["agent", "hosts/node", "network/probe"])
-def test_it_needs_nothing_but_the_standard_library(folder: str) -> None:
-    """It must run in any image's Python, old ones too, and start fast; the agent alone serves HTTP
-    with what vLLM's images have.
-    """
-    files = sorted((AGENT.parent / folder).glob("*.py"))
-    # The ranks of the network probe import torch late, in images that have it.
-    own = {file.stem for file in files} | {"torch", "tls"}
-    if folder == "agent":
-        own |= {"vlaunch_agent", "aiohttp", "prometheus_client"}
-    for file in files:
-        imported: set[str] = set()
-        for each in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(each, ast.Import):
-                imported |= {name.name.partition(".")[0] for name in each.names}
-            elif isinstance(each, ast.ImportFrom) and not each.level:
-                imported.add((each.module or "").partition(".")[0])
-
-        assert imported - set(sys.stdlib_module_names) - own == set(), file.name

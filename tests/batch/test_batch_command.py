@@ -94,7 +94,7 @@ def test_what_is_submitted(batch: Batch) -> None:
     assert job["submission_id"] == "batch-job-1"
     assert job["argv"] == [
         "env",
-        "PYTHONPATH=/opt/vlaunch/lib",
+        "PYTHONPATH=/opt/vlaunch/batch.pyz",
         "python3",
         "-m",
         "vlaunch_batch",
@@ -781,7 +781,7 @@ def test_an_offline_dry_run_reaches_nobody(batch: Batch) -> None:
     ran = batch.run("--dry-run", "--offline")
 
     assert ran.code == 0
-    assert "desk.py put" in ran.out
+    assert "batch.pyz put" in ran.out
     assert len(batch.cluster.commands) == asked
 
 

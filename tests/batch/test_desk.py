@@ -40,7 +40,7 @@ def mounted() -> Path:
     atexit.register(shutil.rmtree, folder)
     with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
         archive.extractall(folder, filter="data")
-    return Path(folder) / "desk.py"
+    return Path(folder) / "batch.pyz"
 
 
 @pytest.fixture

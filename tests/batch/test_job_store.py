@@ -22,7 +22,7 @@ def answer(said: object, *, code: int = 0) -> Answer:
 
 def test_commands() -> None:
     """Word for word as the program in the container takes them."""
-    program = ("python3", "/opt/vlaunch/desk.py")
+    program = ("python3", "/opt/vlaunch/batch.pyz")
 
     assert job_store.ask("list", "/a") == (*program, "list", "/a")
     put = (*program, "put", WORK, "x", "--offset", "0")

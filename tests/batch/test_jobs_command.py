@@ -111,7 +111,7 @@ def test_only_the_head_is_asked(running: Batch) -> None:
 def test_to_look_changes_nothing(running: Batch, words: tuple[str, ...]) -> None:
     """It takes no lock: a helper program that is not there is for `up` to bring."""
     world = running.cluster.world
-    del world.machines["gpu01"].files["payload/desk.py"]
+    del world.machines["gpu01"].files["payload/batch.pyz"]
     before = len(world.changes)
     ran = running.cluster.run(*words)
 

@@ -29,16 +29,9 @@ def test_the_script_starts_every_node_and_can_be_read_by_bash() -> None:
 
 
 def test_the_script_sends_what_the_containers_run() -> None:
-    """The head's own program is asked whether the nodes are there; it is more than one file, and so
-    is the agent.
-    """
+    """The agent, and the program that starts it."""
     with tarfile.open(fileobj=io.BytesIO(node_files.payload_tar())) as archive:
         names = set(archive.getnames())
 
-    assert {
-        "entry.sh",
-        "desk.py",
-        "lib/vlaunch_agent/chat.py",
-        "lib/vlaunch_agent/__main__.py",
-    } <= names
+    assert {"entry.sh", "agent.pyz"} <= names
     assert 'cat "$PAYLOAD"' in up.SCRIPT

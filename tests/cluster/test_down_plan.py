@@ -176,7 +176,7 @@ def test_only_what_vlaunch_wrote_is_removed(
     world = World(inventory)
     case.bring_up(inventory, world, SECRETS)
     for name in (
-        "payload/desk.py",
+        "payload/batch.pyz",
         "secrets/RAY_AUTH_TOKEN",
         "network.json",
         ".network.json.77",

@@ -108,9 +108,9 @@ def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> 
     """A restart of its container would end its servers: `up` replaces its files, and says so."""
     for node in ("n2", "n3"):
         machine = world.machines[node]
-        path = next(path for path in machine.files if path.endswith("vlaunch_agent/keeper.py"))
+        path = next(path for path in machine.files if path.endswith("payload/agent.pyz"))
         machine.files[path] = b"of another version"
-    other = next(path for path in world.machines["n1"].files if path.endswith("payload/desk.py"))
+    other = next(path for path in world.machines["n1"].files if path.endswith("payload/batch.pyz"))
     world.machines["n1"].files[other] = b"of another version"
     found = plan(world.inventory, world)
 
@@ -254,7 +254,7 @@ def test_an_added_node_starts_alone(load: Load) -> None:
 
 def test_files_that_differ_are_written_without_a_restart(load: Load, world: World) -> None:
     """A newer vlaunch brings newer helpers; the cluster goes on."""
-    world.machines["n2"].files["payload/desk.py"] = b"old"
+    world.machines["n2"].files["payload/batch.pyz"] = b"old"
     found = plan(world.inventory, world)
 
     assert [(step.command.node, step.command.argv[3]) for step in found.steps] == [("n2", "unpack")]

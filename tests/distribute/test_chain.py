@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -67,15 +66,6 @@ def test_no_certificate_is_in_a_command_line() -> None:
     assert CERTIFICATE.encode() in chain.program(request)
     for where in (chain.on_node(INVENTORY), chain.in_image(INVENTORY, NODE)):
         assert CERTIFICATE not in " ".join(where.argv)
-
-
-def test_the_program_has_the_grammar_of_old_pythons() -> None:
-    """A node's own Python may be 3.8."""
-    modules = json.loads(chain.program({}))["modules"]
-
-    assert len(modules) > 10
-    for _, text in modules:
-        ast.parse(text, feature_version=(3, 8))
 
 
 @pytest.mark.parametrize(

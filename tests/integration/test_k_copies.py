@@ -205,7 +205,7 @@ def test_the_launcher_is_killed(four: Practice, chance: random.Random) -> None:
     kill(start(four, chance))
     time.sleep(3)
     for host in four.lab.hosts:
-        assert "vlaunch_chain" not in four.on(host.name, "ps", "-ef")
+        assert "vlaunch_copy" not in four.on(host.name, "ps", "-ef")
         assert not (folder(host) / "config.json").exists() or host.name == "node1"
     listed = four.vlaunch("status")
     assert f"a copy of {NAME} is not finished" in " ".join(listed.said.split())
@@ -343,7 +343,7 @@ def test_nothing_is_left(four: Practice, chance: random.Random) -> None:
     assert ran.code == 0, ran.said
     for host in four.lab.hosts:
         assert not folder(host).exists()
-        assert "vlaunch_chain" not in four.on(host.name, "ps", "-ef")
+        assert "vlaunch_copy" not in four.on(host.name, "ps", "-ef")
         assert f":{PORT}" not in four.on(host.name, "ss", "-ltn")
     assert four.vlaunch("down").code == 0
 

@@ -132,7 +132,7 @@ def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
 def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> None:
     """Nothing is left of them, and no verdict is kept: it would be about nothing."""
     ran = cluster.run("check-nccl")
-    probes = [each.argv for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv]
+    probes = [each.argv for each in cluster.commands if "/opt/vlaunch/network.pyz" in each.argv]
 
     assert ran.code == 0, ran.err
     assert [argv[3] for argv in probes] == ["once"] * 2
@@ -168,7 +168,7 @@ def test_a_slow_direction_is_measured_twice(up: Cluster) -> None:
 
 def test_a_probe_that_did_not_start_is_named_with_its_words(up: Cluster) -> None:
     """Its last line is the reason."""
-    up.world.reports["gpu02"] = "python3: can't open file '/opt/vlaunch/network.py'"
+    up.world.reports["gpu02"] = "python3: can't open file '/opt/vlaunch/network.pyz'"
     ran = up.run("check-nccl")
 
     assert ran.code == 1

@@ -64,7 +64,7 @@ def test_the_probe_understands_its_command_line() -> None:
         pair_timeout=12.5,
     )
 
-    assert argv[:3] == ("python3", "-B", "/opt/vlaunch/network.py")
+    assert argv[:3] == ("python3", "-B", "/opt/vlaunch/network.pyz")
     args = _payload_parser()(list(argv[3:]))
     assert (args.node, args.node_rank, args.nodes, args.ranks_per_node) == (
         "b",

@@ -56,7 +56,7 @@ def answering(cluster: Cluster, via: str = TCP) -> Cluster:
 
 def measured(cluster: Cluster) -> list[tuple[str, ...]]:
     """Return the network probes that were sent since the last look, and forget them."""
-    found = [each.argv for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv]
+    found = [each.argv for each in cluster.commands if "/opt/vlaunch/network.pyz" in each.argv]
     cluster.commands.clear()
     return found
 
@@ -323,7 +323,7 @@ def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
     answering(cluster)
     asked = (*SERVE, "--no-wait", "--replace", "--backend", "mp", "--nodes")
     assert cluster.run(*asked, "gpu[02-03]").code == 0
-    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv] == [
+    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.pyz" in each.argv] == [
         "gpu02",
         "gpu03",
     ]

@@ -119,29 +119,24 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
     }
 
 
-def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
-    """The packages of the agent and of batch jobs have a folder each; no other module of the
-    launcher is shipped.
-    """
-    paths = {path.removeprefix("payload/") for path in node_files.payload_digests()}
-    launcher = Path(node_files.__file__).parents[1]
-    packages = {
-        f"lib/vlaunch_{name}/{path.name}"
-        for name, folder in (("agent", "agent"), ("batch", "batch/driver"))
-        for path in (launcher / folder).glob("*.py")
+def test_each_program_is_one_file() -> None:
+    """What containers mount."""
+    assert set(node_files.payload_digests()) == {
+        "payload/entry.sh",
+        "payload/agent.pyz",
+        "payload/batch.pyz",
+        "payload/network.pyz",
     }
-
-    assert {"entry.sh", "desk.py"} <= paths
-    assert {path for path in paths if "/" in path} == packages
-    assert {"lib/vlaunch_agent/__main__.py", "lib/vlaunch_batch/__init__.py"} <= paths
 
 
 def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     """The agent and its chat client start without the launcher and its libraries."""
     inventory = load(f"state_dir: {tmp_path}")
     send(node_files.steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
-    folder, python = tmp_path / "c/payload/lib", (sys.executable, "-I", "-B")
-    start = f"import sys; sys.path.insert(0, '{folder}'); from vlaunch_agent.%s import main; main()"
+    archive, python = tmp_path / "c/payload/agent.pyz", (sys.executable, "-I", "-B")
+    start = (
+        f"import sys; sys.path.insert(0, '{archive}'); from vlaunch_agent.%s import main; main()"
+    )
     ran = [
         subprocess.run(
             (*python, *options, "-c", start % module, "--help"),
@@ -163,7 +158,7 @@ def test_files_are_written_only_where_they_differ(load: Load) -> None:
     """By the sha256 of what is there."""
     inventory = load()
     old = HostFacts(
-        home="/home/ops", files={**node_files.payload_digests(), "payload/desk.py": "0" * 64}
+        home="/home/ops", files={**node_files.payload_digests(), "payload/batch.pyz": "0" * 64}
     )
 
     assert (

@@ -6,7 +6,6 @@ The only process that writes answers.
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import queue
 import signal
@@ -17,11 +16,11 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from . import budget, failures, ledger, sink, source, summary, survey
+from . import budget, engine, failures, ledger, predict, ranks, sink, source, summary, survey
 from . import job as jobs
 from .progress import Progress
 
-MODES = {"engine": ".engine", "predict": ".predict", "data-parallel": ".ranks"}
+MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 # seconds to wait for the lock: who looks whether a driver lives holds it for an instant
 PATIENCE = 5.0
 TICK = 1.0  # seconds between two looks at the clock, the watchdog and the signals
@@ -183,9 +182,8 @@ class BatchRun:
 def work(job: jobs.Job, progress: Progress, run: BatchRun) -> None:
     """Take rows from the pipeline into the sink until there are no more."""
     progress.set("loading", "starting the pipeline")
-    pipeline = importlib.import_module(MODES[job.mode], __package__)
     assert run.sink is not None  # noqa: S101 - opened
-    for rows in pumped(pipeline.run(job, run.manifest, run.pending, progress)):
+    for rows in pumped(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
         if rows:
             run.sink.add(rows)
         run.sink.tick()
@@ -231,7 +229,8 @@ def pumped(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, A
             return
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the job of the command line, and end the process with its exit status."""
     status = 1
     try:
         status = main(sys.argv[1])
@@ -241,3 +240,7 @@ if __name__ == "__main__":
     sys.stderr.flush()
     # Threads of a pipeline that was given up may hang in Ray; its actors end with this process.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    run()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from . import cause
+from ...agent import cause
 from .job import Failed, Job
 from .progress import Progress
 from .ray_internals import Actor, actors

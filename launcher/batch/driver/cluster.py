@@ -14,7 +14,6 @@ from .ray_internals import HEAD, WORKER_LOGGER
 # seconds: replicas of one model on like nodes load within a minute of each other, or share rows
 # unevenly
 PATIENCE = 60.0
-LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def connect(*, logs: bool) -> None:
@@ -30,14 +29,11 @@ def connect(*, logs: bool) -> None:
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` says what is missing, in words
     # it warns that SIGTERM is ours
     logging.getLogger(WORKER_LOGGER).setLevel(logging.ERROR)
-    path = os.pathsep.join(
-        dict.fromkeys(part for part in (LIBRARY, os.environ.get("PYTHONPATH", "")) if part)
-    )
     ray.init(
         address=os.environ.get("RAY_ADDRESS") or "auto",
         log_to_driver=logs,
         logging_level=logging.WARNING,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
     )
 
 

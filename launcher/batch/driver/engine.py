@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import cluster, lines, order, source
+from . import budget, cluster, lines, order, predict, prompts, source
 from .generation import reason
 from .job import Job
 from .manifest import Manifest
@@ -38,8 +38,6 @@ def run(
     job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
-    from . import budget, predict, prompts
-
     prompts.Prompter(job)  # a template that is wrong in itself is refused here, not on every row
     cluster.connect(logs=False)
     cluster.settings()
@@ -238,11 +236,12 @@ class Prepare:
     def tools(self) -> tuple[Any, Any]:
         """Return this process's prompter and, for chats, its tokenizer."""
         if self.job.digest not in MADE:
-            from .prompts import Prompter
-
             MADE.clear()  # a process of Ray's may have worked for another job
             chat = self.job.prompt is not None and self.job.prompt.chat
-            MADE[self.job.digest] = (Prompter(self.job), tokenizer(self.job) if chat else None)
+            MADE[self.job.digest] = (
+                prompts.Prompter(self.job),
+                tokenizer(self.job) if chat else None,
+            )
         return MADE[self.job.digest]
 
 

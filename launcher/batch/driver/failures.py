@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import cause, patterns
+from ...agent import cause
+from . import patterns
 from .job import Failed
 
 LINES = 12

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from . import cause
+from ...agent import cause
 
 LINES = 20  # of a log, in a failure
 SEEN = 400  # of a log, among which a known cause is looked for

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import cause, failures
+from ...agent import cause
+from . import failures
 from .budget import QUEUE
 from .job import Failed, Job
 from .postmortem import SEEN, blamed, died, evidence, how, points, said, tail

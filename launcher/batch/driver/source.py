@@ -17,6 +17,7 @@ from .intervals import total
 from .job import CACHED, Job
 from .manifest import Manifest, Split
 from .ray_internals import HEAD, claim
+from .rows import read_split
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -164,12 +165,10 @@ def read(job: Job, manifest: Manifest, pending: Mapping[int, Intervals]) -> Iter
     """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole
     compressed file.
     """
-    from . import rows
-
     for split in manifest.splits:
         found: list[dict[str, Any]] = []
         size = 0
-        for row in rows.read_split(job, manifest, split, list(pending[split.index])):
+        for row in read_split(job, manifest, split, list(pending[split.index])):
             found.append(row)
             size += len(row["_data"]) + len(row["_keep"]) + len(row["_raw"])
             if len(found) >= ROWS or size >= BYTES:

@@ -405,7 +405,7 @@ def main() -> int:
 
         network_rank.leave(network_rank.main(args))
     certificate = json.loads(sys.stdin.readline())["certificate"]
-    program = (sys.executable, os.path.abspath(__file__))
+    program = (sys.executable, os.path.abspath(sys.argv[0]))
     report = Probe(args, program, sys.argv[1:], certificate).run()
     print(json.dumps(report), flush=True)
     return 0 if not report["error"] and all(each["ended"] for each in report["ranks"]) else 1

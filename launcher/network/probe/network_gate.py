@@ -178,8 +178,6 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     """Check the network, then become the command."""
-    if sys.argv[1:2] == ["--child"]:
-        sys.exit(network.main())
     args = parsed(sys.argv[1:])
     exit_on_signals()
     say("look", [f"network check of pod {args.rank} of {args.size}"])

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,10 +61,7 @@ def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipel
     before = signal.getsignal(signal.SIGTERM)
 
     def started(pipeline: Pipeline) -> int:
-        module = type(sys)("launcher.batch.driver.stand_in")
-        module.run = pipeline  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(driver.MODES, "engine", ".stand_in")
+        monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=pipeline))
         return driver.main(str(work))
 
     yield started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 LAUNCHER = Path(__file__).parents[3] / "launcher"
 FOLDER = LAUNCHER / "network" / "probe"
 FOLDERS = [str(FOLDER), str(LAUNCHER / "distribute")]
+PATH = os.pathsep.join(FOLDERS)
 NAMES = (
     "tls",
     "network",

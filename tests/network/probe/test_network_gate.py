@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from launcher.export import programs
-from tests.network.probe.conftest import FOLDER
+from launcher.tools import zipapps
+from tests.network.probe.conftest import FOLDER, PATH
 
-GATE = FOLDER / "network_gate.py"
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def start(program: list[str | Path], *words: str, **env: str) -> subprocess.Pope
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(FOLDER), "VLLM_HOST_IP": "127.0.0.1", **env},
+        env={**os.environ, "PYTHONPATH": PATH, "VLLM_HOST_IP": "127.0.0.1", **env},
     )
 
 
@@ -172,7 +171,7 @@ def test_a_failed_check_waits() -> None:
 def test_an_archive_measures(tmp_path: Path) -> None:
     """Two pods find each other; their ranks fail, for this torch is none, and both say why."""
     archive, port = tmp_path / "network.pyz", free_port()
-    archive.write_bytes(programs.network())
+    archive.write_bytes(zipapps.pack(zipapps.network()))
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     env = {"PYTHONPATH": str(tmp_path)}
     pods = [start([archive], *options(rank, port), "echo", "started", **env) for rank in (0, 1)]
@@ -194,8 +193,8 @@ def test_an_archive_measures(tmp_path: Path) -> None:
 def test_a_pod_that_is_deleted_meanwhile_ends(tmp_path: Path) -> None:
     """At once, without a verdict."""
     (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
-    path = f"{FOLDER}:{tmp_path}"
-    with start([GATE], *options(0, free_port()), "echo", "started", PYTHONPATH=path) as process:
+    path = f"{PATH}:{tmp_path}"
+    with start([FOLDER], *options(0, free_port()), "echo", "started", PYTHONPATH=path) as process:
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(1)

@@ -1,1 +1,0 @@
-../../agent/cause.py
