@@ -6,4 +6,6 @@ import network
 import network_gate
 
 if __name__ == "__main__":
-    sys.exit(network_gate.main() if "--" in sys.argv else network.main())
+    if "--" in sys.argv:
+        network_gate.main()
+    sys.exit(network.main())

@@ -20,7 +20,6 @@ from launcher.tools import zipapps
 from tests.network.probe.conftest import FOLDER, PATH
 
 
-
 @pytest.fixture
 def gate(payload: SimpleNamespace) -> Iterator[ModuleType]:
     """The module, with its neighbours beside it as in the archive."""

@@ -1,0 +1,1 @@
+from launcher.network.probe.network_gate import *
