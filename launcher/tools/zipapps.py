@@ -40,7 +40,9 @@ def batch() -> Files:
     """Return the driver of batch jobs, the package `vlaunch_batch`, and `desk.py`, which starts."""
     main = b"from .batch.driver.__main__ import run\n\nrun()\n"
     return {
-        **_files("vlaunch_batch", _LAUNCHER, "batch/driver/*.py", "agent/cause.py"),
+        **_files(
+            "vlaunch_batch", _LAUNCHER, "batch/driver/*.py", "agent/cause.py", "core/patterns.py"
+        ),
         "vlaunch_batch/__main__.py": main,
         "__main__.py": (_LAUNCHER / "batch" / "desk.py").read_bytes(),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agent import cause
-from . import patterns
+from ...core import patterns
 from .job import Failed
 
 LINES = 12
