@@ -99,7 +99,7 @@ def main():
     }
     archive, new = tmp_path / zipapps.AGENT, tmp_path / "new"
     archive.write_bytes(zipapps.pack(old))
-    script = ENTRY.read_text().replace("/opt/vlaunch", str(tmp_path)).replace("/tmp/", "/none/")
+    script = ENTRY.read_text().replace("/tmp/", "/none/").replace("/opt/vlaunch", str(tmp_path))
     process = subprocess.Popen(
         ["sh", "-c", script, "entry.sh", "agent"],
         stdin=subprocess.PIPE,
