@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, together
+from launcher.tools import servers
+from launcher.tools.ray_judges import read_payload
 
 if TYPE_CHECKING:
     from launcher.agent.desired import Desired
@@ -45,9 +47,6 @@ def chosen_model(named: str | None, inventory: Inventory) -> str:
 
 def kept(session: Session) -> Kept:
     """Ask the head for its servers; raises NodeError when it cannot say which there are."""
-    from launcher.tools import servers
-    from launcher.tools.ray_judges import read_payload
-
     (answer,) = session.transport.run([servers.ask(session.site)])
     try:
         return servers.read(read_payload(answer))
@@ -69,8 +68,6 @@ def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]
             being stopped.
         ConnectError: no such node can be reached.
     """
-    from launcher.tools import servers
-
     server = servers.choose(found.running, name)
     wanted = server.desired
     if wanted is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from launcher.app.apply import apply
 from launcher.app.author import Author, Recorder, author
 from launcher.app.find_inventory import find_inventory
 from launcher.app.hooks import Hooks
@@ -23,11 +24,12 @@ from launcher.core.domain import Answer, Inventory, Node, fold
 from launcher.core.errors import ConnectError, RequestError, together
 from launcher.core.events import Event, Kind, State
 from launcher.core.transport import Command, Recording, Transport
+from launcher.tools import symptoms
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from launcher.core.plan import Plan
     from launcher.ssh.fleet import Fleet
-    from launcher.tools.site import Site
 
 T = TypeVar("T")
 
@@ -53,8 +55,6 @@ class Session:
     @property
     def site(self) -> Site:
         """The inventory, of which nothing has been seen: enough to ask what runs in containers."""
-        from launcher.tools.site import Site
-
         return Site(self.inventory)
 
     @property
@@ -68,8 +68,6 @@ class Session:
 
     def apply(self, plan: Plan) -> None:
         """Run a plan and show what happens; raises what `launcher.app.apply.apply` does."""
-        from launcher.app.apply import apply
-
         show_all(apply(plan, self.transport), self.to)
 
     def show(self, events: Generator[Event, None, T]) -> T:
@@ -163,7 +161,6 @@ def reach(
     raise ConnectError, every node's story told.
     """
     from launcher.ssh.fleet import Fleet
-    from launcher.tools import symptoms
 
     with Fleet(
         inventory,

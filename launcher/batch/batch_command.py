@@ -14,24 +14,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from launcher.app import options
+from launcher.app.apply import apply
 from launcher.app.command import Call, command
 from launcher.app.progress import Printer, show_through
 from launcher.app.registry import extended
 from launcher.app.session import Session
 from launcher.app.terminal import field
-from launcher.batch import batch_flags, job_store, progress_text, shipping
+from launcher.batch import batch_flags, gather, job_store, progress_text, shipping
+from launcher.batch.batch_plan import BatchSnapshot, Options, Request, plan_batch, query_entry
+from launcher.batch.job_spec import job_spec
 from launcher.batch.output_folder import OutputFolder, size
+from launcher.batch.watch import Watched, data, watch
 from launcher.core import sizes, untrusted
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.events import Event
+from launcher.distribute.model_fetch import ensure_model
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
-    from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start
+    from launcher.batch.batch_plan import Start
     from launcher.batch.job_store import Progress
     from launcher.batch.shape import Job
     from launcher.core.plan import Plan
-    from launcher.tools.snapshot import ClusterSnapshot
 
 # What an optional package gives for its options: called with whether other options are about nodes,
 # it returns a function that prints a job instead of running it, or None; it raises UsageError.
@@ -80,10 +86,6 @@ def batch(
     for, 1 it failed, 2 the request was wrong, 3 rows ended as errors (--strict), 130 stopped
     watching.
     """
-    from launcher.batch.batch_plan import BatchSnapshot, Options, plan_batch
-    from launcher.tools.site import Site
-    from launcher.tools.snapshot import ClusterSnapshot
-
     how = Options(restart=discard_results, retry_errors=retry_errors, queue=queue)
     _check_options(call, how, detach=detach)
     about_nodes = (discard_results, retry_errors, queue, detach, call.dry_run, call.fetch)
@@ -129,8 +131,6 @@ def _check_options(call: Call, how: Options, *, detach: bool) -> None:
 def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
     from launcher.batch import build, fits, inputs
-    from launcher.batch.batch_plan import Request
-    from launcher.batch.job_spec import job_spec
 
     job = build.with_defaults(job, inventory)
     fits.check(job, inventory)
@@ -169,8 +169,6 @@ def _run(
 
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
-    from launcher.batch.batch_plan import plan_batch
-
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
         start = plan_batch(seen, request, how)
@@ -217,8 +215,6 @@ def _fetch(call: Call, session: Session, snapshot: ClusterSnapshot, job: Job, st
     """Copy the model of a job that is about to start to the nodes that lack it, where that is asked
     for and this is no dry run; True when it was copied. Raises what `ensure_model` does.
     """
-    from launcher.distribute.model_fetch import ensure_model
-
     begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
     if not begins or not (call.fetch or session.inventory.models.spread == "auto"):
         return False
@@ -273,7 +269,6 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     The program that is asked is brought up to date before.
     """
     from launcher.app import servers
-    from launcher.batch.batch_plan import BatchSnapshot, query_entry
     from launcher.tools.node_files import plan_files
 
     found = servers.look(session, model=request.job.model if request.job.mode != "predict" else "")
@@ -316,8 +311,6 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
     The output folder is made this job's when nothing is in the way any more, and before the first
     row is answered.
     """
-    from launcher.app.apply import apply
-
     claimed = False
     pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")
     for event in shipping.shown(apply(start.plan, session.transport), pieces):
@@ -330,8 +323,6 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
 def _watch(
     session: Session, request: Request, start: Start, folder: OutputFolder | None, *, strict: bool
 ) -> tuple[int, list[str]]:
-    from launcher.batch.watch import Watched, watch
-
     name, began = request.job.name, time.monotonic()
     session.begin("batch", f"Watch {start.job}")
     watched = Watched(name=name, work=request.work, job=start.job)
@@ -358,9 +349,6 @@ def _finish(
     began: float,
 ) -> tuple[int, list[str]]:
     """Gather, and tell how it ended."""
-    from launcher.batch import gather
-    from launcher.batch.watch import data
-
     if folder is not None:
         # Meanwhile another job may have written there.
         folder.check(begun=True, restart=False)

@@ -12,8 +12,12 @@ from launcher.app import json_line, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import say, show
-from launcher.batch import job_store
+from launcher.batch import batches, job_store
+from launcher.batch import jobs_view as ui
+from launcher.batch.batches import query_list, the_batch
 from launcher.core.errors import NodeError, RequestError
+from launcher.core.plan import Plan, Stage, Step
+from launcher.tools import servers
 
 if TYPE_CHECKING:
     from launcher.batch.batches import BatchStatus
@@ -68,8 +72,6 @@ def look(
     """
 
     from launcher.app import servers as server
-    from launcher.batch import batches
-    from launcher.batch.batches import query_list
     from launcher.tools.node_files import plan_files
 
     inventory = session.inventory
@@ -88,9 +90,6 @@ def look(
 
 
 def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
-    from launcher.batch import jobs_view as ui
-    from launcher.tools import servers
-
     remarks = [
         f"{each.what} with {each.model} runs beside them"
         for each in servers.read(seen.said).running
@@ -104,9 +103,6 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
-    from launcher.batch.batches import the_batch
-    from launcher.core.plan import Plan, Stage, Step
-
     chosen = [the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:
         raise RequestError(

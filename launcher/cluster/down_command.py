@@ -10,9 +10,13 @@ import click
 from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
+from launcher.app.workloads import workloads
+from launcher.cluster.down_plan import plan_down
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.core.errors import GateError, LockError, NodeError, VlaunchError, together
+from launcher.tools.observe import commands, read
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from launcher.core.plan import Plan
@@ -40,10 +44,6 @@ def _remove(call: Call, session: Session, *, purge: bool) -> None:
     """Look, remove, and verify; raises NodeError or GateError with the story of every node that is
     not clean.
     """
-    from launcher.cluster.down_plan import plan_down
-    from launcher.tools.observe import commands, read
-    from launcher.tools.site import Site
-
     images = (session.inventory.image,) if purge else ()
     asked = commands(session.inventory, images, session.reached, compiled=True)
     facts, failed = read(session.transport.run(asked))
@@ -93,9 +93,6 @@ def _apply(session: Session, plan: Plan, failed: Mapping[str, NodeError]) -> Non
 
 def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts], *, purged: bool) -> None:
     """Tell that the cluster is down, and what stays on its nodes."""
-    from launcher.app.workloads import workloads
-    from launcher.tools.site import Site
-
     wanted = session.inventory
     if plan.steps and wanted.head.name in facts:
         state = Site(wanted, facts).state_dir(wanted.head)

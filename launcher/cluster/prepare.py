@@ -12,8 +12,10 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from launcher.app import issue_certificates
 from launcher.app.session import Session
 from launcher.cluster import wheels as resolver
+from launcher.cluster.py_spy_wheel import fetch
 from launcher.cluster.up_plan import RayImage, base_image
 from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
@@ -22,6 +24,8 @@ from launcher.core.transport import Command
 from launcher.tools import certificates, cpu_plugin, derived, image, ray
 from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
+from launcher.tools.node_files import lacks_py_spy
+from launcher.tools.py_spy import BUILDS
 from launcher.tools.site import Site
 
 _KEPT = 100  # answers of images
@@ -74,8 +78,6 @@ def renewal(
         return None
     if not make:
         return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, reasons=reasons)
-    from launcher.app import issue_certificates
-
     authority, issued = issue_certificates.issue(inventory, now)
     return Renewal(authority=authority, nodes=issued, reasons=reasons)
 
@@ -144,10 +146,6 @@ def py_spy(
 
     With `download` it is loaded now, and a failure is a warning.
     """
-    from launcher.cluster.py_spy_wheel import fetch
-    from launcher.tools.node_files import lacks_py_spy
-    from launcher.tools.py_spy import BUILDS
-
     loaders: dict[str, Callable[[], bytes]] = {}
     for architecture in sorted({lacks_py_spy(site, node) for node in site.nodes} - {""}):
         load = partial(fetch, BUILDS[architecture], cache() / "py-spy")

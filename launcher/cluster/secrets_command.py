@@ -20,16 +20,18 @@ from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.app.terminal import show
 from launcher.cluster import secret_files
+from launcher.cluster.secrets_view import render
 from launcher.cluster.up_command import bring_up
 from launcher.core import redaction, untrusted
 from launcher.core.domain import Inventory, Secret, SecretSource, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.transport import Command
-from launcher.tools import ray
+from launcher.tools import ray, serving_judges
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from launcher.cluster.secret_files import SecretFile
-    from launcher.tools.site import Site
 
 
 @click.group()
@@ -54,7 +56,6 @@ def list_(call: Call) -> int:
     The exit code is 1 when a node cannot be reached, when a file is readable by others or belongs
     to no secret, or when certificates end within 30 days.
     """
-    from launcher.cluster.secrets_view import render
     from launcher.tools import certificates
 
     inventory = call.inventory
@@ -141,8 +142,6 @@ def _renew(session: Session) -> None:
     """Give every node a new certificate, which its agent loads: containers and servers go on."""
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import plan_certificates
-    from launcher.tools.observe import observe
-    from launcher.tools.site import Site
 
     inventory = session.inventory
     site = Site(inventory, observe(inventory, session.transport, [inventory.image]))
@@ -174,7 +173,6 @@ def _rotate(
     than the one that runs.
     """
     from launcher.app.servers import look
-    from launcher.tools import serving_judges
 
     inventory = session.inventory
     snapshot = look(session)

@@ -14,6 +14,9 @@ from launcher.app.find_inventory import remember
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Secret
+from launcher.distribute import image_copy
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from launcher.core.plan import Plan
@@ -72,8 +75,6 @@ def bring_up(
     """
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import lacks_image, plan_image, plan_up, rights
-    from launcher.tools.observe import observe
-    from launcher.tools.site import Site
 
     began = time.monotonic()
     inventory = session.inventory
@@ -92,8 +93,6 @@ def bring_up(
     session.apply(first)
     if changes:
         if inventory.image_source == "nodes":
-            from launcher.distribute import image_copy
-
             image_copy.everywhere(session, inventory.image)
         facts = observe(inventory, session.transport, [inventory.image])
         site = Site(inventory, facts)
@@ -122,7 +121,6 @@ def bring_up(
 def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import plan_image, plan_up
-    from launcher.tools.site import Site
 
     secrets = prepare.with_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False

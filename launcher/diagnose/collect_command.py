@@ -32,7 +32,9 @@ from launcher.core.events import Event
 from launcher.core.secret_patterns import clean
 from launcher.core.transport import by_node
 from launcher.diagnose import bundle as plan
+from launcher.diagnose import doctor_view as ui
 from launcher.diagnose.doctor_command import examine
+from launcher.hosts.evidence import gather
 from launcher.serving.status_command import look
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -164,8 +166,6 @@ def _writing(path: Path) -> Iterator[Bundle]:
 
 
 def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
-    from launcher.diagnose import doctor_view as ui
-
     wanted = session.inventory
     more = (
         f"\nNot known on this machine, and so only recognised by their form: {', '.join(unknown)}\n"
@@ -215,7 +215,6 @@ def _said(ask: Callable[[], object]) -> str:
 def _checks(session: Session) -> object:
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
-    from launcher.hosts.evidence import gather
     from launcher.planner import expected
 
     chosen = catalogue.select(group=_GROUPS)

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.app import options
+from launcher.app import options, refusal
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Node
 from launcher.core.transport import Command
-from launcher.diagnose import diagnosis
+from launcher.diagnose import diagnosis, log_files
+from launcher.diagnose import doctor_view as ui
+from launcher.diagnose.doctor import diagnose
 from launcher.tools.diagnosis_read import Told, read
 
 if TYPE_CHECKING:
@@ -56,8 +58,6 @@ def doctor(
     With --from it is any text: what `kubectl logs --prefix`, `journalctl` print, a file, or what
     `vlaunch collect` made.
     """
-    from launcher.diagnose import doctor_view as ui
-
     if sources:
         if names:
             raise click.UsageError("--from asks no node: leave the nodes' names out")
@@ -73,9 +73,6 @@ def doctor(
 
 def _of_text(sources: tuple[str, ...], since: float | None) -> Diagnosis:
     """Judge what files say."""
-    from launcher.diagnose import log_files
-    from launcher.diagnose.doctor import diagnose
-
     told = log_files.read(sources)
     lines = (line for one in told.values() for log in one.logs for line in log.lines)
     rdma = any("NET/IB" in line for line in lines)  # else nobody has promised any
@@ -84,9 +81,6 @@ def _of_text(sources: tuple[str, ...], since: float | None) -> Diagnosis:
 
 def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:
     """Ask the nodes that were reached, and judge what all of them told."""
-    from launcher.app import refusal
-    from launcher.diagnose.doctor import diagnose
-
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     session.wait("doctor", "reading the logs of all nodes")
     queries = [

@@ -24,8 +24,9 @@ from launcher.core.domain import Answer, Node, fold
 from launcher.core.errors import DeadlineError, RequestError, VlaunchError
 from launcher.core.transport import Command
 from launcher.ssh.output import Lines
-from launcher.tools import docker
+from launcher.tools import docker, symptoms
 from launcher.tools.docker import CLUSTER
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -111,7 +112,6 @@ def _merged(
 def _containers(session: Session, node: Node, follow: bool, tail: int) -> list[Iterable[Line]]:
     """Return the logs of a node's containers."""
     from launcher.ssh import docker_api
-    from launcher.tools import symptoms
 
     label = f"{CLUSTER}={session.inventory.cluster}"
     try:
@@ -127,7 +127,6 @@ def _container(
     client: APIClient, node: Node, container: str, follow: bool, tail: int
 ) -> Iterator[Line]:
     from launcher.ssh import docker_api
-    from launcher.tools import symptoms
 
     texts: list[str] = []
     whole, count = Lines(texts.append), 0
@@ -152,8 +151,6 @@ def _servers(
     session: Session, nodes: Sequence[Node], server: str | None, follow: bool, tail: int
 ) -> Iterator[Line]:
     """Yield the lines of all servers' engines; none of a node that has no container."""
-    from launcher.tools.site import Site
-
     words = (server or "", str(tail), "-F" if follow else "-q")
     program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
     # A program in a container must end itself: with us (its input closes), at the latest after a

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.app import options
+from launcher.app import json_line, options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
+from launcher.app.terminal import say, show
+from launcher.distribute import images_view as ui
 from launcher.distribute.image_copy import copy, look, pull
 
 if TYPE_CHECKING:
@@ -38,10 +40,6 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     Images of one name stand in one line as long as layers and configuration are the same. The exit
     code is 1 when a node cannot be asked.
     """
-    from launcher.app import json_line
-    from launcher.app.terminal import say, show
-    from launcher.distribute import images_view as ui
-
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
         reached = session.reached_of(picked)

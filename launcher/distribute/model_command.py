@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.app import options
+from launcher.app import json_line, options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
+from launcher.app.terminal import say, show
 from launcher.core.domain import Node, fold
 from launcher.core.errors import RequestError
+from launcher.core.sizes import told
+from launcher.distribute import chain
+from launcher.distribute import models_view as ui
 from launcher.distribute.model_copy import copy
+from launcher.distribute.model_programs import Programs, check_path, missing_told
 from launcher.distribute.model_pull import pull
+from launcher.tools import servers
 
 if TYPE_CHECKING:
     from launcher.app.session import Session
     from launcher.distribute.chain import Model, Seen
-    from launcher.distribute.model_programs import Programs
 
 
 @click.group()
@@ -47,11 +52,6 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     index names are there, and no copy or download is unfinished. The exit code is 1 when a node
     cannot be asked.
     """
-    from launcher.app import json_line
-    from launcher.app.terminal import say, show
-    from launcher.distribute import models_view as ui
-    from launcher.distribute.model_programs import Programs
-
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
         seen = Programs(session, picked).look() if len(session.missing) < len(picked) else {}
@@ -93,9 +93,6 @@ def remove(call: Call, name: str, nodes: tuple[str, ...], yes: bool) -> None:
 
     A model that a server of the cluster uses stays.
     """
-    from launcher.distribute import chain
-    from launcher.distribute.model_programs import Programs, check_path, missing_told
-
     check_path(call.inventory, name)
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True) as session, call.locked(session) as ours:
@@ -142,8 +139,6 @@ def _has_config(each: Model) -> bool:
 
 
 def _roots(programs: Programs, node: Node, name: str) -> list[str]:
-    from launcher.distribute import chain
-
     root = chain.root(programs.where(node), node, name)
     if chain.is_path(name):
         return [root]
@@ -154,7 +149,6 @@ def _roots(programs: Programs, node: Node, name: str) -> list[str]:
 def _refuse_served(session: Session, programs: Programs, name: str) -> None:
     """Raise RequestError when a server of the cluster uses a model."""
     from launcher.app import servers as server
-    from launcher.tools import servers
 
     if session.inventory.head.name in session.missing or not programs.site.head_runs:
         return
@@ -165,8 +159,6 @@ def _refuse_served(session: Session, programs: Programs, name: str) -> None:
 
 
 def _print_removal(there: Sequence[Node], seen: Mapping[str, Seen], name: str) -> None:
-    from launcher.core.sizes import told
-
     for node in there:
         each = next(one for one in seen[node.name].models if one.name == name)
         size = sum(one.size for one in each.revisions) + each.unfinished + each.left_over
@@ -174,8 +166,6 @@ def _print_removal(there: Sequence[Node], seen: Mapping[str, Seen], name: str) -
 
 
 def _tell_removed(session: Session, name: str, freed: Mapping[str, int]) -> None:
-    from launcher.core.sizes import told
-
     text = f"{name} is removed from {fold(list(freed))}: {told(sum(freed.values()))} in all"
     session.done(text, stage="model", data={"freed": dict(freed)})
 

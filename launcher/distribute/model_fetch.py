@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.core.domain import Node, fold
+from launcher.distribute import model_copy, model_pull
+from launcher.distribute.copying import Options
+from launcher.distribute.model_plan import plan_copy, whole_on
 
 if TYPE_CHECKING:
     from launcher.app.session import Session
@@ -31,10 +34,6 @@ def ensure_model(
         NodeError: a node does not have it, or the download failed.
         GateError: a gate fails that does not depend on the model.
     """
-    from launcher.distribute import model_copy, model_pull
-    from launcher.distribute.copying import Options
-    from launcher.distribute.model_plan import plan_copy, whole_on
-
     lack = _lacking(snapshot, model, nodes)
     if not lack:
         return 0.0

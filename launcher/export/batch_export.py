@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from launcher.export import pod_options
+from launcher.export.target import Target, object_name
 
 if TYPE_CHECKING:
     from launcher.batch.batch_plan import Request
@@ -54,7 +55,6 @@ def _exporter(
 def _show(pods: dict[str, Any], inventory: Inventory, asked: Request) -> None:
     """Print a job as manifests for Kubernetes; raises RequestError where pods cannot run it."""
     from launcher.export import kuberay_batch
-    from launcher.export.target import Target, object_name
 
     inventory = replace(inventory, image=pods.pop("image") or inventory.image)
     target = Target(name=object_name(asked.job.name), kind="kuberay", **pods)

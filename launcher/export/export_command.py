@@ -10,6 +10,7 @@ from launcher.app.command import Call, command
 from launcher.export import firewall as made
 from launcher.export.kubernetes_command import kubernetes
 from launcher.export.prometheus_command import prometheus
+from launcher.tools.observe import observe
 
 
 @click.group()
@@ -51,7 +52,6 @@ def firewall(call: Call, form: str, scan: bool) -> None:
     as root.
     """
     from launcher.ssh import openssh
-    from launcher.tools.observe import observe
 
     wanted = call.inventory
     logins = [openssh.resolve(node).port for node in wanted.nodes if node.connection == "ssh"]

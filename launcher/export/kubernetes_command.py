@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.app import options
+from launcher.app import options, session
+from launcher.app.choose import chosen_model
 from launcher.core.domain import ServeDefaults
 from launcher.export import files, pod_options
+from launcher.export.group import group
+from launcher.export.target import Target, object_name
+from launcher.serving.start import StartSpec, policy
+from launcher.serving.vllm_args import arguments
 
 if TYPE_CHECKING:
     from launcher.export.target import Kind
@@ -56,13 +61,7 @@ def kubernetes(
     check, apply and test it, and what is not carried over. Everything after `--` goes to `vllm
     serve`.
     """
-    from launcher.app import session
-    from launcher.app.choose import chosen_model
     from launcher.export import kubernetes as made
-    from launcher.export.group import group
-    from launcher.export.target import Target, object_name
-    from launcher.serving.start import StartSpec, policy
-    from launcher.serving.vllm_args import arguments
 
     pods = pod_options.taken(said)
     inventory, image = session.read(None, named), pods.pop("image")

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from launcher.export import target
+
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = ("namespace", "image", "rdma_resource", "model_volume", "host_network", "memory", "cpus")
 
@@ -57,8 +59,6 @@ def flags(function: F, *, where: str = "") -> F:
 
 def _read(_: click.Context, parameter: click.Parameter, text: str | None) -> object:
     """Read a value by the function of the flag's name; raises RequestError."""
-    from launcher.export import target
-
     return None if text is None else getattr(target, str(parameter.name))(text)
 
 

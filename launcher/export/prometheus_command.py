@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.app import options
+from launcher.app import options, session
+from launcher.app.choose import chosen
+from launcher.app.terminal import say
+from launcher.core.errors import RequestError
+from launcher.export.files import write
 
 if TYPE_CHECKING:
     from launcher.core.domain import Inventory
@@ -57,10 +61,7 @@ def prometheus(
 
     What is scraped is vLLM, Ray on every node, and the agent on the head.
     """
-    from launcher.app import session
-    from launcher.app.terminal import say
     from launcher.export import prometheus as monitoring
-    from launcher.export.files import write
 
     wanted = session.read(path, named)
     found = monitoring.files(
@@ -78,9 +79,6 @@ def prometheus(
 
 def _api(inventory: Inventory, said: str) -> tuple[str, int]:
     """Read NODE[:PORT]; raises RequestError where that is no node, or no port."""
-    from launcher.app.choose import chosen
-    from launcher.core.errors import RequestError
-
     name, colon, number = said.partition(":")
     (node,) = chosen(inventory, [name])
     if not colon:

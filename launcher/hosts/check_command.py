@@ -12,6 +12,7 @@ import click
 
 from launcher.app import options
 from launcher.app.command import Call, command
+from launcher.hosts.evidence import gather
 
 
 @command(path=True, shows="people", flags=[options.STRICT, options.JSON])
@@ -51,7 +52,6 @@ def check(
     """
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
-    from launcher.hosts.evidence import gather
     from launcher.planner import expected
 
     chosen = catalogue.select(

@@ -12,7 +12,8 @@ import click
 
 from launcher.app.terminal import say
 from launcher.core.errors import RequestError, VlaunchError
-from launcher.lab import layout, parts
+from launcher.lab import bring_up, layout, parts, remove
+from launcher.lab import status as observed
 from launcher.lab.gpu_models import MODELS, PLAINLY
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ def up(
 
     Makes network namespaces, a bridge and files below --dir; `vlaunch lab down` removes all of it.
     """
-    from launcher.lab import bring_up, layout, parts
-
     wanted = layout.make(
         name=name,
         directory=directory,
@@ -143,8 +142,6 @@ def install() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show how every practice host is; exit 1 when something is down."""
-    from launcher.lab import status as observed
-
     parts.require_linux_root()
     where = directory or layout.default_dir(name)
     found = layout.load(where)
@@ -172,8 +169,6 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image
     stay for the next time unless --purge-cache is given.
     """
-    from launcher.lab import layout, parts, remove
-
     parts.require_linux_root()
     where = (directory or layout.default_dir(name)).absolute()
     remove.down(name, where, say)

@@ -14,17 +14,27 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher import __version__
+from launcher.app import findings_view as ui
 from launcher.app import json_line, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import say, show
+from launcher.core.check import worst
 from launcher.core.domain import LEVELS, Required, Secret
 from launcher.core.errors import RequestError
+from launcher.core.plan import Plan, Stage
 from launcher.core.redaction import redact
 from launcher.core.transport import by_node
+from launcher.network import levels, nccl, network_view
+from launcher.network import page as network_page
+from launcher.network.network_shape import Ask, Proof
+from launcher.network.network_shape import as_json as plain
+from launcher.tools import network_verdict as kept
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
-    from launcher.network.network_shape import Ask, Verdict
+    from launcher.network.network_shape import Verdict
 
 
 @command(
@@ -80,7 +90,6 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs(call, (*logs, *paths), require)
     from launcher.app import issue_certificates
-    from launcher.network.network_shape import Ask
     from launcher.planner import expected
 
     if len(paths) > 1:
@@ -119,12 +128,7 @@ def measure(session: Session, ask: Ask) -> Verdict:
     """Bring the helper files up to date, run the probes on all nodes at once, judge, and keep the
     verdict on the head.
     """
-    from launcher.core.plan import Plan, Stage
     from launcher.network import network_plan as plan
-    from launcher.network.network_shape import Proof
-    from launcher.tools import network_verdict as kept
-    from launcher.tools.observe import observe
-    from launcher.tools.site import Site
 
     began = time.monotonic()
     inventory = session.inventory
@@ -157,9 +161,6 @@ def now() -> str:
 
 
 def _show(verdict: Verdict, *, as_json: bool) -> None:
-    from launcher.network import network_view
-    from launcher.network.network_shape import as_json as plain
-
     if as_json:
         click.echo(json_line.dumps(plain(verdict)))
     else:
@@ -183,8 +184,6 @@ def _writable(path: Path) -> None:
 
 
 def _page(verdict: Verdict, cluster: str, path: Path) -> None:
-    from launcher.network import page as network_page
-
     page = network_page.page(verdict, cluster=cluster, taken=now(), version=__version__)
     path.write_text(redact(page), encoding="utf-8")
     say(f"wrote {path}")
@@ -192,10 +191,6 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
 
 def _from_logs(call: Call, files: tuple[str, ...], asked: Required | None) -> int:
     _refuse_inventories(files)
-    from launcher.app import findings_view as ui
-    from launcher.core.check import worst
-    from launcher.network import levels, nccl
-
     require = asked or "auto"
     if call.named is not None and asked is None:
         require = call.inventory.require

@@ -10,11 +10,18 @@ import click
 from launcher.app import options
 from launcher.app.choose import chosen_model
 from launcher.app.command import Call, command
+from launcher.app.json_line import dumps
+from launcher.app.terminal import field
 from launcher.core.errors import RequestError
+from launcher.planner import choice, plan_view
+from launcher.planner.advice import commands
+from launcher.planner.answer import answer
+from launcher.planner.choice import Question, Want
+from launcher.planner.cluster import Link
+from launcher.planner.flags import flags_of, length_of
 
 if TYPE_CHECKING:
-    from launcher.planner.choice import Planned, Question
-    from launcher.planner.cluster import Link
+    from launcher.planner.choice import Planned
     from launcher.planner.flags import Flags
     from launcher.planner.plan_inputs import Inputs
 
@@ -87,9 +94,6 @@ def plan(
     The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
     Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
     """
-    from launcher.planner.choice import Question, Want
-    from launcher.planner.cluster import Link
-
     link = Link(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
     wanted = _tokens(context)
     described = gpu is not None or gpu_memory_gib is not None
@@ -131,8 +135,6 @@ def plan(
 
 def _flags(call: Call, args: tuple[str, ...], *, described: bool) -> Flags:
     """Read the arguments; those of the inventory too, unless the cluster is only described."""
-    from launcher.planner.flags import flags_of
-
     if described:
         return flags_of(args)
     from launcher.planner.plan_inputs import env_of
@@ -142,8 +144,6 @@ def _flags(call: Call, args: tuple[str, ...], *, described: bool) -> Flags:
 
 
 def _tokens(text: str | None) -> int | None:
-    from launcher.planner.flags import length_of
-
     if text is None:
         return None
     found = length_of(text)
@@ -169,8 +169,6 @@ def _from_nodes(
 
 def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None) -> Planned:
     """Judge the split that is asked for, or choose one; raises RequestError when it cannot run."""
-    from launcher.planner import choice
-
     if tp is None and pp is None and dp is None:
         return choice.choose(question)
     option = choice.Option(
@@ -207,16 +205,9 @@ def _show(
     explain: bool,
 ) -> None:
     if call.as_json:
-        from launcher.app.json_line import dumps
-        from launcher.planner.advice import commands
-        from launcher.planner.answer import answer
-
         run = commands(name, question, planned, args)
         click.echo(dumps({**answer(question, planned), "run": list(run)}))
         return
-    from launcher.app.terminal import field
-    from launcher.planner import plan_view
-
     for row in plan_view.rows(name, question, planned, args):
         field(row)
     for row in plan_view.explained(planned) if explain else ():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from launcher.app import options
+from launcher.app.json_line import dumps
+from launcher.app.terminal import field, say
 from launcher.recipes.serve_options import complete
 
 
@@ -20,8 +22,6 @@ def list_(as_json: bool, words: tuple[str, ...]) -> int:
 
     Those whose names contain the words come first.
     """
-    from launcher.app.json_line import dumps
-    from launcher.app.terminal import field, say
     from launcher.recipes import library
 
     def named_otherwise(item: tuple[str, object]) -> bool:

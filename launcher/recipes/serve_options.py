@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from launcher.tools import placement, vllm
+from launcher.recipes import pasted
+from launcher.tools import observe, placement, vllm
 
 if TYPE_CHECKING:
     from launcher.app.command import Call
@@ -92,7 +93,6 @@ def applied(flags: Flags, call: Call, spec: StartSpec) -> StartSpec:
 
     Raises RequestError with every problem.
     """
-    from launcher.recipes import pasted
     from launcher.recipes.adapt import adapt
 
     here = placement.narrow(call.inventory, spec.nodes, spec.gpus)
@@ -129,7 +129,6 @@ def _of_recipe(call: Call, flags: Flags, here: Inventory) -> VllmCommand:
     """Return the command of a recipe, for the GPUs that the nodes report or `--hardware`."""
     from launcher.recipes import hardware, library
     from launcher.recipes.merge import merge
-    from launcher.tools import observe
 
     packaged, name = library.load(), flags.recipe or ""
     recipe = packaged.recipe(name)

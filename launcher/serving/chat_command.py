@@ -24,7 +24,8 @@ from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
 from launcher.serving import curl
-from launcher.tools import agent_queries, docker
+from launcher.serving.endpoints import url
+from launcher.tools import agent_queries, docker, servers
 
 if TYPE_CHECKING:
     from launcher.agent.desired import Desired
@@ -58,8 +59,6 @@ def chat(
     Without PROMPT: a conversation in a terminal, or what is piped in. For a model that does not
     chat (embeddings, scores, transcriptions …) it says how to ask it.
     """
-    from launcher.tools import servers
-
     talk = prompt is None and sys.stdin.isatty()
     if prompt is None and not talk:
         prompt = sys.stdin.read().strip()
@@ -155,8 +154,6 @@ def _refusal(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> 
     """Return the error of a server that gives no answer; for a model that does not generate, with
     the line that queries it.
     """
-    from launcher.serving.endpoints import url
-
     status, error = raw.get("status", 0), str(raw["error"])
     way, model = named(str(raw.get("task"))), str(raw.get("model") or spec.model)
     if way is None or way.generates:

@@ -16,9 +16,12 @@ from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import show, show_live
 from launcher.core.errors import NodeError
+from launcher.serving.metrics import Counting
+from launcher.tools import servers
+from launcher.tools.ray_judges import try_payload
 
 if TYPE_CHECKING:
-    from launcher.serving.metrics import Counting, Look
+    from launcher.serving.metrics import Look
     from launcher.tools.servers import Kept
 
 
@@ -81,9 +84,6 @@ def _looks(
         NodeError: the head cannot say which servers there are.
         RequestError: none runs, or none of that name.
     """
-    from launcher.serving.metrics import Counting
-    from launcher.tools import servers
-
     kept = choose.kept(session)
     if only is not None or not kept.running:
         servers.choose(kept.running, only)  # raises
@@ -100,8 +100,6 @@ def _look(session: Session, counting: Counting, kept: Kept, only: str | None) ->
     from dataclasses import replace
 
     from launcher.serving import metrics
-    from launcher.tools import servers
-    from launcher.tools.ray_judges import try_payload
 
     queries = metrics.ask(session.site, kept.running)
     missing = session.fleet.connect([query.node for query in queries])

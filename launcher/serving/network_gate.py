@@ -8,8 +8,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.app import issue_certificates
 from launcher.app.apply import apply
 from launcher.app.progress import show_all
+from launcher.app.servers import look
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.check import Finding
@@ -56,8 +58,6 @@ def prove(
             *_exchange(placed, request.args),
             f"network proven {seen.network.taken}: {seen.network.summary}",
         )
-    from launcher.app import issue_certificates
-
     nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
     ask = Ask(
         nonce=nonce,
@@ -227,8 +227,6 @@ def _silenced(inventory: Inventory) -> str:
 
 def _stop(session: Session, start: Start) -> str:
     """Stop the server that was just started; return why it could not be stopped, or nothing."""
-    from launcher.app.servers import look
-
     try:
         seen = look(session, head_only=True)
         found = [

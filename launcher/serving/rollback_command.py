@@ -28,6 +28,9 @@ from launcher.core.errors import (
 )
 from launcher.core.transport import by_node
 from launcher.serving.start import StartSpec, begin, finish, flags, policy
+from launcher.tools import history
+from launcher.tools.observe import observe
+from launcher.tools.site import Site
 
 if TYPE_CHECKING:
     from launcher.serving.start import Begun
@@ -187,10 +190,6 @@ def _choose(session: Session, name: str | None, without: str = "") -> Answered:
     """Return the server that answered last under a name, other than the present one, or the one
     `without`. Raises RequestError.
     """
-    from launcher.tools import history
-    from launcher.tools.observe import observe
-    from launcher.tools.site import Site
-
     inventory, head = session.inventory, session.inventory.head.name
     facts = observe(inventory, session.transport, [inventory.image])
     site = Site(inventory, facts)

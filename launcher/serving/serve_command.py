@@ -21,6 +21,8 @@ from launcher.inventory import ranges
 from launcher.serving import rollback_command
 from launcher.serving.start import StartSpec, flags, policy, start
 from launcher.serving.vllm_args import arguments
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 
 
 class _Command(click.Command):
@@ -118,9 +120,6 @@ def serve(
     same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
     --pp and --dp, one leaves out all three there.
     """
-    from launcher.tools.site import Site
-    from launcher.tools.snapshot import ClusterSnapshot
-
     _check_options(call, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
     chosen = model or "" if describe else chosen_model(model, wanted)

@@ -11,16 +11,22 @@ from urllib.parse import urlsplit
 
 import click
 
+from launcher.agent.task import named
 from launcher.app import choose, json_line, options
 from launcher.app.command import Call, command
+from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.app.terminal import field
 from launcher.core import untrusted
 from launcher.core.errors import NodeError, RequestError
+from launcher.serving import endpoints
+from launcher.serving.soak import retransmits
+from launcher.serving.soak.load import Endpoint, Load
+from launcher.serving.soak.verdict import judge, rows
+from launcher.tools import servers
 
 if TYPE_CHECKING:
     from launcher.agent.desired import Desired
-    from launcher.serving.soak.load import Endpoint
 
 _LONGEST = 7 * 86400.0
 _pause = time.sleep
@@ -52,8 +58,6 @@ def soak(call: Call, duration: float, streams: int, tokens: int, server: str | N
     The exit code is 1 after an error, a restart, or a wait for a token that the server's keeper
     would call quiet.
     """
-    from launcher.serving.soak.verdict import rows
-
     if duration > _LONGEST:
         raise click.UsageError("a soak takes at most 7d")
     with call.session(nodes=[call.inventory.head]) as session:
@@ -69,12 +73,6 @@ def soak(call: Call, duration: float, streams: int, tokens: int, server: str | N
 def _soak(
     session: Session, name: str | None, seconds: float, streams: int, tokens: int
 ) -> dict[str, Any]:
-    from launcher.agent.task import named
-    from launcher.serving.soak import retransmits
-    from launcher.serving.soak.load import Load
-    from launcher.serving.soak.verdict import judge
-    from launcher.tools import servers
-
     chosen = servers.choose(choose.kept(session).running, name)
     spec, before = chosen.desired, chosen.observed
     if spec is None or before is None or before.state != "ready":
@@ -109,10 +107,6 @@ def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str
     Another machine may have the endpoint's address where this one is: it is believed only when it
     serves the same model as the server does through SSH, and is never sent an API key.
     """
-    from launcher.app.secrets import resolve
-    from launcher.serving import endpoints
-    from launcher.serving.soak.load import Endpoint
-
     inventory = session.inventory
     sources = {name: source for name, source in inventory.secrets.items() if name == "VLLM_API_KEY"}
     key = "".join(secret.reveal() for secret in resolve(sources, inventory.path.parent).values())

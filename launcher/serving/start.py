@@ -19,7 +19,12 @@ from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
-from launcher.serving import curl
+from launcher.distribute import model_fetch
+from launcher.serving import balancing, curl
+from launcher.serving.endpoints import url
+from launcher.serving.serve_plan import plan_serve
+from launcher.serving.serve_request import Request
+from launcher.serving.watch import summary, watch
 from launcher.tools import placement, vllm
 from launcher.tools.placement import narrow
 
@@ -27,7 +32,6 @@ if TYPE_CHECKING:
     from launcher.core.plan import Plan
     from launcher.serving.serve_forecast import ServePlan
     from launcher.serving.serve_plan import Start
-    from launcher.serving.serve_request import Request
     from launcher.serving.watch import Served
     from launcher.tools.snapshot import ClusterSnapshot
 
@@ -73,8 +77,6 @@ class StartSpec(ServerSpec):
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
-        from launcher.serving.endpoints import url
-
         api = narrow(inventory, self.nodes).head.name
         return {"model": self.model, "endpoint": url(inventory, self.host, self.port, api)}
 
@@ -82,9 +84,6 @@ class StartSpec(ServerSpec):
         """Place the model, whose `config.json` may not be known; raises RequestError and
         PlacementError.
         """
-        from launcher.serving import balancing
-        from launcher.serving.serve_request import Request
-
         self._refuse(inventory)
         here = placement.narrow(inventory, self.nodes, self.gpus)
         sizes, serve = (self.tp, self.pp, self.dp), inventory.serve
@@ -129,7 +128,6 @@ class StartSpec(ServerSpec):
     def plan(self, inventory: Inventory, snapshot: ClusterSnapshot) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
         from launcher.serving import network_gate
-        from launcher.serving.serve_plan import plan_serve
 
         request = self.request(inventory, snapshot.config)
         prove, known = (
@@ -218,7 +216,6 @@ def _fetch(
     notes it. Also returns the seconds that it took; raises what `ensure_model` does.
     """
     from launcher.app import servers
-    from launcher.distribute import model_fetch
 
     inventory = session.inventory
     # One that runs has its model, and is watched, refused or, with --replace, made room for.
@@ -285,7 +282,6 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.serving import endpoints, network_gate, serve_forecast
-    from launcher.serving.watch import summary, watch
 
     snapshot, request, start, plan, fetched = begun
     name = start.desired.name

@@ -13,6 +13,12 @@ from launcher.app import json_line, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import show, show_live
+from launcher.app.workloads import workloads
+from launcher.tools.network_verdict import parse_record
+from launcher.tools.observe import commands, read
+from launcher.tools.ray_judges import try_payload
+from launcher.tools.site import Site
+from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
     from launcher.serving.status import ClusterStatus
@@ -48,13 +54,7 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
-    from launcher.app.workloads import workloads
     from launcher.serving import status
-    from launcher.tools.network_verdict import parse_record
-    from launcher.tools.observe import commands, read
-    from launcher.tools.ray_judges import try_payload
-    from launcher.tools.site import Site
-    from launcher.tools.snapshot import ClusterSnapshot
 
     inventory = session.inventory
     asked = commands(inventory, [inventory.image], session.reached, compiled=True, models=True)

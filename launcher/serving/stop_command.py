@@ -12,10 +12,13 @@ from launcher.agent import state
 from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
+from launcher.app.workloads import workloads
 from launcher.core.errors import RequestError
+from launcher.serving.stop_plan import plan_forget, plan_stop
+from launcher.tools import history, serving_judges
+from launcher.tools.servers import Server
 
 if TYPE_CHECKING:
-    from launcher.tools.servers import Server
     from launcher.tools.snapshot import ClusterSnapshot
 
 
@@ -66,8 +69,6 @@ def _standing(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
     run, its files say which.
     """
     from launcher.app.servers import require_servers
-    from launcher.tools import history
-    from launcher.tools.servers import Server
 
     if not snapshot.site.head_runs:
         return [Server(name=name) for name in history.names_with(snapshot.site, state.DESIRED)]
@@ -85,9 +86,6 @@ def _stop_servers(
     """Stop those that run and forget those that are over, which are not known without the head's
     container.
     """
-    from launcher.serving.stop_plan import plan_forget, plan_stop
-    from launcher.tools import serving_judges
-
     began, site = time.monotonic(), snapshot.site
     reachable = site.head_runs
     live = [server for server in chosen if server.runs or not reachable]
@@ -131,8 +129,6 @@ def _stop_servers(
 
 def _stop_jobs(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
     """Stop what features run beside servers."""
-    from launcher.app.workloads import workloads
-
     if session.inventory.ray.off:  # without which nothing else runs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
     for workload in workloads():

@@ -12,6 +12,7 @@ from launcher.app.session import Session
 from launcher.app.terminal import say
 from launcher.core.domain import Node
 from launcher.core.errors import NodeError
+from launcher.tools.servers import Kept
 
 
 @command(shows="none")
@@ -47,8 +48,6 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
     """Return the node of a server and where it listens there; where none is known of, what the
     inventory says.
     """
-    from launcher.tools.servers import Kept
-
     inventory = session.inventory
     try:
         found = choose.kept(session)
