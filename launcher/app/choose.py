@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from launcher.agent.desired import Desired
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, together
 from launcher.tools import servers
 from launcher.tools.ray_judges import read_payload
-
-if TYPE_CHECKING:
-    from launcher.agent.desired import Desired
-    from launcher.tools.servers import Kept
+from launcher.tools.servers import Kept
 
 
 def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -19,9 +19,7 @@ from launcher.app.progress import Printer, printer
 from launcher.app.refusal import recorded
 from launcher.app.session import Session, reach, read
 from launcher.core.domain import Inventory, Node
-
-if TYPE_CHECKING:
-    from launcher.core.plan import Plan
+from launcher.core.plan import Plan
 
 # Who sees what happens: everybody (machines with --json), people alone, for --json is an answer
 # then, or nobody.

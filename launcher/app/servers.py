@@ -5,10 +5,11 @@ servers and which jobs run.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.app.session import Session
 from launcher.core.errors import NodeError
+from launcher.core.plan import Plan
 from launcher.core.transport import Command, by_node
 from launcher.tools import history, network_verdict, running
 from launcher.tools import model as models
@@ -17,9 +18,6 @@ from launcher.tools.observe import observe
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
-
-if TYPE_CHECKING:
-    from launcher.core.plan import Plan
 
 
 def look(

@@ -23,12 +23,12 @@ from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory, Node, fold
 from launcher.core.errors import ConnectError, RequestError, together
 from launcher.core.events import Event, Kind, State
+from launcher.core.plan import Plan
 from launcher.core.transport import Command, Recording, Transport
 from launcher.tools import symptoms
 from launcher.tools.site import Site
 
 if TYPE_CHECKING:
-    from launcher.core.plan import Plan
     from launcher.ssh.fleet import Fleet
 
 T = TypeVar("T")

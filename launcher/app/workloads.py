@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from launcher.app.command import Call
 from launcher.app.registry import entries, load
-
-if TYPE_CHECKING:
-    from launcher.app.command import Call
-    from launcher.app.session import Session
-    from launcher.app.terminal import Line
-    from launcher.tools.snapshot import ClusterSnapshot
+from launcher.app.session import Session
+from launcher.app.terminal import Line
+from launcher.tools.snapshot import ClusterSnapshot
 
 
 class Job(Protocol):

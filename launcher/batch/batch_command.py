@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
@@ -21,23 +21,27 @@ from launcher.app.registry import extended
 from launcher.app.session import Session
 from launcher.app.terminal import field
 from launcher.batch import batch_flags, gather, job_store, progress_text, shipping
-from launcher.batch.batch_plan import BatchSnapshot, Options, Request, plan_batch, query_entry
+from launcher.batch.batch_plan import (
+    BatchSnapshot,
+    Options,
+    Request,
+    Start,
+    plan_batch,
+    query_entry,
+)
 from launcher.batch.job_spec import job_spec
+from launcher.batch.job_store import Progress
 from launcher.batch.output_folder import OutputFolder, size
+from launcher.batch.shape import Job
 from launcher.batch.watch import Watched, data, watch
 from launcher.core import sizes, untrusted
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.events import Event
+from launcher.core.plan import Plan
 from launcher.distribute.model_fetch import ensure_model
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
-
-if TYPE_CHECKING:
-    from launcher.batch.batch_plan import Start
-    from launcher.batch.job_store import Progress
-    from launcher.batch.shape import Job
-    from launcher.core.plan import Plan
 
 # What an optional package gives for its options: called with whether other options are about nodes,
 # it returns a function that prints a job instead of running it, or None; it raises UsageError.

@@ -7,13 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from launcher.batch.shape import Job
-    from launcher.inventory.mistakes import Where
+from launcher.batch.shape import Job
+from launcher.inventory.mistakes import Where
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,14 +13,11 @@ from launcher.app.session import Session
 from launcher.app.terminal import say, show
 from launcher.batch import batches, job_store
 from launcher.batch import jobs_view as ui
-from launcher.batch.batches import query_list, the_batch
+from launcher.batch.batches import BatchStatus, query_list, the_batch
 from launcher.core.errors import NodeError, RequestError
 from launcher.core.plan import Plan, Stage, Step
 from launcher.tools import servers
-
-if TYPE_CHECKING:
-    from launcher.batch.batches import BatchStatus
-    from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.snapshot import ClusterSnapshot
 
 
 @command(flags=[options.LOCK_WAIT, options.JSON])

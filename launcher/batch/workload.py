@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.app import servers as server
 from launcher.app.command import Call
@@ -21,9 +21,7 @@ from launcher.tools.ray_judges import read_payload
 from launcher.tools.running import ask_jobs
 from launcher.tools.serving_judges import Batch
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.snapshot import ClusterSnapshot
 
 lines = jobs_view.lines
 

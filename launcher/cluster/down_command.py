@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,12 +14,10 @@ from launcher.cluster.down_plan import plan_down
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.core.errors import GateError, LockError, NodeError, VlaunchError, together
+from launcher.core.plan import Plan
+from launcher.tools.host import HostFacts
 from launcher.tools.observe import commands, read
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.core.plan import Plan
-    from launcher.tools.host import HostFacts
 
 
 @command(path=True, flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +19,7 @@ from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.app.terminal import show
 from launcher.cluster import secret_files
+from launcher.cluster.secret_files import SecretFile
 from launcher.cluster.secrets_view import render
 from launcher.cluster.up_command import bring_up
 from launcher.core import redaction, untrusted
@@ -29,9 +29,6 @@ from launcher.core.transport import Command
 from launcher.tools import ray, serving_judges
 from launcher.tools.observe import observe
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.cluster.secret_files import SecretFile
 
 
 @click.group()

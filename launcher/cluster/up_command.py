@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,12 +13,10 @@ from launcher.app.find_inventory import remember
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Secret
+from launcher.core.plan import Plan
 from launcher.distribute import image_copy
 from launcher.tools.observe import observe
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.core.plan import Plan
 
 
 @command(

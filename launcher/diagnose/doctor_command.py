@@ -7,7 +7,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,12 +19,8 @@ from launcher.core.domain import Answer, Node
 from launcher.core.transport import Command
 from launcher.diagnose import diagnosis, log_files
 from launcher.diagnose import doctor_view as ui
-from launcher.diagnose.doctor import diagnose
+from launcher.diagnose.doctor import Diagnosis, diagnose
 from launcher.tools.diagnosis_read import Told, read
-
-if TYPE_CHECKING:
-    from launcher.diagnose.doctor import Diagnosis
-
 
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 

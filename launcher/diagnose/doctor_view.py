@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import json_line, terminal
+from launcher.app.terminal import Line
 from launcher.app.text import line, log
 from launcher.app.text import plain as _text
 from launcher.core.domain import fold
@@ -18,8 +19,6 @@ from launcher.diagnose.doctor import KINDS, RANK_HANGS, Diagnosed, Diagnosis, Ki
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from launcher.app.terminal import Line
 
 _TITLES: dict[Kind, tuple[str, str]] = {
     "now": ("most likely first", "red"),

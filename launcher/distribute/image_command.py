@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,10 +14,8 @@ from launcher.app.command import Call, command
 from launcher.app.terminal import say, show
 from launcher.distribute import images_view as ui
 from launcher.distribute.image_copy import copy, look, pull
-
-if TYPE_CHECKING:
-    from launcher.distribute.image_store import Store
-    from launcher.tools.docker import Image
+from launcher.distribute.image_store import Store
+from launcher.tools.docker import Image
 
 
 @click.group()

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from launcher.app import json_line, options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
+from launcher.app.session import Session
 from launcher.app.terminal import say, show
 from launcher.core.domain import Node, fold
 from launcher.core.errors import RequestError
 from launcher.core.sizes import told
 from launcher.distribute import chain
 from launcher.distribute import models_view as ui
+from launcher.distribute.chain import Model, Seen
 from launcher.distribute.model_copy import copy
 from launcher.distribute.model_programs import Programs, check_path, missing_told
 from launcher.distribute.model_pull import pull
 from launcher.tools import servers
-
-if TYPE_CHECKING:
-    from launcher.app.session import Session
-    from launcher.distribute.chain import Model, Seen
 
 
 @click.group()

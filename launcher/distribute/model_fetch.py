@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from launcher.app.session import Session
 from launcher.core.domain import Node, fold
+from launcher.core.plan import Plan
 from launcher.distribute import model_copy, model_pull
 from launcher.distribute.copying import Options
 from launcher.distribute.model_plan import plan_copy, whole_on
-
-if TYPE_CHECKING:
-    from launcher.app.session import Session
-    from launcher.core.plan import Plan
-    from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.snapshot import ClusterSnapshot
 
 
 def ensure_model(

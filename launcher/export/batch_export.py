@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 
+from launcher.batch.batch_plan import Request
+from launcher.core.domain import Inventory
 from launcher.export import pod_options
 from launcher.export.target import Target, object_name
-
-if TYPE_CHECKING:
-    from launcher.batch.batch_plan import Request
-    from launcher.core.domain import Inventory
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,12 +12,9 @@ from launcher.app.choose import chosen_model
 from launcher.core.domain import ServeDefaults
 from launcher.export import files, pod_options
 from launcher.export.group import group
-from launcher.export.target import Target, object_name
+from launcher.export.target import Kind, Target, object_name
 from launcher.serving.start import StartSpec, policy
 from launcher.serving.vllm_args import arguments
-
-if TYPE_CHECKING:
-    from launcher.export.target import Kind
 
 
 @click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")

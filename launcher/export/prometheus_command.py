@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from launcher.app import options, session
 from launcher.app.choose import chosen
 from launcher.app.terminal import say
+from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 from launcher.export.files import write
-
-if TYPE_CHECKING:
-    from launcher.core.domain import Inventory
 
 
 @click.command(

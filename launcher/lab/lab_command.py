@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,7 @@ from launcher.core.errors import RequestError, VlaunchError
 from launcher.lab import bring_up, layout, parts, remove
 from launcher.lab import status as observed
 from launcher.lab.gpu_models import MODELS, PLAINLY
-
-if TYPE_CHECKING:
-    from launcher.lab.layout import Lab
+from launcher.lab.layout import Lab
 
 _NAME = click.option(
     "--name", default="vlaunch-lab", show_default=True, help="Which practice cluster."

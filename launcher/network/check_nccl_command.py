@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -27,14 +26,11 @@ from launcher.core.redaction import redact
 from launcher.core.transport import by_node
 from launcher.network import levels, nccl, network_view
 from launcher.network import page as network_page
-from launcher.network.network_shape import Ask, Proof
+from launcher.network.network_shape import Ask, Proof, Verdict
 from launcher.network.network_shape import as_json as plain
 from launcher.tools import network_verdict as kept
 from launcher.tools.observe import observe
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.network.network_shape import Verdict
 
 
 @command(

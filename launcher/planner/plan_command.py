@@ -16,13 +16,11 @@ from launcher.core.errors import RequestError
 from launcher.planner import choice, plan_view
 from launcher.planner.advice import commands
 from launcher.planner.answer import answer
-from launcher.planner.choice import Question, Want
+from launcher.planner.choice import Planned, Question, Want
 from launcher.planner.cluster import Link
-from launcher.planner.flags import flags_of, length_of
+from launcher.planner.flags import Flags, flags_of, length_of
 
 if TYPE_CHECKING:
-    from launcher.planner.choice import Planned
-    from launcher.planner.flags import Flags
     from launcher.planner.plan_inputs import Inputs
 
 _CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}

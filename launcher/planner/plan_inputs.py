@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from launcher.app.session import Session
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.core.transport import by_node
@@ -23,9 +24,6 @@ from launcher.tools import history, network_verdict, observe, vllm
 from launcher.tools import model as models
 from launcher.tools.history import Answered
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.app.session import Session
 
 # A model's name, what it is made of, and the bytes of its weights.
 Model = tuple[str, Architecture, int]

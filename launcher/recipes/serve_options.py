@@ -6,20 +6,18 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
+from launcher.app.command import Call
+from launcher.core.domain import Inventory
 from launcher.recipes import pasted
+from launcher.recipes.vllm_command import VllmCommand
+from launcher.serving.start import StartSpec
 from launcher.tools import observe, placement, vllm
-
-if TYPE_CHECKING:
-    from launcher.app.command import Call
-    from launcher.core.domain import Inventory
-    from launcher.recipes.vllm_command import VllmCommand
-    from launcher.serving.start import StartSpec
-    from launcher.tools.placement import Placement
+from launcher.tools.placement import Placement
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,10 +10,10 @@ import json
 import sys
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
+from launcher.agent.desired import Desired
 from launcher.agent.task import HEALTH, named
 from launcher.app import choose, options
 from launcher.app.command import Call, command
@@ -26,9 +26,6 @@ from launcher.core.transport import Command
 from launcher.serving import curl
 from launcher.serving.endpoints import url
 from launcher.tools import agent_queries, docker, servers
-
-if TYPE_CHECKING:
-    from launcher.agent.desired import Desired
 
 _LONGEST = 2**26  # characters of an answer; the longest context of a model is a tenth of it
 _PROMPT = "Say hello."

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,13 +15,10 @@ from launcher.app.command import Call, command
 from launcher.app.session import Session
 from launcher.app.terminal import show, show_live
 from launcher.core.errors import NodeError
-from launcher.serving.metrics import Counting
+from launcher.serving.metrics import Counting, Look
 from launcher.tools import servers
 from launcher.tools.ray_judges import try_payload
-
-if TYPE_CHECKING:
-    from launcher.serving.metrics import Look
-    from launcher.tools.servers import Kept
+from launcher.tools.servers import Kept
 
 
 @command(path=True, shows="none", flags=[options.JSON])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from launcher.app import issue_certificates
 from launcher.app.apply import apply
@@ -26,16 +25,13 @@ from launcher.network.nccl import Reading
 from launcher.network.network_shape import Ask, Proof
 from launcher.planner import expected
 from launcher.serving import wanted
+from launcher.serving.serve_plan import Start
 from launcher.serving.serve_request import Request
 from launcher.serving.stop_plan import plan_stop
 from launcher.tools import network_verdict
 from launcher.tools.network_verdict import Record
 from launcher.tools.placement import Placement
 from launcher.tools.snapshot import ClusterSnapshot
-
-if TYPE_CHECKING:
-    from launcher.serving.serve_plan import Start
-
 
 _APART = (
     "replicas of a dense model exchange nothing: only requests and answers pass between the nodes"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import click
 
@@ -27,14 +26,11 @@ from launcher.core.errors import (
     VlaunchError,
 )
 from launcher.core.transport import by_node
-from launcher.serving.start import StartSpec, begin, finish, flags, policy
+from launcher.serving.start import Begun, StartSpec, begin, finish, flags, policy
 from launcher.tools import history
+from launcher.tools.history import Answered
 from launcher.tools.observe import observe
 from launcher.tools.site import Site
-
-if TYPE_CHECKING:
-    from launcher.serving.start import Begun
-    from launcher.tools.history import Answered
 
 
 @command(

@@ -5,8 +5,9 @@ split would hold more; after it what came of that, and what one more node would 
 from __future__ import annotations
 
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from launcher.app.session import Session
 from launcher.core.domain import ServerSpec
 from launcher.core.errors import RequestError
 from launcher.planner.advice import arguments, one_more_node
@@ -17,14 +18,11 @@ from launcher.planner.cluster import Cluster, Link
 from launcher.planner.estimate import Range
 from launcher.planner.flags import flags_of
 from launcher.planner.plan_inputs import env_of, hosts_of, link_of, starts_of
+from launcher.serving.serve_request import Request
+from launcher.serving.start import StartSpec
 from launcher.tools import vllm
 from launcher.tools.placement import narrow
 from launcher.tools.snapshot import ClusterSnapshot
-
-if TYPE_CHECKING:
-    from launcher.app.session import Session
-    from launcher.serving.serve_request import Request
-    from launcher.serving.start import StartSpec
 
 _EXACT = 0.005  # how far a figure may be off that counts as the planned one
 

@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
+from launcher.agent.desired import Desired
 from launcher.agent.task import named
 from launcher.app import choose, json_line, options
 from launcher.app.command import Call, command
@@ -24,9 +25,6 @@ from launcher.serving.soak import retransmits
 from launcher.serving.soak.load import Endpoint, Load
 from launcher.serving.soak.verdict import judge, rows
 from launcher.tools import servers
-
-if TYPE_CHECKING:
-    from launcher.agent.desired import Desired
 
 _LONGEST = 7 * 86400.0
 _pause = time.sleep

@@ -19,21 +19,19 @@ from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
+from launcher.core.plan import Plan
 from launcher.distribute import model_fetch
 from launcher.serving import balancing, curl
 from launcher.serving.endpoints import url
-from launcher.serving.serve_plan import plan_serve
+from launcher.serving.serve_plan import Start, plan_serve
 from launcher.serving.serve_request import Request
-from launcher.serving.watch import summary, watch
+from launcher.serving.watch import Served, summary, watch
 from launcher.tools import placement, vllm
 from launcher.tools.placement import narrow
+from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
-    from launcher.core.plan import Plan
     from launcher.serving.serve_forecast import ServePlan
-    from launcher.serving.serve_plan import Start
-    from launcher.serving.watch import Served
-    from launcher.tools.snapshot import ClusterSnapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
 

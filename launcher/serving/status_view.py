@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from launcher.agent.observed import Fault
 from launcher.app.table import with_columns
 from launcher.app.terminal import Line
 from launcher.app.text import line, log, plain
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
-
-    from launcher.agent.observed import Fault
 
 COLOURS = {
     **dict.fromkeys(("running", "alive", *GOOD), "green"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,9 +16,7 @@ from launcher.core.errors import RequestError
 from launcher.serving.stop_plan import plan_forget, plan_stop
 from launcher.tools import history, serving_judges
 from launcher.tools.servers import Server
-
-if TYPE_CHECKING:
-    from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.snapshot import ClusterSnapshot
 
 
 @command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])
