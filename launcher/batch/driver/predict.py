@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import batches, cluster, shipped, source
+from . import batches, budget, cluster, shipped, source
 from . import job as jobs
 from .manifest import Manifest
 from .progress import Progress
@@ -28,8 +28,6 @@ def run(
     progress: Progress,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
-    from . import budget
-
     cluster.connect(logs=True)
     cluster.settings()
     asked = job.predict

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from . import cluster, rows
 from .job import DataParallel, Failed, Job, Refused
 from .manifest import Manifest
 from .progress import Progress
@@ -62,8 +63,6 @@ def run(
             cannot be read, or rows are to be preprocessed.
         Failed: a rank failed or was too slow; all ranks have been ended.
     """
-    from . import cluster
-
     parallel = job.data_parallel
     assert parallel is not None  # noqa: S101 - the mode says so
     if job.preprocess is not None:
@@ -229,8 +228,6 @@ def read(
     job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]]
 ) -> Iterator[Row]:
     """Yield the pending rows in the order of the input."""
-    from . import rows
-
     for split in manifest.splits:
         if pending.get(split.index):
             yield from rows.read_split(job, manifest, split, list(pending[split.index]))
