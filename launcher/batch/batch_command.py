@@ -216,8 +216,10 @@ def _run(
 
 
 def _fetch(call: Call, session: Session, snapshot: ClusterSnapshot, job: Job, start: Start) -> bool:
-    """Copy the model of a job that is about to start to the nodes that lack it, where that is asked
-    for and this is no dry run; True when it was copied. Raises what `ensure_model` does.
+    """Copy the model of a job that is about to start to the nodes that lack it, if `--fetch` or the
+    inventory says so and this is no dry run.
+
+    Return True when it was copied. Raises what `ensure_model` does.
     """
     begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
     if not begins or not (call.fetch or session.inventory.models.spread == "auto"):

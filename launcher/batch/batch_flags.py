@@ -146,7 +146,7 @@ def read(asked: Mapping[str, Any]) -> Job:
     words = dict(asked)
     path, allow = words.pop("path"), words.pop("allow")
     given = {name: words[name] for name in FLAGS}
-    said = {
+    options = {
         name: value
         for name, value in given.items()
         if value is not None and value != () and value is not False
@@ -156,9 +156,9 @@ def read(asked: Mapping[str, Any]) -> Job:
             raise click.UsageError(
                 "--allow is about the paths in a JOB.yaml; those of flags may lead anywhere"
             )
-        if not said:
+        if not options:
             raise click.UsageError(
                 "name a job file, or say what to answer with --model, --input and --output"
             )
-        return flags.job(said, Path.cwd())
-    return flags.over(path, said, allow=allow)
+        return flags.job(options, Path.cwd())
+    return flags.over(path, options, allow=allow)

@@ -85,7 +85,7 @@ def read(
     """Put together what lies on the head and what Ray says; those that run come first, then the
     last one begun.
     """
-    runs = {each.name: each for each in serving_judges.batches(said)}
+    runs = {job.name: job for job in serving_judges.batches(said)}
     known = {entry.name: entry for entry in entries}
     root = jobs_folder(inventory)
     found = [
@@ -96,8 +96,8 @@ def read(
 
 
 def running(snapshot: ClusterSnapshot, answer: Answer | None) -> tuple[BatchStatus, ...]:
-    """Return the jobs that run, with their progress from the answer to `query_list`, if it was
-    asked.
+    """Return the jobs that run, with their progress from the answer to `query_list`, where
+    there is one.
     """
     entries: tuple[Entry, ...] = ()
     with contextlib.suppress(UnreadableAnswer):

@@ -30,36 +30,44 @@ _REQUIRED = {
     "input": "Where rows come from",
     "output": "Folder of the answers",
 }
-# What may change between two runs of a job, and so may be said beside its file.
+# What may change between two runs of a job, and so may be given beside its file.
 _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
 
 
-def job(said: Mapping[str, Any], folder: Path) -> Job:
+def job(options: Mapping[str, Any], folder: Path) -> Job:
     """Return the job that flags alone describe, by their names (`batch_flags.FLAGS`); relative
     paths start at `folder`. Raises JobError.
 
     Its name follows from what it does, unless `--name` gives one: the same command is the same job.
     """
     within = Bounds(folder=folder)
-    where, mistakes = _written(said)
+    where, mistakes = _written(options)
     wrong = [
-        (f"--{name}", f"is missing: {what}") for name, what in _REQUIRED.items() if name not in said
+        (f"--{name}", f"is missing: {what}")
+        for name, what in _REQUIRED.items()
+        if name not in options
     ]
-    wrong += [*mistakes, *_contradictions(said, where)]
-    if "system" in said or "chat" in said:
-        wrong += _messages(said, within, where)
+    wrong += [*mistakes, *_contradictions(options, where)]
+    if "system" in options or "chat" in options:
+        wrong += _messages(options, within, where)
     made, found = load.check(_document(where), within, name="batch")
-    wrong += [(_flag(one.where, said), one.text) for one in found if not _is_missing(one, said)]
+    wrong += [
+        (_flag(one.where, options), one.text) for one in found if not _is_missing(one, options)
+    ]
     if wrong or made is None:
         raise _refused(wrong)
-    return made if said.get("name") else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
+    return (
+        made if options.get("name") else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
+    )
 
 
-def _contradictions(said: Mapping[str, Any], where: dict[Where, object]) -> list[tuple[str, str]]:
+def _contradictions(
+    options: Mapping[str, Any], where: dict[Where, object]
+) -> list[tuple[str, str]]:
     """Of two flags that exclude each other, take the first out of `where` and tell the second."""
     wrong = []
     for first, second in ("column", "template"), ("system", "chat"):
-        if first in said and second in said:
+        if first in options and second in options:
             where.pop(FLAGS[first][0], None)
             wrong.append((f"--{second}", f"should be left out with --{first}"))
     return wrong
@@ -73,25 +81,26 @@ def _about(made: Job) -> str:
     return load.name_of(Path(last))[:24].strip("-_.") or "rows"
 
 
-def over(path: Path, said: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
+def over(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
     """Return the job of the file at `path` with the flags over it; raises JobError.
 
-    Only what may change between two runs can be said beside a file: the rest is the job's identity.
+    Only options that may change between two runs are allowed beside a file: the rest is the job's
+    identity.
 
     Args:
         path: the file. Relative paths in it start at its folder, and must lead into it.
-        said: the flags beside it.
+        options: the flags beside it.
         allow: more folders that its paths may lead into.
     """
     content = load.parse(load.read(path))
-    tuning = {name: value for name, value in said.items() if name in _TUNING}
+    tuning = {name: value for name, value in options.items() if name in _TUNING}
     where, unwritten = _written(tuning, _stage(content))
     made, mistakes = load.check(
         _overlaid(content, where), places.bounds(path, allow), name=load.name_of(path)
     )
     own = [one for one in mistakes if _is_flags(one, where, content)]
-    wrong = [*_not_beside(said, path), *unwritten]
-    wrong += [(_flag(one.where, said), one.text) for one in own]
+    wrong = [*_not_beside(options, path), *unwritten]
+    wrong += [(_flag(one.where, options), one.text) for one in own]
     of_file = refused(path, content, [one for one in mistakes if one not in own])
     if wrong:
         raise _refused(wrong, of_file.mistakes)
@@ -105,10 +114,10 @@ def _stage(content: Document) -> str:
     return "predict" if "predict" in (content.data or {}) else "engine"
 
 
-def _not_beside(said: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
+def _not_beside(options: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
     """Yield the flags that say what the file at `path` must say."""
     text = f"cannot be combined with a job file; change it in {path.name}, or leave the file out"
-    for name in said:
+    for name in options:
         if name not in _TUNING:
             yield spelled(name), text
 
@@ -127,12 +136,12 @@ def _holds(section: Where, where: Iterable[Where]) -> bool:
 
 
 def _written(
-    said: Mapping[str, Any], stage: str = "engine"
+    options: Mapping[str, Any], stage: str = "engine"
 ) -> tuple[dict[Where, object], list[tuple[str, str]]]:
-    """Return what a file would say, by its places, and what cannot be said in one."""
+    """Return what a file would say, by its places, and what no file can say."""
     where: dict[Where, object] = {}
     wrong: list[tuple[str, str]] = []
-    for name, value in said.items():
+    for name, value in options.items():
         if name == "engine_arg":
             for text in value:
                 key, equals, rest = text.partition("=")
@@ -150,15 +159,15 @@ def _written(
 
 
 def _messages(
-    said: Mapping[str, Any], within: Bounds, where: dict[Where, object]
+    options: Mapping[str, Any], within: Bounds, where: dict[Where, object]
 ) -> list[tuple[str, str]]:
     """Write the prompt as messages: the system's, if any, and the user's."""
     where.pop(("prompt", "column"), None)
     content = where.pop(("prompt", "template"), None)
     if content is None:
-        column = said.get("column") or ("text" if _is_text(said, within) else "prompt")
+        column = options.get("column") or ("text" if _is_text(options, within) else "prompt")
         if not column.isidentifier():
-            flag = "--system" if "system" in said else "--chat"
+            flag = "--system" if "system" in options else "--chat"
             return [
                 (
                     "--column",
@@ -169,16 +178,16 @@ def _messages(
                 )
             ]
         content = f"{{{{ {column} }}}}"
-    system = [{"role": "system", "content": said["system"]}] if "system" in said else []
+    system = [{"role": "system", "content": options["system"]}] if "system" in options else []
     where["prompt", "chat"] = [*system, {"role": "user", "content": content}]
     return []
 
 
-def _is_text(said: Mapping[str, Any], within: Bounds) -> bool:
-    if "format" in said or not said.get("input"):
-        return bool(said.get("format") == "text")
+def _is_text(options: Mapping[str, Any], within: Bounds) -> bool:
+    if "format" in options or not options.get("input"):
+        return bool(options.get("format") == "text")
     try:
-        source = places.source(said["input"][0], within)
+        source = places.source(options["input"][0], within)
         name = (
             inputs.found(source, within)[0].path.name if source.where == "control" else source.text
         )
@@ -206,7 +215,7 @@ def _document(where: Mapping[Where, object]) -> Document:
 
 
 def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
-    """Return the document as if it also said what `where` does.
+    """Return the document as if it also had what `where` does.
 
     Its mappings are copied where they change.
     """
@@ -239,7 +248,7 @@ def _section(data: dict[str, Any], where: Where) -> dict[str, Any]:
     return data
 
 
-def _flag(where: Where, said: Container[str]) -> str:
+def _flag(where: Where, options: Container[str]) -> str:
     """Return the flag that a mistake at `where` is about: the given one, where several write
     there.
     """
@@ -248,19 +257,19 @@ def _flag(where: Where, said: Container[str]) -> str:
     if where[:2] == ("engine", "args"):
         return f"--engine-arg {label(str(where[2]))}" if len(where) > 2 else "--engine-arg"
     if where[:2] == ("prompt", "chat"):
-        return _message_flag(where, said)
+        return _message_flag(where, options)
     if where[0] == "predict":
         where = ("engine", *where[1:])
     near = [name for name, (place, _) in FLAGS.items() if _share(place, where)]
-    near.sort(key=lambda name: name not in said)
+    near.sort(key=lambda name: name not in options)
     return spelled(near[0]) if near else ""
 
 
-def _message_flag(where: Where, said: Container[str]) -> str:
+def _message_flag(where: Where, options: Container[str]) -> str:
     """Return the flag that a message of the prompt is made of."""
-    if where[2:3] == (0,) and "system" in said:
+    if where[2:3] == (0,) and "system" in options:
         return "--system"
-    return next((f"--{name}" for name in ("template", "column") if name in said), "--chat")
+    return next((f"--{name}" for name in ("template", "column") if name in options), "--chat")
 
 
 def _share(place: Where, where: Where) -> bool:
@@ -268,9 +277,9 @@ def _share(place: Where, where: Where) -> bool:
     return all(one == other for one, other in zip(place, where, strict=False))
 
 
-def _is_missing(mistake: Mistake, said: Container[str]) -> bool:
+def _is_missing(mistake: Mistake, options: Container[str]) -> bool:
     """Tell whether the mistake is only that a flag, which was told already, is missing."""
-    missing = {FLAGS[name][0] for name in _REQUIRED if name not in said}
+    missing = {FLAGS[name][0] for name in _REQUIRED if name not in options}
     if mistake.about_key and any(place[:1] == mistake.where[:1] for place in missing):
         return True
     return mistake.where == () and ("model",) in missing

@@ -188,9 +188,9 @@ def parse_list(answer: Answer) -> tuple[Entry, ...]:
         raise UnreadableAnswer(
             f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
         )
-    found = [_entry(each) for each in said if isinstance(each, dict)]
+    entries = [_entry(item) for item in said if isinstance(item, dict)]
     # A folder of another name, or one that somebody made by hand, is no job of ours.
-    return tuple(each for each in found if serving_judges.BATCH_NAME.fullmatch(each.name))
+    return tuple(entry for entry in entries if serving_judges.BATCH_NAME.fullmatch(entry.name))
 
 
 def parse_outputs(node: str, text: str) -> tuple[Output, ...]:

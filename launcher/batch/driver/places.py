@@ -161,8 +161,8 @@ def connect(address: str) -> tuple[Any, str]:
     """
     from pyarrow import fs
 
-    found: tuple[Any, str] = fs.FileSystem.from_uri(address)
-    return found
+    filesystem_and_path: tuple[Any, str] = fs.FileSystem.from_uri(address)
+    return filesystem_and_path
 
 
 def files(where: str) -> list[StoredFile]:

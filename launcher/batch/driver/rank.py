@@ -175,7 +175,7 @@ class Rank:
         outputs = list(self.llm.wait_for_completion(use_tqdm=False))
         if len(outputs) != len(given):
             raise RuntimeError(
-                f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers"
+                f"vLLM was given {len(given)} prompts and returned {len(outputs)} answers"
             )
         return outputs if asked else []
 
@@ -200,12 +200,12 @@ class Rank:
                 outputs.append(problem)
         return outputs
 
-    def generate(self, asked: list[list[int]], params: SamplingParams) -> list[Any]:
+    def generate(self, token_ids: list[list[int]], params: SamplingParams) -> list[Any]:
         """Let the engine answer prompts of token ids, in their order."""
-        outputs = list(self.llm.generate(prompts(asked), params, use_tqdm=False))
-        if len(outputs) != len(asked):  # whose answers they are, nobody could tell
+        outputs = list(self.llm.generate(prompts(token_ids), params, use_tqdm=False))
+        if len(outputs) != len(token_ids):  # answers could not be matched with prompts
             raise RuntimeError(
-                f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers"
+                f"vLLM was given {len(token_ids)} prompts and returned {len(outputs)} answers"
             )
         return outputs
 
