@@ -29,8 +29,8 @@ from launcher.batch.batch_plan import (
     plan_batch,
     query_entry,
 )
+from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import job_spec
-from launcher.batch.job_store import Progress
 from launcher.batch.output_folder import OutputFolder, size
 from launcher.batch.shape import Job
 from launcher.batch.watch import Watched, data, watch

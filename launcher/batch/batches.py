@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launcher.batch import job_store
+from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import jobs_folder
-from launcher.batch.job_store import Entry, Progress
+from launcher.batch.job_store import Entry
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.transport import Command

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from launcher.batch.driver.progress import Progress, parse_progress, sentence
 from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
@@ -23,31 +24,16 @@ _PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
 OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
-OVER = ("done", "failed", "refused", "stopped")
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
-_ENDLESS = 1e18  # of what is counted or timed
-_WARNINGS = 50
-_TEXT = 4000  # characters of a sentence that came from the head
 
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: object) -> str:
-    return " ".join(value.split())[:_TEXT] if isinstance(value, str) else ""
-
-
 # What a driver wrote down may be of another version: a value that has no sense is left at its
 # default.
-_Sentence = Annotated[str, decode.Then(_text), decode.Or("")]
-_Lines = Annotated[str, decode.shortened(_TEXT), decode.Then(str.strip), decode.Or("")]
-_Number = Annotated[float, decode.within(0, _ENDLESS), decode.Or(0.0)]
-_Count = Annotated[int, decode.within(0, _ENDLESS), decode.Or(0)]
-_Warning = Annotated[str, decode.Then(_text), decode.DROPPED]
-_Warnings = Annotated[
-    tuple[_Warning, ...], decode.Then(lambda each: each[-_WARNINGS:]), decode.Or(())
-]
+_Sentence = Annotated[str, decode.Then(sentence), decode.Or("")]
 _Object = Annotated[Mapping[str, Any], decode.Or({})]
 _Size = Annotated[int, decode.within(0, _LARGEST), decode.DROPPED]
 
@@ -71,54 +57,6 @@ def output_file(work: str, output: Output) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Why a driver ended, in its own words."""
-
-    message: _Sentence
-    evidence: _Lines = ""
-    hint: _Lines = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a job is, as its driver wrote it down last.
-
-    `rows` of None: the input has not been counted yet.
-    """
-
-    state: _Sentence = ""
-    text: _Sentence = ""
-    submission: _Sentence = ""
-    started: _Number = 0.0
-    updated: _Number = 0.0
-    rows: _Count | None = None
-    done: _Count = 0
-    errors: _Count = 0
-    before: _Count = 0
-    tokens_in: _Count = 0
-    tokens_out: _Count = 0
-    tokens_cached: _Count = 0
-    rows_per_second: _Number = 0.0
-    tokens_per_second: _Number = 0.0
-    eta: _Number | None = None
-    ready: _Count = 0
-    wanted: _Count = 0
-    restarts: _Count = 0
-    warnings: _Warnings = ()
-    error: Annotated[Trouble | None, decode.Or(None)] = None
-
-    @property
-    def over(self) -> bool:
-        """True when the driver wrote down its own end."""
-        return self.state in OVER
-
-    @property
-    def accounted(self) -> int:
-        """Rows that have an answer or an error row."""
-        return self.done + self.errors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A job's folder on the head.
 
@@ -139,7 +77,7 @@ class Entry:
     @property
     def digest(self) -> str:
         """The digest of the identity of the job there; empty when it was never prepared."""
-        return _text(self.job.get("digest"))
+        return sentence(self.job.get("digest"))
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -222,28 +160,18 @@ def parse_follow(answer: Answer) -> JobUpdate:
         or type(offset) is not int
         or not 0 <= offset < _LARGEST
     ):
-        raise UnreadableAnswer(
-            f"{answer.node}: {_text(said.get('error')) or 'Ray does not say how the job stands'}",
-            evidence=answer.tail,
-        )
+        reason = sentence(said.get("error")) or "Ray does not say how the job stands"
+        raise UnreadableAnswer(f"{answer.node}: {reason}", evidence=answer.tail)
     code, log = job.get("driver_exit_code"), said.get("log")
     log = log if isinstance(log, str) else ""
     return JobUpdate(
-        status=_text(job.get("status")),
-        message=_text(job.get("message")),
+        status=sentence(job.get("status")),
+        message=sentence(job.get("message")),
         exit_code=code if type(code) is int else None,
         progress=parse_progress(said.get("progress")),
         lines=tuple(each for each in re.split(r"[\r\n]+", untrusted.cut(log)) if each.strip()),
         offset=offset,
     )
-
-
-def parse_progress(said: object) -> Progress:
-    """Read a driver's progress as it was written; what has no sense is left at its default."""
-    given = _object(said)
-    replicas = _object(given.get("replicas"))
-    found = {**given, "ready": replicas.get("ready"), "wanted": replicas.get("wanted")}
-    return decode.fit(Progress, found, "the progress of a job")
 
 
 def parse(answer: Answer) -> dict[str, Any]:
@@ -260,7 +188,7 @@ def parse(answer: Answer) -> dict[str, Any]:
         )
     if "error" in said and "job" not in said:
         raise UnreadableAnswer(
-            f"{answer.node}: {_text(said['error'])}", evidence=_text(said["error"])
+            f"{answer.node}: {sentence(said['error'])}", evidence=sentence(said["error"])
         )
     return said
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.batch.job_store import OVER, Progress
+from launcher.batch.driver.progress import OVER, Progress
 from launcher.core import sizes
 
 _DOING = {

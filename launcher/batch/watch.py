@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from launcher.batch import job_store, progress_text
-from launcher.batch.job_store import JobUpdate, Progress, Trouble
+from launcher.batch.driver.progress import Progress, Trouble
+from launcher.batch.job_store import JobUpdate
 from launcher.core import untrusted
 from launcher.core.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.core.events import Event

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start, plan_batch
+from launcher.batch.driver.progress import Progress
 from launcher.batch.flags import over
 from launcher.batch.inputs import shipped
 from launcher.batch.job_spec import job_spec
-from launcher.batch.job_store import Entry, Progress
+from launcher.batch.job_store import Entry
 from launcher.batch.shape import Job
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError

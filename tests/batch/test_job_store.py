@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.batch import job_store
-from launcher.batch.job_store import Output, Progress
+from launcher.batch.driver.progress import Progress, Trouble, parse_progress
+from launcher.batch.job_store import Output
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 
@@ -201,7 +202,7 @@ def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
 )
 def test_progress_of_another_kind(said: object) -> None:
     """A number that is none counts as nothing; nobody falls over it."""
-    progress = job_store.parse_progress(said)
+    progress = parse_progress(said)
 
     assert (progress.done, progress.warnings, progress.error) == (0, (), None)
 
@@ -209,20 +210,16 @@ def test_progress_of_another_kind(said: object) -> None:
 def test_a_drivers_last_words_keep_their_lines() -> None:
     """Evidence has several; a message is one."""
     error = {"message": "it\nbroke", "evidence": "one\ntwo", "hint": "do\nthis"}
-    progress = job_store.parse_progress({"state": "failed", "error": error})
+    progress = parse_progress({"state": "failed", "error": error})
 
     assert progress.over
-    assert progress.error == job_store.Trouble(
-        message="it broke", evidence="one\ntwo", hint="do\nthis"
-    )
+    assert progress.error == Trouble(message="it broke", evidence="one\ntwo", hint="do\nthis")
     assert Progress().error is None
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
 def test_numbers_that_no_job_has(number: str) -> None:
     """Are left out, and stop nobody from reading the rest."""
-    found = job_store.parse_progress(
-        json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
-    )
+    found = parse_progress(json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}'))
 
     assert (found.state, found.done, found.eta) == ("running", 0, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.batch import progress_text
-from launcher.batch.job_store import Progress
+from launcher.batch.driver.progress import Progress
 from launcher.core import sizes
 
 

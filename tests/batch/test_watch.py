@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.app.progress import plain_line
-from launcher.batch.job_store import Progress
+from launcher.batch.driver.progress import Progress
 from launcher.batch.watch import Watched, watch
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import BatchError, DeadlineError, VlaunchError

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import budget, engine, failures, ledger, predict, ranks, sink, source, summary, survey
 from . import job as jobs
-from .progress import Progress
+from .progress import Tracker
 
 MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 # seconds to wait for the lock: who looks whether a driver lives holds it for an instant
@@ -43,7 +43,7 @@ def main(work: str) -> int:
     WORKING.clear()
     STOPPING.clear()
     signal.signal(signal.SIGTERM, asked_to_stop)
-    with held, Progress(job) as progress:
+    with held, Tracker(job) as progress:
         return watched(job, progress)
 
 
@@ -98,7 +98,7 @@ def lock(work: str) -> Any:
         time.sleep(0.1)
 
 
-def watched(job: jobs.Job, progress: Progress) -> int:
+def watched(job: jobs.Job, progress: Tracker) -> int:
     """Run the job; whatever ends it is said in the progress, the summary and the log."""
     run = BatchRun(job, progress)
     try:
@@ -130,7 +130,7 @@ class BatchRun:
     written.
     """
 
-    def __init__(self, job: jobs.Job, progress: Progress) -> None:
+    def __init__(self, job: jobs.Job, progress: Tracker) -> None:
         self.job, self.progress = job, progress
         self.manifest: survey.Manifest | None = None
         self.ledger: ledger.Ledger | None = None
@@ -156,7 +156,7 @@ class BatchRun:
         assert self.sink is not None  # noqa: S101 - opened
         self.sink.close()
 
-    def end(self, state: str, progress: Progress, failed: jobs.Failed | None) -> int:
+    def end(self, state: str, progress: Tracker, failed: jobs.Failed | None) -> int:
         """Keep what is answered, and say how the run ended."""
         WORKING.set()  # nor between a failure and its words
         try:
@@ -179,7 +179,7 @@ class BatchRun:
         return STOPPED if state == "stopped" else 1
 
 
-def work(job: jobs.Job, progress: Progress, run: BatchRun) -> None:
+def work(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
     """Take rows from the pipeline into the sink until there are no more."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened

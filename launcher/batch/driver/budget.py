@@ -15,7 +15,7 @@ from typing import Any
 
 from ...agent import cause
 from .job import Failed, Job
-from .progress import Progress
+from .progress import Tracker
 from .ray_internals import Actor, actors
 
 SECONDS = 2.0  # between two looks
@@ -179,7 +179,7 @@ class Watch:
     def __init__(
         self,
         job: Job,
-        progress: Progress,
+        progress: Tracker,
         actor: str,
         replicas: tuple[int, int],
         needs: Mapping[str, float],

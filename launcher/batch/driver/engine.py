@@ -16,7 +16,7 @@ from . import budget, cluster, lines, order, predict, prompts, source
 from .generation import reason
 from .job import Job
 from .manifest import Manifest
-from .progress import Progress
+from .progress import Tracker
 from .ray_internals import claim
 from .replica import Replica
 
@@ -35,7 +35,7 @@ MADE: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
-    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Progress
+    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Tracker
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     prompts.Prompter(job)  # a template that is wrong in itself is refused here, not on every row

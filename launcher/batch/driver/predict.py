@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import batches, budget, cluster, shipped, source
 from . import job as jobs
 from .manifest import Manifest
-from .progress import Progress
+from .progress import Tracker
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -25,7 +25,7 @@ def run(
     job: jobs.Job,
     manifest: Manifest,
     pending: Mapping[int, list[tuple[int, int]]],
-    progress: Progress,
+    progress: Tracker,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     cluster.connect(logs=True)

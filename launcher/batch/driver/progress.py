@@ -1,5 +1,5 @@
-"""How far a job is: counters, rates and what it is doing, as `progress.json`, written whole once a
-second.
+"""Progress of a job: counters, rates and what it is doing. The driver writes it once a second, as
+`progress.json`; the launcher reads it.
 """
 
 from __future__ import annotations
@@ -11,62 +11,160 @@ import re
 import sys
 import threading
 import time
+import typing
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
-from .job import Job
+from .job import Job, said
 
 VERSION = 1
 WINDOW = 30.0  # seconds over which rates are taken
 WARNINGS = 50
-TEXT, EVIDENCE = 1000, 8000  # characters
+TEXT, EVIDENCE = 1000, 8000  # characters that are written
+LONGEST = 4000  # characters of a text that are read
+ENDLESS = 1e18  # of what is counted or timed
 OVER = ("done", "failed", "refused", "stopped")
+# of prompts, of answers, and of prompts as far as vLLM had them in its cache
+TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
+
+
+@dataclass(kw_only=True)
+class Trouble:
+    """Why a driver ended, in its own words."""
+
+    message: str
+    evidence: str = ""
+    hint: str = ""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far a job is, as its driver wrote it down last.
+
+    `rows` of None: the input has not been counted yet.
+    """
+
+    state: str = ""
+    text: str = ""
+    submission: str = ""
+    started: float = 0.0
+    updated: float = 0.0
+    rows: int | None = None
+    done: int = 0
+    errors: int = 0
+    before: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    eta: float | None = None
+    ready: int = 0
+    wanted: int = 0
+    restarts: int = 0
+    warnings: tuple[str, ...] = ()
+    error: Trouble | None = None
+
+    @property
+    def over(self) -> bool:
+        """True when the driver wrote down its own end."""
+        return self.state in OVER
+
+    @property
+    def accounted(self) -> int:
+        """Rows that have an answer or an error row."""
+        return self.done + self.errors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `progress.json` holds of it."""
+        fields = said(self, Progress)
+        replicas = {name: fields.pop(name) for name in ("ready", "wanted")}
+        return {"version": VERSION, **fields, "replicas": replicas}
+
+
+def parse_progress(raw: object) -> Progress:
+    """Read progress as a driver of any version wrote it: a value that makes no sense is left at its
+    default.
+    """
+    fields = raw if isinstance(raw, dict) else {}
+    replicas, error, warnings = (fields.get(key) for key in ("replicas", "error", "warnings"))
+    replicas = replicas if isinstance(replicas, dict) else {}
+    fields = {**fields, "ready": replicas.get("ready"), "wanted": replicas.get("wanted")}
+    kinds = typing.get_type_hints(Progress)
+    del kinds["error"], kinds["warnings"]
+    given = {name: fitting(kind, fields.get(name)) for name, kind in kinds.items()}
+    if isinstance(warnings, list):
+        texts = (sentence(text) for text in warnings if isinstance(text, str))
+        given["warnings"] = tuple(texts)[-WARNINGS:]
+    if isinstance(error, dict):
+        evidence, hint = (error.get(key) for key in ("evidence", "hint"))
+        given["error"] = Trouble(
+            message=sentence(error.get("message")), evidence=lines(evidence), hint=lines(hint)
+        )
+    return Progress(**given)
+
+
+def fitting(kind: Any, value: Any) -> Any:
+    """Return a value that is of its kind and within bounds, or what means nothing."""
+    if options := typing.get_args(kind):
+        return None if value is None else fitting(options[0], value)
+    if kind is str:
+        return sentence(value)
+    return kind(value) if type(value) in (int, kind) and 0 <= value < ENDLESS else kind()
+
+
+def sentence(value: object) -> str:
+    """Return a text as one line of bounded length."""
+    return " ".join(value.split())[:LONGEST] if isinstance(value, str) else ""
+
+
+def lines(value: object) -> str:
+    """Return a text of bounded length."""
+    return value[:LONGEST].strip() if isinstance(value, str) else ""
 
 
 def plain(text: object, limit: int = TEXT) -> str:
     """Text that a terminal shows as it is: no control characters but line ends and tabs, and not
     too long.
     """
-    said = CONTROL.sub("", str(text)).encode("utf-8", "backslashreplace").decode()
-    if len(said) <= limit:
-        return said
+    shown = CONTROL.sub("", str(text)).encode("utf-8", "backslashreplace").decode()
+    if len(shown) <= limit:
+        return shown
     if limit == EVIDENCE:
-        return "…" + said[-(limit - 1) :]
-    return said[: limit - 1] + "…"
+        return "…" + shown[-(limit - 1) :]
+    return shown[: limit - 1] + "…"
 
 
-class Progress:
-    """Thread-safe.
+class Tracker(Progress):
+    """The progress of a job while it runs; thread-safe.
 
     Use it as a context manager: inside, a thread writes the file each second; `set`, `fail` write
     at once.
     """
 
     def __init__(self, job: Job) -> None:
+        super().__init__(
+            state="starting",
+            submission=os.environ.get("VLAUNCH_JOB", ""),
+            started=round(time.time(), 3),
+        )
         self.path = os.path.join(job.work, "progress.json")
         self.lock = threading.RLock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._each_second, name="progress", daemon=True)
-        self.started = time.time()
         self.begun = time.monotonic()
-        self.state, self.text = "starting", ""
-        self.rows: int | None = None
-        self.before = self.done = self.errors = self.restarts = 0
-        self.tokens_in = self.tokens_out = self.tokens_cached = 0
         self.done_before = self.errors_before = 0
-        self.ready = self.wanted = 0
-        self.warnings: list[str] = []
-        self.error: dict[str, str] | None = None
         self.lost = lost(self.path)
         # when, rows of this run, output tokens
         self.window: deque[tuple[float, int, int]] = deque()
         self.first_result: float | None = None
         self.last_result: float | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Tracker:
         self.write()
         self.thread.start()
         return self
@@ -79,7 +177,7 @@ class Progress:
     def set(self, state: str, text: str = "") -> None:
         """Say what the job is doing; writes the file."""
         with self.lock:
-            if self.state in OVER:
+            if self.over:
                 return  # how it ended stays: threads of a pipeline that was given up still speak
             self.state, self.text = state, plain(text)
             if state == "running" and not self.window:
@@ -131,19 +229,17 @@ class Progress:
     def warn(self, text: str) -> None:
         """Add a warning, once."""
         with self.lock:
-            said = plain(text)
-            if said not in self.warnings and len(self.warnings) < WARNINGS:
-                self.warnings.append(said)
+            warning = plain(text)
+            if warning not in self.warnings and len(self.warnings) < WARNINGS:
+                self.warnings += (warning,)
 
     def fail(self, message: str, evidence: str = "", hint: str = "", state: str = "failed") -> None:
         """End with an error; writes the file."""
         with self.lock:
             self.state, self.text = state, plain(message)
-            self.error = {
-                "message": plain(message),
-                "evidence": plain(evidence, EVIDENCE),
-                "hint": plain(hint),
-            }
+            self.error = Trouble(
+                message=plain(message), evidence=plain(evidence, EVIDENCE), hint=plain(hint)
+            )
         self.write()
 
     def rates(self) -> tuple[float, float, float | None]:
@@ -163,38 +259,16 @@ class Progress:
                 return 0.0, 0.0, None  # a rate over an instant is noise
             rate = (made - rows) / seconds
             left = None if self.rows is None else self.rows - self.done - self.errors
-            eta = None if left is None or rate <= 0 or self.state in OVER else round(left / rate, 1)
+            eta = None if left is None or rate <= 0 or self.over else round(left / rate, 1)
             return round(rate, 3), round((self.tokens_out - tokens) / seconds, 3), eta
 
     def shown(self) -> dict[str, Any]:
-        """What the file says."""
+        """Return what the file says."""
         with self.lock:
-            rate, tokens, eta = self.rates()
-            return {
-                "version": VERSION,
-                "state": self.state,
-                "text": self.text,
-                "submission": os.environ.get("VLAUNCH_JOB", ""),
-                "pid": os.getpid(),
-                "started": round(self.started, 3),
-                "updated": round(time.time(), 3),
-                "rows": self.rows,
-                "done": self.done,
-                "errors": self.errors,
-                "before": self.before,
-                "tokens_in": self.tokens_in,
-                "tokens_out": self.tokens_out,
-                "tokens_cached": self.tokens_cached,
-                "rows_per_second": rate,
-                "tokens_per_second": tokens,
-                "eta": eta,
-                "replicas": {"ready": self.ready, "wanted": self.wanted},
-                "restarts": self.restarts,
-                "warnings": list(self.warnings),
-                "error": self.error,
-                "lost": self.lost,
-                "added": [self.done - self.done_before, self.errors - self.errors_before],
-            }
+            self.rows_per_second, self.tokens_per_second, self.eta = self.rates()
+            self.updated = round(time.time(), 3)
+            added = [self.done - self.done_before, self.errors - self.errors_before]
+            return {**self.to_json(), "pid": os.getpid(), "lost": self.lost, "added": added}
 
     def write(self) -> None:
         """Write the file whole.
@@ -226,19 +300,18 @@ def lost(path: str) -> list[dict[str, Any]]:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            said = json.load(file)
-        if said["state"] in OVER:
+            raw = json.load(file)
+        last = parse_progress(raw)
+        if last.over:
             return []
         run = {
-            "started": said["started"],
-            "seconds": round(said["updated"] - said["started"], 3),
-            "done": said["added"][0],
-            "errors": said["added"][1],
-            "tokens_in": said["tokens_in"],
-            "tokens_out": said["tokens_out"],
-            "tokens_cached": said.get("tokens_cached", 0),
+            "started": last.started,
+            "seconds": round(last.updated - last.started, 3),
+            "done": raw["added"][0],
+            "errors": raw["added"][1],
+            **{name: getattr(last, name) for name in TOKENS},
             "ended": "lost",
         }
-        return [*said.get("lost", []), run][-100:]
+        return [*raw.get("lost", []), run][-100:]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -16,7 +16,7 @@ from . import failures
 from .budget import QUEUE
 from .job import Failed, Job
 from .postmortem import SEEN, blamed, died, evidence, how, points, said, tail
-from .progress import Progress
+from .progress import Tracker
 from .rank import Rank, RankProcess, Setting
 
 # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
@@ -59,7 +59,7 @@ class RankPool:
     """
 
     def __init__(
-        self, job: Job, slots: Sequence[RankSlot], progress: Progress, *, together: bool
+        self, job: Job, slots: Sequence[RankSlot], progress: Tracker, *, together: bool
     ) -> None:
         self.job, self.slots, self.progress, self.together = job, slots, progress, together
         self.actors: list[Any] = []

@@ -20,7 +20,7 @@ from typing import Any
 from . import cluster, rows
 from .job import DataParallel, Failed, Job, Refused
 from .manifest import Manifest
-from .progress import Progress
+from .progress import Tracker
 from .prompts import Prompter
 from .rank import Answer, Setting
 from .rank_pool import RankPool, RankSlot
@@ -53,7 +53,7 @@ class Slice:
 
 
 def run(
-    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Progress
+    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Tracker
 ) -> Iterator[list[Row]]:
     """Yield answered and failed rows, in blocks and in input order, until every pending row came
     by.

@@ -16,7 +16,7 @@ from .ledger import Ledger
 from .lines import SHOWN
 from .manifest import Manifest
 from .places import brief, masked
-from .progress import Progress
+from .progress import Tracker
 
 # bytes of rows, about, after which a file is committed whatever `rows_per_file` says
 LARGEST = 64 << 20
@@ -66,7 +66,7 @@ class Sink:
             than `limits.errors` (what came before is committed first).
     """
 
-    def __init__(self, job: Job, ledger: Ledger, manifest: Manifest, progress: Progress) -> None:
+    def __init__(self, job: Job, ledger: Ledger, manifest: Manifest, progress: Tracker) -> None:
         self.job, self.ledger, self.progress = job, ledger, progress
         self.buffers = {"rows": Buffer(), "errors": Buffer()}
         self.broken: Failed | None = None

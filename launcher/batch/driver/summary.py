@@ -17,14 +17,11 @@ from .job import Job
 from .ledger import Ledger
 from .manifest import Manifest
 from .places import opened
-from .progress import Progress
-
-# of prompts, of answers, and of prompts as far as vLLM had them in its cache
-TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
+from .progress import TOKENS, Tracker
 
 
 def write(
-    job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Progress, state: str
+    job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Tracker, state: str
 ) -> dict[str, Any]:
     """Write the summary of a job whose run ended in `state` (done, failed, stopped, refused) and
     return it.
@@ -66,14 +63,14 @@ def write(
     return summary
 
 
-def after(moment: float | None, progress: Progress) -> float | None:
+def after(moment: float | None, progress: Tracker) -> float | None:
     """Return the seconds from the begin of the run to this moment of it."""
     return None if moment is None else round(moment - progress.begun, 3)
 
 
-def this_run(progress: Progress, seconds: float, state: str) -> dict[str, Any]:
+def this_run(progress: Tracker, seconds: float, state: str) -> dict[str, Any]:
     return {
-        "started": round(progress.started, 3),
+        "started": progress.started,
         "seconds": round(seconds, 3),
         "done": progress.done - progress.done_before,
         "errors": progress.errors - progress.errors_before,

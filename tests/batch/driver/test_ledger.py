@@ -18,7 +18,7 @@ import pytest
 from launcher.batch.driver import ledger, places
 from launcher.batch.driver.job import Job, Refused
 from launcher.batch.driver.manifest import Manifest
-from launcher.batch.driver.progress import Progress
+from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.sink import Sink
 from tests.batch.driver.jobs import answered, failed, job, surveyed
 
@@ -41,7 +41,7 @@ def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
 def run(asked: Job, manifest: Manifest) -> None:
     """What a driver does: every pending row is answered, every fifth fails."""
     book = ledger.recover(asked, manifest, asked.retry_errors)
-    sink = Sink(asked, book, manifest, Progress(asked))
+    sink = Sink(asked, book, manifest, Tracker(asked))
     for left in book.all_pending(manifest).values():
         for first, last in left:
             for number in range(first, last + 1):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import progress
-from launcher.batch.driver.progress import Progress
+from launcher.batch.driver.progress import Tracker
 from tests.batch.driver.jobs import job
 
 
@@ -24,7 +24,7 @@ def read(folder: Path) -> dict[str, Any]:
 def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`set` and `fail` write at once; numbers follow by themselves."""
     monkeypatch.setenv("VLAUNCH_JOB", "batch-demo-1")
-    with Progress(job(tmp_path, "x")) as found:
+    with Tracker(job(tmp_path, "x")) as found:
         assert (read(tmp_path)["state"], read(tmp_path)["rows"]) == ("starting", None)
         found.set("reading", "a file")
         found.begin(100, 20, 5)
@@ -63,7 +63,7 @@ def test_rates_are_those_of_the_last_half_minute(
     """Rows of earlier runs do not count; the rest of the time follows from the rate."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    found = Progress(job(tmp_path, "x"))
+    found = Tracker(job(tmp_path, "x"))
     found.begin(10_000, 500, 0)
     found.set("running")
     assert found.rates() == (0.0, 0.0, None)
@@ -82,7 +82,7 @@ def test_rates_are_those_of_the_last_half_minute(
 
 def test_what_is_shown_is_plain_and_short(tmp_path: Path) -> None:
     """A model's log or a row may hold anything: a terminal shows it as it is."""
-    found = Progress(job(tmp_path, "x"))
+    found = Tracker(job(tmp_path, "x"))
     found.fail("\x1b[31mred\x1b[0m \ud800 \x07" + "x" * 5000, "e" * 20_000 + "the end", "h")
     said = read(tmp_path)["error"]
 
@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_does_not_end_the_thread(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file is written again as soon as it can be."""
-    found = Progress(job(tmp_path, "x"))
+    found = Tracker(job(tmp_path, "x"))
     with found:
         (tmp_path / "work").rename(tmp_path / "away")
         found.set("running")
@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_does_not_end_the_thread(
 
 def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
     """It is replaced at once, never rewritten in place."""
-    found = Progress(job(tmp_path, "x"))
+    found = Tracker(job(tmp_path, "x"))
     found.write()
     over = threading.Event()
 
@@ -135,7 +135,7 @@ def test_how_a_run_ended_stays(tmp_path: Path) -> None:
     """The thread of a pipeline that was given up may still say that it runs."""
     asked = job(tmp_path)
     for end in (lambda told: told.set("stopped"), lambda told: told.fail("no", state="failed")):
-        told = Progress(asked)
+        told = Tracker(asked)
         end(told)
         state = told.state
         told.set("running")

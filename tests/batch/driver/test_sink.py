@@ -20,7 +20,7 @@ import pytest
 
 from launcher.batch.driver import ledger, places, sink
 from launcher.batch.driver.job import Failed, Job
-from launcher.batch.driver.progress import Progress
+from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.sink import Sink
 from tests.batch.driver.jobs import answered, failed, job, surveyed
 from tests.ssh.processes import awaited
@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 def begun(asked: Job) -> Sink:
     manifest = surveyed(asked)
-    return Sink(asked, ledger.recover(asked, manifest), manifest, Progress(asked))
+    return Sink(asked, ledger.recover(asked, manifest), manifest, Tracker(asked))
 
 
 def lines(out: Path, kind: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from launcher.batch.driver import ledger, summary
-from launcher.batch.driver.progress import Progress
+from launcher.batch.driver.progress import Tracker
 from tests.batch.driver.jobs import job, surveyed
 
 
@@ -19,17 +19,17 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     asked = job(tmp_path, tmp_path / "in.jsonl")
     manifest = surveyed(asked)
     for _ in range(2):
-        killed = Progress(asked)
+        killed = Tracker(asked)
         killed.begin(10, 0, 0)
         killed.count(done=2, tokens_out=5, tokens_cached=1)
         killed.set("running")
     book = ledger.recover(asked, manifest)
-    failed = Progress(asked)
+    failed = Tracker(asked)
     failed.begin(10, 4, 0)
     summary.write(asked, manifest, book, failed, "failed")
     failed.fail("no")
     assert not (tmp_path / "out" / "summary.json").exists()
-    last = Progress(asked)
+    last = Tracker(asked)
     last.begin(10, 4, 0)
     last.count(done=5, errors=1, tokens_in=3, tokens_out=7, tokens_cached=2)
     book.add("rows", range(9))
