@@ -587,12 +587,12 @@ class World:
         name = machine.node.name
         if machine.unreadable:
             return Answer(node=name, code=1, err=machine.unreadable)
-        if "find -L" in words[words.index("model") - 1]:
-            lines = "".join(f"f {size} {path}\n" for path, size in (machine.model or {}).items())
-            return Answer(node=name, code=4 if machine.model is None else 0, out=lines)
-        return Answer(
-            node=name, code=4 if machine.config is None else 0, out=json.dumps(machine.config)
-        )
+        if machine.model is None and machine.config is None:
+            return Answer(node=name, code=4)
+        lines = "".join(f"f {size} {path}\n" for path, size in (machine.model or {}).items())
+        if machine.config is None:
+            return Answer(node=name, code=5, out=f"{lines}\n")
+        return Answer(node=name, code=0, out=f"{lines}\n{json.dumps(machine.config)}")
 
     def _submit(self, machine: Machine, command: Command) -> Answer:
         failed = self._change(machine, command, "submit")

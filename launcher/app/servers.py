@@ -24,8 +24,7 @@ def look(
     session: Session, *, model: str = "", head_only: bool = False, planning: bool = False
 ) -> ClusterSnapshot:
     """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
-    named, every node for it; for `planning` the head also for the size of its weights, and for what
-    has answered before.
+    named, every node for it; for `planning` the head also for what has answered before.
 
     What nobody could say is not in `ClusterSnapshot.said`, which then has an `error`: without
     `servers` nobody knows which there are, without `jobs` what runs in Ray.
@@ -34,16 +33,15 @@ def look(
     scanned = replace(inventory, nodes=(head,)) if head_only else inventory
     facts = observe(scanned, session.transport, [inventory.image])
     site = Site(inventory, facts)
-    jobs, files, history_query = list[Command](), list[Command](), None
+    jobs, history_query = list[Command](), None
     if site.head_runs:
         jobs = [running.ask_jobs(site)]
         if planning:
-            files = [site.inside(head, models.list_files(model, head.hf_home))]
             history_query = history.ask_all(site)
     queries = [
-        *(*jobs, network_verdict.query_record(site), *files),
+        *(*jobs, network_verdict.query_record(site)),
         *([history_query] if history_query else []),
-        *(models.ask_model(site, model) if model else ()),
+        *(models.query(site, model) if model else ()),
     ]
     answers = by_node(session.transport, queries)
     from_head = answers[head.name]
@@ -51,9 +49,8 @@ def look(
         site=site,
         said=try_payload(from_head.pop(0)) if jobs else {},
         network=network_verdict.parse_record(from_head.pop(0)),
-        weight_bytes=models.weight_bytes(from_head.pop(0)) if files else 0,
         answered=history.read_all(from_head.pop(0)) if history_query else (),
-        models={node: models.parse_look(rest[0]) for node, rest in answers.items() if rest},
+        models={node: models.parse(rest[0]) for node, rest in answers.items() if rest},
     )
 
 

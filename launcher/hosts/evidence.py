@@ -7,7 +7,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from launcher.app.secrets import resolve
@@ -88,13 +87,14 @@ def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expec
 def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mapping[str, int] | None]:
     """Return which files of the model each node has."""
     answers = by_node(
-        session.transport, models.query_files(Site(session.inventory, evidence.facts), model)
+        session.transport, models.query(Site(session.inventory, evidence.facts), model, hosts=True)
     )
     files: dict[str, Mapping[str, int] | None] = {}
-    for node, said in answers.items():
+    for node, (answer, *_) in answers.items():
+        scan = models.parse(answer)
         # A node that is not in `files` could not be asked, which its SKIP says.
-        with suppress(UnreadableAnswer):
-            files[node] = models.parse_files(said[0])
+        if scan.listed:
+            files[node] = scan.files
     return files
 
 

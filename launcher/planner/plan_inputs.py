@@ -111,7 +111,7 @@ def asked(session: Session, name: str, link: Link, here: Model | None) -> Inputs
     site = Site(inventory, observe.observe(inventory, session.transport, [], survey=True))
     cluster = Cluster(hosts=hosts_of(site), link=link)
     answered = history.ask_all(site)
-    looks = [] if here else [*models.query_config(site, name), *models.query_files(site, name)]
+    looks = [] if here else models.query(site, name, hosts=True)
     asked_head = [network_verdict.query_record(site), *([answered] if answered else [])]
     said = by_node(session.transport, [*asked_head, *looks])
     of_head = said[inventory.head.name]
@@ -197,11 +197,9 @@ def _nvlink(site: Site) -> bool | None:
 
 def model_in(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
     """Return the model as the first node has it whole; raises RequestError when none has."""
-    for config, files in (answers for answers in said.values() if len(answers) == 2):
-        seen = models.parse_look(config)
-        size = models.weight_bytes(files)
-        if seen.config is not None and size:
-            return name, architecture_of(seen.config), size
+    for scan in (models.parse(answers[0]) for answers in said.values() if answers):
+        if scan.config is not None and scan.weight_bytes:
+            return name, architecture_of(scan.config), scan.weight_bytes
     raise RequestError(
         f"no node has the model {name} whole",
         hint="say what it is: `--config FILE --weights-bytes N`",

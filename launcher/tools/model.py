@@ -1,23 +1,32 @@
-"""Where a model is on a node, and what its `config.json` says: one question inside a container, and
-how its answer is read.
+"""A model on a node, in its container or on the host: its files, its `config.json`, and what is
+missing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.core import shell, untrusted
-from launcher.core.domain import Answer, Argv, Node
-from launcher.core.errors import UnreadableAnswer
+from launcher.core.domain import Answer, Argv
 from launcher.core.transport import Command
 from launcher.tools.site import Site
 
 WEIGHTS = ".safetensors"
 Where = Literal["there", "missing", "not cached", "begun", "lacks", "unknown"]
+# Exit statuses of core/shell/model.sh.
+_STATUSES: Mapping[int, Where] = {
+    0: "there",
+    3: "missing",
+    4: "not cached",
+    5: "there",
+    6: "begun",
+    7: "lacks",
+}
+_ABSENT = ("missing", "not cached", "begun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,116 +34,74 @@ class ModelSeen:
     """A model as one node has it: `begun` is one of which a copy is not finished, `lacks` one
     without a file that must be there, whose name is `lacking`.
 
-    `digest` is of its `config.json`, empty when it has none that can be read.
+    `files` maps paths to bytes, -1 where a link leads nowhere; None when the node has no such model
+    or cannot list it. `digest` is of its `config.json`, empty when it has none that can be read.
     """
 
     where: Where
     config: Mapping[str, Any] | None = None
     digest: str = ""
     lacking: str = ""
+    files: Mapping[str, int] | None = None
 
     @property
     def absent(self) -> bool:
         """True when some or all of its files are known not to be there."""
-        return self.where in ("missing", "not cached", "begun", "lacks")
+        return self.where in (*_ABSENT, "lacks")
+
+    @property
+    def listed(self) -> bool:
+        """True when it is known which of its files the node has, or that it has no such model."""
+        return self.files is not None or self.where in _ABSENT
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of its safetensors; 0 where one is missing, or there are none."""
+        sizes = [size for path, size in (self.files or {}).items() if path.endswith(WEIGHTS)]
+        return sum(sizes) if sizes and min(sizes) > 0 else 0
 
 
-def look(model: str, hf_home: str) -> Argv:
-    """Print a model's `config.json`; exit status 3: no such path, 4: not in the cache, 5: no
-    `config.json`, 6: a copy is not finished, 7: a file is missing, whose name is printed.
-    """
-    return ("sh", "-c", shell.program("model_config"), "model", model, hf_home)
+def scan(model: str, hf_home: str) -> Argv:
+    """Print a model's files and its `config.json`; needs GNU find for the files."""
+    return ("sh", "-c", shell.program("model"), "model", model, hf_home)
 
 
-def ask_model(site: Site, name: str) -> list[Command]:
-    """Ask each node's container for the model; nodes whose container does not run are left out."""
+def query(site: Site, name: str, *, hosts: bool = False) -> list[Command]:
+    """Scan every running container for a model; `hosts`: a node itself where no container runs."""
     return [
-        site.inside(node, look(name, node.hf_home))
-        for node in site.nodes
+        site.inside(node, scan(name, node.hf_home))
         if site.running(node) is not None
+        else Command(node=node.name, argv=scan(name, node.hf_home), timeout=60)
+        for node in site.seen
+        if hosts or site.running(node) is not None
     ]
 
 
-def parse_look(answer: Answer) -> ModelSeen:
-    """Read the answer; whatever cannot be told is `unknown`, which vLLM itself will judge."""
-    if answer.code == 3:
-        return ModelSeen(where="missing")
-    if answer.code == 4:
-        return ModelSeen(where="not cached")
-    if answer.code == 5:
-        return ModelSeen(where="there")
-    if answer.code == 6:
-        return ModelSeen(where="begun")
-    if answer.code == 7:
-        return ModelSeen(where="lacks", lacking=untrusted.brief(answer.out.strip()))
-    if not answer.ok:
-        return ModelSeen(where="unknown")
+def parse(answer: Answer) -> ModelSeen:
+    """Parse a scan; whatever cannot be told is `unknown`, which vLLM itself will judge."""
+    where = _STATUSES.get(answer.code, "unknown")
+    if where not in ("there", "lacks"):
+        return ModelSeen(where=where)
+    listing, _, rest = f"\n{answer.out}".partition("\n\n")
+    files = _parse_files(listing[1:])
+    if where == "lacks":
+        return ModelSeen(where=where, lacking=untrusted.brief(rest.strip()), files=files)
     try:
-        config = json.loads(answer.out)  # with Infinity, which some models have there
+        config = json.loads(rest)  # with Infinity, which some models have there
     except (ValueError, RecursionError):
-        return ModelSeen(where="there")
-    digest = hashlib.sha256(answer.out.encode()).hexdigest()
-    return ModelSeen(
-        where="there", config=config if isinstance(config, dict) else None, digest=digest
-    )
+        return ModelSeen(where=where, files=files)
+    digest = hashlib.sha256(rest.encode()).hexdigest()
+    config = config if isinstance(config, dict) else None
+    return ModelSeen(where=where, config=config, digest=digest, files=files)
 
 
-def list_files(model: str, hf_home: str) -> Argv:
-    """Print every file of a model with its size; exit status 3: no such path, 4: not in the cache,
-    6: a copy is not finished.
-
-    Needs GNU find.
-    """
-    return ("sh", "-c", shell.program("model_files"), "model", model, hf_home)
-
-
-def parse_files(answer: Answer) -> Mapping[str, int] | None:
-    """Return path → bytes, -1 where a link leads nowhere; None when the node has no such model.
-    Raises UnreadableAnswer.
-    """
-    if answer.code in (3, 4, 6):
-        return None
-    if not answer.ok:
-        raise UnreadableAnswer("the model's files could not be listed", evidence=answer.tail)
+def _parse_files(listing: str) -> Mapping[str, int] | None:
+    """Return path → bytes; None where a line is not a file."""
     files: dict[str, int] = {}
-    for line in answer.out.splitlines():
+    for line in listing.splitlines():
         kind, _, rest = line.partition(" ")
         size, named, path = rest.partition(" ")
         if not (named and len(kind) == 1 and size.isdecimal()):
-            raise UnreadableAnswer(
-                "`find` answered with a line that is not a file", evidence=untrusted.shown(line)
-            )
+            return None
         files[path] = -1 if kind in "lLN" else int(size)
     return files
-
-
-def weight_bytes(answer: Answer) -> int:
-    """Return the bytes of a model's safetensors from its listed files; 0 where one is missing, or
-    there are none.
-    """
-    try:
-        files = parse_files(answer) or {}
-    except UnreadableAnswer:
-        return 0
-    sizes = [size for path, size in files.items() if path.endswith(WEIGHTS)]
-    return sum(sizes) if sizes and min(sizes) > 0 else 0
-
-
-def query_files(site: Site, name: str) -> list[Command]:
-    """Ask every node for the files of a model, in its Ray container or on the node itself."""
-    return _of_model(site, lambda node: list_files(name, node.hf_home))
-
-
-def query_config(site: Site, name: str) -> list[Command]:
-    """Ask every node for a model's `config.json`, in the same places."""
-    return _of_model(site, lambda node: look(name, node.hf_home))
-
-
-def _of_model(site: Site, ask: Callable[[Node], Argv]) -> list[Command]:
-    commands = []
-    for node in site.seen:
-        if site.running(node) is not None:
-            commands.append(site.inside(node, ask(node)))
-        else:
-            commands.append(Command(node=node.name, argv=ask(node), timeout=60))
-    return commands

@@ -16,21 +16,26 @@ from launcher.tools.site import Site
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
     """What was observed before anything is decided: nodes, what the head said about Ray and
-    servers, the model on each node and the bytes of its weights (0: not known), what has answered
-    before, and the last verdict on the network (`launcher.tools.network_verdict`).
+    servers, the model on each node, what has answered before, and the last verdict on the network
+    (`launcher.tools.network_verdict`).
     """
 
     site: Site
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
     network: Record = field(default_factory=Record)
-    weight_bytes: int = 0
     answered: tuple[Answered, ...] = ()
 
     @property
     def kept(self) -> Kept:
         """The servers."""
         return servers.read(self.said)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the model's weights on the head; 0 where they are not known."""
+        seen = self.models.get(self.site.head.name)
+        return seen.weight_bytes if seen else 0
 
     @property
     def config(self) -> Mapping[str, Any] | None:

@@ -347,7 +347,10 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
         },
         inside.parse_look,
     ),
-    "a model": (lambda: {"architectures": ["X"], "num_hidden_layers": 4}, model.parse_look),
+    "a model": (
+        lambda: {"architectures": ["X"], "num_hidden_layers": 4},
+        lambda scan: model.parse(answer(f"\n{scan.out}")),
+    ),
     "a verdict": (lambda: seeds.RECORD, network_verdict.parse_record),
 }
 
@@ -370,7 +373,7 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
     ),
     "files of a model": (
         lambda: "f 12 config.json\nl 3 x y",
-        lambda text: model.parse_files(answer(text)),
+        lambda text: model.parse(answer(f"{text}\n\n{{}}")),
     ),
     "stock": (
         lambda: (

@@ -212,15 +212,15 @@ def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
     down, up = seen(inventory), seen(inventory, up=True)
     name = "org/$(id)"
 
-    assert [each.argv[:2] for each in model.query_files(Site(inventory, down), name)] == [
+    assert [each.argv[:2] for each in model.query(Site(inventory, down), name, hosts=True)] == [
         ("sh", "-c")
     ] * 2
-    assert [each.argv[:3] for each in model.query_files(Site(inventory, up), name)] == [
+    assert [each.argv[:3] for each in model.query(Site(inventory, up), name, hosts=True)] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
         ("docker", "exec", "vlaunch-c-gpu02"),
     ]
-    assert model.query_files(Site(inventory, down), name)[0].argv[-2:] == (
+    assert model.query(Site(inventory, down), name, hosts=True)[0].argv[-2:] == (
         name,
         "/data/huggingface",
     )
-    assert model.query_files(Site(inventory), name) == []
+    assert model.query(Site(inventory), name, hosts=True) == []

@@ -14,7 +14,7 @@ from launcher.agent.desired import Policy, read
 from launcher.app.script import script
 from launcher.core.errors import RequestError
 from launcher.tools.host import HostFacts
-from launcher.tools.model import ask_model
+from launcher.tools.model import query
 from launcher.tools.node_files import plan_files
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -202,7 +202,7 @@ def test_the_model_is_asked_for_in_the_running_containers() -> None:
     there = seen()
     stopped = {**there.site.facts, "n2": HostFacts(images=there.site.facts["n2"].images)}
 
-    assert [each.argv[:3] for each in ask_model(Site(INVENTORY, stopped), "/m")] == [
+    assert [each.argv[:3] for each in query(Site(INVENTORY, stopped), "/m")] == [
         ("docker", "exec", "vlaunch-c-n1")
     ]
 
