@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import click
 
 from launcher.app import audit as trail
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.command import Call, command
-from launcher.app.terminal import say
+from launcher.app.terminal import dump_json, say
 from launcher.core import untrusted
 from launcher.core.domain import fold
 from launcher.core.errors import UnreadableAnswer
@@ -50,7 +50,7 @@ def audit(call: Call, last: int) -> int:
     if call.as_json:
         said = [each.as_json() for each in happened]
         click.echo(
-            json_line.dumps(
+            dump_json(
                 {
                     "cluster": call.inventory.cluster,
                     "entries": said,

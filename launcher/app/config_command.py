@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from launcher.app import json_line
 from launcher.app.session import read
+from launcher.app.terminal import dump_json
 from launcher.core.domain import ClusterSettings, Inventory, Node, NodeSettings
 from launcher.inventory import engine_args
 
@@ -29,7 +29,7 @@ def config(path: str | None, named: str | None, as_json: bool) -> None:
 
     document = resolved(read(path, named))
     if as_json:
-        click.echo(json_line.dumps(document))
+        click.echo(dump_json(document))
     else:
         click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
 

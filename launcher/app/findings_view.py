@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.app import terminal
-from launcher.app.terminal import Line
-from launcher.app.text import line, log, plain
+from launcher.app.terminal import Line, line, log, plain
 from launcher.core.check import Finding, folded
 
 if TYPE_CHECKING:

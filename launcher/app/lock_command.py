@@ -10,12 +10,12 @@ from functools import partial
 
 import click
 
-from launcher.app import json_line, options
 from launcher.app import lock as tool
+from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.lock import Owner
 from launcher.app.session import Session
-from launcher.app.terminal import say
+from launcher.app.terminal import dump_json, say
 from launcher.core import untrusted
 from launcher.core.errors import LockError, NodeError, RequestError
 from launcher.core.transport import Command
@@ -112,9 +112,7 @@ def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> 
             else {key: value for key, value in asdict(owner).items() if key != "raw"}
         )
         held = owner is not None and not freed
-        click.echo(
-            json_line.dumps({"cluster": cluster, "held": held, "broken": freed, "owner": said})
-        )
+        click.echo(dump_json({"cluster": cluster, "held": held, "broken": freed, "owner": said}))
     elif owner is None:
         say(f"{cluster}: nobody holds the lock", err=False)
     elif freed:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.app import lock, process
+from launcher.app import lock
 from launcher.app.session import Session
 from launcher.core.domain import Answer, Argv, Node
 from launcher.core.errors import LockError, NodeError, VlaunchError
@@ -100,7 +100,7 @@ class Guarded:
 
 def _ask(session: Session, head: Node, wait: float) -> Held:
     by = session.author
-    said = partial(lock.said, by.who, by.host, by.command, process.own())
+    said = partial(lock.said, by.who, by.host, by.command, lock.identify_process())
     argv = lock.hold(head.state_dir or "", session.inventory.cluster, wait)
     return session.fleet.hold(
         Command(node=head.name, argv=argv, timeout=math.inf, stdin=said, hold_stdin=True)
@@ -151,7 +151,7 @@ def _taken(
 
 def _dead(owner: lock.Owner) -> bool:
     """True for a launcher of this machine that runs no more."""
-    return bool(owner.pid) and process.dead(owner.launcher)
+    return bool(owner.pid) and lock.process_ended(owner.launcher)
 
 
 def _next(head: Node, held: Held, wait: float, until: float) -> Line | Answer:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
-from launcher.app import json_line, terminal
-from launcher.app.terminal import Line
+from launcher.app import terminal
+from launcher.app.terminal import Line, dump_json
 from launcher.core import untrusted
 from launcher.core.domain import fold, natural
 from launcher.core.events import Event, State
@@ -134,7 +134,7 @@ class JsonLines(Silent):
 
     def show(self, event: Event) -> None:
         """Print the event as JSON."""
-        click.echo(json_line.dumps(event.as_json()))
+        click.echo(dump_json(event.as_json()))
 
 
 class PlainLines(Silent):

@@ -17,8 +17,7 @@ import click
 
 from launcher.core.errors import GateError, RequestError
 from launcher.core.redaction import redact
-from launcher.tools.diagnosis_read import Log
-from launcher.tools.log_times import write
+from launcher.tools.diagnosis import Log, format_time
 
 _LINES = 10  # lines of evidence that are kept
 
@@ -46,7 +45,7 @@ def load(cluster: str) -> Log | None:
     try:
         kept = json.loads(_path(cluster).read_text(encoding="utf-8"))
         lines = tuple(f"vlaunch: {line}" for line in kept["lines"])
-        stamps = dict.fromkeys(range(len(lines)), write(float(kept["at"])))
+        stamps = dict.fromkeys(range(len(lines)), format_time(float(kept["at"])))
         return Log(part="command", what=f"vlaunch {kept['verb']}", lines=lines, stamps=stamps)
     except (OSError, ValueError, LookupError, TypeError):
         return None

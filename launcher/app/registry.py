@@ -3,16 +3,23 @@
 They are plain data in a package's `__init__.py`, so that reading them imports nothing of what they
 name: `COMMANDS` maps names to positions in `vlaunch --help` and lines of help,
 `EXTENSIONS` names of commands to decorators that add options of optional packages, `WORKLOADS`
-kinds of jobs to modules (`launcher.app.workloads`).
+kinds of jobs beside servers, which `status`, `stop` and `down` list and stop, to modules
+(`Workload`).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from launcher.app.command import Call
+    from launcher.app.session import Session
+    from launcher.app.terminal import Line
+    from launcher.tools.snapshot import ClusterSnapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LAUNCHER = Path(__file__).parents[1]
@@ -49,3 +56,33 @@ def extended(command: str) -> Callable[[F], F]:
         return function
 
     return add
+
+
+class Job(Protocol):
+    """One job."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+
+
+class Workload(Protocol):
+    """One kind of job."""
+
+    def running(self, session: Session, snapshot: ClusterSnapshot) -> tuple[Job, ...]:
+        """Query the head for the jobs that run."""
+
+    def lines(self, jobs: Sequence[Any]) -> list[Line]:
+        """Return one line for each job."""
+
+    def stop(self, call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+        """Stop the jobs of these names, which no server has; `grace` is in seconds. Raises
+        RequestError for a name that no job has.
+        """
+
+    def report_remains(self, session: Session) -> None:
+        """Report what jobs leave on the nodes when the cluster is down."""
+
+
+def workloads() -> list[Workload]:
+    """Import and return what features have registered."""
+    return [load(package, module) for package, _, module in entries("WORKLOADS")]

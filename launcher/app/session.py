@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from launcher.app.apply import apply
-from launcher.app.author import Author, Recorder, author
+from launcher.app.audit import Author, Recorder, author
 from launcher.app.find_inventory import find_inventory
 from launcher.app.hooks import Hooks
 from launcher.app.progress import Printer, show_all, show_through

@@ -1,5 +1,7 @@
-"""Lines as a terminal shows them: a text that is longer than the terminal is wide goes on below its
-own beginning, and is broken between words. In a pipe a line stays a line, for `grep` reads it.
+"""Output of all commands: lines, tables, JSON and errors.
+
+A line that is longer than the terminal is wide goes on below its own beginning, and is broken
+between words. In a pipe a line stays a line, for `grep` reads it.
 
 Commands are copied, so they are not broken: what stands between backticks is one word, and a word
 that is wider than the terminal is left to it.
@@ -7,6 +9,7 @@ that is wider than the terminal is left to it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -16,12 +19,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.core import untrusted
+from launcher.core.errors import ConnectError, RequestError, VlaunchError
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
     from rich.text import Text
 
 _WORD = re.compile(r"(?:`[^`]*`|[^ \t\n])+")  # a space that does not break is part of it
 _PIPE = 10_000  # columns where there is no terminal: no line of ours is longer
+_EVIDENCE_LINES = 30
 
 
 def rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
@@ -116,6 +124,69 @@ def field(row: str) -> None:
     """
     name = row[: len(row) - len(re.split(r"\s{2,}", row, maxsplit=1)[-1])]
     say(row[len(name) :], lead=name, err=False)
+
+
+def dump_json(value: object) -> str:
+    """Return a value as JSON in ASCII, on one line, harmless in a terminal; numbers that JSON has
+    not (NaN, Infinity) are null.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+    return text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
+
+
+def plain(words: str, style: str = "") -> Text:
+    """Return words as they are, on one line: neither rich's markup nor a terminal's codes."""
+    from rich.text import Text
+
+    return Text(untrusted.brief(words), style=style)
+
+
+def line(words: str, style: str = "", *, lead: Text | str = "") -> Line:
+    """Return words as a line that goes on below their beginning, after a `lead`."""
+    before = plain(lead) if isinstance(lead, str) else lead
+    return Line(plain("").append_text(before).append_text(plain(words, style)), len(before))
+
+
+def log(words: str, style: str = "dim", *, margin: int) -> Line:
+    """Return a line of evidence behind `margin` spaces; it is left as it is."""
+    return Line(plain(" " * margin + words, style), None)
+
+
+def make_table(*names: str) -> Table:
+    """Return a table without rows; in the columns of these names, long words are folded."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def show_error(error: VlaunchError) -> None:
+    """Print an error on standard error; evidence is shortened in the middle, and cleaned of
+    terminal codes.
+    """
+    say(untrusted.brief(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
+    lines = [untrusted.brief(line) for line in error.evidence.splitlines() if line.strip()]
+    if len(lines) > _EVIDENCE_LINES:
+        lines = [
+            *lines[: _EVIDENCE_LINES // 2],
+            f"… {len(lines) - _EVIDENCE_LINES} lines more …",
+            *lines[-_EVIDENCE_LINES // 2 :],
+        ]
+    ours = isinstance(error, (RequestError, ConnectError))  # words of our own, and no log's
+    for line in lines:
+        if ours:
+            say(line, lead="  ")
+        else:
+            click.echo("  " + line, err=True)
+    if error.hint:
+        click.echo(err=True)
+        for hint in error.hint.splitlines():
+            say(untrusted.brief(hint), lead=click.style("hint", fg="cyan", bold=True) + ": ")
 
 
 def _columns(*, err: bool) -> int:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import click
 
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.app.terminal import say, show
+from launcher.app.terminal import dump_json, say, show
 from launcher.batch import batches, job_store
 from launcher.batch import jobs_view as ui
 from launcher.batch.batches import BatchStatus, query_list, the_batch
@@ -48,7 +48,7 @@ def jobs(call: Call, names: tuple[str, ...]) -> None:
             return
     if call.as_json:
         click.echo(
-            json_line.dumps(
+            dump_json(
                 {"cluster": call.inventory.cluster, "jobs": [each.as_json() for each in found]}
             )
         )

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from launcher.app.table import with_columns
-from launcher.app.terminal import Line
-from launcher.app.text import line, plain
+from launcher.app.terminal import Line, line, make_table, plain
 from launcher.batch import progress_text
 from launcher.batch.batches import BatchStatus
 from launcher.core import sizes
@@ -32,7 +30,7 @@ def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Renderab
     """Return the table; below it what ails single jobs, and `remarks`."""
     from rich.console import Group
 
-    table = with_columns("NAME", "STATE")
+    table = make_table("NAME", "STATE")
     for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "ETA"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("STARTED", no_wrap=True)

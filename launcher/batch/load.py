@@ -13,7 +13,7 @@ from launcher.batch.draft import Draft, draft
 from launcher.batch.places import Bounds
 from launcher.batch.refused import HINT, JobError
 from launcher.batch.shape import Job
-from launcher.inventory import document, text
+from launcher.inventory import document
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake
 
@@ -23,8 +23,8 @@ MAX_BYTES = 1024 * 1024
 def read(path: Path) -> str:
     """Return what is in the job file at `path`; raises JobError."""
     try:
-        return text.read(path, most=MAX_BYTES, kind="job file")
-    except text.Unusable as error:
+        return document.read_file(path, most=MAX_BYTES, kind="job file")
+    except document.UnusableFile as error:
         hint = "" if error.encoding else HINT
         raise JobError(
             f"`{path}` cannot be used", [f"{path}:{error.line}: {error}"], hint=hint

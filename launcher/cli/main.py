@@ -162,12 +162,12 @@ def _misused(error: click.ClickException) -> None:
 
 def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:
     """Show an error, and where it came from when that was asked for; returns the exit code."""
-    from launcher.app import error_text
+    from launcher.app import terminal
 
     words = _words(argv)
     if "--verbose" in words[: words.index("--") if "--" in words else None]:
         uncaught(type(error), error, error.__traceback__)
-    error_text.show(error)
+    terminal.show_error(error)
     return error.exit_code
 
 

@@ -14,14 +14,14 @@ import click
 def payload(architecture: str | None) -> None:
     """Print the helper files as a tar archive."""
     from launcher.cluster.prepare import cache
-    from launcher.cluster.py_spy_wheel import fetch
+    from launcher.cluster.wheels import fetch_py_spy
     from launcher.tools.node_files import payload_tar
     from launcher.tools.py_spy import BUILDS
 
     if architecture is None:
         data = payload_tar()
     elif architecture in BUILDS:
-        data = fetch(BUILDS[architecture], cache() / "py-spy")
+        data = fetch_py_spy(BUILDS[architecture], cache() / "py-spy")
     else:
         raise click.BadParameter(f"one of {', '.join(BUILDS)}", param_hint="--py-spy")
     sys.stdout.buffer.write(data)

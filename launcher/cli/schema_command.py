@@ -14,7 +14,7 @@ def schema(job: bool) -> None:
     it.
     """
     from launcher.batch.schema import JobFile
-    from launcher.inventory.json_schema import json_schema
+    from launcher.inventory.schema import json_schema
 
     shown = json_schema(JobFile) if job else json_schema()
     click.echo(json.dumps(shown, indent=2, ensure_ascii=False))

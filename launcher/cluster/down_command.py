@@ -8,8 +8,8 @@ import click
 
 from launcher.app import options
 from launcher.app.command import Call, command
+from launcher.app.registry import workloads
 from launcher.app.session import Session
-from launcher.app.workloads import workloads
 from launcher.cluster.down_plan import plan_down
 from launcher.core import sizes
 from launcher.core.domain import fold

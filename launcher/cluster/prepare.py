@@ -15,8 +15,8 @@ from pathlib import Path
 from launcher.app import issue_certificates
 from launcher.app.session import Session
 from launcher.cluster import wheels as resolver
-from launcher.cluster.py_spy_wheel import fetch
 from launcher.cluster.up_plan import RayImage, base_image
+from launcher.cluster.wheels import fetch_py_spy
 from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
 from launcher.core.errors import NodeError, VlaunchError
@@ -148,7 +148,7 @@ def py_spy(
     """
     loaders: dict[str, Callable[[], bytes]] = {}
     for architecture in sorted({lacks_py_spy(site, node) for node in site.nodes} - {""}):
-        load = partial(fetch, BUILDS[architecture], cache() / "py-spy")
+        load = partial(fetch_py_spy, BUILDS[architecture], cache() / "py-spy")
         try:
             loaders[architecture] = partial(bytes, load()) if download else load
         except (VlaunchError, OSError) as error:

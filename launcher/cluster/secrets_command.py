@@ -13,11 +13,11 @@ from functools import partial
 
 import click
 
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
-from launcher.app.terminal import show
+from launcher.app.terminal import dump_json, show
 from launcher.cluster import secret_files
 from launcher.cluster.secret_files import SecretFile
 from launcher.cluster.secrets_view import render
@@ -75,7 +75,7 @@ def list_(call: Call) -> int:
             "nodes": {node: [asdict(file) for file in listed] for node, listed in files.items()},
             "remarks": remarks,
         }
-        click.echo(json_line.dumps(data))
+        click.echo(dump_json(data))
     else:
         show(render(rows, files, remarks, fold([node.name for node in inventory.nodes])))
     return 1 if remarks else 0

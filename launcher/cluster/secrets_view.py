@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.app.table import with_columns
-from launcher.app.text import line, plain
+from launcher.app.terminal import line, make_table, plain
 from launcher.cluster.secret_files import SecretFile
 from launcher.core import sizes
 from launcher.core.domain import fold
@@ -27,7 +26,7 @@ def render(
     """
     from rich.console import Group
 
-    table = with_columns("NAME", "SOURCE", "USED BY", "ON NODES", "WHERE")
+    table = make_table("NAME", "SOURCE", "USED BY", "ON NODES", "WHERE")
     for name in ("MODE", "AGE", "ENDS"):
         table.add_column(name, no_wrap=True)
     for row in rows:

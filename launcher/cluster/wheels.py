@@ -1,4 +1,4 @@
-"""Download the wheels that an image lacks to run Ray, on the control machine.
+"""Download the wheels that an image lacks to run Ray, and py-spy's, on the control machine.
 
 uv resolves them for the image's Python and platform, around the packages that the image has, none
 of which may change; pip downloads exactly these files. The user's pip configuration applies to
@@ -27,6 +27,7 @@ from uv import find_uv_bin
 from launcher.core.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools.derived import WheelFile, WheelSet
 from launcher.tools.image import RAY_EXTRAS, ImagePython, pip_download
+from launcher.tools.py_spy import VERSION, Build, unpack
 
 _UNFINISHED = ".resolving-"
 _LIST = "wheels.json"  # the SHA-256 of each file of a folder
@@ -46,6 +47,9 @@ _PIP_TO_UV = {
 _PIP_TO_ENV = {"cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY"}
 _QUIET = {"NO_COLOR": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _OTHER_RAY = "choose another version as `ray:` in the inventory, or an image that has Ray in it"
+# py-spy's wheels support all Pythons; glibc 2.17 is manylinux2014
+_PY_SPY_PYTHON, _PY_SPY_GLIBC = "3.12", 17
+_PIP_LIMITS = ("--retries", "1", "--timeout", "10")  # fail soon: a cluster works without py-spy
 
 
 def resolve(image: ImagePython, version: str, cache: Path, *, timeout: float = 600.0) -> WheelSet:
@@ -172,6 +176,29 @@ def run(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str
         check=True,
     )
     return result.stdout
+
+
+def fetch_py_spy(build: Build, cache: Path, *, timeout: float = 60.0) -> bytes:
+    """Return the program for a machine, from its wheel in the cache, or downloaded.
+
+    Raises VlaunchError when the download fails.
+    """
+    cached = cache / f"py_spy-{VERSION}-{build.machine}.whl"
+    if cached.exists() and (program := _unpack_cached(cached, build)):
+        return program
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".downloading-") as folder:
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text(f"py-spy=={VERSION} --hash=sha256:{build.wheel}\n")
+        pip = pip_download(_PY_SPY_PYTHON, build.machine, _PY_SPY_GLIBC)
+        files = ("--require-hashes", "--requirement", str(requirements), "--dest", folder)
+        try:
+            run((*pip, *_PIP_LIMITS, *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+            (wheel,) = Path(folder).glob("*.whl")
+        except (subprocess.SubprocessError, ValueError) as error:
+            raise _py_spy_failure(error, build) from None
+        wheel.rename(cached)
+    return unpack(cached.read_bytes(), build)
 
 
 def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str, str]]:
@@ -307,3 +334,22 @@ def _digest(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _unpack_cached(wheel: Path, build: Build) -> bytes | None:
+    try:
+        return unpack(wheel.read_bytes(), build)
+    except (OSError, VlaunchError):  # damaged
+        return None
+
+
+def _py_spy_failure(error: Exception, build: Build) -> VlaunchError:
+    output = error.stdout if isinstance(error, subprocess.CalledProcessError) else ""
+    lines = [line.strip() for line in (output or "").splitlines() if line.strip()]
+    return VlaunchError(
+        f"cannot download py-spy {VERSION} for {build.machine}",
+        evidence=lines[-2:],
+        hint="if this machine has no index, run `pip download --no-deps --platform"
+        f" manylinux2014_{build.machine} --dest wheels py-spy=={VERSION}` on one that has, copy the"
+        " folder here, and set `PIP_FIND_LINKS` to it and `PIP_NO_INDEX=1`",
+    )

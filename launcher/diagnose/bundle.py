@@ -19,9 +19,19 @@ from launcher.core.domain import Answer, Node
 from launcher.core.redaction import MASK
 from launcher.core.secret_patterns import DOUBTFUL_NAME
 from launcher.core.transport import Command
-from launcher.diagnose import diagnosis
-from launcher.diagnose.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
-from launcher.tools.diagnosis_read import Log, Told, read
+from launcher.tools.diagnosis import (
+    ENGINES,
+    INSIDE,
+    INSPECT,
+    KERNEL,
+    LOGS,
+    RECORD,
+    STATE,
+    Log,
+    Told,
+    ask_diagnosis,
+    read,
+)
 
 _TIMEOUT = 240.0
 _LINES = 50_000
@@ -50,7 +60,7 @@ def commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Command]:
     asked = []
     for node in nodes:
         ask = partial(
-            diagnosis.ask,
+            ask_diagnosis,
             node.docker,
             mark=mark,
             cluster=cluster,

@@ -19,8 +19,8 @@ from launcher.agent.cause import find
 from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
 from launcher.network.nccl_log import VERSION
-from launcher.tools import known_hangs, log_times, symptoms
-from launcher.tools.diagnosis_read import DRIVER, Log, State, Told, server_log, words
+from launcher.tools import diagnosis, known_hangs, symptoms
+from launcher.tools.diagnosis import DRIVER, Log, State, Told, server_log, words
 from launcher.tools.symptoms import Symptom
 
 # now: it stands in the way; perhaps: it may be harmless; after: it follows from something else;
@@ -123,7 +123,7 @@ def diagnose(
     traces: dict[str, list[Trace]] = {}
     for name, log in _logs(reports, refused, traces, now):
         known = list(_known_lines(log, rdma=rdma))
-        times = log_times.times(log, now) if known else []
+        times = diagnosis.line_times(log, now) if known else []
         for symptom, number in known:
             at = times[number]
             if at is None or at >= oldest:
@@ -260,7 +260,7 @@ def _record_logs(node: Told) -> Iterator[Log]:
             why = words(record.doing) or "no restarts are left"
             lines.append(([f"keeper: gave up server {name}: {why}"], record.since))
         for texts, at in lines:
-            yield _log("record", server_log(name), texts, log_times.write(at))
+            yield _log("record", server_log(name), texts, diagnosis.format_time(at))
 
 
 def _known_hangs(node: Told, now: float) -> Log:
@@ -271,7 +271,7 @@ def _known_hangs(node: Told, now: float) -> Log:
     gpus = [line for line in lines if line.startswith("Model:")]
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
     hangs = known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib)
-    return _log("versions", "versions", tuple(hangs), log_times.write(now))
+    return _log("versions", "versions", tuple(hangs), diagnosis.format_time(now))
 
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:
@@ -315,7 +315,7 @@ def _ready(reports: Mapping[str, Told], now: float) -> dict[str, float | None]:
     for log in (log for node in reports.values() for log in node.logs):
         if log.part.startswith("engine-"):
             numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
-            at = log_times.times(log, now)[numbers[-1]] if numbers else None
+            at = diagnosis.line_times(log, now)[numbers[-1]] if numbers else None
             ready[log.what] = _latest((ready.get(log.what), at))
     stopped = {server_log(name) for name, record in records.items() if record.state == "stopped"}
     times = [at for what, at in ready.items() if what not in stopped]

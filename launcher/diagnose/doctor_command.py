@@ -17,10 +17,10 @@ from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Node
 from launcher.core.transport import Command
-from launcher.diagnose import diagnosis, log_files
 from launcher.diagnose import doctor_view as ui
+from launcher.diagnose import log_files
 from launcher.diagnose.doctor import Diagnosis, diagnose
-from launcher.tools.diagnosis_read import Told, read
+from launcher.tools.diagnosis import Told, ask_diagnosis, read
 
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 
@@ -81,7 +81,7 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     queries = [
         Command(
             node=node.name,
-            argv=diagnosis.ask(
+            argv=ask_diagnosis(
                 node.docker,
                 mark=mark,
                 cluster=inventory.cluster,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.app import json_line, terminal
-from launcher.app.terminal import Line
-from launcher.app.text import line, log
-from launcher.app.text import plain as _text
+from launcher.app import terminal
+from launcher.app.terminal import Line, dump_json, line, log
+from launcher.app.terminal import plain as _text
 from launcher.core.domain import fold
 from launcher.diagnose.doctor import KINDS, RANK_HANGS, Diagnosed, Diagnosis, Kind, Trace
 
@@ -36,7 +35,7 @@ _MARGIN = 9  # spaces before what belongs to a finding
 def show(found: Diagnosis, *, as_json: bool) -> None:
     """Print a diagnosis on standard output."""
     if as_json:
-        click.echo(json_line.dumps(plain(found)))
+        click.echo(dump_json(plain(found)))
         return
     terminal.show(render(found))
 

@@ -1,24 +1,35 @@
-"""Logs from files and from standard input: what `vlaunch doctor --from` reads."""
+"""Logs from files and from standard input: what `vlaunch doctor --from` reads.
+
+A line is of the pod or host that a prefix names, by `kubectl logs --prefix` (`[pod/NAME/CONTAINER]
+…`) or by journalctl's short forms (`… HOST UNIT[PID]: …`), else of the file.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from launcher.app.terminal import say
-from launcher.core import sizes
+from launcher.core import sizes, untrusted
 from launcher.core.errors import RequestError
 from launcher.core.secret_patterns import clean
-from launcher.diagnose import log_text
 from launcher.distribute import archive
-from launcher.tools.diagnosis_read import Told
+from launcher.tools.diagnosis import Log, Told, log_of
 
 _MOST, _LINES = 16 << 20, 200_000  # bytes and lines of one text: of more, the end
 _FILES = 5000  # in an archive
 _ALL, _ALL_LINES = 256 << 20, 4_000_000  # of an archive: of more, the beginning
 _HINT = "name a file, the archive of `vlaunch collect`, or `-` for standard input"
+_KUBECTL = re.compile(r"\[pod/([a-z0-9.-]{1,253})/([a-z0-9-]{1,63})\] ?(.*)")
+# Nov 22 10:00:00 host unit[12]: text; or the first column is 2026-11-22T10:00:00+00:00.
+_JOURNAL = re.compile(
+    r"((?:[A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]{8,15}(?:Z|[+-]\d\d:?\d\d)))"
+    r" ([\w.-]{1,253}) ([\w@.\\/:-]{1,128}?)(?:\[\d{1,9}\])?: (.*)"
+)
+_LOGS = 400  # of all pods and hosts of a text
 
 
 def read(names: tuple[str, ...]) -> dict[str, Told]:
@@ -28,10 +39,27 @@ def read(names: tuple[str, ...]) -> dict[str, Told]:
         for label, data in _texts(name):
             # Others' logs hold secrets that nobody has told us of.
             text = clean(data.decode(errors="replace"))
-            for node, one in log_text.told(text, label).items():
+            for node, one in split_logs(text, label).items():
                 before = found.get(node)
                 found[node] = Told(logs=(*before.logs, *one.logs)) if before else one
     return found
+
+
+def split_logs(text: str, name: str) -> dict[str, Told]:
+    """Return what each pod, host or container told, by its name; `name` is of lines without a
+    prefix.
+    """
+    sorted_out: dict[tuple[str, str], list[str]] = {}
+    for node, what, line in _split_lines(text, name):
+        key = (node, what) if (node, what) in sorted_out or len(sorted_out) < _LOGS else (name, "")
+        sorted_out.setdefault(key, []).append(line)
+    found: dict[str, list[Log]] = {}
+    for number, ((node, what), lines) in enumerate(sorted_out.items()):
+        # An engine's log, for all that is known: what it says after it was ready counts.
+        log = log_of(f"engine-{number}", what or "log", "\n".join(lines))
+        if log.lines:
+            found.setdefault(node, []).append(log)
+    return {node: Told(logs=tuple(logs)) for node, logs in found.items()}
 
 
 def _texts(name: str) -> Iterator[tuple[str, bytes]]:
@@ -89,3 +117,14 @@ def _end(file: IO[bytes], name: str) -> bytes:
         begin = max(begin, data.find(b"\n", max(0, begin - 1)) + 1)
         say(f"{name}: only its end was read; its first {left_out + begin:,} bytes were left out")
     return bytes(data[begin:])
+
+
+def _split_lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield whose each line is, of which log, and what it says."""
+    for line in untrusted.plain(text.replace("\r", "\n")).splitlines():
+        if match := _KUBECTL.match(line):
+            yield match[1], match[2], match[3]
+        elif match := _JOURNAL.match(line):
+            yield match[2], match[3], f"{match[1]} {match[4]}"
+        else:
+            yield name, "", line

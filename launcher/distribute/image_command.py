@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
-from launcher.app.terminal import say, show
+from launcher.app.terminal import dump_json, say, show
 from launcher.distribute import images_view as ui
 from launcher.distribute.image_copy import copy, look, pull
 from launcher.distribute.image_store import Store
@@ -45,7 +45,7 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
         remarks = [error.message for error in session.missing.values()]
     remarks += [f"{name}: Docker: {each.trouble}" for name, each in seen.items() if each.trouble]
     if call.as_json:
-        click.echo(json_line.dumps(_as_json(call.inventory.cluster, seen, remarks)))
+        click.echo(dump_json(_as_json(call.inventory.cluster, seen, remarks)))
     elif not any(each.images for each in seen.values()) and not remarks:
         say("there is no image on these nodes")
     else:

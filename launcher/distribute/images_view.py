@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.app.table import with_columns
-from launcher.app.text import line, plain
+from launcher.app.terminal import line, make_table, plain
 from launcher.core.domain import fold
 from launcher.core.sizes import told
 from launcher.distribute.image_store import Store
@@ -24,7 +23,7 @@ def render(seen: Mapping[str, Store], remarks: Sequence[str] = ()) -> Renderable
     """
     from rich.console import Group
 
-    table = with_columns("IMAGE", "ID", "SIZE", "LAYERS", "ON")
+    table = make_table("IMAGE", "ID", "SIZE", "LAYERS", "ON")
     rows: dict[tuple[str, str], list[tuple[str, Image]]] = {}
     for node, each in seen.items():
         for image in each.images:

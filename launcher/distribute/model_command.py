@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.app.terminal import say, show
+from launcher.app.terminal import dump_json, say, show
 from launcher.core.domain import Node, fold
 from launcher.core.errors import RequestError
 from launcher.core.sizes import told
@@ -55,7 +55,7 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
         seen = Programs(session, picked).look() if len(session.missing) < len(picked) else {}
         remarks = [error.message for error in session.missing.values()]
     if call.as_json:
-        click.echo(json_line.dumps(_as_json(call.inventory.cluster, seen, remarks)))
+        click.echo(dump_json(_as_json(call.inventory.cluster, seen, remarks)))
     elif not any(each.models for each in seen.values()) and not remarks:
         say("there is no model on these nodes")
     else:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from launcher.app.table import with_columns
-from launcher.app.text import line, plain
+from launcher.app.terminal import line, make_table, plain
 from launcher.core.domain import fold
 from launcher.core.sizes import told
 from launcher.distribute.chain import Model, Revision, Seen
@@ -22,7 +21,7 @@ def render(seen: Mapping[str, Seen], remarks: Sequence[str] = ()) -> RenderableT
     """
     from rich.console import Group
 
-    table = with_columns("MODEL", "REVISION", "SIZE", "WHOLE ON", "IN PART ON")
+    table = make_table("MODEL", "REVISION", "SIZE", "WHOLE ON", "IN PART ON")
     table.add_column("LAST USED", no_wrap=True)
     rows: dict[tuple[str, str], list[tuple[str, Model, Revision]]] = {}
     for node, each in seen.items():

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.app import findings_view, json_line, terminal
+from launcher.app import findings_view, terminal
 from launcher.app.findings_view import WORDS
-from launcher.app.table import with_columns
-from launcher.app.terminal import Line
-from launcher.app.text import line
-from launcher.app.text import plain as plain_text
+from launcher.app.terminal import Line, dump_json, line, make_table
+from launcher.app.terminal import plain as plain_text
 from launcher.core import untrusted
 from launcher.core.check import Finding, Status, folded
 from launcher.hosts.check import Check
@@ -36,7 +34,7 @@ _MEANT: dict[Status, str] = {
 def show(results: Sequence[Result], *, as_json: bool) -> None:
     """Print the results on standard output."""
     if as_json:
-        click.echo(json_line.dumps(plain(results)))
+        click.echo(dump_json(plain(results)))
         return
     terminal.show(render(results))
 
@@ -119,9 +117,9 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
             {"id": each.id, "group": each.group, "what": each.what, "why": each.why}
             for each in checks
         ]
-        click.echo(json_line.dumps(said))
+        click.echo(dump_json(said))
         return
-    table = with_columns("ID", "GROUP", "TRUE WHEN GREEN")
+    table = make_table("ID", "GROUP", "TRUE WHEN GREEN")
     for each in checks:
         table.add_row(each.id, each.group, each.what)
     terminal.show(table)

@@ -4,10 +4,13 @@ need it, all nodes at once.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
@@ -15,7 +18,7 @@ from launcher.core.domain import Answer, Inventory, Level, Secret
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.expectations import Expectations, required_level
 from launcher.core.transport import by_node
-from launcher.hosts import hub, inside, pairs, preflight
+from launcher.hosts import inside, pairs, preflight
 from launcher.hosts.check import Check, Evidence, Group, Hub
 from launcher.hosts.checks.rdma import active, apart
 from launcher.tools import model as models
@@ -23,9 +26,14 @@ from launcher.tools import observe
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 
+if TYPE_CHECKING:
+    import requests
+
 _KNOCKS: tuple[Group, ...] = ("ports", "network")
 _INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
 _HIGH = range(40000, 60000)
+_HUB_TIMEOUT = 10.0
+_HUB = "https://huggingface.co"
 
 
 def gather(
@@ -44,6 +52,43 @@ def gather(
         files = _files(session, evidence, model)
         evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
     return evidence
+
+
+def ask_hub(model: str, token: Secret | None) -> Hub:
+    """Ask for a model's page in the API (https://huggingface.co/docs/hub/api); `HF_ENDPOINT` names
+    another hub.
+
+    Whatever keeps us from an answer is `offline` with the reason: an air-gapped control machine is
+    no fault.
+    """
+    if model.startswith("/"):
+        return Hub(status="not asked", text="the model is a path, which needs no token")
+    import requests
+
+    where = os.environ.get("HF_ENDPOINT") or _HUB
+    value = token.reveal() if token is not None else ""
+    if not value.isascii() or not value.isprintable():
+        return Hub(status="unauthorized", text="the token has characters that no token has")
+
+    def with_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        # As `auth`, not among `headers`, where a login in ~/.netrc would replace it; a redirect to
+        # another host loses it.
+        if value:
+            request.headers["Authorization"] = f"Bearer {value}"
+        return request
+
+    url = f"{where.rstrip('/')}/api/models/{urllib.parse.quote(model)}/revision/main"
+    try:
+        # The answer's body is of no use, and might come for ever.
+        with requests.get(
+            url, auth=with_token, timeout=_HUB_TIMEOUT, allow_redirects=True, stream=True
+        ) as answer:
+            return _read_hub(model, token, answer)
+    except requests.RequestException as error:
+        if isinstance(error, ValueError):
+            return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {where}")
+        host = urllib.parse.urlsplit(where).hostname
+        return Hub(status="offline", text=f"{host}: {type(error).__name__}")
 
 
 def _survey(session: Session, model: str, known: Expectations) -> Evidence:
@@ -158,4 +203,22 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
         # A preflight tells all that it found; `up`, which needs the value, will refuse to go on
         # without it.
         return Hub(status="not asked", text=error.brief)
-    return hub.ask(model, token)
+    return ask_hub(model, token)
+
+
+def _read_hub(model: str, token: Secret | None, answer: requests.Response) -> Hub:
+    if answer.ok:
+        return Hub(
+            status="ok",
+            text=f"{model} may be read" + ("" if token is not None else " without a token"),
+        )
+    said = answer.headers.get("X-Error-Message") or f"HTTP {answer.status_code}"
+    if token is None and answer.status_code in (401, 403):
+        return Hub(status="no token", text=said)
+    if answer.headers.get("X-Error-Code") == "GatedRepo" or answer.status_code == 403:
+        return Hub(status="gated", text=said)
+    if answer.status_code == 401:
+        return Hub(status="unauthorized", text=said)
+    if answer.status_code == 404:
+        return Hub(status="not found", text=said)
+    return Hub(status="offline", text=said)

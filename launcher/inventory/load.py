@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.core.domain import Inventory
 from launcher.core.errors import InventoryError
-from launcher.inventory import document, merge, mount_rules, node_rules, rules, text
+from launcher.inventory import document, merge, mount_rules, node_rules, rules
 from launcher.inventory.document import Document
 from launcher.inventory.draft import Draft, draft
 from launcher.inventory.mistakes import Mistake
@@ -49,8 +49,8 @@ def _broken_rules(made: Draft) -> list[Mistake]:
 
 def _read(path: Path) -> str:
     try:
-        return text.read(path, most=MAX_BYTES, kind="inventory")
-    except text.Unusable as error:
+        return document.read_file(path, most=MAX_BYTES, kind="inventory")
+    except document.UnusableFile as error:
         lines = [f"{path}:{error.line}: {error}"]
         hint = (
             "" if error.encoding else "start from inventory/example.yaml, which explains every key"

@@ -2,7 +2,8 @@
 
 What the file says as the nouns of `launcher.core.domain` do stands there: sections such as `Ports`,
 and the keys of the top level that are `ClusterSettings` and `NodeSettings`. Here is what the file
-writes otherwise. Rules between keys are in `rules`.
+writes otherwise. Rules between keys are in `rules`. `vlaunch schema` prints the JSON Schema of this
+model; `schema.json` beside this module is its output, for editors.
 """
 
 from __future__ import annotations
@@ -175,3 +176,26 @@ class InventoryFile(NodeSettings, ClusterSettings):
         BeforeValidator(values.few_enough),
     ]
     """The machines; the first is the head by default."""
+
+
+def json_schema(root: type[Any] = InventoryFile) -> dict[str, Any]:
+    """Return the schema of files that are a `root`; a test keeps `schema.json` in step with it."""
+    schema = reader(root).json_schema(mode="validation")
+    shapes = {root.__name__: schema, **schema.get("$defs", {})}
+    for section in {root, *_inside(root)}:
+        shape = shapes[section.__name__]
+        shape["description"] = " ".join(shape["description"].split())
+        for key, info in known(section).items():
+            if info.description:
+                # Pydantic's own keeps the line ends of the source.
+                key_shape = {**shape["properties"][key], "description": info.description}
+                shape["properties"][key] = dict(sorted(key_shape.items()))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _inside(section: type[Any]) -> Iterator[type[Any]]:
+    """Find the sections below one, at every depth."""
+    for info in known(section).values():
+        for inner in sections(info.annotation):
+            yield inner
+            yield from _inside(inner)

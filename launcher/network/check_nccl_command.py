@@ -14,10 +14,10 @@ import click
 
 from launcher import __version__
 from launcher.app import findings_view as ui
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.app.terminal import say, show
+from launcher.app.terminal import dump_json, say, show
 from launcher.core.check import worst
 from launcher.core.domain import LEVELS, Required, Secret
 from launcher.core.errors import RequestError
@@ -158,7 +158,7 @@ def now() -> str:
 
 def _show(verdict: Verdict, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_line.dumps(plain(verdict)))
+        click.echo(dump_json(plain(verdict)))
     else:
         show(network_view.render(verdict))
 
@@ -200,7 +200,7 @@ def _from_logs(call: Call, files: tuple[str, ...], asked: Required | None) -> in
             "passed": status != "fail",
             "findings": [asdict(each) for each in found],
         }
-        click.echo(json_line.dumps(said))
+        click.echo(dump_json(said))
     else:
         ui.show(found)
     return options.exit_code(failed=status == "fail", warned=status == "warn", strict=call.strict)

@@ -11,9 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from launcher.app import findings_view
-from launcher.app.table import with_columns
-from launcher.app.terminal import Line
-from launcher.app.text import line
+from launcher.app.terminal import Line, line, make_table
 from launcher.core import untrusted
 from launcher.core.domain import LEVEL_WORDS
 from launcher.network.network_shape import Cell, Verdict, by_node, rate
@@ -207,7 +205,7 @@ def _folded(verdict: Verdict) -> Iterable[RenderableType]:
 
 
 def _extremes(cells: Sequence[Cell]) -> Table:
-    table = with_columns("", "LEAST", "MEDIAN", "MOST")
+    table = make_table("", "LEAST", "MEDIAN", "MOST")
     for field, words in (("bandwidth", rate), ("latency", span)):
         found = extremes(cells, field)
         if found is None:
@@ -221,7 +219,7 @@ def _extremes(cells: Sequence[Cell]) -> Table:
 
 
 def _pairs(rows: Iterable[tuple[str, str, Cell]]) -> Table:
-    table = with_columns("", "FROM", "TO", "BANDWIDTH", "LATENCY", "TRANSPORT")
+    table = make_table("", "FROM", "TO", "BANDWIDTH", "LATENCY", "TRANSPORT")
     for source, target, cell in rows:
         word, style = findings_view.WORDS[cell.status]
         figures = (

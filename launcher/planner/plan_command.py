@@ -10,8 +10,7 @@ import click
 from launcher.app import options
 from launcher.app.choose import chosen_model
 from launcher.app.command import Call, command
-from launcher.app.json_line import dumps
-from launcher.app.terminal import field
+from launcher.app.terminal import dump_json, field
 from launcher.core.errors import RequestError
 from launcher.planner import choice, plan_view
 from launcher.planner.advice import commands
@@ -204,7 +203,7 @@ def _show(
 ) -> None:
     if call.as_json:
         run = commands(name, question, planned, args)
-        click.echo(dumps({**answer(question, planned), "run": list(run)}))
+        click.echo(dump_json({**answer(question, planned), "run": list(run)}))
         return
     for row in plan_view.rows(name, question, planned, args):
         field(row)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.core.errors import RequestError
-from launcher.inventory import document, text
+from launcher.inventory import document
 from launcher.inventory.mistakes import did_you_mean
 from launcher.inventory.partial_validation import validated
 from launcher.recipes.hardware import Hardware
@@ -55,8 +55,8 @@ def load() -> Library:
 def read_file(path: Path) -> Recipe:
     """Read a recipe in vLLM's format; raises RequestError with every mistake and its line."""
     try:
-        content = text.read(path, most=1 << 20, kind="recipe")
-    except text.Unusable as error:
+        content = document.read_file(path, most=1 << 20, kind="recipe")
+    except document.UnusableFile as error:
         raise RequestError(
             f"the recipe {path} {error}", hint="list the packaged recipes: `vlaunch recipes list`"
         ) from None

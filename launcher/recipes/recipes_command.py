@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from launcher.app import options
-from launcher.app.json_line import dumps
-from launcher.app.terminal import field, say
+from launcher.app.terminal import dump_json, field, say
 from launcher.recipes.serve_options import complete
 
 
@@ -34,7 +33,7 @@ def list_(as_json: bool, words: tuple[str, ...]) -> int:
         if all(word.lower() in f"{name} {data}".lower() for word in words)
     }
     if as_json:
-        click.echo(dumps({"source": packaged.source, "recipes": list(matches)}))
+        click.echo(dump_json({"source": packaged.source, "recipes": list(matches)}))
         return 0
     width = max(map(len, matches), default=0)
     for name, recipe in matches.items():

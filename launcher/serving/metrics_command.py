@@ -10,10 +10,10 @@ from itertools import islice
 
 import click
 
-from launcher.app import choose, json_line, options
+from launcher.app import choose, options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.app.terminal import show, show_live
+from launcher.app.terminal import dump_json, show, show_live
 from launcher.core.errors import NodeError
 from launcher.serving.metrics import Counting, Look
 from launcher.tools import servers
@@ -62,7 +62,7 @@ def metrics(call: Call, server: str | None, every: float, watch: bool | None) ->
                     hint="run `vlaunch up`, which brings what it is asked with up to date",
                 )
             if call.as_json:
-                click.echo(json_line.dumps(look.as_json()))
+                click.echo(dump_json(look.as_json()))
             else:
                 show(render(look))
 

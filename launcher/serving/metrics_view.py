@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.app.terminal import Line
-from launcher.app.text import line, plain
+from launcher.app.terminal import Line, line, plain
 from launcher.core.domain import fold
 from launcher.serving.metrics import Figures, Latency, Look, RankLife, ServerMetrics
 from launcher.serving.status_view import count, state_line

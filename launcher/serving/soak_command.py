@@ -13,11 +13,11 @@ import click
 
 from launcher.agent.desired import Desired
 from launcher.agent.task import named
-from launcher.app import choose, json_line, options
+from launcher.app import choose, options
 from launcher.app.command import Call, command
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
-from launcher.app.terminal import field
+from launcher.app.terminal import dump_json, field
 from launcher.core import untrusted
 from launcher.core.errors import NodeError, RequestError
 from launcher.serving import endpoints
@@ -61,7 +61,7 @@ def soak(call: Call, duration: float, streams: int, tokens: int, server: str | N
     with call.session(nodes=[call.inventory.head]) as session:
         verdict = _soak(session, server, duration, streams, tokens)
     if call.as_json:
-        click.echo(json_line.dumps(verdict))
+        click.echo(dump_json(verdict))
     else:
         for row, text in rows(verdict):
             field(f"{row:<13}{untrusted.plain(text)}")

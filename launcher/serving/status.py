@@ -11,8 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from launcher.agent.observed import FirstAnswer, Load, Observed
-from launcher.app.workloads import Job
-from launcher.cluster.drift import drift
+from launcher.app.registry import Job
 from launcher.core.domain import Node
 from launcher.core.transport import Command
 from launcher.serving import endpoints
@@ -27,6 +26,7 @@ from launcher.tools import (
     servers,
     serving_judges,
 )
+from launcher.tools.containers import find_drift
 from launcher.tools.servers import BAD, GOOD, Kept, Server
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -209,7 +209,7 @@ def _node(
         agent=_agent(node, own, kept),
         gpus=str(node.gpus) if off else f"{known}/{node.gpus}",
         ranks=servers.ranks_on(node.name, kept, actors),
-        drift=drift(site, node),
+        drift=find_drift(site, node),
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
         privileged=own is not None and own.privileged,
         compiled=facts.compiled.size if facts.compiled else None,

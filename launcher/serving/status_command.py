@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.app import json_line, options
+from launcher.app import options
 from launcher.app.command import Call, command
+from launcher.app.registry import workloads
 from launcher.app.session import Session
-from launcher.app.terminal import show, show_live
-from launcher.app.workloads import workloads
+from launcher.app.terminal import dump_json, show, show_live
 from launcher.tools.network_verdict import parse_record
 from launcher.tools.observe import commands, read
 from launcher.tools.ray_judges import try_payload
@@ -44,7 +44,7 @@ def status(call: Call, watch: bool) -> int:
             show_live(map(render, looks))
         for cluster in looks:
             if call.as_json:
-                click.echo(json_line.dumps(cluster.as_json()))
+                click.echo(dump_json(cluster.as_json()))
             else:
                 show(render(cluster))
             if not watch:

@@ -7,10 +7,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from launcher.agent.observed import Fault
-from launcher.app.table import with_columns
-from launcher.app.terminal import Line
-from launcher.app.text import line, log, plain
-from launcher.app.workloads import workloads
+from launcher.app.registry import workloads
+from launcher.app.terminal import Line, line, log, make_table, plain
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
@@ -56,7 +54,7 @@ def render(status: ClusterStatus) -> RenderableType:
 
 
 def _nodes(nodes: Sequence[NodeStatus]) -> Table:
-    table = with_columns("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT")
+    table = make_table("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT")
     for group in _alike(nodes):
         node = group[0]
         alike = all(other.ranks == node.ranks for other in group)

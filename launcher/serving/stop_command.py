@@ -10,8 +10,8 @@ import click
 from launcher.agent import state
 from launcher.app import options
 from launcher.app.command import Call, command
+from launcher.app.registry import workloads
 from launcher.app.session import Session
-from launcher.app.workloads import workloads
 from launcher.core.errors import RequestError
 from launcher.serving.stop_plan import plan_forget, plan_stop
 from launcher.tools import history, serving_judges

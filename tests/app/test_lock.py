@@ -18,8 +18,7 @@ from launcher.app import lock
 from launcher.app.lock import Owner
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
-
-pytestmark = pytest.mark.processes
+from tests.ssh import processes
 
 _TOOLS = ("sh", "head", "mkdir", "date", "sleep", "cat", "rm")
 
@@ -59,6 +58,7 @@ def look(state: Path, path: Path | None = None) -> Answer:
     return Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("flock", [True, False])
 def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path) -> None:
     """With `flock`, or with Python's where there is none; only its owner may read who it is."""
@@ -81,6 +81,7 @@ def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path
     assert lock.parse_look(look(tmp_path / "s", where)) is None
 
 
+@pytest.mark.processes
 def test_a_head_that_has_neither_flock_nor_python_says_so(tmp_path: Path, path: Path) -> None:
     """Rather than to lock nothing."""
     with start(tmp_path / "s", path) as holder:
@@ -89,6 +90,7 @@ def test_a_head_that_has_neither_flock_nor_python_says_so(tmp_path: Path, path: 
         assert b"neither flock nor python3" in holder.stderr.read()
 
 
+@pytest.mark.processes
 def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
     """And which of the two it was that got it."""
     with start(tmp_path) as first:
@@ -98,6 +100,7 @@ def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
             assert second.wait(10) == lock.BUSY
 
 
+@pytest.mark.processes
 def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> None:
     """Its set-group-ID bit is how an administrator says so."""
     (tmp_path / "locks").mkdir()
@@ -107,6 +110,7 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
         assert stat.S_IMODE((tmp_path / "locks/c").stat().st_mode) == 0o660
 
 
+@pytest.mark.processes
 def test_another_process_is_never_ended(tmp_path: Path) -> None:
     """The file may name one that has nothing to do with the lock; nor is anybody ended when the
     owner has changed.
@@ -127,6 +131,7 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
         other.kill()
 
 
+@pytest.mark.processes
 def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
     """Who waits for it may be quicker than who breaks it, and is left alone; broken it is all the
     same.
@@ -156,6 +161,7 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
         assert said(waiter) == "locked"
 
 
+@pytest.mark.processes
 def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
     """The holder's process stands in the same line, and `lock --break` needs it."""
     text = lock.said("w" * 32, "h" * 64, "\N{GRINNING FACE}" * 5000, "l" * 100)
@@ -164,6 +170,7 @@ def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
     assert lock.breaker(text.decode()).command.startswith("\N{GRINNING FACE}")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("pid", [0, 1, -1])
 def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
     """Zero would be everything in our own group, and minus one everything there is."""
@@ -174,6 +181,7 @@ def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
         assert holder.poll() is None
 
 
+@pytest.mark.processes
 @given(
     st.text()
     | st.dictionaries(
@@ -188,14 +196,83 @@ def test_whatever_stands_in_the_file_is_an_owner(text: str) -> None:
     assert owner.words
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("pid", ["true", "1", "0", "-1", '"7"', "4294967296", "1e3"])
 def test_a_process_that_cannot_be(pid: str) -> None:
     """Is none."""
     assert lock.owner(f'{{"who": "a", "pid": {pid}}}').pid == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("code", "out"), [(0, "what"), (1, "free\n"), (255, ""), (0, "")])
 def test_an_answer_that_says_nothing_is_not_free(code: int, out: str) -> None:
     """Nobody is told that they may go on."""
     with pytest.raises(UnreadableAnswer):
         lock.parse_look(Answer(node="gpu01", code=code, out=out, err="why"))
+
+
+def text_of(pid: int) -> str:
+    """Return what the process would say of itself."""
+    place = lock.identify_process().rpartition(":")[0].rpartition(":")[0]
+    return f"{place}:{pid}:{lock._start_of(pid)}"
+
+
+def test_one_that_lives_is_not_dead() -> None:
+    """We ourselves, and a child."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert (
+            lock.process_ended(lock.identify_process()),
+            lock.process_ended(text_of(child.pid)),
+        ) == (False, False)
+        child.kill()
+
+
+def test_one_that_has_ended_is_dead() -> None:
+    """Also while nobody has asked for its exit code, and when its number belongs to another one by
+    now.
+    """
+    with subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE) as child:
+        text = text_of(child.pid)
+        child.kill()
+        assert child.stdout is not None
+        assert child.stdout.read() == b""
+        assert processes.awaited(lambda: lock.process_ended(text), within=10)
+    assert lock.process_ended(text)
+    assert lock.process_ended(f"{lock.identify_process().rpartition(':')[0]}:1")
+
+
+def test_where_others_processes_are_hidden_nobody_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `hidepid` a launcher of another user looks as if it had ended."""
+    text = lock.identify_process()
+    for name in ("sys/kernel/random", "self/ns"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_bytes(
+        Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    )
+    (tmp_path / "self/ns/pid").symlink_to(Path("/proc/self/ns/pid").readlink())
+    monkeypatch.setattr(lock, "_PROC", tmp_path)
+
+    assert not lock.process_ended(text)
+    assert lock.identify_process() == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "::",
+        "x:1:2",
+        "another-boot:pid:[4026531836]:1:2",
+        "{place}::2",
+        "{place}:\N{SUPERSCRIPT TWO}:2",
+        "{place}:-1:2",
+    ],
+)
+def test_of_others_nothing_is_known(text: str) -> None:
+    """Another machine, an earlier start of this one, another container, or no words of ours."""
+    place = lock.identify_process().rpartition(":")[0].rpartition(":")[0]
+
+    assert not lock.process_ended(text.replace("{place}", place))

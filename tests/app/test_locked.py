@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app import author, lock, process
+from launcher.app import audit, lock
 from launcher.cli.main import run
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
@@ -233,7 +233,7 @@ def test_lock_and_audit_cost_one_round_trip(
     assert any(command.before for command in cluster.commands)
     cluster.run("down")
     cluster.trace.clear()
-    monkeypatch.setattr(author.Recorder, "record", lambda *_: {})
+    monkeypatch.setattr(audit.Recorder, "record", lambda *_: {})
     cluster.run("up")
 
     assert cluster.trace.count("run") == with_lines
@@ -286,12 +286,12 @@ def test_a_lock_that_a_dead_launcher_of_this_machine_left_is_taken_over(
     """
     (here / "go").touch()
     with subprocess.Popen(["true"]) as ended:
-        gone = process.own().replace(f":{os.getpid()}:", f":{ended.pid}:")
+        gone = lock.identify_process().replace(f":{os.getpid()}:", f":{ended.pid}:")
     pipe = subprocess.PIPE
     with subprocess.Popen(lock.hold(f"{here}/state", "c"), stdin=pipe, stdout=pipe) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         holder.stdin.write(
-            lock.said("anna", "laptop", "vlaunch up", process.own() if alive else gone)
+            lock.said("anna", "laptop", "vlaunch up", lock.identify_process() if alive else gone)
         )
         holder.stdin.flush()
         assert holder.stdout.readline() == b"locked\n"

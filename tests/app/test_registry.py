@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from launcher.app import registry
-from launcher.app.workloads import Workload, workloads
+from launcher.app.registry import Workload, workloads
 
 
 def test_commands_of_all_packages_have_places_of_their_own() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,11 +18,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from launcher.app import error_text, terminal
+from launcher.app import terminal
 from launcher.app.progress import LiveLines
-from launcher.app.text import line, log
+from launcher.app.terminal import line, log
 from launcher.cli import main
-from launcher.core.errors import InventoryError, NodeError
+from launcher.core.errors import GateError, InventoryError, NodeError, VlaunchError
 from launcher.core.events import Event
 from tests import golden
 
@@ -48,6 +51,27 @@ WORDS = st.one_of(
     st.text("abc`節点é", min_size=1, max_size=12),
     st.sampled_from(["`sudo ufw allow from 10.0.0.12`", "(`a b`,", "x" * 90, "節" * 30]),
 )
+CASES = {
+    "one-line": VlaunchError("it failed"),
+    "full": NodeError(
+        "gpu02",
+        "Ray worker did not join within 120s",
+        evidence="Could not connect to 10.0.0.11:6379",
+        hint="allow TCP 6379 from gpu02 to gpu01, then run `vlaunch up` again",
+    ),
+    "several": GateError(
+        "not true: GPUs are there",
+        evidence=["gpu01: none", "", "gpu02: none"],
+        hint="do this\ndo that",
+    ),
+    "long": NodeError("a", "said much", evidence=[f"line {number}" for number in range(100)]),
+    "hostile": NodeError(
+        "a",
+        "said \x1b[31mred\x1b[0m",
+        evidence="\x1b]0;title\x07text\r\nnext\x08\x9b2J",
+        hint="ask \x1b[2Jthe admin\x07",
+    ),
+}
 
 
 class Terminal(io.StringIO):
@@ -80,7 +104,7 @@ def printed(what: terminal.Line, width: int) -> list[str]:
 def test_an_error(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Message and hints go on below their beginning; evidence is left as it is."""
     screen = stderr(monkeypatch, columns, NO_COLOR="1")
-    error_text.show(ERROR)
+    terminal.show_error(ERROR)
 
     assert f"  {ERROR.evidence}\n" in screen.getvalue()
     golden.check(GOLDEN / f"terminal-error-{columns}.txt", screen.getvalue())
@@ -92,7 +116,7 @@ def test_mistakes_are_words_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
         "inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the GPUs to use"
     ]
     screen = stderr(monkeypatch, 80, NO_COLOR="1")
-    error_text.show(InventoryError("inventory.yaml has 1 mistake", mistakes))
+    terminal.show_error(InventoryError("inventory.yaml has 1 mistake", mistakes))
 
     assert screen.getvalue().splitlines()[1:] == [
         "  inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the",
@@ -146,9 +170,9 @@ def test_colour_is_for_terminals_that_have_it(
 ) -> None:
     """The rows are the same without."""
     bright = stderr(monkeypatch, 80)
-    error_text.show(ERROR)
+    terminal.show_error(ERROR)
     dull = stderr(monkeypatch, 80, **variable)
-    error_text.show(ERROR)
+    terminal.show_error(ERROR)
 
     assert "\x1b[31m" in bright.getvalue()
     assert "\x1b" not in dull.getvalue()
@@ -241,3 +265,46 @@ def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -
         assert margin <= max(width // 2, 0)
     commands = re.findall(r"`[^`]*`", text)
     assert [each for each in commands if not any(each in row for row, _ in found)] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", CASES)
+def test_an_error_says_where_what_evidence_and_what_to_do(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On standard error; long evidence is shortened in its middle, and what nodes say draws
+    nothing.
+    """
+    terminal.show_error(CASES[name])
+    out, err = capsys.readouterr()
+
+    assert out == ""
+    assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(err)
+    golden.check(GOLDEN / f"error-{name}.txt", err)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colour_is_for_terminals_that_want_it(no_color: bool, tmp_path: Path) -> None:
+    """In a terminal there is colour, with NO_COLOR there is none; the words are the same."""
+    env = {**os.environ, "TERM": "xterm", "HOME": str(tmp_path)}
+    env.pop("NO_COLOR", None)
+    if no_color:
+        env["NO_COLOR"] = "1"
+    master, slave = pty.openpty()
+    argv = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
+    process = subprocess.run(
+        [*argv, "up", "/nowhere.yaml"],
+        env=env,
+        stderr=slave,
+        stdout=slave,
+        stdin=slave,
+        check=False,
+    )
+    os.close(slave)
+    said = os.read(master, 4096).decode()
+    os.close(master)
+
+    assert process.returncode == 2
+    assert "/nowhere.yaml" in said
+    assert ("\x1b[" in said) is not no_color

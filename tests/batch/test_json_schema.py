@@ -12,7 +12,7 @@ import pytest
 
 import launcher.batch
 from launcher.batch.schema import JobFile
-from launcher.inventory.json_schema import json_schema
+from launcher.inventory.schema import json_schema
 
 GOOD: dict[str, Any] = {"model": "a", "read": "b.jsonl", "write": "c"}
 

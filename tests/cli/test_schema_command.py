@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from launcher.batch.schema import JobFile
 from launcher.cli.schema_command import schema
-from launcher.inventory.json_schema import json_schema
+from launcher.inventory.schema import json_schema
 
 
 def test_the_inventorys_schema_is_printed_by_default() -> None:

@@ -4,8 +4,11 @@ index.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import subprocess
+import zipfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from launcher.cluster import wheels
+from launcher.cluster.wheels import fetch_py_spy
 from launcher.core.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools import image as images
+from launcher.tools import py_spy
 from launcher.tools.derived import WheelSet
+from launcher.tools.py_spy import VERSION, Build
+from tests import wheel
 from tests.ssh.conftest import IMAGE, Shelf
-
-pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -34,6 +39,7 @@ def leftovers(cache: Path) -> list[Path]:
     return list(cache.glob(".resolving-*"))
 
 
+@pytest.mark.processes
 def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None:
     """What the image has stays as it is, though a newer one is on offer and its own version is on
     no index.
@@ -52,6 +58,7 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
     assert leftovers(cache) == []
 
 
+@pytest.mark.processes
 def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Path) -> None:
     """A dependency whose newest version wants a newer click is taken one version back."""
     shelf.ray("helper")
@@ -66,6 +73,7 @@ def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Pat
     ]
 
 
+@pytest.mark.processes
 def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
     """Not those of the Python, the system or the processor on which vlaunch runs."""
     shelf.ray(
@@ -83,6 +91,7 @@ def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
     assert names(wheels.resolve(arm, "2.60.0", cache)) == ["arm", "ray"]
 
 
+@pytest.mark.processes
 def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> None:
     """It would install and then fail to load."""
     shelf.ray("native")
@@ -97,6 +106,7 @@ def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> No
     ]
 
 
+@pytest.mark.processes
 def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
     """Ray's requirement, the image's version, and the key of the inventory to change."""
     shelf.ray("click>=9")
@@ -113,6 +123,7 @@ def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
     assert leftovers(cache) == []
 
 
+@pytest.mark.processes
 def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) -> None:
     """Without an index: the command that fetches the wheels elsewhere, for the image's Python."""
     shelf.ray(version="2.59.0")
@@ -128,6 +139,7 @@ def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) 
     assert "--platform manylinux_2_17_x86_64" in caught.value.hint
 
 
+@pytest.mark.processes
 def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
     """The same image and the same Ray: the answer is in the cache, also when nothing can be fetched
     any more.
@@ -141,6 +153,7 @@ def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
         wheels.resolve(replace(IMAGE, distributions={}), "2.60.0", cache)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("harm", ["changed", "missing", "torn list"])
 def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None:
     """What lies in the cache is compared with its hash before it is used."""
@@ -159,6 +172,7 @@ def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None
     assert again.files[0].path.read_bytes() == (shelf.folder / again.files[0].name).read_bytes()
 
 
+@pytest.mark.processes
 def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
     """For another image, and where the first one is damaged: the hash of a name is kept, until a
     person forgets it.
@@ -178,6 +192,7 @@ def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
     assert wheels.resolve(IMAGE, "2.60.0", cache).files[-1].sha256 != first.files[0].sha256
 
 
+@pytest.mark.processes
 def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) -> None:
     """Debian's own version strings cannot be pinned, so a replacement is refused afterwards."""
     shelf.ray("blinker")
@@ -190,6 +205,7 @@ def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) 
         wheels.resolve(odd, "2.60.0", cache)
 
 
+@pytest.mark.processes
 def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
     shelf: Shelf, cache: Path
 ) -> None:
@@ -202,6 +218,7 @@ def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
     ) == ["colorful"]
 
 
+@pytest.mark.processes
 def test_other_parts_of_ray_are_resolved_anew(
     shelf: Shelf, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +234,7 @@ def test_other_parts_of_ray_are_resolved_anew(
     assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["colorful", "ray", "reflection"]
 
 
+@pytest.mark.processes
 def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     shelf: Shelf, cache: Path
 ) -> None:
@@ -234,6 +252,7 @@ def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     assert found.ray == "2.56.1"
 
 
+@pytest.mark.processes
 def test_uv_is_killed_at_the_deadline(shelf: Shelf, cache: Path) -> None:
     """The error names the time, and nothing is left behind."""
     shelf.ray()
@@ -243,6 +262,7 @@ def test_uv_is_killed_at_the_deadline(shelf: Shelf, cache: Path) -> None:
     assert leftovers(cache) == []
 
 
+@pytest.mark.processes
 def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files and environment variables, where the latter win, and lists of several values."""
     config = tmp_path / "pip.conf"
@@ -262,6 +282,7 @@ def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert environment["SSL_CLIENT_CERT"] == "/a.pem"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("libc_version", "platform"),
     [("2.31", "2_31"), ("2.30", "2_28"), ("2.39", "2_39"), ("2.99", "2_40"), ("2.12", "2_17")],
@@ -272,6 +293,7 @@ def test_uv_gets_the_newest_platform_that_it_knows(libc_version: str, platform: 
     assert wheels._uv_platform(image) == f"x86_64-manylinux_{platform}"
 
 
+@pytest.mark.processes
 def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
     """With the older names of the same platforms, which most wheels still carry."""
     argv = images.pip_download("3.11", "x86_64", 31)
@@ -282,6 +304,7 @@ def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
     assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "other",
     [
@@ -297,6 +320,7 @@ def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str], cache: Pat
         wheels.resolve(replace(IMAGE, **other), "2.60.0", cache)  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
     """It decides which wheels load, so it is not guessed."""
     with pytest.raises(UnreadableAnswer) as caught:
@@ -304,6 +328,7 @@ def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
     assert caught.value.evidence == "two"
 
 
+@pytest.mark.processes
 def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
     """Not before: another run may be at work there."""
     shelf.ray()
@@ -314,3 +339,51 @@ def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path
     wheels.resolve(IMAGE, "2.60.0", cache)
 
     assert [path.name for path in leftovers(cache)] == [".resolving-young"]
+
+
+@pytest.fixture
+def build(shelf: Shelf) -> Build:
+    """A build whose wheel is on the shelf."""
+    _, data = wheel.build("py-spy", VERSION)
+    buffer = io.BytesIO(data)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr(zipfile.ZipInfo(f"py_spy-{VERSION}.data/scripts/py-spy"), "program")
+    name = f"py_spy-{VERSION}-py2.py3-none-manylinux1_x86_64.manylinux_2_5_x86_64.whl"
+    (shelf.folder / name).write_bytes(buffer.getvalue())
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    return Build("x86_64", digest, hashlib.sha256(b"program").hexdigest())
+
+
+def test_the_wheel_is_cached(build: Build, shelf: Shelf, tmp_path: Path) -> None:
+    """A second call needs no index."""
+    assert fetch_py_spy(build, tmp_path / "cache") == b"program"
+    shelf.clear()
+    assert fetch_py_spy(build, tmp_path / "cache") == b"program"
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_damaged_wheel_is_replaced(build: Build, tmp_path: Path) -> None:
+    """It is downloaded once more."""
+    fetch_py_spy(build, tmp_path)
+    (cached,) = tmp_path.glob("*.whl")
+    cached.write_bytes(b"damaged")
+
+    assert fetch_py_spy(build, tmp_path) == b"program"
+
+
+def test_no_index(build: Build, shelf: Shelf, tmp_path: Path) -> None:
+    """The hint describes the way without an index; no file is left in the cache."""
+    shelf.clear()
+    with pytest.raises(VlaunchError, match="cannot download py-spy") as error:
+        fetch_py_spy(build, tmp_path / "cache")
+
+    assert "PIP_FIND_LINKS" in error.value.hint
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_another_wheel_of_that_name(shelf: Shelf, build: Build, tmp_path: Path) -> None:
+    """A wheel with another hash than the pinned one is refused."""
+    with pytest.raises(VlaunchError, match="cannot download"):
+        fetch_py_spy(Build("x86_64", "0" * 64, build.program), tmp_path)
+    with pytest.raises(UnreadableAnswer):
+        py_spy.unpack(b"another", build)

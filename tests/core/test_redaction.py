@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import launcher
-from launcher.app import error_text
+from launcher.app import terminal
 from launcher.app.progress import JsonLines, PlainLines
 from launcher.core import redaction, untrusted
 from launcher.core.domain import Secret
@@ -139,7 +139,7 @@ def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
     with redaction.guarded():
         PlainLines().show(Event(kind="note", text=words))
         JsonLines().show(Event(kind="note", text="x", data={words: [words]}))
-        error_text.show(VlaunchError(words, evidence=words, hint=words))
+        terminal.show_error(VlaunchError(words, evidence=words, hint=words))
         click.echo(words.encode())
         sys.stdout.writelines([words])
         sys.stdout.buffer.write(words.encode())

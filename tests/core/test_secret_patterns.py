@@ -13,10 +13,10 @@ import pytest
 
 from launcher.core import redaction
 from launcher.core.secret_patterns import clean
-from launcher.diagnose import log_text
+from launcher.diagnose import log_files
 from launcher.diagnose.doctor import diagnose
 from launcher.tools import symptoms, vllm
-from launcher.tools.diagnosis_read import Told, log_of
+from launcher.tools.diagnosis import Told, log_of
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSSH PRIVATE KEY-----"
 
@@ -160,7 +160,7 @@ def _ratio(read: Callable[[str], object], text: str) -> float:
     ("read", "most"),
     [
         (clean, 60),
-        (lambda text: list(log_text.told(text, "log")), 60),
+        (lambda text: list(log_files.split_logs(text, "log")), 60),
         (symptoms.first, 200),
         (lambda text: diagnose(told(text), {}, rdma=True, now=0.0), 200),
         (vllm.raised, 60),

@@ -16,8 +16,7 @@ from launcher.agent.observed import Fault, Wedge
 from launcher.core import untrusted
 from launcher.diagnose import doctor_view as ui
 from launcher.diagnose.doctor import Diagnosis, diagnose
-from launcher.tools.diagnosis_read import Log, State, Told
-from launcher.tools.log_times import write
+from launcher.tools.diagnosis import Log, State, Told, format_time
 from tests import kept
 
 NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
@@ -30,7 +29,9 @@ def log(*lines: str | tuple[float, str], part: str = "engine-1", what: str = "se
     """Return the log of a server's engine; a line may come with how many seconds ago it was
     written.
     """
-    stamps = {at: write(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)}
+    stamps = {
+        at: format_time(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)
+    }
     return Log(
         part=part,
         what=what,

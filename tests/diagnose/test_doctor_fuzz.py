@@ -14,7 +14,7 @@ from rich.console import Console
 from launcher.diagnose.doctor import diagnose
 from launcher.diagnose.doctor_view import plain, render
 from launcher.tools import symptoms
-from launcher.tools.diagnosis_read import read
+from launcher.tools.diagnosis import read
 from tests.fuzz import quick
 
 MARK = "@@f00d"

@@ -1,4 +1,4 @@
-"""What nodes answer to `vlaunch doctor` and `vlaunch collect`: as `diagnose/diagnosis.py` asks it,
+"""What nodes answer to `vlaunch doctor` and `vlaunch collect`: as `tools/diagnosis.py` asks it,
 from values of the test.
 """
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from launcher.app import error_text as ui_errors
-from launcher.app import json_line
+from launcher.app import terminal
+from launcher.app.terminal import dump_json
 from launcher.batch import batches, job_store
 from launcher.batch import jobs_view as ui_jobs
 from launcher.batch import watch as watch_batch
@@ -97,7 +97,7 @@ def survived(read: Callable[[], Any], capsys: pytest.CaptureFixture[str] | None 
     try:
         return read()
     except VlaunchError as error:
-        ui_errors.show(error)
+        terminal.show_error(error)
         if capsys is not None:
             harmless(capsys.readouterr().err)
         return None
@@ -121,14 +121,14 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
     def read() -> None:
         facts, silent = observe.read(said)
         for error in silent.values():
-            ui_errors.show(error)
+            terminal.show_error(error)
         missing = {name: error.message for name, error in silent.items()}
         evidence = Evidence(
             inventory=inventory, facts=facts, missing=missing, expectations=expectations_read.load()
         )
         results = catalogue.run(evidence)
         harmless(shown(ui_checks.render(results)))
-        json.loads(json_line.dumps(ui_checks.plain(results)))
+        json.loads(dump_json(ui_checks.plain(results)))
         snapshot = ClusterSnapshot(site=Site(inventory, facts), said=seeds.jobs())
         seen = status.read(snapshot, missing, batches.running(snapshot, None))
         harmless(shown(ui_status.render(seen)))
@@ -184,7 +184,7 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         survived(lambda: serving_judges.busy_by_node(payload))
         cluster = status.read(snapshot, {}, batches.running(snapshot, jobs))
         harmless(shown(ui_status.render(cluster)))
-        json.loads(json_line.dumps(cluster.as_json()))
+        json.loads(dump_json(cluster.as_json()))
 
     survived(read)
 
@@ -213,7 +213,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
         for event in watch.watch(
             site, spec, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
         ):
-            json.loads(json_line.dumps(event.as_json()))
+            json.loads(dump_json(event.as_json()))
 
     survived(read)
 
@@ -233,7 +233,7 @@ def test_a_batch_that_is_watched(chance: Chance) -> None:
         for event in watch_batch.watch(
             Site(seeds.inventory()), job, transport_, clock=lambda: now[0], sleep=sleep
         ):
-            json.loads(json_line.dumps(event.as_json()))
+            json.loads(dump_json(event.as_json()))
             if now[0] > 300:
                 return
 
@@ -248,7 +248,7 @@ def _list(said: Answer) -> None:
     entries = job_store.parse_list(said)
     found = batches.read(seeds.inventory(), entries, seeds.jobs())
     harmless(shown(ui_jobs.render(found, ["a remark"])))
-    json.loads(json_line.dumps([each.as_json() for each in found]))
+    json.loads(dump_json([each.as_json() for each in found]))
     for each in entries:
         assert all(count >= 0 for count in each.inputs.values())
 
@@ -275,7 +275,7 @@ def _reports(said: Answer) -> None:
     nothing = Evidence(inventory=inventory, facts={}, expectations=known)
     expected.judge(seen, nothing, ranks_per_node=1)
     harmless(shown(ui_network.render(seen)))
-    json.loads(json_line.dumps(network_shape.as_json(seen)))
+    json.loads(dump_json(network_shape.as_json(seen)))
 
 
 def _containers(said: Answer) -> None:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher.app import error_text, json_line
+from launcher.app import terminal
 from launcher.app.progress import JsonLines, LiveLines, PlainLines, plain_line
+from launcher.app.terminal import dump_json
 from launcher.cli import main
 from launcher.core import untrusted
 from launcher.core.errors import NodeError
@@ -118,7 +119,7 @@ def test_events_on_a_terminal() -> None:
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """No line of an error is a node's idea of a hint, and none goes on for megabytes."""
-    error_text.show(
+    terminal.show_error(
         NodeError(f"n{EVIL}", f"failed {EVIL}", evidence=[EVIL, "x" * 8_000_000], hint="do this")
     )
     err = capsys.readouterr().err
@@ -199,6 +200,6 @@ def test_lines_are_cut() -> None:
 )
 def test_json_lines(value: Any) -> None:
     """Whatever is in them."""
-    text = json_line.dumps(value)
+    text = dump_json(value)
     assert text.isascii()
     json.loads(text, parse_constant=pytest.fail)

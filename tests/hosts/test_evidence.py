@@ -5,7 +5,11 @@ its reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from launcher.app.session import Session
 from launcher.core.domain import Answer, Secret
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
-from launcher.hosts import evidence, hub
+from launcher.hosts import evidence
 from launcher.hosts.check import Evidence, Hub
 from launcher.hosts.checks import catalogue
 from launcher.inventory.load import loads
@@ -27,6 +31,7 @@ from tests.simulated import World
 
 NODES = "".join(f"  - {{host: gpu0{n}, ip: 10.0.0.1{n}, gpus: 8}}\n" for n in (1, 2, 3))
 ALL = [check.id for check in catalogue.CATALOGUE]
+TOKEN = Secret("hf_thisMustStayHidden")
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +195,7 @@ def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.Mon
         asked.append((model, token))
         return Hub(status="ok")
 
-    monkeypatch.setattr(hub, "ask", ask)
+    monkeypatch.setattr(evidence, "ask_hub", ask)
     monkeypatch.setenv("THE_TOKEN", "hf_thisMustStayHidden")
     secret = "secrets: {HF_TOKEN: {env: THE_TOKEN}, OTHER: {command: 'exit 7'}}"
     found, commands = gather(world(secret), ["hf-token"], model="org/m", offline=False)
@@ -202,3 +207,203 @@ def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.Mon
         ("org/m", None),
     ]
     assert "hf_thisMustStayHidden" not in repr(commands)
+
+
+@dataclass
+class HubServer:
+    """A hub: what it answers, and what it was asked (path, Authorization)."""
+
+    url: str = ""
+    code: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    mute: threading.Event | None = None
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The hub of HF_ENDPOINT, with no proxy before it."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+    for hub in serve():
+        monkeypatch.setenv("HF_ENDPOINT", hub.url + "/")
+        yield hub
+
+
+@pytest.fixture
+def other() -> Iterator[HubServer]:
+    """Another host that the first may send on to."""
+    yield from serve()
+
+
+def serve() -> Iterator[HubServer]:
+    """Run a hub on a port of its own until the test is over."""
+    state = HubServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked.append((self.path, self.headers["Authorization"]))
+            if state.mute is not None:
+                state.mute.wait(20)
+                return
+            self.send_response(state.code)
+            for name, value in state.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        if state.mute is not None:
+            state.mute.set()
+        server.shutdown()
+        thread.join()
+
+
+GATED = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model org/m is restricted"}
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "token", "status", "text"),
+    [
+        (200, {}, TOKEN, "ok", "org/m may be read"),
+        (200, {}, None, "ok", "org/m may be read without a token"),
+        (
+            401,
+            {"X-Error-Message": "Invalid credentials"},
+            TOKEN,
+            "unauthorized",
+            "Invalid credentials",
+        ),
+        (401, GATED, TOKEN, "gated", "Access to model org/m is restricted"),
+        (403, GATED, TOKEN, "gated", "Access to model org/m is restricted"),
+        (403, {}, TOKEN, "gated", "HTTP 403"),
+        (404, {"X-Error-Code": "RepoNotFound"}, TOKEN, "not found", "HTTP 404"),
+        (404, {}, None, "not found", "HTTP 404"),
+        (401, {}, None, "no token", "HTTP 401"),
+        (403, GATED, None, "no token", "Access to model org/m is restricted"),
+        (503, {}, TOKEN, "offline", "HTTP 503"),
+        (429, {}, TOKEN, "offline", "HTTP 429"),
+    ],
+)
+def test_each_answer_has_a_status(
+    served: HubServer,
+    code: int,
+    headers: dict[str, str],
+    token: Secret | None,
+    status: str,
+    text: str,
+) -> None:
+    """With the hub's own words where it has some."""
+    served.code, served.headers = code, headers
+    said = evidence.ask_hub("org/m", token)
+
+    assert (said.status, said.text) == (status, text)
+    assert TOKEN.reveal() not in repr(said)
+
+
+def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
+    """To the model's page in the API; without a token there is no such header."""
+    evidence.ask_hub("org/m", TOKEN)
+    evidence.ask_hub("org/a b?c", None)
+
+    assert served.asked == [
+        ("/api/models/org/m/revision/main", f"Bearer {TOKEN.reveal()}"),
+        ("/api/models/org/a%20b%3Fc/revision/main", None),
+    ]
+
+
+def test_a_model_that_was_renamed_is_followed(served: HubServer) -> None:
+    """On the same host, with the token: the hub sends on from the old name."""
+    served.code, served.headers = 307, {"Location": "/api/models/new/m"}
+    evidence.ask_hub("org/m", TOKEN)
+
+    assert served.asked[1] == ("/api/models/new/m", f"Bearer {TOKEN.reveal()}")
+
+
+def test_another_host_never_sees_the_token(served: HubServer, other: HubServer) -> None:
+    """Whoever answers may send us on; the token is not theirs to give away."""
+    served.code, served.headers = (
+        302,
+        {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/elsewhere"},
+    )
+    said = evidence.ask_hub("org/m", TOKEN)
+
+    assert other.asked == [("/elsewhere", None)]
+    assert said.status == "ok"
+
+
+def test_another_login_on_this_machine_has_no_say(
+    served: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster's token is what is tried, and not one that `~/.netrc` has for the host."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password other\n", encoding="utf-8")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    evidence.ask_hub("org/m", TOKEN)
+    evidence.ask_hub("org/m", None)
+
+    assert [authorization for _, authorization in served.asked] == [
+        f"Bearer {TOKEN.reveal()}",
+        None,
+    ]
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An air-gapped machine is no fault."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    said = evidence.ask_hub("org/m", TOKEN)
+
+    assert (said.status, said.text) == ("offline", "127.0.0.1: ConnectionError")
+
+
+def test_a_hub_that_does_not_answer_is_given_up(
+    served: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the deadline."""
+    served.mute = threading.Event()
+    monkeypatch.setattr(evidence, "_HUB_TIMEOUT", 0.2)
+    said = evidence.ask_hub("org/m", TOKEN)
+
+    assert (said.status, said.text) == ("offline", "127.0.0.1: ReadTimeout")
+
+
+def test_a_ring_of_hosts_is_given_up(served: HubServer) -> None:
+    """Sent on for ever."""
+    served.code, served.headers = 302, {"Location": "/again"}
+
+    assert evidence.ask_hub("org/m", TOKEN).status == "offline"
+
+
+@pytest.mark.parametrize(
+    "where", ["huggingface.co", "http://", "http://[", "ftp://x", "http://a b"]
+)
+def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is named, and what it holds."""
+    monkeypatch.setenv("HF_ENDPOINT", where)
+    said = evidence.ask_hub("org/m", TOKEN)
+
+    assert said.status == "offline"
+    assert where in said.text
+
+
+@pytest.mark.parametrize("token", ["hf_ünïcode", "hf_日本", "hf_with\nbreak"])
+def test_a_token_that_no_header_can_carry(served: HubServer, token: str) -> None:
+    """It is not accepted, and not shown."""
+    said = evidence.ask_hub("org/m", Secret(token))
+
+    assert (said.status, token in said.text) == ("unauthorized", False)
+
+
+def test_a_path_needs_no_hub(served: HubServer) -> None:
+    """Nobody is asked."""
+    assert (evidence.ask_hub("/models/m", TOKEN).status, served.asked) == ("not asked", [])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.app import json_line
+from launcher.app.terminal import dump_json
 from launcher.core.domain import Answer
 from launcher.network import network_plan, network_shape
 from launcher.network.network_shape import Ask, Proof
@@ -191,7 +191,7 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
 
     record = network_shape.as_record(Site(world.inventory, facts), proof, taken="today")
     for text in (
-        json_line.dumps(network_shape.as_json(proof.verdict)),
+        dump_json(network_shape.as_json(proof.verdict)),
         json.dumps(asdict(record), allow_nan=False),
     ):
         assert json.loads(text, parse_constant=pytest.fail)

@@ -1,4 +1,4 @@
-"""The question after a failure, run on this machine with a stand-in for Docker."""
+"""Answers to the question after a failure that nobody should trust."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnose import diagnosis
-from launcher.tools.diagnosis_read import Told, read
+from launcher.core import redaction
+from launcher.tools import diagnosis
+from launcher.tools.diagnosis import (
+    DIAGNOSIS,
+    ENGINES,
+    INSIDE,
+    INSPECT,
+    LOGS,
+    STATE,
+    Log,
+    Told,
+    ask_diagnosis,
+    read,
+)
 
 MARK = "@@f00d"
+NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
 # Two containers: the first runs and can be looked into, with its /tmp elsewhere; the second has
 # ended.
 DOCKER = r"""#!/bin/sh
@@ -39,6 +52,114 @@ esac
 """
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "motd",
+        f"{MARK} ",
+        f"{MARK} rc 0",
+        f"{MARK} rc 99999",
+        f"{MARK} state\nnull\n[]\n" + "[" * 9000,
+        f"{MARK} servers\na\n{MARK} rc 0\n{MARK} observed-1\n{'[' * 9000}\n{MARK} rc 0",
+        f"{MARK} zone\n+9999999\n{MARK} rc 0",
+        f"{MARK} clock\n1e99\n{MARK} rc 0",
+        f"{MARK} ../../etc/passwd\nx\n{MARK} rc 0",
+        f"{MARK} log-0\nx\n{MARK} log-99\n\x00\n{MARK} log-1",
+        (
+            f'{MARK} state\n{{"name": 1, "role": {{}}, "state": {{"Status": [], "ExitCode":'
+            f' "x"}}}}\n{MARK} rc 0'
+        ),
+        (
+            f'{MARK} state\n{{"name": 1, "role": [], "state": {{"Status": "x", "ExitCode": 1e9}},'
+            f' "restarts": 1e400}}\n{MARK} rc 0'
+        ),
+    ],
+)
+def test_answers_that_make_no_sense_are_borne(text: str) -> None:
+    """Nothing is raised, and nothing but logs is taken for one."""
+    told = read(text, MARK)
+
+    assert {each.what for each in told.logs} <= {"container"}
+
+
+def test_a_log_cannot_pretend_to_be_another_part() -> None:
+    """It does not know the mark; half an answer is as good as it goes."""
+    told = read(
+        f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc"
+        f" 0\n{MARK} log-2\nhalf",
+        MARK,
+    )
+
+    assert [(each.part, each.lines) for each in told.logs] == [
+        ("log-1", ("@@guess kernel", "Out of memory")),
+        ("log-2", ("half",)),
+    ]
+
+
+def test_lines_are_cleaned_before_they_are_cut() -> None:
+    """Of terminal codes, and of secrets, of which half must not stay."""
+    redaction.learn("correct-horse-battery")
+    try:
+        told = read(
+            f"{MARK} log-1\n\x1b[31mred\x1b[0m\r\n{'x' * 990}correct-horse-battery\n{MARK} rc 0",
+            MARK,
+        )
+    finally:
+        redaction.forget()
+
+    assert told.logs[0].lines[0] == "red"
+    assert told.logs[0].lines[1] == "x" * 990 + "***"
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "ago"),
+    [
+        ("2026-11-21T22:26:10.123456789Z", 0, 30),
+        ("[2026-11-21 22:26:10,123 W 17 17] gcs_rpc_client.h:151: Failed", 0, 30),
+        ("2026-11-21 23:26:10,123\tINFO worker.py:1514 -- Using address", 3600, 30),
+        ("2026-11-21T23:26:10,123456+01:00 Out of memory", 0, 30),
+        ("2026-11-21T17:26:10-0500 Out of memory", 0, 30),
+        ("(APIServer pid=1) INFO 11-21 22:26:10 [core.py:12] ready", 0, 30),
+        ("INFO 12-21 22:26:40 [core.py:12] of last year", 0, 335 * 86400),
+    ],
+)
+def test_times_are_read(text: str, zone: float, ago: float) -> None:
+    """With a zone of their own, else with the container's; a year that is not said is the last that
+    fits.
+    """
+    assert diagnosis.parse_time(text, zone, NOW) == NOW - ago
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Traceback",
+        "9999-12-31T23:59:59-23:59",
+        "INFO 13-45 22:26:10 x",
+        "2026-99-21 22:26:10",
+        "0001-01-01T00:00:00Z",
+        "INFO 02-29 22:26:10 x",
+    ],
+)
+def test_what_is_no_time_is_none(text: str) -> None:
+    """Also Docker's word for never, a day that this year has not, and the far future."""
+    assert diagnosis.parse_time(text, 0, NOW) is None
+
+
+def test_a_line_without_a_time_has_that_of_the_line_above() -> None:
+    """Tracebacks have none; Docker's stamp comes before what the line says."""
+    log = Log(
+        part="x",
+        what="x",
+        lines=("a", "INFO 11-21 22:26:10 b", "  File", "c"),
+        stamps={3: "2026-11-21T22:26:20Z"},
+    )
+
+    assert diagnosis.line_times(log, NOW) == [None, NOW - 30, NOW - 30, NOW - 20]
+    assert diagnosis.parse_time(diagnosis.format_time(NOW), 0, NOW) == NOW
+
+
 @pytest.fixture
 def docker(tmp_path: Path) -> Path:
     """A stand-in for the command."""
@@ -55,7 +176,7 @@ def say(
     docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None
 ) -> str:
     """Ask this machine, and return its words."""
-    argv = diagnosis.ask(
+    argv = ask_diagnosis(
         (str(docker),),
         mark=MARK,
         cluster="c",
@@ -71,9 +192,7 @@ def say(
     return ran.stdout
 
 
-def ask(
-    docker: Path, parts: tuple[str, ...] = diagnosis.DIAGNOSIS, *, since: float | None = None
-) -> Told:
+def ask(docker: Path, parts: tuple[str, ...] = DIAGNOSIS, *, since: float | None = None) -> Told:
     """Ask this machine, and read its answer."""
     return read(say(docker, parts, since=since), MARK)
 
@@ -109,7 +228,7 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     (logs / "worker-2.out").write_text("")
     (logs / "raylet.out").write_text("raylet\n")
     (logs.parents[2] / "vlaunch-nccl.x.log").write_text("chatter\nNCCL WARN no\n")
-    told = ask(docker, (diagnosis.STATE, diagnosis.INSIDE))
+    told = ask(docker, (STATE, INSIDE))
 
     assert [(each.what, each.lines) for each in told.logs] == [
         ("job driver", ("driver",)),
@@ -143,7 +262,7 @@ def test_the_logs_of_engines_come_along(docker: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "engine.log.1").write_text("".join(f"{at}\n" for at in range(100)))
     (folder / "engine.log").write_text("last\n")
-    (log,) = ask(docker, (diagnosis.ENGINES,)).logs
+    (log,) = ask(docker, (ENGINES,)).logs
 
     assert (log.what, len(log.lines), log.lines[-2:]) == ("server chat", 50, ("99", "last"))
 
@@ -153,17 +272,17 @@ def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
     (docker.parent / "docker.log").write_text(
         "".join(f"2026-11-21T20:14:00Z {at}\n" for at in range(1000))
     )
-    lines = ask(docker, (diagnosis.LOGS,)).logs[0].lines
+    lines = ask(docker, (LOGS,)).logs[0].lines
     (docker.parent / "docker.log").write_text("x" * 5_000_000)
 
     assert (len(lines), lines[-1]) == (50, "999")
-    assert len(say(docker, (diagnosis.LOGS,), size=2000)) < 2 * 2000 + 2000
+    assert len(say(docker, (LOGS,), size=2000)) < 2 * 2000 + 2000
 
 
 def test_only_what_was_asked_for_is_told(docker: Path) -> None:
     """And how far back is Docker's own business."""
-    told = ask(docker, (diagnosis.STATE, diagnosis.INSPECT))
-    ask(docker, (diagnosis.LOGS,), since=1800)
+    told = ask(docker, (STATE, INSPECT))
+    ask(docker, (LOGS,), since=1800)
 
     assert (told.logs, json.loads(told.inspect)) == ((), [{"Name": "/c-gpu01"}])
     assert "--since=1800s" in (docker.parent / "docker.said").read_text()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.diagnose import log_text
+from launcher.diagnose import log_files
 
 
 def said(text: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the lines of each log of each node."""
-    found = log_text.told(text, "FILE")
+    found = log_files.split_logs(text, "FILE")
     return {name: {log.what: log.lines for log in one.logs} for name, one in found.items()}
 
 
@@ -46,11 +46,11 @@ def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> No
 @given(st.text())
 def test_any_text_is_read(text: str) -> None:
     """Nothing is raised for it."""
-    log_text.told(text, "FILE")
+    log_files.split_logs(text, "FILE")
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
     """What claims to be of a thousand pods is kept, as the file's."""
-    found = log_text.told("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
+    found = log_files.split_logs("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
     assert len(found) == 401
     assert len(found["FILE"].logs[0].lines) == 600

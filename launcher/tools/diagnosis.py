@@ -1,6 +1,10 @@
-"""How a node's answer to `diagnosis.ask` is read.
+"""One question to a node about what went wrong: its containers, servers, their logs, its kernel,
+and the records of the supervisor; how its answer is read, and the times of log lines.
 
-It may be cut anywhere, and hold anything: nothing here raises for that.
+The script only reads, and every part of it is bounded: a node may have gigabytes of logs, and what
+reads them may hang. Parts stand between lines that begin with a mark that is new for each question,
+so that no log can pretend to be another part. The answer may be cut anywhere, and hold anything:
+nothing here raises for that.
 """
 
 from __future__ import annotations
@@ -9,11 +13,17 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from launcher.agent import state
-from launcher.core import untrusted
+from launcher.core import shell, untrusted
+from launcher.core.domain import Argv
 
+# the parts of an answer
+STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"
+INSPECT, ENGINES, LOGS, INSIDE = "inspect", "engines", "logs", "inside"
+DIAGNOSIS = (STATE, RECORD, MODELS, KERNEL, ENGINES, LOGS, INSIDE)
 DRIVER = "job driver"  # what the log of a batch job's driver is called
 _ROLES = ("head", "worker", "probe")
 _FILES = ("desired", "observed", "history")
@@ -23,8 +33,12 @@ _NAMES |= {"worker": "Ray worker", "ray": "Ray"}
 # end
 _LINE = 1000
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\s?")
-
-
+# `2026-11-21 20:14:02,123`, `2026-11-21T20:14:02.123456Z`, `2026-11-21T20:14:02,123456+00:00`,
+# `…+0000`
+_FULL = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
+# `INFO 11-21 20:14:02 [core.py:12]`, as vLLM writes it: without a year.
+_SHORT = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_DAY = 86400.0
 # What stands behind a mark, and its exit status; None where the answer was cut.
 _Answer = tuple[str, int | None]
 _Parts = Mapping[str, list[_Answer]]
@@ -231,3 +245,105 @@ def _zone(text: str) -> float:
 def words(text: str) -> str:
     """Return a tool's words on one line, cut where they are too long to be shown."""
     return untrusted.plain(" ".join(text.split()))[:300]
+
+
+def line_times(log: Log, now: float) -> list[float | None]:
+    """Return when each line was written, in seconds since 1970; one that does not say so has the
+    time of the line above it.
+    """
+    found: list[float | None] = []
+    last: float | None = None
+    for place, line in enumerate(log.lines):
+        stamp = log.stamps.get(place)
+        said = parse_time(line, log.zone, now) if stamp is None else parse_time(stamp, 0.0, now)
+        last = last if said is None else said
+        found.append(last)
+    return found
+
+
+def parse_time(text: str, zone: float, now: float) -> float | None:
+    """Read the first time in a text; `zone` is how far one without a zone is ahead of UTC, `now`
+    says which year it is.
+    """
+    try:
+        if match := _FULL.search(text):
+            when = (
+                datetime.fromisoformat(f"{match[1]}T{match[2]}")
+                .replace(tzinfo=timezone.utc)
+                .timestamp()
+            )
+            when -= _offset(match[3]) if match[3] else zone
+            # Docker's word for never is the year 1; nobody writes tomorrow.
+            return when if 0 < when <= now + _DAY else None
+        if match := _SHORT.search(text):
+            year = datetime.fromtimestamp(now, timezone.utc).year
+            when = _short(match, year) - zone
+            return when if when <= now + _DAY else _short(match, year - 1) - zone
+    except (ValueError, OverflowError, OSError):
+        return None
+    return None
+
+
+def _short(match: re.Match[str], year: int) -> float:
+    month, day, hour, minute, second = (int(each) for each in match.groups())
+    return datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
+
+
+def _offset(text: str) -> float:
+    if text == "Z":
+        return 0.0
+    digits = text[1:].replace(":", "")
+    span = timedelta(hours=int(digits[:2]), minutes=int(digits[2:])).total_seconds()
+    return span if text[0] == "+" else -span
+
+
+def format_time(at: float) -> str:
+    """Return a time as a log would have it."""
+    try:
+        return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def ask_diagnosis(
+    docker: Argv,
+    *,
+    mark: str,
+    cluster: str,
+    state_dir: str,
+    hf_home: str = "",
+    parts: tuple[str, ...] = DIAGNOSIS,
+    lines: int = 2000,
+    size: int = 500_000,
+    since: float | None = None,
+) -> Argv:
+    """Ask a node for some parts; it changes nothing.
+
+    Args:
+        docker: what starts docker there.
+        mark: begins the lines between parts; nobody may be able to guess it.
+        cluster: whose containers.
+        state_dir: where the launcher's folder is on the node, when not in the login's home.
+        hf_home: the Hugging Face home, for models that are not finished.
+        parts: what to tell; the containers' states always come.
+        lines: the last of each log.
+        size: bytes of each log, at most.
+        since: seconds that the containers' logs go back, or all of it.
+    """
+    back = "" if since is None else f"{since:.0f}s"
+    return (
+        "sh",
+        "-c",
+        shell.program("diagnosis"),
+        "doctor",
+        mark,
+        cluster,
+        state_dir,
+        hf_home,
+        str(lines),
+        str(size),
+        back,
+        " ".join(parts),
+        shell.program("diagnosis_inside"),
+        *docker,
+    )
