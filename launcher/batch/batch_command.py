@@ -5,7 +5,7 @@ answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from launcher.app.progress import Printer, show_through
 from launcher.app.registry import extended
 from launcher.app.session import Session
 from launcher.app.terminal import field
-from launcher.batch import batch_flags, gather, job_store, progress_text, shipping
+from launcher.batch import batch_flags, gather, job_store, progress_text
 from launcher.batch.batch_plan import (
     BatchSnapshot,
     Options,
@@ -50,6 +50,7 @@ Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, Request], None] | N
 _STRICT = click.Option(
     ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
 )
+_TELL = 10.0  # seconds between two lines where every line stays
 
 
 @command(
@@ -116,6 +117,34 @@ def batch(
         for row in rows:
             field(row)
     return code
+
+
+def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
+    """Yield a plan's events, those of its `pieces` of files as one display that goes on."""
+    began = told = time.monotonic()
+    sent: list[str] = []
+    for event in events:
+        if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
+            text = _sent(len(set(sent)), pieces)
+            yield Event(kind="step", stage="ship", text=text, state="ok", seconds=event.seconds)
+        if not _is_piece(event):
+            yield event
+            continue
+        now = time.monotonic()
+        if event.state == "ok":
+            sent.append(event.text)
+        tell = now - told >= _TELL
+        if tell:
+            told = now
+        text = f"{event.text}, {len(sent)} of {pieces} pieces sent"
+        yield Event(
+            kind="wait",
+            stage="ship",
+            text=text,
+            state="running" if tell else "",
+            seconds=now - began,
+            data={"pieces": len(sent)},
+        )
 
 
 def _check_options(call: Call, how: Options, *, detach: bool) -> None:
@@ -319,7 +348,7 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
     """
     claimed = False
     pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")
-    for event in shipping.shown(apply(start.plan, session.transport), pieces):
+    for event in _show_shipping(apply(start.plan, session.transport), pieces):
         if event.stage == "prepare" and folder is not None and not claimed:
             folder.claim(clear=clear)
             claimed = True
@@ -400,3 +429,15 @@ def _rows(request: Request, progress: Progress, where: str) -> list[str]:
         **({"speed": speed} if speed else {}),
     }
     return [f"{label:<8} {value}" for label, value in rows.items()]
+
+
+def _is_piece(event: Event) -> bool:
+    """True when a piece of a file is on its way, or has arrived."""
+    return event.stage == "ship" and event.kind == "step" and event.state in ("running", "ok")
+
+
+def _sent(files: int, pieces: int) -> str:
+    return (
+        f"{files} file{'' if files == 1 else 's'} sent in {pieces}"
+        f" piece{'' if pieces == 1 else 's'}"
+    )

@@ -9,13 +9,13 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.batch import fits, job_store, progress_text, transfer
-from launcher.batch.difference import difference
+from launcher.batch import fits, job_store, progress_text
 from launcher.batch.inputs import Shipped
 from launcher.batch.shape import Job
 from launcher.core.domain import Argv
@@ -28,6 +28,12 @@ from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/batch.pyz", "python3", "-m", "vlaunch_batch")
+PIECE = 24 * 2**20  # bytes of one command's standard input, which is held in memory
+_SECONDS = 900.0  # for one piece: 27 kB/s are enough
+_LONGEST = 60
+_FILE = re.compile(r"[0-9a-f]{64}, ([0-9]{1,18}) bytes")
+_FILES = ("input ", "code ")
+_ORDER = "input order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +159,7 @@ def _begin(
     job = _next_id(request.job.name, seen)
     # What an earlier run brought is what this one would bring: the same digest says so.
     have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
-    ship = transfer.steps(site, request.work, have, request.files)
+    ship = ship_steps(site, request.work, have, request.files)
     gates = _gates(seen, request, options, have) if site.facts else ()
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
@@ -191,6 +197,53 @@ def notes(request: Request, entry: job_store.Entry, *, anew: bool, retry: bool) 
             for line in difference(_tuning(entry.job), _tuning(request.spec))
         ]
     return tuple(said)
+
+
+def bytes_sent(have: Mapping[str, int], file: Shipped) -> int:
+    """Return how many bytes of a file the head has, of which it can be made whole; all of them when
+    it is whole.
+    """
+    if have.get(file.to) == file.bytes:
+        return file.bytes
+    on_its_way = have.get(part_name(file.to), 0)
+    return on_its_way if on_its_way < file.bytes else 0
+
+
+def part_name(name: str) -> str:
+    """Return what a file is called while it is on its way."""
+    path = PurePosixPath(name)
+    return str(path.with_name(f".{path.name}.part"))
+
+
+def missing_files(have: Mapping[str, int], files: Sequence[Shipped]) -> list[Shipped]:
+    """Return the files that the head does not have whole."""
+    return [each for each in files if have.get(each.to) != each.bytes]
+
+
+def ship_steps(
+    site: Site, work: str, have: Mapping[str, int], files: Sequence[Shipped]
+) -> list[Step]:
+    """Return what sends every missing file, piece by piece, each from where the last run
+    stopped.
+    """
+    return [
+        _piece(site, work, file, offset)
+        for file in missing_files(have, files)
+        for offset in (range(bytes_sent(have, file), file.bytes, PIECE) if file.bytes else (0,))
+    ]
+
+
+def difference(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """Return one line for each thing that changed: `prompt.template: "a" → "b"`, `input x.jsonl:
+    changed (1 → 2 bytes)`.
+    """
+    keys = [*new, *(key for key in old if key not in new)]
+    files = any(_is_file(key) and (key in old) != (key in new) for key in keys)
+    # A file that is new or gone changes the order, too: it is told once.
+    changed = [
+        key for key in keys if old.get(key) != new.get(key) and not (key == _ORDER and files)
+    ]
+    return [f"{_clean(key)}: {_change(key, old.get(key), new.get(key))}" for key in changed]
 
 
 def _from_where(request: Request, entry: job_store.Entry, *, anew: bool) -> list[str]:
@@ -254,7 +307,7 @@ def _gates(
 ) -> tuple[Gate, ...]:
     job, cluster, site = request.job, seen.cluster, seen.cluster.site
     least, most = job.gpus
-    size = sum(file.bytes for file in transfer.missing(have, request.files))
+    size = sum(file.bytes for file in missing_files(have, request.files))
     jobs, holders = cluster.said, running.holders(cluster.said)
     judge_room = partial(
         serving_judges.job_room, site.inventory, least, most, jobs, holders, queue=options.queue
@@ -316,3 +369,87 @@ def _send(site: Site, argv: Argv, text: str, timeout: float) -> Command:
         stdin=text.encode,
         shown_stdin=f"printf %s {shlex.quote(text)}",
     )
+
+
+def _piece(site: Site, work: str, file: Shipped, offset: int) -> Step:
+    count = min(PIECE, file.bytes - offset)
+    last = file.sha256 if offset + count == file.bytes else ""
+
+    def read() -> bytes:
+        with file.path.open("rb") as source:
+            source.seek(offset)
+            return source.read(count)
+
+    return Step(
+        title=f"sending {PurePosixPath(file.to).name}",
+        command=site.inside(
+            site.head,
+            job_store.ask("put", work, file.to, offset=offset, last=last),
+            timeout=_SECONDS,
+            stdin=read,
+            shown_stdin=_shown(file.path, offset, count, file.bytes),
+        ),
+    )
+
+
+def _shown(path: Path, offset: int, count: int, size: int) -> str:
+    """Return how a script reads one piece."""
+    # What begins with a dash would be an option.
+    quoted = shlex.quote(str(path.absolute()))
+    if count == size:
+        return f"cat {quoted}"
+    # `head` ends before `tail` has written all, which is no failure.
+    return f"{{ tail -c +{offset + 1} {quoted} || :; }} | head -c {count}"
+
+
+def _change(key: str, old: object, new: object) -> str:
+    if not _is_file(key):
+        return f"{_value(old, new)} → {_value(new, old)}"
+    if old is None:
+        return "new"
+    if new is None:
+        return "gone"
+    before, after = _bytes(old), _bytes(new)
+    if before is None or after is None:
+        return "changed"
+    if before == after:
+        return f"changed (still {after:,} bytes)"
+    return f"changed ({before:,} → {after:,} bytes)"
+
+
+def _is_file(key: str) -> bool:
+    return key.startswith(_FILES) and key != _ORDER
+
+
+def _bytes(value: object) -> int | None:
+    match = _FILE.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) if match else None
+
+
+def _value(value: object, other: object) -> str:
+    """Write one side, around the place where it differs from the other one when it is long."""
+    if value is None:
+        return "nothing"
+    text, beside = _written(value), _written(other)
+    if len(text) <= _LONGEST:
+        return text
+    same = next(
+        (at for at, (one, two) in enumerate(zip(text, beside, strict=False)) if one != two),
+        min(len(text), len(beside)),
+    )
+    start = max(0, min(same - _LONGEST // 3, len(text) - _LONGEST))
+    return (
+        ("…" if start else "")
+        + text[start : start + _LONGEST]
+        + ("…" if start + _LONGEST < len(text) else "")
+    )
+
+
+def _written(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return _clean(", ".join(value))
+    return _clean(json.dumps(value, ensure_ascii=False, sort_keys=True))
+
+
+def _clean(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.batch import formats, rules
+from launcher.batch import inputs, rules
 from launcher.batch.draft import Draft
 from launcher.batch.driver.job import (
     DataParallel,
@@ -38,7 +38,7 @@ def job(draft: Draft, *, name: str, within: Bounds) -> Job:
     """Return the job of a draft without mistakes; `name` is used where the file gives none."""
     file, found, mode = draft.file, draft.found, draft.mode
     assert found.to is not None  # noqa: S101 - without mistakes
-    format = file.read.format or formats.common(found.names)
+    format = file.read.format or inputs.common_format(found.names)
     code: dict[str, Path] = {}
     for files in found.code.values():
         code |= files

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from launcher.batch.driver.job import Predict
-from launcher.batch.refused import JobError
-from launcher.batch.shape import Job
+from launcher.batch.shape import Job, JobError
 from launcher.core.domain import Inventory
 from launcher.core.errors import PlacementError
 

@@ -1,5 +1,4 @@
-"""A job from the flags of `vlaunch batch`: the common case without a file, and a few settings over
-one.
+"""A checked job, or all its mistakes, from a job file or from the flags of `vlaunch batch`.
 
 Flags become what a file would say, so that the same rules judge them; their mistakes name the flag.
 """
@@ -13,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.batch import formats, inputs, load, places
+from launcher.batch import build, inputs, places, rules
 from launcher.batch.batch_flags import FLAGS, spelled
+from launcher.batch.draft import Draft, draft
 from launcher.batch.job_spec import digest, identity
 from launcher.batch.places import Bounds, Misplaced
-from launcher.batch.refused import JobError, count, refused
-from launcher.batch.shape import Job
+from launcher.batch.shape import HINT, Job, JobError, count_mistakes, refused
+from launcher.inventory import document
 from launcher.inventory.document import Document
 from launcher.inventory.engine_args import python_name
 from launcher.inventory.mistakes import Mistake, Where, shown
@@ -32,6 +32,7 @@ _REQUIRED = {
 }
 # What may change between two runs of a job, and so may be given beside its file.
 _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
+MAX_BYTES = 1024 * 1024
 
 
 def job(options: Mapping[str, Any], folder: Path) -> Job:
@@ -50,7 +51,7 @@ def job(options: Mapping[str, Any], folder: Path) -> Job:
     wrong += [*mistakes, *_contradictions(options, where)]
     if "system" in options or "chat" in options:
         wrong += _messages(options, within, where)
-    made, found = load.check(_document(where), within, name="batch")
+    made, found = check(_document(where), within, name="batch")
     wrong += [
         (_flag(one.where, options), one.text) for one in found if not _is_missing(one, options)
     ]
@@ -78,7 +79,7 @@ def _about(made: Job) -> str:
     may hold it.
     """
     last = re.split(r"[/:]+", made.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
-    return load.name_of(Path(last))[:24].strip("-_.") or "rows"
+    return name_of(Path(last))[:24].strip("-_.") or "rows"
 
 
 def over(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
@@ -92,11 +93,11 @@ def over(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) 
         options: the flags beside it.
         allow: more folders that its paths may lead into.
     """
-    content = load.parse(load.read(path))
+    content = parse(read(path))
     tuning = {name: value for name, value in options.items() if name in _TUNING}
     where, unwritten = _written(tuning, _stage(content))
-    made, mistakes = load.check(
-        _overlaid(content, where), places.bounds(path, allow), name=load.name_of(path)
+    made, mistakes = check(
+        _overlaid(content, where), places.bounds(path, allow), name=name_of(path)
     )
     own = [one for one in mistakes if _is_flags(one, where, content)]
     wrong = [*_not_beside(options, path), *unwritten]
@@ -107,6 +108,60 @@ def over(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) 
     if made is None:
         raise of_file
     return replace(made, path=path)
+
+
+def read(path: Path) -> str:
+    """Return what is in the job file at `path`; raises JobError."""
+    try:
+        return document.read_file(path, most=MAX_BYTES, kind="job file")
+    except document.UnusableFile as error:
+        hint = "" if error.encoding else HINT
+        raise JobError(
+            f"`{path}` cannot be used", [f"{path}:{error.line}: {error}"], hint=hint
+        ) from error
+
+
+def parse(content: str) -> Document:
+    """Read the YAML of a job file."""
+    return document.parse(content, first="read", example="examples/reference.yaml")
+
+
+def check(written: Document, within: Bounds, *, name: str) -> tuple[Job | None, list[Mistake]]:
+    """Return the job, or what is wrong with it.
+
+    Args:
+        written: what is written, with its lines.
+        within: where its paths start and may lead.
+        name: the job's name where none is written; empty when there is none to give.
+    """
+    mistakes = list(written.mistakes)
+    if written.data is None:
+        return None, mistakes
+    made, wrong = draft(written, within)
+    mistakes += wrong
+    if made is None:
+        return None, mistakes
+    mistakes += _broken_rules(made)
+    if not (made.file.job or name) and made.sound("job"):
+        mistakes.append(
+            Mistake(
+                where=(),
+                text="`job` is missing: Name of the job, which the file's name does not give",
+            )
+        )
+    return (None if mistakes else build.job(made, name=name, within=within)), mistakes
+
+
+def _broken_rules(made: Draft) -> list[Mistake]:
+    found = [mistake for rule in rules.ALL for mistake in rule(made)]
+    return [mistake for mistake in found if made.sound(*mistake.where)]
+
+
+def name_of(path: Path) -> str:
+    """Return the job's name that a file's name gives: `My Job.yaml` → `my-job`; empty when it gives
+    none.
+    """
+    return re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower())[:40].strip("-_.")
 
 
 def _stage(content: Document) -> str:
@@ -193,7 +248,7 @@ def _is_text(options: Mapping[str, Any], within: Bounds) -> bool:
         )
     except Misplaced:  # told by the check
         return False
-    return formats.of(name) == "text"
+    return inputs.format_of(name) == "text"
 
 
 def _value(text: str) -> object:
@@ -294,4 +349,4 @@ def _digest(made: Job) -> str:
 def _refused(wrong: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:
     told = [*lines, *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(wrong))]
     where = "the job" if lines else "the flags"
-    return JobError(f"{count(len(told))} in {where}", told, hint=_HINT)
+    return JobError(f"{count_mistakes(len(told))} in {where}", told, hint=_HINT)

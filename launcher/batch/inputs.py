@@ -1,5 +1,5 @@
-"""The files of this machine that a job needs in the cluster: which they are, and what is in them
-(size and SHA-256).
+"""The files of this machine that a job needs in the cluster: which they are, their formats, sizes
+and SHA-256.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from launcher.batch.driver.job import Format
 from launcher.batch.places import Bounds, Misplaced, split_pattern, told
 from launcher.batch.shape import Job, Source
 from launcher.core.errors import RequestError
@@ -22,6 +23,16 @@ MOST_FILES = 10_000
 MOST_CODE = 16 * 2**20
 _BLOCK = 4 * 2**20
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_ENDINGS: dict[str, Format] = {
+    ".txt": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_ENDING = re.compile(r"(\.[A-Za-z0-9]+)?(\.(?:gz|zst))?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +104,48 @@ def shipped(job: Job, progress: Callable[[int], None] | None = None) -> tuple[Sh
         room -= one.bytes
         files.append(one)
     return tuple(files)
+
+
+def format_of(name: str) -> Format | None:
+    """Return the format that the ending of `name` shows: `a.jsonl.gz` → jsonl."""
+    match = _ENDING.search(name.partition("?")[0] if "://" in name else name)
+    found = _ENDINGS.get((match[1] or "").lower()) if match else None
+    return None if match and match[2] and found == "parquet" else found
+
+
+def format_mistakes(
+    sources: Sequence[Source], names: Sequence[Sequence[str]]
+) -> list[tuple[tuple[str | int, ...], str]]:
+    """Return why the format cannot be told: where in `read`, and in words."""
+    known = "text, jsonl, csv or parquet"
+    seen: dict[Format, str] = {}
+    wrong: list[tuple[tuple[str | int, ...], str]] = []
+    for at, (source, inside) in enumerate(zip(sources, names, strict=True)):
+        for name in inside:
+            format = format_of(name)
+            if format is None:
+                text = (
+                    f"the ending of {shown(name.rpartition('/')[2] or source.shown)} shows no"
+                    f" format; write `format`: {known}"
+                )
+                wrong.append((("paths", at), text))
+                break
+            seen.setdefault(format, name)
+    if not wrong and len(seen) > 1:
+        (first, one), (second, other) = list(seen.items())[:2]
+        both = (
+            f"{shown(one.rpartition('/')[2])} is {first}, {shown(other.rpartition('/')[2])} is"
+            f" {second}"
+        )
+        wrong.append((("paths",), f"should all have one format: {both}"))
+    return wrong
+
+
+def common_format(names: Sequence[Sequence[str]]) -> Format:
+    """Return the one format of all input that `mistakes` found nothing wrong with."""
+    format = format_of(names[0][0])
+    assert format is not None  # noqa: S101 - a rule says so
+    return format
 
 
 def _inputs(job: Job, tell: Callable[[int], None]) -> Iterator[Shipped]:

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from launcher.app import options
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.app.terminal import dump_json, say, show
-from launcher.batch import batches, job_store
-from launcher.batch import jobs_view as ui
+from launcher.app.terminal import Line, dump_json, line, make_table, plain, say, show
+from launcher.batch import batches, job_store, progress_text
 from launcher.batch.batches import BatchStatus, query_list, the_batch
+from launcher.core import sizes
 from launcher.core.errors import NodeError, RequestError
 from launcher.core.plan import Plan, Stage, Step
 from launcher.tools import servers
 from launcher.tools.snapshot import ClusterSnapshot
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+
+_COLOURS = {
+    "running": "green",
+    "done": "green",
+    "failed": "red",
+    "refused": "red",
+    "interrupted": "red",
+    "stopped": "yellow",
+    "prepared": "dim",
+}
 
 
 @command(flags=[options.LOCK_WAIT, options.JSON])
@@ -85,6 +102,54 @@ def look(
     return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
 
 
+def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
+    """Return the table; below it what ails single jobs, and `remarks`."""
+    from rich.console import Group
+
+    table = make_table("NAME", "STATE")
+    for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "ETA"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("STARTED", no_wrap=True)
+    for each in jobs:
+        table.add_row(*_cells(each))
+    told = [
+        line(each.detail, lead=f"  {each.name}: ")
+        for each in jobs
+        if each.detail and each.state not in ("running", "done")
+    ]
+    return Group(table, *told, *(line(each) for each in remarks))
+
+
+def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
+    progress = job.progress
+    fast = job.state == "running" and progress.rows_per_second > 0
+    return (
+        plain(job.name),
+        coloured(job.state),
+        "-" if progress.rows is None else f"{progress.rows:,}",
+        f"{progress.done:,}",
+        f"{progress.errors:,}",
+        sizes.rate(progress.rows_per_second) if fast else "-",
+        sizes.duration(progress.eta) if fast and progress.eta is not None else "-",
+        _time(progress.started),
+    )
+
+
+def lines(jobs: Sequence[BatchStatus]) -> list[Line]:
+    """Return one line for each job."""
+    found = []
+    for each in jobs:
+        lead = plain(f"batch {each.name}: ").append_text(coloured(each.state)).append("  ")
+        running = each.state == "running"
+        found.append(line(progress_text.line(each.progress) if running else each.detail, lead=lead))
+    return found
+
+
+def coloured(state: str) -> Text:
+    """Return a job's state in its colour."""
+    return plain(state, _COLOURS.get(state, "yellow"))
+
+
 def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
     remarks = [
         f"{each.what} with {each.model} runs beside them"
@@ -95,7 +160,7 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
     if not found:
         say("no batch job is known on this cluster")
         return
-    show(ui.render(found, remarks))
+    show(render(found, remarks))
 
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
@@ -116,3 +181,12 @@ def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]
     session.apply(Plan(verb="jobs", stages=(stage,), keep_going=True))
     said = ", ".join(each.name for each in chosen)
     session.done(f"removed {said}", data={"removed": [each.name for each in chosen]})
+
+
+def _time(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return "-"

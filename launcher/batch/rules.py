@@ -1,24 +1,35 @@
-"""Rules between the keys of a job, each a function that yields what is wrong."""
+"""Rules between the keys of a job, and of its templates: functions that yield what is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from launcher.batch import formats, templates
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from launcher.batch import inputs
 from launcher.batch.draft import Draft
 from launcher.batch.driver.job import RESULTS
 from launcher.batch.schema import PromptSection
 from launcher.batch.shape import Source
 from launcher.core import secret_patterns
 from launcher.inventory.engine_args import OWNED, SHORT, python_name
-from launcher.inventory.mistakes import Mistake, Where, shown
+from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name, shown
 
 ROW = "row"
 # What an error row has besides the row's id (launcher/batch/driver/encode.py).
 ERROR = (ROW, "reason", "stage", "input")
 _FORMS = ("column", "template", "chat", "pair")
 _MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")
+_ENVIRONMENT = ImmutableSandboxedEnvironment()
+_OTHER_FILES = {
+    nodes.Include: "include",
+    nodes.Import: "import",
+    nodes.FromImport: "from … import",
+    nodes.Extends: "extends",
+}
+_OWN_NAMES = {"loop", "self", "caller", "varargs", "kwargs", *_ENVIRONMENT.globals}
 
 
 def modes(draft: Draft) -> Iterator[Mistake]:
@@ -99,7 +110,7 @@ def _unfit_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistak
     wrong = [
         Mistake(where=where, text=text)
         for where, template in _templates(prompt)
-        for text in templates.mistakes(template)
+        for text in template_mistakes(template)
     ]
     yield from wrong
     if not wrong and forms in (["template"], ["chat"], ["pair"]):
@@ -108,7 +119,7 @@ def _unfit_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistak
 
 def _same_for_all(prompt: PromptSection, form: str) -> Iterator[Mistake]:
     """A prompt without a column of the row would be the same for each."""
-    if any(templates.columns(template) for _, template in _templates(prompt)):
+    if any(template_columns(template) for _, template in _templates(prompt)):
         return
     meant = (prompt.template or "").strip()
     word = meant if meant.isidentifier() else "text"
@@ -236,7 +247,7 @@ def places(draft: Draft) -> Iterator[Mistake]:
     """All input has one format, and the output is not among it."""
     found = draft.found
     if draft.file.read.format is None and draft.sound("read", "format") and found.sources:
-        for where, text in formats.mistakes(found.sources, found.names):
+        for where, text in inputs.format_mistakes(found.sources, found.names):
             yield Mistake(where=("read", *where), text=text)
     for source in found.sources:
         if found.to is not None and _reads(source, found.to):
@@ -266,6 +277,34 @@ DEFAULT_TOKENS = 512
 ALL = (modes, prompts, tasks, sampling, kept, arguments, secrets, stages, places)
 
 
+def template_mistakes(template: str) -> list[str]:
+    """Return what is wrong, each with its line in the template."""
+    try:
+        found = sorted(set(_wrong(_ENVIRONMENT.parse(template))))
+    except TemplateSyntaxError as error:
+        return [
+            _at(
+                template,
+                error.lineno,
+                f"is no template: {_clean(error.message or 'it cannot be read')}",
+            )
+        ]
+    except (RecursionError, ValueError, OverflowError, MemoryError):
+        return ["is nested too deep, or has a number that is too long"]
+    return [_at(template, line, text) for line, text in found]
+
+
+def template_columns(template: str) -> set[str]:
+    """Return the names that a row must have a column for; of a template with mistakes, none."""
+    try:
+        tree = _ENVIRONMENT.parse(template)
+        names = list(tree.find_all(nodes.Name))
+    except (TemplateSyntaxError, RecursionError, ValueError, OverflowError, MemoryError):
+        return set()
+    made = {one.name for one in names if one.ctx != "load"}
+    return {one.name for one in names if one.ctx == "load"} - made - _OWN_NAMES
+
+
 def _templates(prompt: PromptSection) -> Iterator[tuple[Where, str]]:
     if prompt.template is not None:
         yield ("prompt", "template"), prompt.template
@@ -292,3 +331,38 @@ def _quoted(keys: tuple[str, ...]) -> str:
 
 def _joined(keys: list[str]) -> str:
     return " and ".join(f"`{key}`" for key in keys) or "none of them"
+
+
+def _wrong(tree: nodes.Template) -> Iterator[tuple[int, str]]:
+    for node in tree.find_all(tuple(_OTHER_FILES)):
+        yield node.lineno, f"cannot read other files: `{_OTHER_FILES[type(node)]}` is not available"
+    for attribute in tree.find_all(nodes.Getattr):
+        if attribute.attr.startswith("_"):
+            yield (
+                attribute.lineno,
+                f"cannot reach `{name(attribute.attr)}`: a template sees values, not Python",
+            )
+    for used in tree.find_all(nodes.Filter):
+        if used.name not in _ENVIRONMENT.filters:
+            yield (
+                used.lineno,
+                (
+                    "names no filter"
+                    f" `{name(used.name)}`{did_you_mean(used.name, _ENVIRONMENT.filters)}"
+                ),
+            )
+    for test in tree.find_all(nodes.Test):
+        if test.name not in _ENVIRONMENT.tests:
+            yield (
+                test.lineno,
+                f"names no test `{name(test.name)}`{did_you_mean(test.name, _ENVIRONMENT.tests)}",
+            )
+
+
+def _at(template: str, line: int, text: str) -> str:
+    return f"{text} (line {line} of the template)" if "\n" in template.strip() else text
+
+
+def _clean(text: str) -> str:
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return words[:200].rstrip(".")

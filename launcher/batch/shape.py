@@ -7,12 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from launcher.batch.driver import job as driver
+from launcher.core.errors import RequestError
+from launcher.inventory.mistakes import Mistake
+
+if TYPE_CHECKING:
+    from launcher.inventory.document import Document
+
+
+HINT = "every key is explained in examples/reference.yaml; nothing was touched"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +69,27 @@ class Job(driver.Job):
         if self.data_parallel is not None:
             return float(each * self.data_parallel.size), float(each * self.data_parallel.size)
         return float(each * self.engine.replicas[0]), float(each * self.engine.replicas[1])
+
+
+class JobError(RequestError):
+    """The job has mistakes; `mistakes` holds one line each: `FILE:LINE: path: what`, or `--flag:
+    what`.
+    """
+
+    def __init__(self, message: str, mistakes: Sequence[str], *, hint: str = HINT) -> None:
+        super().__init__(message, evidence=mistakes, hint=hint)
+        self.mistakes = tuple(mistakes)
+
+
+def refused(path: Path, read: Document, mistakes: Sequence[Mistake]) -> JobError:
+    """Make one error of a file's mistakes, sorted by line."""
+    lines = read.told(mistakes)
+    return JobError(
+        f"{count_mistakes(len(lines))} in `{path}`",
+        [f"{path}:{line}: {told}" for line, told in lines],
+    )
+
+
+def count_mistakes(number: int) -> str:
+    """Return `1 mistake`, or `2 mistakes`."""
+    return "1 mistake" if number == 1 else f"{number} mistakes"

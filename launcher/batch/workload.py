@@ -9,7 +9,7 @@ from typing import Any
 from launcher.app import servers as server
 from launcher.app.command import Call
 from launcher.app.session import Session
-from launcher.batch import batches, job_store, jobs_command, jobs_view
+from launcher.batch import batches, job_store, jobs_command
 from launcher.batch.batches import BatchStatus
 from launcher.batch.job_spec import jobs_folder
 from launcher.core.check import Finding, failed, gone, waiting
@@ -23,7 +23,7 @@ from launcher.tools.serving_judges import Batch
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-lines = jobs_view.lines
+lines = jobs_command.lines
 
 
 def running(session: Session, snapshot: ClusterSnapshot) -> tuple[BatchStatus, ...]:

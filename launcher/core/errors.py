@@ -4,7 +4,7 @@
   * RequestError          exit 2  what was asked cannot be done: nothing was touched
     * InventoryError              every mistake in an inventory, each with its line
     * JobError                    every mistake in a batch job, each with its line
-      (`launcher/batch/refused.py`)
+      (`launcher/batch/shape.py`)
     * PlacementError              this TP × PP × model does not fit this cluster
   * NodeError                     one or more nodes did not do as told
     * ConnectError                a node could not be reached or logged in to

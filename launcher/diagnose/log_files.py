@@ -6,17 +6,21 @@ A line is of the pod or host that a prefix names, by `kubectl logs --prefix` (`[
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import re
 import sys
+import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Final
 
 from launcher.app.terminal import say
 from launcher.core import sizes, untrusted
 from launcher.core.errors import RequestError
 from launcher.core.secret_patterns import clean
-from launcher.distribute import archive
 from launcher.tools.diagnosis import Log, Told, log_of
 
 _MOST, _LINES = 16 << 20, 200_000  # bytes and lines of one text: of more, the end
@@ -30,6 +34,11 @@ _JOURNAL = re.compile(
     r" ([\w.-]{1,253}) ([\w@.\\/:-]{1,128}?)(?:\[\d{1,9}\])?: (.*)"
 )
 _LOGS = 400  # of all pods and hosts of a text
+# What reading a broken or hostile archive raises.
+ERRORS: Any = OSError, EOFError, RecursionError, ValueError
+ERRORS += tarfile.TarError, lzma.LZMAError, zlib.error
+_AT_ONCE: Final = 2 << 20  # bytes: `tarfile` reads a header of any size in one piece
+_PACKED: Any = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
 
 
 def read(names: tuple[str, ...]) -> dict[str, Told]:
@@ -62,6 +71,50 @@ def split_logs(text: str, name: str) -> dict[str, Told]:
     return {node: Told(logs=tuple(logs)) for node, logs in found.items()}
 
 
+class TooLarge(ValueError):
+    """An archive unpacks to more than may be read."""
+
+
+def is_archive(file: IO[bytes]) -> bool:
+    """True for a tar archive, and for a file that gzip, bzip2 or xz has packed."""
+    start = file.read(512)
+    file.seek(0)
+    return start[257:262] == b"ustar" or any(start.startswith(magic) for magic, _ in _PACKED)
+
+
+def members(file: IO[bytes], most: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+    """Yield the plain files of an archive, of which `most` bytes are unpacked; raises `ERRORS`."""
+    start = file.read(6)
+    file.seek(0)
+    unpack = next((unpack for magic, unpack in _PACKED if start.startswith(magic)), None)
+    bounded: Any = _Bounded(unpack(file) if unpack else file, most)
+    with tarfile.open(fileobj=bounded, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]
+            if (content := archive.extractfile(member) if member.isreg() else None) is not None:
+                yield member, content
+
+
+class _Bounded:
+    """A file of which only the beginning may be read, in small pieces."""
+
+    def __init__(self, inner: IO[bytes], most: int) -> None:
+        self._inner, self._most = inner, most
+        self.tell, self.seekable = inner.tell, inner.seekable
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _AT_ONCE:
+            raise TooLarge(f"it has a header of {size} bytes")
+        if self.tell() + size > self._most:
+            self.seek(self._most + 1)
+        return self._inner.read(size)
+
+    def seek(self, place: int) -> None:
+        if place > self._most:
+            raise TooLarge(f"it unpacks to more than {self._most >> 20} MiB")
+        self._inner.seek(place)
+
+
 def _texts(name: str) -> Iterator[tuple[str, bytes]]:
     if name == "-":
         yield "standard input", _end(sys.stdin.buffer, "standard input")
@@ -69,11 +122,11 @@ def _texts(name: str) -> Iterator[tuple[str, bytes]]:
     path = Path(name)
     try:
         with path.open("rb") as file:
-            if file.seekable() and archive.is_archive(file):
+            if file.seekable() and is_archive(file):
                 yield from _members(file, path.name)
             else:
                 yield path.name, _end(file, path.name)
-    except archive.ERRORS as error:
+    except ERRORS as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise RequestError(f"{name} cannot be read", evidence=said, hint=_HINT) from None
 
@@ -84,15 +137,15 @@ def _members(file: IO[bytes], name: str) -> Iterator[tuple[str, bytes]]:
     """
     size = lines = 0
     try:
-        for number, (member, content) in enumerate(archive.members(file, _ALL)):
+        for number, (member, content) in enumerate(members(file, _ALL)):
             # Holes are not stored, but read.
             if number == _FILES or lines > _ALL_LINES or size > _ALL:
-                raise archive.TooLarge
+                raise TooLarge
             if member.name.endswith((".log", ".txt")):
                 data = _end(content, f"{name}: {member.name}")
                 size, lines = size + len(data), lines + data.count(b"\n")
                 yield Path(member.name).parent.name or name, data
-    except archive.TooLarge:
+    except TooLarge:
         most = f"{sizes.told(_ALL)}, {_ALL_LINES:,} lines or {_FILES:,} files"
         say(f"{name}: read the first {most}, and left out the rest; unpack it, and name the logs")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.flags import over
-from launcher.batch.refused import JobError
-from launcher.batch.shape import Job
+from launcher.batch.shape import Job, JobError
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads as load_inventory
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from launcher.batch import gather, transfer
+from launcher.batch import batch_plan, gather
 from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
@@ -132,7 +132,7 @@ def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
 
 def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is small, and the whole is what it was."""
-    monkeypatch.setattr(transfer, "PIECE", 80)
+    monkeypatch.setattr(batch_plan, "PIECE", 80)
     ran = batch.run()
 
     assert ran.code == 0, ran.err
@@ -142,7 +142,7 @@ def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPa
 
 def test_sending_goes_on_where_it_stopped(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that breaks in the middle of a file costs one piece."""
-    monkeypatch.setattr(transfer, "PIECE", 80)
+    monkeypatch.setattr(batch_plan, "PIECE", 80)
     world, real = batch.cluster.world, batch.cluster.world.answer
 
     def breaking(command: Command) -> Answer | None:
@@ -725,7 +725,7 @@ def test_a_dry_run_prints_what_the_run_sends(
     batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Word for word and byte for byte; and changes nothing."""
-    monkeypatch.setattr(transfer, "PIECE", 80)
+    monkeypatch.setattr(batch_plan, "PIECE", 80)
     dry = batch.run("--dry-run")
     assert (dry.code, batch.verbs(), (batch.folder / "out").exists()) == (0, [], False), dry.err
     code, by_script = Shell(tmp_path / "elsewhere").run(dry.out)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start, plan_batch
+from launcher.batch import batch_plan
+from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start, difference, plan_batch
 from launcher.batch.driver.progress import Progress
 from launcher.batch.flags import over
-from launcher.batch.inputs import shipped
+from launcher.batch.inputs import Shipped, shipped
 from launcher.batch.job_spec import job_spec
 from launcher.batch.job_store import Entry
 from launcher.batch.shape import Job
@@ -25,6 +28,8 @@ from launcher.tools.snapshot import ClusterSnapshot
 
 Load = Callable[..., Inventory]
 JOB = "model: org/m\nread: in.txt\nwrite: out\n"
+DATA = bytes(range(250))
+_ONE, _TWO = "1" * 64, "2" * 64
 
 
 @pytest.fixture
@@ -242,3 +247,134 @@ def test_a_job_of_which_no_row_is_written_may_be_another_one(
     )
     with pytest.raises(RequestError, match="is not the job that runs"):
         decide(load, ask(load(), request_.job), replace(entry, written=False), ray("RUNNING"))
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shipped:
+    """A file of 250 bytes, in a folder with an awkward name; a piece has 100."""
+    monkeypatch.setattr(batch_plan, "PIECE", 100)
+    path = tmp_path / "it's a $folder" / "-rows"
+    path.parent.mkdir()
+    path.write_bytes(DATA)
+    return Shipped(
+        to="input/0000-rows",
+        label="rows",
+        path=path,
+        bytes=250,
+        sha256=hashlib.sha256(DATA).hexdigest(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("have", "offsets"),
+    [
+        ({}, [0, 100, 200]),
+        ({"input/0000-rows": 250}, []),
+        ({"input/0000-rows": 249}, [0, 100, 200]),
+        ({"input/.0000-rows.part": 130}, [130, 230]),
+        # all of it, and yet not whole: it was not what was announced
+        ({"input/.0000-rows.part": 250}, [0, 100, 200]),
+        ({"input/.0000-rows.part": 900}, [0, 100, 200]),
+    ],
+)
+def test_only_what_is_missing_is_sent(
+    load: Load, file: Shipped, have: dict[str, int], offsets: list[int]
+) -> None:
+    """From where it stopped, to the end."""
+    steps = batch_plan.ship_steps(Site(load()), "/w", have, [file])
+    sent = [step.command.stdin() if step.command.stdin else b"" for step in steps]
+    words = [step.command.argv for step in steps]
+
+    assert [int(argv[argv.index("--offset") + 1]) for argv in words] == offsets
+    assert b"".join(sent) == DATA[offsets[0] if offsets else 250 :]
+    assert ["--last" in argv for argv in words] == [at == offsets[-1] for at in offsets]
+
+
+@pytest.mark.parametrize("have", [{}, {"input/.0000-rows.part": 130}])
+def test_a_script_reads_the_same_bytes(load: Load, file: Shipped, have: dict[str, int]) -> None:
+    """Also of a file that is called like an option, and where `head` ends before `tail`."""
+    for step in batch_plan.ship_steps(Site(load()), "/w", have, [file]):
+        shown = f"set -euo pipefail; {step.command.shown_stdin} | cat"
+        done = subprocess.run(["bash", "-c", shown], capture_output=True, check=True, cwd="/")
+
+        assert step.command.stdin is not None
+        assert done.stdout == step.command.stdin()
+
+
+def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> None:
+    """It has one piece, of nothing, which makes it whole."""
+    path = tmp_path / "empty"
+    path.touch()
+    digest = hashlib.sha256().hexdigest()
+    (step,) = batch_plan.ship_steps(
+        Site(load()),
+        "/w",
+        {},
+        [Shipped(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)],
+    )
+
+    assert step.command.stdin is not None
+    assert step.command.stdin() == b""
+    assert step.command.argv[-2:] == ("--last", digest)
+
+
+def test_nothing_is_read_before_it_is_due(load: Load, file: Shipped) -> None:
+    """A plan holds no file in memory; what is gone by then is told then."""
+    steps = batch_plan.ship_steps(Site(load()), "/w", {}, [file])
+    file.path.unlink()
+
+    assert steps[0].command.stdin is not None
+    with pytest.raises(FileNotFoundError):
+        steps[0].command.stdin()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ({"model": "m"}, {"model": "m"}, []),
+        ({"prompt.template": "a"}, {"prompt.template": "b"}, ['prompt.template: "a" → "b"']),
+        ({"sampling.seed": 1}, {}, ["sampling.seed: 1 → nothing"]),
+        ({}, {"read.limit": 5}, ["read.limit: nothing → 5"]),
+        ({"keep": ["a", "b: text"]}, {"keep": ["a"]}, ["keep: a, b: text → a"]),
+        (
+            {"input x.jsonl": f"{_ONE}, 1234 bytes"},
+            {"input x.jsonl": f"{_TWO}, 1240 bytes"},
+            ["input x.jsonl: changed (1,234 → 1,240 bytes)"],
+        ),
+        (
+            {"input x.jsonl": f"{_ONE}, 1234 bytes"},
+            {"input x.jsonl": f"{_TWO}, 1234 bytes"},
+            ["input x.jsonl: changed (still 1,234 bytes)"],
+        ),
+        (
+            {"input x": f"{_ONE}, 1 bytes", "input order": ["x"]},
+            {"input y": f"{_ONE}, 1 bytes", "input order": ["y"]},
+            ["input y: new", "input x: gone"],
+        ),
+        ({"input order": ["x", "y"]}, {"input order": ["y", "x"]}, ["input order: x, y → y, x"]),
+        ({"code a.py": "?"}, {"code a.py": f"{_ONE}, 1 bytes"}, ["code a.py: changed"]),
+    ],
+)
+def test_each_change_is_one_line(old: dict[str, Any], new: dict[str, Any], told: list[str]) -> None:
+    """In the words of the job file."""
+    assert difference(old, new) == told
+
+
+def test_a_long_value_is_shown_around_the_change() -> None:
+    """A template of a page differs in one word."""
+    old, new = "a" * 500 + "X" + "b" * 500, "a" * 500 + "Y" + "b" * 500
+
+    (line,) = difference({"prompt.template": old}, {"prompt.template": new})
+
+    before, after = line.removeprefix("prompt.template: ").split(" → ")
+    assert "aX" in before
+    assert "Yb" in after
+    assert len(line) < 180
+
+
+def test_nothing_from_a_node_reaches_the_terminal_as_it_is() -> None:
+    """Neither in a value nor in a key."""
+    lines = difference({"a\x1b[31m\n": "x\x1b]0;y\x07\u202e", "b": {"c": ["\n"]}}, {})
+
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)

@@ -13,8 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launcher.batch.flags import over
-from launcher.batch.load import parse
+from launcher.batch.flags import over, parse
 from launcher.batch.schema import JobFile
 from launcher.inventory.partial_validation import validated
 from launcher.inventory.schema import known, sections

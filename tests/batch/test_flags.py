@@ -8,11 +8,39 @@ from typing import Any
 import pytest
 
 from launcher.batch import flags
-from launcher.batch.driver.job import Message, Prompt
-from launcher.batch.refused import JobError
-from launcher.batch.shape import Job
+from launcher.batch.driver.job import Limits, Message, Prompt
+from launcher.batch.flags import name_of, over
+from launcher.batch.shape import Job, JobError
 
 _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output": "out"}
+GOOD = """\
+model: Qwen/Qwen3-8B
+read: data/chat.jsonl
+prompt:
+  chat:
+    - {role: system, content: Be brief.}
+    - {role: user, content: "{{ text }}"}
+sampling: {temperature: 0, max_tokens: 64}
+keep: [id]
+engine:
+  replicas: 1-2
+  placement: STRICT_PACK
+  args: {--max-model-len: 4096, gpu_memory_utilization: 0.90}
+write: out/chat
+"""
+
+BAD = """\
+job: X y
+modle: m
+read: {paths: [../etc/passwd, "nodes:rel", "s3://a:b@c/d", data/none.jsonl], formt: 1}
+prompt: {template: "{{ a.__class__ }}\\n{% include 'x' %}", column: c}
+sampling: {n: 2, temperature: -1, min_tokens: 600}
+keep: {answer: text, id: int}
+engine: {args: {tensor-parallel-size: 2, x: hf_0123456789abcdef0123}, tp: 0, replicas: [3, 1]}
+model: m
+write: out.jsonl
+data_parallel: {timeout: 0}
+"""
 
 
 def _job(folder: Path, **said: Any) -> Job:
@@ -332,3 +360,204 @@ def test_flags_over_a_broken_file_give_its_mistakes(folder: Path, content: str) 
 
     with pytest.raises(JobError):
         flags.over(path, {"tp": 2, "engine_arg": ("a=1",)})
+
+
+def _mistakes(path: Path) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        over(path, {})
+    return list(caught.value.mistakes)
+
+
+def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
+    """Short forms are filled in, names of arguments are Python's, and paths are absolute."""
+    path = folder / "My Chat.yaml"
+    path.write_text(GOOD)
+
+    job = over(path, {})
+
+    assert isinstance(job, Job)
+    assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
+    assert [(one.where, one.text, one.shown) for one in job.sources] == [
+        ("control", str(folder / "data" / "chat.jsonl"), "data/chat.jsonl")
+    ]
+    assert (job.read.format, job.read.row_bytes, job.keep) == ("jsonl", 16 * 2**20, {"id": None})
+    assert job.prompt is not None
+    assert job.prompt.chat == (
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="{{ text }}"),
+    )
+    assert job.sampling == {"temperature": 0.0, "max_tokens": 64}
+    assert (job.engine.replicas, job.engine.placement) == ((1, 2), "STRICT_PACK")
+    assert job.engine.args == {"max_model_len": 4096, "gpu_memory_utilization": 0.9}
+    assert type(job.engine.args["gpu_memory_utilization"]) is float
+    assert (job.to.text, job.write.format, job.limits) == (
+        str(folder / "out" / "chat"),
+        "parquet",
+        Limits(),
+    )
+    assert (job.inside, job.gpus) == ((folder,), (1.0, 2.0))
+
+
+def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -> None:
+    """Values, unknown keys, paths, templates and rules between keys, in one run."""
+    path = folder / "bad.yaml"
+    path.write_text(BAD)
+
+    assert [
+        line.removeprefix(f"{path}:").replace(str(folder.parent), "UP") for line in _mistakes(path)
+    ] == [
+        (
+            "1: job: should be a name of at most 40 lower-case letters, digits, `-`, `_` and `.`,"
+            ' not "X y"'
+        ),
+        "2: unknown key `modle`; did you mean `mode`?",
+        (
+            '3: read.paths[0]: "../etc/passwd" leads to UP/etc/passwd, outside the job\'s folder;'
+            " if you trust this job, say `--allow UP/etc`"
+        ),
+        '3: read.paths[1]: should be an absolute path without `..` after `nodes:`, not "rel"',
+        (
+            "3: read.paths[2]: should not hold a key; give it to the containers with `secrets` in"
+            " the inventory"
+        ),
+        "3: read.paths[3]: names no file: there is no UP/job/data/none.jsonl",
+        "3: read: unknown key `formt`; did you mean `format`?",
+        (
+            "4: prompt.template: cannot reach `__class__`: a template sees values, not Python (line"
+            " 1 of the template)"
+        ),
+        (
+            "4: prompt.template: cannot read other files: `include` is not available (line 2 of the"
+            " template)"
+        ),
+        (
+            "4: prompt: should have one of `column`, `template`, `chat` and `pair`, not `column`"
+            " and `template`"
+        ),
+        "5: sampling.min_tokens: should be at most `max_tokens`, which is 512",
+        (
+            "5: sampling.n: should be left out: each row has exactly one answer; repeat the row in"
+            " the input to ask more than once"
+        ),
+        "5: sampling.temperature: should be at least 0, not -1",
+        (
+            "6: keep.answer: should not name `answer`, which the job writes itself; call it"
+            " something else in the input"
+        ),
+        (
+            '6: keep.id: should be text, integer, number, boolean or json, not "int"; did you mean'
+            " `integer`?"
+        ),
+        "7: engine.args.tensor-parallel-size: should be left out: write `engine.tp`",
+        "7: engine.args.x: a secret should not be written here; use `secrets` in the inventory",
+        "7: engine.replicas: should have the least first: 1 to 3, not 3 to 1",
+        "7: engine.tp: should be at least 1, not 0",
+        '9: write: should be a folder, for answers are written as several files, not "out.jsonl"',
+        "10: data_parallel.timeout: should be greater than 0, not 0",
+        "10: data_parallel: `size` is missing: Number of ranks",
+    ]
+
+
+def test_missing_keys_leave_the_rest_to_be_checked(folder: Path) -> None:
+    """Input, output and prompt are missing, and a rule about another key is broken."""
+    path = folder / "bad.yaml"
+    path.write_text("model: org/m\nsampling: {min_tokens: 900}\n")
+
+    missing = [line.partition(": ")[2] for line in _mistakes(path)]
+    assert any("`read` is missing" in line for line in missing)
+    assert any("`write` is missing" in line for line in missing)
+    assert any("should be at most `max_tokens`" in line for line in missing)
+
+
+def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
+    """One line above the mistakes, one below."""
+    path = folder / "bad.yaml"
+    path.write_text("read: data/chat.jsonl\nwrite: out\n")
+
+    with pytest.raises(JobError) as caught:
+        over(path, {})
+
+    assert str(caught.value) == f"1 mistake in `{path}`"
+    assert (
+        caught.value.evidence
+        == f"{path}:1: `model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`"
+    )
+    assert "examples/reference.yaml" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder: Path) -> None:
+    """`read: [a, 5]` is told, and so is what stands beside it."""
+    path = folder / "bad.yaml"
+    path.write_text(
+        "model: m\nread: [data/chat.jsonl, 5]\nwrite: out\nengine: {tp: x}\nkeep: [row]\n"
+    )
+
+    assert [line.removeprefix(f"{path}:") for line in _mistakes(path)] == [
+        "2: read: should be text, not 5; put it in quotes",
+        '4: engine.tp: should be a whole number, not "x"',
+        (
+            "5: keep: should not name `row`, which the job writes itself; call it something else in"
+            " the input"
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "1: the file is empty; `examples/reference.yaml` shows what to write"),
+        (b"- a", "1: should be a mapping that starts with `read:`, not a list"),
+        (b"read: \xff", "1: the byte 0xff is not UTF-8; save the file as UTF-8"),
+        (b"#" * (1024 * 1024 + 1), "1: is larger than 1024 KiB, which no job file needs to be"),
+        (
+            b"a: [",
+            (
+                "1: not valid YAML: expected the node content, but found '<stream end>' (while"
+                " parsing a flow node, line 1)"
+            ),
+        ),
+    ],
+)
+def test_what_is_no_job_file_at_all_is_told_in_one_line(
+    folder: Path, content: bytes, told: str
+) -> None:
+    """Before anything in it is believed."""
+    path = folder / "job.yaml"
+    path.write_bytes(content)
+
+    (line,) = _mistakes(path)
+    assert line.startswith(f"{path}:{told[:40]}")
+
+
+def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
+    """With the reason of the system."""
+    assert _mistakes(folder / "none.yaml") == [
+        f"{folder / 'none.yaml'}:1: cannot be read: no such file or directory"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("chat", "chat"),
+        ("My Job (2)", "my-job-2"),
+        ("-x-", "x"),
+        ("é", ""),
+        ("a" * 60, "a" * 40),
+        ("a" * 39 + ".b", "a" * 39),
+    ],
+)
+def test_a_files_name_gives_the_jobs_name(stem: str, name: str) -> None:
+    """In the letters that a name may have; nothing when none is left."""
+    assert name_of(Path(f"/x/{stem}.yaml")) == name
+
+
+def test_a_name_that_cannot_be_derived_is_asked_for(folder: Path) -> None:
+    """Instead of making one up."""
+    path = folder / "é.yaml"
+    path.write_text(GOOD)
+
+    assert _mistakes(path) == [
+        f"{path}:1: `job` is missing: Name of the job, which the file's name does not give"
+    ]

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.batch.flags import over
-from launcher.batch.refused import JobError
 from launcher.batch.schema import JobFile
-from launcher.batch.shape import Job
+from launcher.batch.shape import Job, JobError
 from launcher.inventory.schema import known
 from tests import fuzz
 

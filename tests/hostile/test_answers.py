@@ -18,8 +18,7 @@ from rich.console import Console
 
 from launcher.app import terminal
 from launcher.app.terminal import dump_json
-from launcher.batch import batches, job_store
-from launcher.batch import jobs_view as ui_jobs
+from launcher.batch import batches, job_store, jobs_command
 from launcher.batch import watch as watch_batch
 from launcher.batch.workload import judge_stopped
 from launcher.cluster import up_plan
@@ -247,7 +246,7 @@ def _facts() -> dict[str, host.HostFacts]:
 def _list(said: Answer) -> None:
     entries = job_store.parse_list(said)
     found = batches.read(seeds.inventory(), entries, seeds.jobs())
-    harmless(shown(ui_jobs.render(found, ["a remark"])))
+    harmless(shown(jobs_command.render(found, ["a remark"])))
     json.loads(dump_json([each.as_json() for each in found]))
     for each in entries:
         assert all(count >= 0 for count in each.inputs.values())

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch import code
+from launcher.batch import draft
 from launcher.batch.places import Bounds, Misplaced
 from tests.batch.conftest import Mistakes
 
 
 def _target(folder: Path, written: str) -> tuple[str, dict[str, Path]]:
-    return code.target(written, Bounds(folder=folder, inside=(folder,)))
+    return draft.code_target(written, Bounds(folder=folder, inside=(folder,)))
 
 
 def test_a_file_is_shipped_and_its_module_is_named(folder: Path) -> None:
@@ -91,9 +91,9 @@ def test_files_keep_their_names_and_folders_theirs(folder: Path) -> None:
         (folder / name).write_text("")
     within = Bounds(folder=folder, inside=(folder,))
 
-    assert code.files("notes.txt", within) == {"notes.txt": folder / "notes.txt"}
-    assert sorted(code.files("pkg", within)) == ["pkg/__init__.py", "pkg/a/b.py"]
-    assert sorted(code.files("pkg/a", within)) == ["a/b.py"]
+    assert draft.code_files("notes.txt", within) == {"notes.txt": folder / "notes.txt"}
+    assert sorted(draft.code_files("pkg", within)) == ["pkg/__init__.py", "pkg/a/b.py"]
+    assert sorted(draft.code_files("pkg/a", within)) == ["a/b.py"]
 
 
 def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
     (folder / "pkg" / "a\nb.py").write_text("")
 
     with pytest.raises(Misplaced, match="should have a plain name there"):
-        code.files("pkg", Bounds(folder=folder))
+        draft.code_files("pkg", Bounds(folder=folder))
 
 
 def test_an_empty_folder_of_code_is_told(folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_empty_folder_of_code_is_told(folder: Path) -> None:
     (folder / "empty").mkdir()
 
     with pytest.raises(Misplaced, match="holds no file"):
-        code.files("empty", Bounds(folder=folder))
+        draft.code_files("empty", Bounds(folder=folder))
 
 
 def test_two_files_of_one_name_are_refused(mistakes: Mistakes, folder: Path) -> None:
