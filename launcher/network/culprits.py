@@ -20,6 +20,9 @@ _MISNAMED = re.compile(
     r" here: .*)"
 )
 
+# The error of a rank that stopped because another, of its node or the head, had ended, as
+# `network/probe/network_start.py` and `network_rank.py` write it.
+_STOPPED = re.compile(r"stopped: |waiting for all ranks at .+: the store is gone: ")
 # Seconds. torch is imported in 3 to 10 s from a warm disk, its GPUs' first use included; ranks that
 # have it meet within a second or two.
 _SLOW_TORCH, _SLOW_MEETING = 30.0, 15.0
@@ -59,7 +62,7 @@ def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list
         fix = _probe_fix(node, report.error, inventory.ports.probe)
         findings.append(failed(node, report.error, fix=fix))
     for rank in report.ranks:
-        if rank.ended:
+        if rank.ended or _follows(measured, node, rank):
             continue
         others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
         findings.append(
@@ -71,6 +74,24 @@ def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list
             )
         )
     return findings
+
+
+def _follows(measured: Measurement, node: Node, rank: RankReport) -> bool:
+    """True when a rank stopped because of another, of its own node or the head, that is named."""
+    names = node.name, measured.inventory.head.name
+    return _stopped(rank) and any(_has_cause(measured, name) for name in names)
+
+
+def _stopped(rank: RankReport) -> bool:
+    return _STOPPED.match(rank.error) is not None
+
+
+def _has_cause(measured: Measurement, name: str) -> bool:
+    """True when a node's probe, or a rank of it, has failed by itself."""
+    report = measured.reports.get(name)
+    if report is None or report.error:
+        return True
+    return any(not rank.ended and not _stopped(rank) for rank in report.ranks)
 
 
 def _slow_start(node: Node, report: Report) -> list[Finding]:

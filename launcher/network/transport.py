@@ -42,7 +42,8 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
         [_cell(measured, pair, received.get(pair, ()), level[0]) for pair in permutations(names, 2)]
     )
     findings += culprits.cells(measured, cells)
-    whole, trouble = _collective(names, reports, collective)
+    failed = any(finding.status == "fail" for finding in findings)
+    whole, trouble = _collective(names, reports, needed=collective, failed=failed)
     findings += [*trouble, *_some_rdma(measured, level[0]), *_no_gpudirect(measured, level, cells)]
     backend = next(
         (each.backend for each in reports.values()),
@@ -63,10 +64,10 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
 
 
 def _collective(
-    names: Sequence[str], reports: Mapping[str, Report], needed: bool
+    names: Sequence[str], reports: Mapping[str, Report], *, needed: bool, failed: bool
 ) -> tuple[Collective | None, list[Finding]]:
     """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank
-    must have the right sum.
+    must have the right sum. Where something else `failed` before, it was not tried.
     """
     seen = [reports[name].collective for name in names if name in reports]
     worst = min(
@@ -77,7 +78,7 @@ def _collective(
     trouble = _collective_trouble(worst, everywhere=None not in seen and len(seen) == len(names))
     if not trouble:
         return worst, []
-    tried = worst is None or worst.tried
+    tried = not failed if worst is None else worst.tried
     status: Status = "fail" if needed and tried else "warn"
     return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}")]
 

@@ -208,20 +208,33 @@ def test_clients_without_a_valid_certificate_cannot_join(cluster: Practice) -> N
     assert json.loads(out)["passed"]
 
 
-def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
-    """The rank on node2 is killed when it has met the others; the verdict names it and its
-    signal.
+KILL = f"pkill -9 -f '{RANK}'"
+# Beside the store at the head, a rank is connected with its partner of the round.
+PAIRED = f"ss -Htnp state established | grep -v :29500 | grep \"pid=$(pgrep -f '{RANK}'),\""
+
+
+@pytest.mark.parametrize(
+    ("node", "moment"),
+    [("node2", KILL), ("node1", KILL), ("node2", f"{PAIRED} && {KILL}")],
+    ids=["at its start", "at its start on the head", "mid-test"],
+)
+def test_a_killed_rank_is_named_alone(cluster: Practice, node: str, moment: str) -> None:
+    """As soon as it has started, or when it has met the others: the verdict names it and its
+    signal, and no deadline is waited for.
     """
-    process = cluster.start("check-nccl", "--json", "--deadline", "60", "--pair-timeout", "8")
-    met = "ss -Htn state established dst 10.79.0.11:29500"
-    script = f"until {met} | grep -q . && pkill -9 -f '{RANK}'; do :; done"
-    killed = host_faults.enter(cluster.lab.host("node2"), "timeout", "60", "sh", "-c", script)
+    process = cluster.start("check-nccl", "--json", "--pair-timeout", "8")
+    script = f"until {moment}; do :; done"
+    killed = host_faults.enter(cluster.lab.host(node), "timeout", "60", "sh", "-c", script)
     out, err = ended(process, 200)
 
     assert killed.returncode == 0, killed.stderr
     assert process.returncode == 1, out + err
-    assert [f["node"] for f in failures(json.loads(out))] == ["node2"], out
-    assert "killed (signal 9)" in failures(json.loads(out))[0]["text"]
+    verdict = json.loads(out)
+    assert [f["node"] for f in failures(verdict)] == [node], out
+    text = failures(verdict)[0]["text"]
+    assert "killed (signal 9)" in text
+    assert ("pair " in text) is ("ss " in moment), text
+    assert verdict["seconds"] < 45
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

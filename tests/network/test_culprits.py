@@ -209,6 +209,62 @@ def test_only_who_did_not_reach_the_head_is_told_to_open_its_port(
     assert fix in found.fix
 
 
+def stopped(rank: int, error: str = "stopped: rank 0 (n1) ended") -> RankReport:
+    """Return the report of a rank that stopped because of another."""
+    return RankReport(
+        rank=rank,
+        local_rank=rank % 2,
+        phase="rendezvous at 10.0.0.1:29500",
+        ended=False,
+        exit=1,
+        error=error,
+    )
+
+
+GONE = "waiting for all ranks at rendezvous: the store is gone: rank 0 (n1) ended (Failed to recv)"
+
+
+KILLED = RankReport(
+    rank=0, local_rank=0, phase="starting", ended=False, exit=-9, error="ended by signal 9"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"n1": {"ranks": (KILLED,)}, "n2": {"ranks": (stopped(1),)}}, ["n1"]),
+        ({"n1": {"ranks": (KILLED, stopped(1))}, "n3": {"ranks": (stopped(2),)}}, ["n1"]),
+        ({"n1": {"error": "it failed"}, "n2": {"ranks": (stopped(1),)}}, ["n1"]),
+        ({"n1": {"ranks": (KILLED,)}, "n2": {"ranks": (stopped(1, GONE),)}}, ["n1"]),
+        ({"n2": {"ranks": (KILLED, stopped(1))}}, ["n2"]),
+        ({"n2": {"ranks": (stopped(1),)}, "n3": {"ranks": (KILLED,)}}, ["n2", "n3"]),
+        ({"n2": {"ranks": (stopped(1),)}}, ["n2"]),
+    ],
+    ids=["head", "all of it", "its probe", "its store", "one node", "another node", "no cause"],
+)
+def test_ranks_that_only_stopped_are_no_culprits(
+    changes: dict[str, dict[str, Any]], named: list[str]
+) -> None:
+    """Where the rank, or the head, that they stopped for is named."""
+    reports = healthy(via=GDR)
+    for name, changed in changes.items():
+        reports[name] = replace(reports[name], **changed)
+
+    assert [finding.node for finding in culprits.nodes(measured(reports))] == named
+
+
+def test_a_head_that_died_is_the_only_failure() -> None:
+    """Nothing was measured, which needs no failure of its own."""
+    reports = {
+        name: Report(node=name, backend="gloo", ranks=(stopped(rank) if rank else KILLED,))
+        for rank, name in enumerate(NAMES)
+    }
+    verdict = transport.judge(measured(reports), ("any", ""))
+
+    assert [finding.node for finding in verdict.findings if finding.status == "fail"] == ["n1"]
+    assert not verdict.passed
+
+
 def test_a_rank_that_ended_well_is_not_spoken_of() -> None:
     """All is well."""
     assert culprits.nodes(measured(healthy(via=GDR))) == []

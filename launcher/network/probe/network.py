@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import network_node
@@ -38,7 +38,7 @@ class Child:
     def __init__(self, rank: int, local: int) -> None:
         self.rank, self.local = rank, local
         self.phase, self.error, self.note, self.ended = "starting", "", "", False
-        self.killed, self.ready = False, False
+        self.killed, self.ready, self.closed = False, False, False
         self.took: dict[str, float] = {}
         self.transfers: list[dict[str, Any]] = []
         self.collective: dict[str, Any] | None = None
@@ -82,7 +82,8 @@ class Child:
             yield self.process.stdout.fileno(), self.printed
 
     def heard(self, data: bytes) -> None:
-        """Take in what came down the pipe: whole lines of JSON."""
+        """Take in what came down the pipe: whole lines of JSON; nothing at its end."""
+        self.closed = not data
         *lines, self.partial = (self.partial + data).split(b"\n")
         for line in lines:
             try:
@@ -102,12 +103,17 @@ class Child:
             if "log" in said:
                 self.logged.append(said["log"])
 
-    def is_ready(self) -> bool:
-        """Tell whether it has torch, or never will."""
-        return self.ready or (self.process is not None and self.process.poll() is not None)
+    def has_met(self) -> bool:
+        """Return whether it has met the others; one that has done everything has."""
+        return self.ended or "meeting" in self.took
+
+    def has_failed(self) -> bool:
+        """Return whether it has ended before it met the others."""
+        exited = self.process is not None and self.process.poll() is not None
+        return exited and self.closed and not self.has_met()
 
     def go(self, word: str) -> None:
-        """Tell it to go on, or why it cannot (see `Rank.let_go`)."""
+        """Tell it to go on, or why it cannot (see `Rank.let_go` and `Rank.obey`)."""
         with contextlib.suppress(OSError):
             if self.process is not None and self.process.stdin is not None:
                 os.write(self.process.stdin.fileno(), f"{word}\n".encode())
@@ -171,7 +177,8 @@ class Probe:
             for child in self.children:
                 held = listener.fileno() if listener and child.rank == 0 else -1
                 child.start([*self.program, "--child", str(child.local), *self.argv], env, held)
-            threading.Thread(target=self.meet, args=(listener,), daemon=True).start()
+            self.meeting = threading.Thread(target=self.meet, args=(listener,), daemon=True)
+            self.meeting.start()
             self.error = self.watch()
         except network_node.Unusable as error:
             self.error = str(error)
@@ -184,48 +191,65 @@ class Probe:
         return {**self.report(), "log": log, "pair_logs": pairs}
 
     def meet(self, listener: socket.socket | None) -> None:
-        """Let the ranks go on once those of all nodes have torch, or tell them why they will not
-        meet.
+        """Let the ranks meet those of all nodes once all have torch, or tell them why they will
+        not.
         """
-        args, word = self.args, "go"
+        args = self.args
         try:
             if listener is None:
+                address = args.master, args.port
                 network_start.follow(
-                    args.master,
-                    args.port,
-                    args.nonce,
-                    args.node,
-                    self.is_ready,
-                    args.reach,
-                    args.torch,
-                    self.certificate,
+                    self, *address, args.nonce, args.node, args.reach, args.torch, self.certificate
                 )
             else:
-                gathering = network_start.Gathering(
-                    listener, args.nonce, self.peers, self.certificate
-                )
-                absent = gathering.wait(self.is_ready, args.reach, args.torch)
-                word = f"go {','.join(absent)}"
-                listener.close()
+                network_start.Gathering(
+                    listener, args.nonce, self.peers, self, self.certificate
+                ).meet(args.reach, args.torch)
         except (network_start.Unmet, OSError) as error:
-            word = f"no {error}"
+            self.tell(f"no {error}")
+
+    def tell(self, word: str) -> None:
         for child in self.children:
             child.go(word)
 
-    def is_ready(self) -> bool:
-        return all(child.is_ready() for child in self.children)
+    def release(self, absent: Sequence[str]) -> None:
+        self.tell(f"go {','.join(absent)}".rstrip())
+
+    def lose(self, node: str) -> None:
+        self.tell(f"lost {node}")
+
+    def have_torch(self) -> bool:
+        self.refuse_failed()
+        return all(child.ready or child.ended for child in self.children)
+
+    def have_met(self) -> bool:
+        self.refuse_failed()
+        return all(child.has_met() for child in self.children)
+
+    def refuse_failed(self) -> None:
+        """Raise Unmet for a rank that has ended early."""
+        for child in self.children:
+            if child.has_failed():
+                text = f"rank {child.rank} ({self.args.node}) ended"
+                raise network_start.Unmet(f"{network_start.STOPPED}{text}")
+
+    def is_leaving(self) -> bool:
+        """Return whether the head, or other nodes, have yet to learn that a rank has ended."""
+        return self.meeting.is_alive() and any(child.has_failed() for child in self.children)
 
     def signalled(self, number: int, _frame: object) -> None:
         self.signal = number
 
     def watch(self) -> str:
-        """Listen to the ranks until all have ended; return why it was over sooner, if it was."""
+        """Listen to the ranks until all have ended, and the other nodes know of those that ended
+        early; return why it was over sooner, if it was.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ, ignored)
             for child in self.children:
                 for descriptor, take in child.pipes():
                     selector.register(descriptor, selectors.EVENT_READ, take)
-            while len(selector.get_map()) > 1 or self.any_alive():
+            while len(selector.get_map()) > 1 or self.any_alive() or self.is_leaving():
                 left = self.started + self.args.deadline - time.monotonic()
                 if left <= 0:
                     return f"the deadline of {self.args.deadline:.0f} s came"
@@ -233,12 +257,12 @@ class Probe:
                     return f"ended by {signal.Signals(self.signal).name}"
                 for key, _ in selector.select(min(left, 0.2)):
                     data = os.read(key.fd, 65536)
+                    key.data(data)
                     if data:
-                        key.data(data)
-                    elif key.fd == 0:
+                        continue
+                    if key.fd == 0:
                         return "standard input ended: nobody waits for the answer"
-                    else:
-                        selector.unregister(key.fd)
+                    selector.unregister(key.fd)
         return ""
 
     def any_alive(self) -> bool:

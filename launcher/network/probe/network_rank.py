@@ -29,6 +29,8 @@ from network_work import SLACK, AllWork, Failed, PairWork, bounded, short
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+TICK = 1.0  # seconds until rank 0, waiting for others, looks who has ended meanwhile
+
 
 def main(args: Namespace) -> int:
     """Do all that is asked of one rank and tell the parent; return the exit code."""
@@ -80,6 +82,8 @@ class Rank:
             len(self.names) * self.per_node,
         )
         self.lost: list[int] = []
+        self.dead: set[int] = set()  # ranks that ended between the release and the rendezvous
+        self.met = False
         self.since = 0.0  # when the last meeting was over: all ranks began what follows then
 
     def begin(self) -> None:
@@ -100,10 +104,12 @@ class Rank:
         phase = f"{where}: waiting until all ranks have torch"
         self.told.say(phase=phase, ready=True, took={"torch": took})
         self.let_go(sys.stdin)
+        threading.Thread(target=self.obey, args=(sys.stdin,), daemon=True).start()
         self.told.say(phase=where)
         began = self.since = time.monotonic()
         self.store = self.open()
         self.meet("rendezvous", self.args.window)
+        self.met = True
         self.told.say(took={"meeting": round(time.monotonic() - began, 3)})
 
     def warm_up(self, seconds: float) -> None:
@@ -137,10 +143,23 @@ class Rank:
         word, _, rest = words.readline().rstrip("\n").partition(" ")
         if word != "go":
             raise Failed(rest or "its probe ended")
-        gone = [self.names.index(name) for name in rest.split(",") if name]
-        self.lost = [node * self.per_node + each for node in gone for each in range(self.per_node)]
+        self.lost = [rank for name in rest.split(",") if name for rank in self.ranks_of(name)]
         if self.lost:
             self.told.say(note=f"at rendezvous: {self.called(self.lost)} did not arrive")
+
+    def obey(self, words: TextIO) -> None:
+        """Follow the parent's words until the ranks have met: `lost` and a node whose ranks will
+        not come, or `no` and why none will.
+        """
+        for line in words:
+            word, _, rest = line.rstrip("\n").partition(" ")
+            if self.met:
+                return
+            if word == "lost":
+                self.dead.update(self.ranks_of(rest))
+            elif word == "no":
+                self.told.say(error=rest)
+                leave(1)
 
     def open(self) -> Store:
         """Open the store (as its owner on rank 0) and see by the nonce that it is this run's.
@@ -214,22 +233,33 @@ class Rank:
             )
         self.lost, self.since = lost, time.monotonic()
 
+    def ranks_of(self, node: str) -> range:
+        """All ranks of a node."""
+        first = self.names.index(node) * self.per_node
+        return range(first, first + self.per_node)
+
     def ranks_without(self, lost: Iterable[int]) -> list[int]:
         """All ranks but these."""
         return [rank for rank in range(self.world) if rank not in lost]
 
     def count(self, name: str, arrived: dict[int, str], seconds: float) -> None:
-        """Say who is lost, once all came or the time is over."""
-        missing: list[int] = []
-        try:
-            self.store.wait(list(arrived.values()), datetime.timedelta(seconds=seconds))
-        except Exception:
-            missing = [other for other, key in arrived.items() if not self.store.check([key])]
+        """Say who is lost, once all that live came or the time is over."""
+        over, came = time.monotonic() + seconds, False
+        while not came and (left := over - time.monotonic()) > 0:
+            keys = [key for rank, key in arrived.items() if rank not in self.dead]
+            try:
+                self.store.wait(keys, datetime.timedelta(seconds=min(left, TICK)))
+                came = True
+            except Exception as error:
+                if not timed_out(error):
+                    break
+        doubtful = self.dead & arrived.keys() if came else arrived
+        missing = [rank for rank in doubtful if not self.store.check([arrived[rank]])]
         self.store.set(f"over/{name}", json.dumps(sorted({*self.lost, *missing})))
 
     def silent(self, error: Exception, seconds: float) -> str:
         """Return the meaning of a failed wait: the head never answered, or the store is gone."""
-        if "timeout" in str(error) or "timed out" in str(error):
+        if timed_out(error):
             return f"{self.called([0])} said nothing for {seconds + SLACK:.0f} s"
         return f"the store is gone: {self.called([0])} ended ({short(error)})"
 
@@ -309,6 +339,11 @@ class Rank:
         return {
             "error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"
         }
+
+
+def timed_out(error: Exception) -> bool:
+    """Tell whether a wait at the store took too long, rather than failed."""
+    return "timeout" in str(error).lower() or "timed out" in str(error)
 
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:

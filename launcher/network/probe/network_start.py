@@ -1,10 +1,11 @@
 """The common start of all nodes' probes: they connect to the head's probe, which releases them when
-all ranks have imported torch.
+all ranks have imported torch, and stay connected until their ranks have met.
 
 Standard library only; imported by `network.py`. Connections use mutual TLS 1.3 with the run's
 certificate, except in exported pods, which have none. The head's probe listens at the rendezvous
 port before any rank imports torch: a node that cannot connect is unreachable, not slow. The ranks'
-store uses the same port later.
+store uses the same port later. A probe disconnects as soon as one of its ranks has ended: the head
+does not wait for that node, and no node waits for a head without its ranks.
 """
 
 from __future__ import annotations
@@ -15,104 +16,162 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import tls
 
 GREETING = 10.0  # seconds to complete the handshake and the greeting
 PAUSE = 0.1
 LINE = 200
+# Begins the error of a rank that stops because another has ended; `network/culprits.py` reads it.
+STOPPED = "stopped: "
 
 
 class Unmet(Exception):
     """This node's ranks cannot meet the others; the message has the reason."""
 
 
+class Ranks(Protocol):
+    """The ranks of this node. The first two methods raise Unmet when a rank has ended early."""
+
+    def have_torch(self) -> bool:
+        """Return whether all have imported torch."""
+
+    def have_met(self) -> bool:
+        """Return whether all have met those of the other nodes."""
+
+    def release(self, absent: Sequence[str]) -> None:
+        """Let them meet those of all nodes but these."""
+
+    def lose(self, node: str) -> None:
+        """Let them stop waiting for a released node."""
+
+
 class Gathering:
-    """The head's side: the nodes whose probes have connected, and those whose ranks have torch."""
+    """The head's side: the nodes whose probes are connected, and those whose ranks have torch."""
 
     def __init__(
-        self, listener: socket.socket, nonce: str, others: list[str], certificate: str = ""
+        self,
+        listener: socket.socket,
+        nonce: str,
+        others: list[str],
+        ranks: Ranks,
+        certificate: str = "",
     ) -> None:
-        self.listener, self.nonce, self.others = listener, nonce, others
+        self.listener, self.nonce, self.others, self.ranks = listener, nonce, others, ranks
         self.context = tls.contexts(certificate)[0] if certificate else None
-        self.connected: set[str] = set()
-        self.ready: set[str] = set()
-        self.disconnected: set[str] = set()
+        self.missing, self.connected, self.ready = set(others), set[str](), set[str]()
         self.lock, self.released = threading.Lock(), threading.Event()
+        self.failure = ""
         listener.listen(len(others) + 16)
         listener.setblocking(False)
 
-    def wait(self, head_ready: Callable[[], bool], reach: float, torch: float) -> list[str]:
+    def meet(self, reach: float, torch: float) -> None:
         """Accept probes for `reach` seconds, wait up to `torch` seconds for all ranks, release the
-        connected nodes, and return the others.
+        connected nodes, and stay until the head's ranks have met the others.
 
-        `head_ready` returns whether the head's own ranks have torch.
+        Raises Unmet when a rank of the head has ended, after the other nodes have learned it.
         """
         began = time.monotonic()
-        while (elapsed := time.monotonic() - began) < torch and (
-            not head_ready() or self.is_waiting(elapsed < reach)
-        ):
-            if select.select([self.listener], [], [], PAUSE)[0]:
-                with contextlib.suppress(OSError):
-                    client = self.listener.accept()[0]
-                    threading.Thread(target=self.serve, args=(client,), daemon=True).start()
-        with self.lock:
-            self.released.set()
-            present = self.connected - self.disconnected
-            return [name for name in self.others if name not in present]
+        try:
+            while (elapsed := time.monotonic() - began) < torch and (
+                not self.ranks.have_torch() or self.is_waiting(elapsed < reach)
+            ):
+                self.accept()
+            with self.lock:
+                self.released.set()
+                self.ranks.release([name for name in self.others if name not in self.connected])
+            self.listener.close()
+            while not self.ranks.have_met():
+                time.sleep(PAUSE)
+        except Unmet as error:
+            self.dismiss(str(error).removeprefix(STOPPED), began + reach)
+            raise
 
     def is_waiting(self, accepting: bool) -> bool:
         """Return whether a connected node is not ready, or a missing one may still connect."""
-        if self.connected - self.ready - self.disconnected:
-            return True
-        return accepting and len(self.connected) < len(self.others)
+        return bool(self.connected - self.ready or (accepting and self.missing))
+
+    def accept(self) -> None:
+        """Admit the next client, if one comes within `PAUSE`."""
+        if select.select([self.listener], [], [], PAUSE)[0]:
+            with contextlib.suppress(OSError):
+                client = self.listener.accept()[0]
+                threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def dismiss(self, reason: str, deadline: float) -> None:
+        """Report to all connected nodes, and to those that still connect before the deadline, that
+        their ranks will not meet the head's.
+        """
+        self.failure, deadline = reason, max(deadline, time.monotonic() + GREETING)
+        while time.monotonic() < deadline:
+            if not self.released.is_set() and self.missing:
+                self.accept()
+            elif self.connected:
+                time.sleep(PAUSE)
+            else:
+                break
 
     def serve(self, client: socket.socket) -> None:
-        """Admit a client that is a probe of this run, and stay with it until the release."""
+        """Admit a client that is a probe of this run, and stay with it until its ranks have met the
+        others.
+        """
         client.settimeout(GREETING)
-        name = ""
-        try:
-            with secure_connection(client, self.context, server_side=True) as probe:
-                if name := self.admit(read_line(probe)):
-                    probe.sendall(f"{self.nonce} here\n".encode())
-                    self.release(probe, name)
-        except OSError:
-            if name:
-                self.disconnected.add(name)
+        name, met = "", False
+        with (
+            contextlib.suppress(OSError),
+            secure_connection(client, self.context, server_side=True) as probe,
+        ):
+            if name := self.admit(read_line(probe)):
+                probe.sendall(f"{self.nonce} here\n".encode())
+                met = self.attend(probe, name)
+        with self.lock:
+            self.connected.discard(name)
+            lost = name and not met and self.released.is_set()
+        if lost and not self.failure:
+            self.ranks.lose(name)
 
     def admit(self, line: str) -> str:
         """Return the node that a client's first line introduces; empty if it is refused."""
         nonce, _, name = line.partition(" ")
         with self.lock:
-            ours = nonce == self.nonce and name in self.others
-            if not ours or name in self.connected or self.released.is_set():
+            if nonce != self.nonce or name not in self.missing or self.released.is_set():
                 return ""
             self.connected.add(name)
+            self.missing.remove(name)
             return name
 
-    def release(self, probe: socket.socket, name: str) -> None:
-        """Note when a node's ranks are ready, and release it with the others; raises OSError."""
-        while not self.released.is_set():
-            if select.select([probe], [], [], PAUSE)[0]:
-                if read_line(probe) != "ready":
-                    raise ConnectionResetError("it closed the connection")
+    def attend(self, probe: socket.socket, name: str) -> bool:
+        """Note when a node's ranks are ready, and release it with the others; return whether its
+        ranks have met them. Raises OSError.
+        """
+        released = False
+        while not self.failure:
+            if self.released.is_set() and not released:
+                probe.sendall(b"go\n")
+                released = True
+            line = next_line(probe)
+            if line == "ready":
                 self.ready.add(name)
-        probe.sendall(b"go\n")
+            elif line is not None:
+                return line == "met"
+        probe.sendall(f"no {self.failure}\n".encode())
+        return False
 
 
 def follow(
+    ranks: Ranks,
     master: str,
     port: int,
     nonce: str,
     node: str,
-    ready: Callable[[], bool],
     reach: float,
     torch: float,
     certificate: str = "",
 ) -> None:
-    """Connect to the head's probe within `reach` seconds, report when this node's ranks have torch
-    (`ready`), and wait for the release, at most `torch` seconds.
+    """Connect to the head's probe within `reach` seconds, report when this node's ranks have torch,
+    release them with the others, at most `torch` seconds later, and stay until they have met.
 
     Raises Unmet, and OSError for an invalid certificate.
     """
@@ -130,16 +189,33 @@ def follow(
             greeted, reason = False, tls.reason(error)
         if not greeted:
             raise Unmet(f"something else answers at {address}: {reason}")
-        while not ready() and time.monotonic() < deadline:
-            time.sleep(PAUSE)
-        head.settimeout(max(GREETING, deadline - time.monotonic()))
         try:
-            head.sendall(b"ready\n")
-            line, reason = read_line(head), "it closed the connection"
+            attend(head, ranks, deadline)
         except OSError as error:
-            line, reason = "", tls.reason(error)
-        if line != "go":
-            raise Unmet(f"the head's probe at {address} ended before all ranks had torch: {reason}")
+            text = f"the head's probe at {address} ended before all ranks had met"
+            raise Unmet(f"{STOPPED}{text}: {tls.reason(error)}") from None
+
+
+def attend(head: socket.socket, ranks: Ranks, deadline: float) -> None:
+    """Stay with the head's probe until this node's ranks have met the others.
+
+    Raises Unmet when one of them has ended, and OSError when the head's probe has.
+    """
+    ready = released = False
+    while not (released and ranks.have_met()):
+        if not ready and ranks.have_torch():
+            head.sendall(b"ready\n")
+            ready = True
+        line = next_line(head)
+        if line == "go":
+            released = True
+            ranks.release(())
+        elif line is not None:
+            raise ConnectionResetError(line.removeprefix("no ") or "it closed the connection")
+        elif not released and time.monotonic() > deadline:
+            raise TimeoutError("it did not release them in time")
+    with contextlib.suppress(OSError):
+        head.sendall(b"met\n")
 
 
 def secure_connection(
@@ -149,9 +225,24 @@ def secure_connection(
     return context.wrap_socket(sock, server_side=server_side) if context else sock
 
 
-def read_line(connection: socket.socket) -> str:
-    """Return the next line without its end; an incomplete one when the connection is closed."""
-    line = b""
+def next_line(connection: socket.socket) -> str | None:
+    """Return the next line; None when none has begun within `PAUSE`, an empty one when the
+    connection is closed.
+    """
+    connection.settimeout(PAUSE)
+    try:
+        first = connection.recv(1)
+    except TimeoutError:
+        return None
+    finally:
+        connection.settimeout(GREETING)
+    return read_line(connection, first) if first else ""
+
+
+def read_line(connection: socket.socket, line: bytes = b"") -> str:
+    """Return the next line without its end; an incomplete one when the connection is closed. `line`
+    is its beginning.
+    """
     while not line.endswith(b"\n") and len(line) < LINE and (byte := connection.recv(1)):
         line += byte
     return line.decode(errors="replace").rstrip("\n")

@@ -168,7 +168,7 @@ def test_a_direction_that_was_not_measured_says_why(
     tmp_path: Path, does: str, error: str, words: str
 ) -> None:
     """The node's report has every direction towards it, whatever became of the rank."""
-    report = Run(tmp_path, does).report()
+    report = Run(tmp_path, does, "--reach", "0.3").report()
 
     assert report["ranks"][0]["error"] == error
     ((source, target, said),) = [
@@ -253,6 +253,52 @@ def test_ranks_are_told_why_they_will_not_meet(tmp_path: Path) -> None:
     assert report["ranks"][0]["error"] == (
         "no the head did not open 127.0.0.1:1 within 0 s: connection refused"
     )
+
+
+DEATH = """
+rank = words[words.index('--node') + 1] + words[words.index('--child') + 1]
+kill = lambda moment: (rank, moment) == ({rank!r}, {moment!r}) and os.kill(os.getpid(), 9)
+kill('at once')
+say(phase='torch', ready=True)
+kill('with torch')
+word = sys.stdin.readline()
+kill('released')
+if word == 'go\\n':
+    word = sys.stdin.readline()
+say(phase=word.strip(), took={{'meeting': 0.1}}, done=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["at once", "with torch", "released"])
+@pytest.mark.parametrize("node", ["a", "b"])
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_a_killed_rank_ends_its_nodes_part(
+    tmp_path: Path, per_node: int, node: str, moment: str
+) -> None:
+    """Long before the deadline, whatever it was doing: the other rank of its node stops, the head
+    continues without that node, and no node continues without the head.
+    """
+    script = tmp_path / "does"
+    script.write_text(DEATH.format(rank=f"{node}0", moment=moment))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    options = ("--port", port, "--ranks-per-node", str(per_node), "--deadline", "50")
+    runs = [Run(tmp_path, f"exec(open({str(script)!r}).read())", *options, rank=i) for i in (0, 1)]
+    reports = [run.report() for run in runs]
+
+    ranks = [rank for report in reports for rank in report["ranks"]]
+    killed = ranks.pop(("a", "b").index(node) * per_node)
+    assert (killed["exit"], killed["error"]) == (-9, "ended by signal 9")
+    stopped = [f"no stopped: rank {killed['rank']} ({node}) ended"] * (per_node - 1)
+    if node == "b":  # the head may have released it before it knows
+        words = {"at once": ["go b"], "with torch": ["go b", "lost b"], "released": ["lost b"]}
+        expected = [[*[word] * per_node, *stopped] for word in words[moment]]
+    else:
+        head = f"no stopped: the head's probe at 127.0.0.1:{port} ended before all ranks had met"
+        expected = [[*stopped, *[f"{head}: rank 0 (a) ended"] * per_node]]
+    assert [rank["phase"] for rank in ranks] in expected
+    assert [report["error"] for report in reports] == ["", ""]
 
 
 def test_ranks_do_not_wait_long_for_a_name_server(payload: SimpleNamespace) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import io
+import json
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -34,9 +37,8 @@ def test_a_rank_begins_without_the_nodes_that_did_not_come(
     """All ranks of them, so that nobody waits for one."""
     said: list[dict[str, object]] = []
     rank = SimpleNamespace(
-        names=["a", "b", "c"],
-        per_node=2,
         lost=[],
+        ranks_of={"b": [2, 3], "c": [4, 5]}.get,
         called=str,
         told=SimpleNamespace(say=lambda **what: said.append(what)),
     )
@@ -55,6 +57,70 @@ def test_a_rank_that_cannot_meet_the_others_says_why(
     """In its parent's words."""
     with pytest.raises(payload.work.Failed, match=why):
         payload.rank.Rank.let_go(SimpleNamespace(), io.StringIO(word))
+
+
+class FakeStore:
+    """A store that has some keys; a wait for any other key takes its whole time limit."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = dict.fromkeys(keys, "1")
+
+    def wait(self, keys: list[str], limit: datetime.timedelta) -> None:
+        if not self.check(keys):
+            time.sleep(limit.total_seconds())
+            raise RuntimeError("wait timeout after 20ms")
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.keys for key in keys)
+
+    def set(self, key: str, value: str) -> None:
+        self.keys[key] = value
+
+
+@pytest.mark.parametrize(
+    ("words", "at_once"), [("", False), ("lost b\n", False), ("lost b\nlost c\n", True)]
+)
+def test_the_head_waits_for_no_rank_that_has_ended(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, words: str, at_once: bool
+) -> None:
+    """Of four nodes, b and c do not come: rank 0 continues as soon as it knows that neither will,
+    else at the time limit.
+    """
+    monkeypatch.setattr(payload.rank, "TICK", 0.02)
+    args = SimpleNamespace(
+        nodes="a=x,b=y,c=z,d=v", child=0, ranks_per_node=1, node_rank=0, node="a"
+    )
+    rank = payload.rank.Rank(args, SimpleNamespace())
+    rank.store = FakeStore("arrived/rendezvous/0", "arrived/rendezvous/3")
+    rank.obey(io.StringIO(words))
+    arrived = {other: f"arrived/rendezvous/{other}" for other in range(4)}
+    began = time.monotonic()
+    rank.count("rendezvous", arrived, 1.0)
+    took = time.monotonic() - began
+
+    assert json.loads(rank.store.keys["over/rendezvous"]) == [1, 2]
+    assert (took < 0.5) is at_once
+
+
+def test_a_rank_that_came_before_it_ended_is_not_lost(payload: SimpleNamespace) -> None:
+    """Its pairs will fail, and name it."""
+    rank = SimpleNamespace(dead={1}, lost=[], store=FakeStore("x/0", "x/1"))
+    payload.rank.Rank.count(rank, "x", {0: "x/0", 1: "x/1"}, 1.0)
+
+    assert json.loads(rank.store.keys["over/x"]) == []
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_a_rank_stops_at_its_parents_word(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, met: bool
+) -> None:
+    """Unless it has met the others: then it can measure."""
+    ends, said = list[int](), list[dict[str, object]]()
+    monkeypatch.setattr(payload.rank, "leave", ends.append)
+    rank = SimpleNamespace(met=met, told=SimpleNamespace(say=lambda **what: said.append(what)))
+    payload.rank.Rank.obey(rank, io.StringIO("no stopped: rank 7 ended\n"))
+
+    assert (ends, said) == (([], []) if met else ([1], [{"error": "stopped: rank 7 ended"}]))
 
 
 class FakeLane:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,22 +19,66 @@ pytestmark = pytest.mark.processes
 OURS, FOREIGN = issue_certificates.make("run"), issue_certificates.make("run")
 
 
-class Head:
-    """The head's side in a thread; `absent` are the nodes that it gave up."""
+class Ranks:
+    """The ranks of a node, whose progress a test decides. `absent` are the nodes that they are
+    released without, `lost` those that they are told of later.
+    """
 
-    def __init__(self, payload: SimpleNamespace, *others: str, **limits: Any) -> None:
+    def __init__(self, payload: SimpleNamespace, *, ready: bool = True, met: bool = True) -> None:
+        self.payload, self.ready, self.met = payload, threading.Event(), threading.Event()
+        self.dead, self.released = threading.Event(), threading.Event()
+        self.absent, self.lost = list[str](), list[str]()
+        for event, now in ((self.ready, ready), (self.met, met)):
+            if now:
+                event.set()
+
+    def have_torch(self) -> bool:
+        return self.progress(self.ready)
+
+    def have_met(self) -> bool:
+        return self.progress(self.met)
+
+    def progress(self, event: threading.Event) -> bool:
+        if self.dead.is_set():
+            raise self.payload.start.Unmet("stopped: rank 7 ended")
+        return event.is_set()
+
+    def release(self, absent: Sequence[str]) -> None:
+        self.absent = list(absent)
+        self.released.set()
+
+    def lose(self, node: str) -> None:
+        self.lost.append(node)
+        self.met.set()
+
+
+class Head:
+    """The head's side in a thread."""
+
+    def __init__(
+        self, payload: SimpleNamespace, *others: str, met: bool = True, **limits: Any
+    ) -> None:
         self.payload, self.limits = payload, {"reach": 10.0, "torch": 10.0, **limits}
         self.listener = payload.node.reserve("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
-        self.has_torch, self.absent = threading.Event(), list[str]()
+        self.ranks = Ranks(payload, ready=False, met=met)
+        self.has_torch, self.error = self.ranks.ready, ""
         self.certificate = self.limits.pop("certificate", OURS)
         self.gathering = payload.start.Gathering(
-            self.listener, "word", list(others), self.certificate
+            self.listener, "word", list(others), self.ranks, self.certificate
         )
         self.thread = threading.Thread(target=self.run)
 
+    @property
+    def absent(self) -> list[str]:
+        """The nodes that it gave up."""
+        return self.ranks.absent
+
     def run(self) -> None:
-        self.absent = self.gathering.wait(self.has_torch.is_set, **self.limits)
+        try:
+            self.gathering.meet(**self.limits)
+        except self.payload.start.Unmet as error:
+            self.error = str(error)
 
     def connect(self) -> socket.socket:
         """Connect like the probe of another node."""
@@ -43,7 +87,7 @@ class Head:
             return sock
         return self.payload.tls.contexts(self.certificate)[1].wrap_socket(sock)
 
-    def follow(self, node: str, ready: Callable[[], bool] = lambda: True, **options: Any) -> None:
+    def follow(self, node: str, ranks: Ranks | None = None, **options: Any) -> None:
         """Act as the probe of another node."""
         arguments: dict[str, Any] = {
             "nonce": "word",
@@ -52,7 +96,8 @@ class Head:
             "certificate": self.certificate,
             **options,
         }
-        self.payload.start.follow("127.0.0.1", self.port, node=node, ready=ready, **arguments)
+        ranks = ranks or Ranks(self.payload)
+        self.payload.start.follow(ranks, "127.0.0.1", self.port, node=node, **arguments)
 
 
 @pytest.fixture
@@ -68,6 +113,7 @@ def start_head(payload: SimpleNamespace) -> Iterator[Callable[..., Head]]:
     yield start
     for head in heads:
         head.has_torch.set()
+        head.ranks.met.set()
         head.thread.join(20)
         head.listener.close()
 
@@ -75,27 +121,22 @@ def start_head(payload: SimpleNamespace) -> Iterator[Callable[..., Head]]:
 def test_no_node_is_released_before_all_have_torch(start_head: Callable[..., Head]) -> None:
     """Then all are released at once."""
     head = start_head("b", "c")
-    late, released = threading.Event(), list[str]()
-
-    def follow(node: str, ready: Callable[[], bool]) -> None:
-        head.follow(node, ready)
-        released.append(node)
-
+    early, late = Ranks(head.payload), Ranks(head.payload, ready=False)
     threads = [
-        threading.Thread(target=follow, args=("b", lambda: True)),
-        threading.Thread(target=follow, args=("c", late.is_set)),
+        threading.Thread(target=head.follow, args=("b", early)),
+        threading.Thread(target=head.follow, args=("c", late)),
     ]
     for thread in threads:
         thread.start()
     head.has_torch.set()
-    threads[0].join(0.5)
-    before = list(released)
-    late.set()
+    before = early.released.wait(0.5)
+    late.ready.set()
     for thread in (*threads, head.thread):
         thread.join(10)
 
-    assert before == []
-    assert (sorted(released), head.absent) == (["b", "c"], [])
+    assert not before
+    assert early.released.is_set() and late.released.is_set()
+    assert head.absent == []
 
 
 def test_a_node_that_does_not_connect_in_time_is_absent(start_head: Callable[..., Head]) -> None:
@@ -133,6 +174,66 @@ def test_a_probe_that_exits_is_absent(start_head: Callable[..., Head]) -> None:
     head.thread.join(10)
 
     assert head.absent == ["b"]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_node_whose_rank_has_ended_is_absent(
+    start_head: Callable[..., Head], ready: bool
+) -> None:
+    """Its probe disconnects at once; the others continue without it."""
+    head = start_head("b", "c", reach=60.0, torch=60.0)
+    broken = Ranks(head.payload, ready=ready)
+    broken.dead.set()
+    with pytest.raises(head.payload.start.Unmet, match="rank 7 ended"):
+        head.follow("b", broken)
+    head.has_torch.set()
+    head.follow("c")
+    head.thread.join(10)
+
+    assert (head.absent, head.ranks.lost, head.error) == (["b"], [], "")
+
+
+@pytest.mark.parametrize("own", ["", OURS], ids=["pods", "mutual TLS"])
+def test_no_node_waits_for_a_head_whose_rank_has_ended(
+    start_head: Callable[..., Head], own: str
+) -> None:
+    """Neither one that is connected nor one that connects later."""
+    head = start_head("b", "c", reach=60.0, torch=60.0, certificate=own)
+    head.ranks.dead.set()
+    message = "^stopped: the head's probe at .* ended before all ranks had met: rank 7 ended$"
+    for node in ("b", "c"):
+        ranks = Ranks(head.payload, ready=False)
+        with pytest.raises(head.payload.start.Unmet, match=message):
+            head.follow(node, ranks)
+        assert not ranks.released.is_set()
+    head.thread.join(10)
+
+    assert not head.thread.is_alive()
+    assert head.error == "stopped: rank 7 ended"
+
+
+@pytest.mark.parametrize("dead", ["head", "other"])
+def test_a_rank_that_ends_after_the_release_is_lost(
+    start_head: Callable[..., Head], dead: str
+) -> None:
+    """Its node is; where it is the head's, no node waits for it."""
+    head = start_head("b", met=False)
+    head.has_torch.set()
+    ranks = Ranks(head.payload, met=False)
+
+    def end() -> None:
+        assert ranks.released.wait(10)
+        (head.ranks if dead == "head" else ranks).dead.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(head.payload.start.Unmet, match=r"^stopped: .*rank 7 ended$"):
+        head.follow("b", ranks)
+    thread.join(10)
+    head.thread.join(10)
+
+    assert (head.absent, head.ranks.lost) == ([], [] if dead == "head" else ["b"])
+    assert head.error == ("stopped: rank 7 ended" if dead == "head" else "")
 
 
 @pytest.mark.parametrize("own", ["", OURS], ids=["pods", "mutual TLS"])
@@ -197,10 +298,11 @@ def test_changed_bytes_release_no_node(start_head: Callable[..., Head], offset: 
     if offset >= 0:
         changing.set()
 
-    def has_torch() -> bool:
-        changing.set()
-        head.has_torch.set()
-        return True
+    class Changing(Ranks):
+        def have_torch(self) -> bool:
+            changing.set()
+            head.has_torch.set()
+            return True
 
     def alter(block: bytes) -> bytes:
         if not changing.is_set():
@@ -209,7 +311,8 @@ def test_changed_bytes_release_no_node(start_head: Callable[..., Head], offset: 
         return block[:offset] + changed + block[offset % len(block) + 1 :]
 
     with Relay(head.port, alter) as relay, pytest.raises(head.payload.start.Unmet) as error:
-        head.payload.start.follow("127.0.0.1", relay.port, "word", "b", has_torch, 5.0, 5.0, OURS)
+        ranks = Changing(head.payload)
+        head.payload.start.follow(ranks, "127.0.0.1", relay.port, "word", "b", 5.0, 5.0, OURS)
 
     assert "TLS failed: " in str(error.value)
 
@@ -234,7 +337,7 @@ def test_another_program_at_the_heads_port_is_not_a_slow_head(
         thread.start()
         message = f"something else answers at 127.0.0.1:{port}: .*{reason}"
         with pytest.raises(payload.start.Unmet, match=message):
-            payload.start.follow("127.0.0.1", port, "word", "b", lambda: True, 5.0, 5.0, own)
+            payload.start.follow(Ranks(payload), "127.0.0.1", port, "word", "b", 5.0, 5.0, own)
         thread.join(10)
 
 
@@ -251,8 +354,10 @@ def test_a_head_that_exits_early_is_an_error(payload: SimpleNamespace) -> None:
 
         thread = threading.Thread(target=greet)
         thread.start()
-        with pytest.raises(payload.start.Unmet, match="ended before all ranks had torch"):
-            payload.start.follow("127.0.0.1", port, "word", "b", lambda: True, 5.0, 5.0)
+        with pytest.raises(
+            payload.start.Unmet, match=r"^stopped: .* ended before all ranks had met"
+        ):
+            payload.start.follow(Ranks(payload), "127.0.0.1", port, "word", "b", 5.0, 5.0)
         thread.join(10)
 
 
