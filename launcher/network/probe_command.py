@@ -21,8 +21,8 @@ from launcher.core.errors import UnreadableAnswer
 Backend = Literal["nccl", "gloo"]
 
 _NOT_TRIED = "not tried: "  # as `network/probe/network_rank.py` begins the error
-# Seconds until a probe must have come to the head's, until all ranks must have torch, and after
-# that until all must have met.
+# Seconds until a probe must have come to the head's (at most a third of the deadline, so that the
+# others can go on), until all ranks must have torch, and after that until all must have met.
 REACH, TORCH, WINDOW = 60.0, 180.0, 120.0
 
 
@@ -146,7 +146,7 @@ def probe(
         "port": port,
         "backend": backend,
         "deadline": f"{deadline:g}",
-        "reach": f"{REACH:g}",
+        "reach": f"{min(REACH, deadline / 3):g}",
         "torch": f"{TORCH:g}",
         "window": f"{WINDOW:g}",
         "pair-timeout": f"{pair_timeout:g}",

@@ -157,7 +157,7 @@ def test_a_cut_pair_is_named_within_the_deadline(cluster: Practice) -> None:
 
 
 def test_a_node_that_cannot_reach_the_head_is_named(cluster: Practice) -> None:
-    """Ranks that did not arrive are told from those that did."""
+    """Ranks that did not arrive are told from those that did, which are measured."""
     one, three = cluster.lab.host("node1"), cluster.lab.host("node3")
     host_faults.cut(three, one, port=29500)
     try:
@@ -166,8 +166,10 @@ def test_a_node_that_cannot_reach_the_head_is_named(cluster: Practice) -> None:
         host_faults.heal(three)
 
     assert ran.code == 1, ran.said
-    failed = [f for f in json.loads(ran.out)["findings"] if f["status"] == "fail"]
+    verdict = json.loads(ran.out)
+    failed = failures(verdict)
     assert any(f["node"] == "node3" and "rendezvous" in f["text"] for f in failed), failed
+    assert not broken(verdict) & {("node1", "node2"), ("node2", "node1")}, failed
 
 
 def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
@@ -234,7 +236,7 @@ def test_a_killed_rank_is_named_alone(cluster: Practice, node: str, moment: str)
     text = failures(verdict)[0]["text"]
     assert "killed (signal 9)" in text
     assert ("pair " in text) is ("ss " in moment), text
-    assert verdict["seconds"] < 45
+    assert verdict["seconds"] < 55
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -273,7 +275,7 @@ def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
     server.
     """
     measured(cut_pair, "--pair-timeout", "4", code=1)
-    ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", timeout=400)
+    ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", "--pair-timeout", "4", timeout=400)
     jobs = cut_pair.docker("node1", "exec", "vlaunch-lab-node1", *agent_queries.jobs(Ports()))
 
     assert ran.code == 1, ran.said

@@ -78,7 +78,7 @@ def test_the_probe_understands_its_command_line() -> None:
         "nccl",
         "word",
     )
-    assert (args.reach, args.torch) == (60, 180)
+    assert (args.reach, args.torch) == (30, 180)
     assert (args.deadline, args.window, args.pair_timeout, args.child) == (90, 120, 12.5, None)
 
 
