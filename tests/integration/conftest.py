@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,13 @@ class Ran:
 
 @dataclass(frozen=True)
 class Practice:
-    """The practice cluster and an inventory of it that the tests may change."""
+    """The practice cluster and an inventory of it that the tests may change, of the first `nodes`
+    of its hosts.
+    """
 
     lab: Lab
     folder: Path
+    nodes: int
     said: list[str] = field(default_factory=list)
 
     @property
@@ -69,6 +72,7 @@ class Practice:
     ) -> Path:
         """Write the lab's inventory, with secrets, changed as asked."""
         document = yaml.safe_load(self.lab.inventory.read_text())
+        document["nodes"] = document["nodes"][: self.nodes]
         document["secrets"] = {
             "HF_TOKEN": {"env": "PRACTICE_HF_TOKEN"},
             "VLLM_API_KEY": {"file": "api.key"},
@@ -173,11 +177,17 @@ class Practice:
 
 
 @pytest.fixture(scope="session")
-def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be
-    left.
+def practice(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Practice]:
+    """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be left.
+
+    Beside a run that has those, `make lab-tests` sets the variable for two of the hosts of `trio`.
     """
-    yield from _practice(tmp_path_factory, NAME, SUBNET, nodes=2)
+    if os.environ.get("VLAUNCH_PAIR_OF_TRIO"):
+        yield replace(request.getfixturevalue("trio"), nodes=2)
+    else:
+        yield from _practice(tmp_path_factory, NAME, SUBNET, nodes=2)
 
 
 @pytest.fixture(scope="session")
@@ -268,7 +278,7 @@ def _practice(
     folder = tmp_path_factory.mktemp("practice")
     (folder / "api.key").write_text(API_KEY + "\n")
     (folder / "api.key").chmod(0o600)
-    practice = Practice(lab=lab, folder=folder)
+    practice = Practice(lab=lab, folder=folder, nodes=nodes)
     practice.write()
     yield practice
     if os.environ.get("VLAUNCH_KEEP_LAB"):
@@ -284,11 +294,17 @@ def _practice(
     assert remove.leftovers(name, lab.dir) == []
 
 
-@pytest.fixture
-def down(practice: Practice) -> Iterator[Practice]:
-    """A practice cluster with nothing on it, before and after; `down` itself proves the absence."""
+@pytest.fixture(scope="module")
+def cleared(practice: Practice) -> None:
+    """Begin a module with nothing on the practice cluster."""
     practice.write()
     assert practice.vlaunch("down").code == 0
+
+
+@pytest.fixture
+def down(practice: Practice, cleared: None) -> Iterator[Practice]:
+    """A practice cluster with nothing on it, before and after; `down` itself proves the absence."""
+    practice.write()
     yield practice
     practice.write()
     ran = practice.vlaunch("down")

@@ -139,7 +139,7 @@ def test_serve_answers_through_both_nodes(practice: Practice) -> None:
     ran = practice.vlaunch("serve", timeout=420)
 
     assert ran.code == 0, ran.said
-    assert "http://10.78.0.11:8000/v1" in ran.out
+    assert f"http://{practice.lab.hosts[0].ip}:8000/v1" in ran.out
     assert "pp2" in ran.out
     assert "node1" in ran.out
     assert "node2" in ran.out
