@@ -1,4 +1,4 @@
-"""Reading a log of NCCL: megabytes a second of `launcher.network.nccl.read`, against a loop that
+"""Reading a log of NCCL: megabytes a second of `nccl_log.read`, against a loop that
 only splits it into lines.
 
     python benchmarks/nccl_log.py [--megabytes 200] [--rounds 3]
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.network import nccl
+from launcher.network import nccl_log
 
 NODES, GPUS, CHANNELS = 64, 8, 16
 GOAL = 50.0
@@ -111,7 +111,7 @@ def main() -> None:
         megabytes = path.stat().st_size / 1e6
         ways: dict[str, Callable[[], object]] = {
             "loop over the lines": lambda: split_only(path),
-            "`nccl.read`": lambda: nccl.read(blocks(path)),
+            "`nccl.read`": lambda: nccl_log.read(blocks(path)),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(given.rounds):
@@ -119,7 +119,7 @@ def main() -> None:
                 began = time.process_time()
                 way()
                 found[name].append(megabytes / (time.process_time() - began))
-        reading = nccl.read(blocks(path))
+        reading = nccl_log.read(blocks(path))
     speed = {name: statistics.median(each) for name, each in found.items()}
     loop, read = speed.values()
     print(

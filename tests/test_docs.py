@@ -14,7 +14,7 @@ from benchmarks import layout
 from launcher.cli.main import COMMANDS, cli, run
 from launcher.core.check import Finding
 from launcher.hosts.checks import catalogue
-from launcher.network import causes, levels, nccl, network_shape
+from launcher.network import causes, levels, nccl_log, network_shape
 from launcher.network import network_view as ui
 from launcher.network.probe_command import Collective
 
@@ -218,7 +218,9 @@ def test_the_network_page_tells_of_every_field() -> None:
     inner = {
         each.name for noun in (network_shape.Cell, Collective, Finding) for each in fields(noun)
     }
-    link = nccl.read([b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"])
+    link = nccl_log.read(
+        [b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"]
+    )
     logs = levels.as_json(link)
 
     assert [

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.hosts.checks.catalogue import CATALOGUE
 from launcher.tools import symptoms
-from launcher.tools.symptoms import Symptom
+from launcher.tools.symptom import Symptom
 
 PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
 IDS = [each.id for each in symptoms.TABLE]

@@ -11,7 +11,7 @@ from launcher.app.session import Session
 from launcher.core.errors import NodeError
 from launcher.core.plan import Plan
 from launcher.core.transport import Command, by_node
-from launcher.tools import history, network_verdict, running
+from launcher.tools import history, network_verdict, serving_judges
 from launcher.tools import model as models
 from launcher.tools.node_files import plan_files
 from launcher.tools.observe import observe
@@ -35,7 +35,7 @@ def look(
     site = Site(inventory, facts)
     jobs, history_query = list[Command](), None
     if site.head_runs:
-        jobs = [running.ask_jobs(site)]
+        jobs = [serving_judges.ask_jobs(site)]
         if planning:
             history_query = history.ask_all(site)
     queries = [

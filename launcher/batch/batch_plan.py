@@ -22,7 +22,7 @@ from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate, Plan, Stage, Step, observed
 from launcher.core.transport import Command
-from launcher.tools import agent_queries, running, serving_judges
+from launcher.tools import agent_queries, serving_judges
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -308,7 +308,7 @@ def _gates(
     job, cluster, site = request.job, seen.cluster, seen.cluster.site
     least, most = job.gpus
     size = sum(file.bytes for file in missing_files(have, request.files))
-    jobs, holders = cluster.said, running.holders(cluster.said)
+    jobs, holders = cluster.said, serving_judges.holders(cluster.said)
     judge_room = partial(
         serving_judges.job_room, site.inventory, least, most, jobs, holders, queue=options.queue
     )

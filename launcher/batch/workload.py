@@ -18,8 +18,7 @@ from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers
 from launcher.tools import agent_queries, serving_judges
 from launcher.tools.ray_judges import read_payload
-from launcher.tools.running import ask_jobs
-from launcher.tools.serving_judges import Batch
+from launcher.tools.serving_judges import Batch, ask_jobs
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 

@@ -21,7 +21,7 @@ from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
 from launcher.core.errors import NodeError, VlaunchError
 from launcher.core.transport import Command
-from launcher.tools import certificates, cpu_plugin, derived, image, ray
+from launcher.tools import certificates, derived, image, ray
 from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
 from launcher.tools.node_files import lacks_py_spy
@@ -120,7 +120,7 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     if inventory.ray.off:
         return base_image(inventory)
     missing = image.wanted_ray(python, inventory.ray.version)
-    plugin = cpu_plugin.files() if inventory.accelerator == "cpu" else None
+    plugin = derived.plugin_files() if inventory.accelerator == "cpu" else None
     version = python.ray or inventory.ray.version
     if missing or plugin:
         there = _everywhere(inventory, facts, base.identity, version, plugin)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -23,6 +24,7 @@ _MAX_BYTES = 256 * 1024
 # libyaml is ten times as quick. Not for what others wrote: deep nesting overflows its stack and
 # ends the process.
 _QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+USER_FILE = "expectations.yaml"
 
 
 class _File(BaseModel):
@@ -52,6 +54,16 @@ def load(override: Path | None = None) -> Expectations:
         key: _merge(entries, _entries(override, theirs, key)) for key, entries in ours.items()
     }
     return _checked(merged, override)
+
+
+def load_for_user(named: Path | None = None) -> Expectations:
+    """Return our figures with those of the file that is named over them, else of
+    `expectations.yaml` in the user's settings.
+
+    Raises RequestError with every mistake in that file.
+    """
+    own = platformdirs.user_config_path("vlaunch") / USER_FILE
+    return load(named or (own if own.exists() else None))
 
 
 def _read(

@@ -1,5 +1,5 @@
 """How failures read that are known in two places: by the driver of batches, in what ends a pipeline
-(`failures`), and by the launcher, in the lines of logs (`launcher/tools/symptom_table.py`).
+(`failures`), and by the launcher, in the lines of logs (`launcher/tools/symptoms.py`).
 
 What only one of them meets stands there. Nothing here depends on the case of letters where the
 texts do not: the driver reads them without.

@@ -213,12 +213,14 @@ def _said(ask: Callable[[], object]) -> str:
 
 
 def _checks(session: Session) -> object:
+    from launcher.core import expectations_read
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
-    from launcher.planner import expected
 
     chosen = catalogue.select(group=_GROUPS)
-    evidence = gather(session, chosen, model="", known=expected.load(None), offline=True)
+    evidence = gather(
+        session, chosen, model="", known=expectations_read.load_for_user(None), offline=True
+    )
     return ui.plain(catalogue.run(evidence, [each.id for each in chosen]))
 
 

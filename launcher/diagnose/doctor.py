@@ -21,7 +21,7 @@ from launcher.core import untrusted
 from launcher.network.nccl_log import VERSION
 from launcher.tools import diagnosis, known_hangs, symptoms
 from launcher.tools.diagnosis import DRIVER, Log, State, Told, server_log, words
-from launcher.tools.symptoms import Symptom
+from launcher.tools.symptom import Symptom
 
 # now: it stands in the way; perhaps: it may be harmless; after: it follows from something else;
 # over: a server has been ready since, or it happened long before the last failure.

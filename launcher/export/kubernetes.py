@@ -13,7 +13,7 @@ from launcher.agent.task import CHAT
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, yaml_text
 from launcher.export.group import Group, Object
-from launcher.serving import curl
+from launcher.serving import endpoints
 from launcher.tools import node_files, vllm, zipapps
 
 KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
@@ -206,7 +206,7 @@ def _chat(group: Group) -> list[str]:
     with_key = "VLLM_API_KEY" in group.original.secrets
     names = vllm.values(request.args, "--served-model-name")
     model = names[-1] if names else request.model
-    line = curl.line(f"http://localhost:{request.port}/v1", CHAT, model, key=with_key)
+    line = endpoints.curl_line(f"http://localhost:{request.port}/v1", CHAT, model, key=with_key)
     line = line.replace("curl", "curl --retry 10 --retry-connrefused", 1)
     read = f"{target.kubectl} get secret {target.name}-secrets -o jsonpath='{{.data.VLLM_API_KEY}}'"
     return [*([f'  VLLM_API_KEY="$({read} | base64 -d)"'] if with_key else []), f"  {line}"]

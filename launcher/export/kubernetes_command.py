@@ -13,8 +13,8 @@ from launcher.core.domain import ServeDefaults
 from launcher.export import files, pod_options
 from launcher.export.group import group
 from launcher.export.target import Kind, Target, object_name
+from launcher.serving.serve_request import vllm_arguments
 from launcher.serving.start import StartSpec, policy
-from launcher.serving.vllm_args import arguments
 
 
 @click.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
@@ -69,7 +69,7 @@ def kubernetes(
         backend="ray" if kind == "kuberay" else "mp",
         host=inventory.serve.bind,
         port=inventory.ports.api,
-        args=arguments(inventory, args),
+        args=vllm_arguments(inventory, args),
         policy=policy(inventory, timeout),
         **said,
     )

@@ -50,9 +50,9 @@ def check(
     Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be
     looked at is never green.
     """
+    from launcher.core import expectations_read
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
-    from launcher.planner import expected
 
     chosen = catalogue.select(
         only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group)
@@ -63,7 +63,7 @@ def check(
         ui.show_list(chosen, as_json=call.as_json)
         return 0
     wanted = call.inventory
-    known = expected.load(expect)
+    known = expectations_read.load_for_user(expect)
     with call.session(partial=True) as session:
         evidence = gather(
             session, chosen, model=model or wanted.serve.model or "", known=known, offline=offline

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.lab import gpu_claim, image
 from launcher.lab.gpu_models import PLAINLY
-from launcher.tools import cpu_plugin
+from launcher.tools import derived
 
 NAME = f"vllm-practice-gpus:{image.VLLM}"
 LABEL = "vlaunch.practice"
@@ -94,7 +94,7 @@ def _layer() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, "etc/vlaunch-practice", f"{PLAINLY}\n".encode())
-        for name, data in cpu_plugin.files().items():
+        for name, data in derived.plugin_files().items():
             _add(tar, f"{image.SITE}/{name}", data)
         _add(tar, f"{image.SITE}/{_CLAIM}.py", Path(gpu_claim.__file__).read_bytes())
         for name, text in _CLAIM_INFO.items():

@@ -24,7 +24,7 @@ from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
 from launcher.core.redaction import redact
 from launcher.core.transport import by_node
-from launcher.network import levels, nccl, network_view
+from launcher.network import levels, nccl_log, network_view
 from launcher.network import page as network_page
 from launcher.network.network_shape import Ask, Proof, Verdict
 from launcher.network.network_shape import as_json as plain
@@ -86,7 +86,7 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs(call, (*logs, *paths), require)
     from launcher.app import issue_certificates
-    from launcher.planner import expected
+    from launcher.core import expectations_read
 
     if len(paths) > 1:
         raise click.UsageError(
@@ -109,7 +109,7 @@ def check_nccl(
         ranks_per_node=ranks_per_node,
         deadline=deadline,
         pair_timeout=call.pair_timeout,
-        known=expected.load(expect),
+        known=expectations_read.load_for_user(expect),
     )
     with call.session() as session, call.locked(session) as ours:
         verdict = measure(ours, ask)
@@ -190,12 +190,12 @@ def _from_logs(call: Call, files: tuple[str, ...], asked: Required | None) -> in
     require = asked or "auto"
     if call.named is not None and asked is None:
         require = call.inventory.require
-    readings = {name: nccl.read(_blocks(name)) for name in dict.fromkeys(files)}
+    readings = {name: nccl_log.read(_blocks(name)) for name in dict.fromkeys(files)}
     found = levels.judge_files(readings, require)
     status = worst(found)
     if call.as_json:
         said = {
-            **levels.as_json(nccl.merge(readings.values())),
+            **levels.as_json(nccl_log.merge(readings.values())),
             "required": require,
             "passed": status != "fail",
             "findings": [asdict(each) for each in found],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from launcher.core.check import Finding, failed, warned
 from launcher.core.domain import Node
-from launcher.network import causes, nccl
+from launcher.network import causes, nccl_log
 from launcher.network.network_shape import Cell, Measurement, by_node
 from launcher.network.probe_command import RankReport, Report
 
@@ -317,7 +317,7 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
     """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a
     link that never came up.
     """
-    reading = nccl.read([report.log.encode()])
+    reading = nccl_log.read([report.log.encode()])
     connected = cell.bandwidth is not None
     return causes.cause(
         warnings=list(reading.warnings),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.core.domain import Answer, Inventory
 from launcher.core.transport import Command
-from launcher.network import nccl
+from launcher.network import nccl_log
 from launcher.tools.site import Site
 
 _FOLDER = "/tmp/vlaunch-nccl"
@@ -41,8 +41,8 @@ def ask(site: Site, nodes: Sequence[str], name: str) -> list[Command]:
     return [site.inside(node, argv) for node in site.nodes if node.name in nodes]
 
 
-def read(answers: Mapping[str, Sequence[Answer]]) -> nccl.Reading:
+def read(answers: Mapping[str, Sequence[Answer]]) -> nccl_log.Reading:
     """Read all ranks' logs as one."""
-    return nccl.merge(
-        [nccl.read([answer.out.encode()]) for said in answers.values() for answer in said]
+    return nccl_log.merge(
+        [nccl_log.read([answer.out.encode()]) for said in answers.values() for answer in said]
     )

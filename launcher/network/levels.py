@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from launcher.core.check import Finding, failed, passed, warned
 from launcher.core.domain import LEVEL_WORDS, LEVELS, Level, fold
-from launcher.network import causes, nccl
-from launcher.network.nccl import Link, Reading
+from launcher.network import causes, nccl_log
+from launcher.network.nccl_log import Link, Reading
 from launcher.network.probe.network_links import KINDS, WORTH, Kind, kind
 
 _HOW = (
@@ -44,7 +44,7 @@ class Worst:
 
 def between_nodes(reading: Reading) -> tuple[Link, ...]:
     """Return the links between nodes: all but those of which both ends are in one host."""
-    near = nccl.inside(reading)
+    near = nccl_log.inside(reading)
     return tuple(link for link in reading.links if link not in near)
 
 
@@ -72,7 +72,7 @@ def as_json(reading: Reading) -> dict[str, Any]:
 
     Links inside a host are no part of either; they are marked as `inside`.
     """
-    found, near = worst(reading), nccl.inside(reading)
+    found, near = worst(reading), nccl_log.inside(reading)
     far = [link for link in reading.links if link not in near and link.network != "MNNVL"]
     return {
         "network": found.network if found else None,
@@ -114,7 +114,7 @@ def judge(
 
 def _unseen(reading: Reading) -> list[Finding]:
     """Judge that the log has the links of all ranks."""
-    seen, ranks = nccl.unseen(reading)
+    seen, ranks = nccl_log.unseen(reading)
     if not ranks:
         return []
     text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
@@ -134,8 +134,8 @@ def _gaps(reading: Reading) -> list[Finding]:
         found.append(warned("", text, fix=fix))
     if reading.overflow:
         text = (
-            f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was"
-            " looked at"
+            f"the log has more than {nccl_log.MAX_LINKS} different links: of the rest only the kind"
+            " was looked at"
         )
         fix = "give the logs of one job at a time"
         found.append(warned("", text, fix=fix))
@@ -148,7 +148,7 @@ def judge_files(
     """Judge several logs of one job, by name: all as one, and each that by itself proves
     nothing.
     """
-    found = judge(nccl.merge(readings.values()), require)
+    found = judge(nccl_log.merge(readings.values()), require)
     if len(readings) == 1:
         return found
     each = [
@@ -178,7 +178,7 @@ def _alarmed(reading: Reading) -> Finding:
 def _near(reading: Reading) -> dict[str, int]:
     """Count the links inside nodes, by kind."""
     counts = dict(reading.local)
-    for link in nccl.inside(reading):
+    for link in nccl_log.inside(reading):
         counts[f"NET/{link.network}"] = counts.get(f"NET/{link.network}", 0) + 1
     return counts
 

@@ -1,4 +1,5 @@
-"""Links between nodes and other facts in a log of NCCL or RCCL: NCCL 2.4 to 2.30, RCCL.
+"""Links between nodes and other facts in logs of NCCL (2.4 to 2.30) or RCCL, of any origin: escaped
+in JSON or not, with any line ends, and read as a stream, for a log may be larger than the memory.
 
 Sources: NVIDIA/nccl src/transport/{net,p2p,shm,coll_net,net_socket}.cc and net_ib, init.cc,
 bootstrap.cc, debug.cc, graph/topo.cc at its tags; ROCm/rccl has the same files, and appends `comm
@@ -8,8 +9,9 @@ POINTER nRanks N`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from launcher.core.untrusted import plain
@@ -55,6 +57,20 @@ _TELLING = re.compile(
 )
 _PREFIX = re.compile(r"([A-Za-z0-9_.<][\w.<>-]*|):\d{1,10}:\d{1,10}$")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+MAX_LINE = 64 << 10  # bytes of a line that are kept
+_ESCAPES = (
+    (b"\\n", b"\n"),
+    (b"\\r", b"\n"),
+    (b"\\t", b" "),
+    (b"\\u003e", b">"),
+    (b"\\u003E", b">"),
+    (b"\\u003c", b"<"),
+    (b"\\u001b", b"\x1b"),
+    (b"\\/", b"/"),
+    (b'"', b"\n"),
+)
+_SOON = 50_000  # different lines that are counted before they are parsed
+_MARKERS = (b"CCL", b"NET/", b" via ", b"nccl==", b"Bootstrap")
 
 
 class Link(NamedTuple):
@@ -233,6 +249,104 @@ class Reading:
             _put(told, host, limit=MAX_HOSTS)
 
 
+def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
+    """Yield the lines of a stream, many at a time, at most `MAX_LINE` bytes of each; false with a
+    last line that has no end.
+
+    Lines that are escaped in JSON (or in Python's `repr`) are unescaped.
+    """
+    rest: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        first, *more = chunk.replace(b"\r", b"\n").split(b"\n")
+        if size <= MAX_LINE:
+            rest.append(first)
+            size += len(first)
+        if more:
+            lines = [b"".join(rest), *more]
+            last = lines.pop()
+            if _is_escaped(chunk) or _is_escaped(lines[0]):
+                lines = [part for line in lines for part in _unescape(line[:MAX_LINE])]
+            yield [line[:MAX_LINE] for line in lines], True
+            rest, size = [last], len(last)
+    *lines, last = _unescape(b"".join(rest)[:MAX_LINE])
+    if lines:
+        yield lines, True
+    if last:
+        yield [last], False
+
+
+def read(chunks: Iterable[bytes]) -> Reading:
+    """Read a log that comes in blocks, cut anywhere. Any bytes are read; a line that is not NCCL's
+    is skipped.
+
+    What is kept is bounded by the number of different links, not by the log. A last line without an
+    end may lack the word that proves GPUDirect: it is left out.
+    """
+    reading = Reading()
+    counted: dict[bytes, int] = {}
+    for block, ended in split_lines(chunks):
+        reading.lines += len(block)
+        for line in block:
+            if (key := _key(line)) is None:
+                continue
+            if not ended:
+                reading.truncated = True
+                continue
+            counted[key] = counted.get(key, 0) + 1
+            if len(counted) >= _SOON:
+                _take(reading, counted)
+    _take(reading, counted)
+    return reading
+
+
+def merge(readings: Iterable[Reading]) -> Reading:
+    """Put several logs together, as if they were one; links and warnings that are in more than one
+    of them count once.
+    """
+    merged = Reading()
+    for reading in readings:
+        merged.add(reading)
+    return merged
+
+
+def inside(reading: Reading) -> frozenset[Link]:
+    """Return the links of which both ends are in one host: without P2P and shared memory, NCCL uses
+    the network there, too.
+    """
+    named = {link.host for link in reading.links}.union(
+        *(ranks.values() for ranks in reading.ranks.values())
+    )
+    if reading.nodes > len(named):
+        return frozenset()  # some host's log is missing, or two hosts have one name
+    ends: dict[tuple[int, int, str], list[Link]] = {}
+    for link in reading.links:
+        ends.setdefault((link.source, link.target, link.channel), []).append(link)
+    return frozenset(link for links in ends.values() if _near(links) for link in links)
+
+
+def unseen(reading: Reading) -> tuple[int, int]:
+    """Return of how many ranks of how many there are links between nodes; (0, 0) where none is
+    known to be missing.
+
+    A rank counts with the links of its host: of the ranks of a node only some have links to others.
+    """
+    linked = {link.host for link in reading.links}
+    wrote = {link.writer for link in reading.links}
+    worst = (0, 0)
+    largest = sorted(reading.sizes.items(), key=itemgetter(1), reverse=True)[:64]
+    for communicator, size in largest:
+        ranks = reading.ranks[communicator]
+        if len(ranks) >= size and len(set(ranks.values())) == 1:
+            continue  # inside a node
+        seen = {rank for rank, host in ranks.items() if host in linked} | {
+            rank for rank in wrote if rank < size
+        }
+        if size - len(seen) > worst[1] - worst[0]:
+            worst = (len(seen), size)
+    return worst
+
+
 def _host(head: str) -> str:
     """Return the host of `host:pid:tid`, the last word before NCCL's `[device]`; empty where there
     is none.
@@ -252,3 +366,43 @@ def _of_host(into: dict[str, dict[Any, Any]], host: str) -> dict[Any, Any]:
 def _put(into: dict[str, None], text: str, *, limit: int = MAX_TEXTS) -> None:
     if text and len(into) < limit:
         into[text] = None
+
+
+def _is_escaped(text: bytes) -> bool:
+    return b"\\n" in text or b"\\u003" in text or b'{"' in text
+
+
+def _unescape(line: bytes) -> list[bytes]:
+    """Return the strings of a line of JSON, each line of them by itself."""
+    if not _is_escaped(line):
+        return [line]
+    for code, meaning in _ESCAPES:
+        line = line.replace(code, meaning)
+    return line.split(b"\n")
+
+
+def _near(links: Sequence[Link]) -> bool:
+    """True when one host wrote both the `send` and the `receive` of a channel, and no other host
+    any. A host without a name, or with a placeholder (`<node>`), could be any.
+    """
+    (host, *others) = {link.host for link in links}
+    directions = {link.direction for link in links}
+    return not others and directions == {"send", "receive"} and host[:1] not in ("", "<")
+
+
+def _take(reading: Reading, counted: dict[bytes, int]) -> None:
+    """Parse lines that were counted, and forget the counts."""
+    for line, times in counted.items():
+        reading.note(line, times)
+    counted.clear()
+
+
+def _key(line: bytes) -> bytes | None:
+    """Return the part of a line that tells something, `None` when none does."""
+    at = line.find(b"CCL INFO ")
+    if at >= 0:
+        # From `host:pid:tid [device] NCCL INFO` on: what stands before, such as a time stamp, makes
+        # equal lines differ.
+        bracket = line.rfind(b" [", 0, at)
+        return line[line.rfind(b" ", 0, bracket) + 1 :] if bracket > 0 else line
+    return line if any(word in line for word in _MARKERS) else None

@@ -14,7 +14,7 @@ from statistics import median
 from launcher.core.check import Finding, Status
 from launcher.core.domain import LEVEL_WORDS, LEVELS, Level
 from launcher.core.expectations import APART
-from launcher.network import culprits, levels, nccl
+from launcher.network import culprits, levels, nccl_log
 from launcher.network.network_shape import Cell, Measurement, Verdict, rate
 from launcher.network.probe_command import Collective, Report, Transfer
 
@@ -256,7 +256,7 @@ def _transport(measured: Measurement, source: str, target: str) -> tuple[str, st
     return ("", "", None) if found is None else (found.title, _device(reading), found.level)
 
 
-def _links(ends: Sequence[tuple[Report, str]]) -> nccl.Reading:
+def _links(ends: Sequence[tuple[Report, str]]) -> nccl_log.Reading:
     """Read what NCCL wrote of the links between two nodes: nothing, unless every rank of both wrote
     of one.
 
@@ -267,10 +267,10 @@ def _links(ends: Sequence[tuple[Report, str]]) -> nccl.Reading:
         len(set(_WRITER.findall(text))) >= len(report.ranks)
         for text, (report, _) in zip(logs, ends, strict=True)
     )
-    return nccl.merge([nccl.read([text.encode()]) for text in logs] if proven else [])
+    return nccl_log.merge([nccl_log.read([text.encode()]) for text in logs] if proven else [])
 
 
-def _device(reading: nccl.Reading) -> str:
+def _device(reading: nccl_log.Reading) -> str:
     """Name the devices that the links use, where a line said which is which."""
     names = [
         devices[link.device]

@@ -2,6 +2,11 @@
 
 Pure: budget = memory × utilization; KV cache = budget − weights − working memory, and the poorest
 pipeline stage decides (`determine_available_memory` in vLLM's `v1/worker/gpu_worker.py`).
+
+vLLM's CPU build, for practice clusters and servers without GPUs, has the KV cache that it is given
+(`--kv-cache-memory-bytes`, `VLLM_CPU_KVCACHE_SPACE`), else the node's memory × utilization, less
+what the rank's process has taken by then (`platforms/cpu.py`, `v1/worker/cpu_worker.py` and
+`engine/arg_utils.py` of vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -9,12 +14,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from launcher.planner import cpu, versions
+from launcher.planner import versions
 from launcher.planner.architecture import Architecture
 from launcher.planner.flags import Flags
 from launcher.planner.kv_cache import Cache, CacheRequest, cache_of, partition
 from launcher.planner.weights import GIB, Split, stage_bytes
 from launcher.planner.working import FACTORS, Load, Parts, parts, summed
+
+CPU_NAME = "CPU"
+CPU_DEFAULTS = (2048, 128)  # batched tokens and sequences, for each rank
+CPU_BLOCK = 128  # tokens of a block; latent attention has 16, as elsewhere
+CPU_PARTS = (("process", 1.0),)  # of working memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Gpu:
     @property
     def cpu(self) -> bool:
         """True of a CPU, on which vLLM's CPU build runs."""
-        return self.name == cpu.NAME
+        return self.name == CPU_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +143,7 @@ def limits_of(model: Architecture, engine: Engine) -> Limits:
     smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
     tokens, sequences = versions.defaults(engine.version, smallest.name, smallest.memory_gib)
     if smallest.cpu:
-        tokens, sequences = (each * engine.tp * engine.pp for each in cpu.DEFAULTS)
+        tokens, sequences = (each * engine.tp * engine.pp for each in CPU_DEFAULTS)
     layers = len(model.layers) or 1
     fits = (len(flags.partition), sum(flags.partition)) == (engine.pp, layers)
     return Limits(
@@ -217,7 +227,7 @@ def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheR
         dcp=flags.dcp,
         length=limits.length,
         in_flight=limits.batched_tokens * batches,
-        block=flags.block or (cpu.BLOCK if on_cpu and not model.latent else 0),
+        block=flags.block or (CPU_BLOCK if on_cpu and not model.latent else 0),
         dtype=flags.cache_dtype,
         prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
         hybrid=flags.hybrid,
@@ -227,7 +237,7 @@ def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheR
 
 def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> Stage:
     whole = budget(engine, load.stage)
-    sizes = cpu.PARTS if engine.gpus[load.stage].cpu else parts(model, load)
+    sizes = CPU_PARTS if engine.gpus[load.stage].cpu else parts(model, load)
     low, likely, high = summed(sizes, FACTORS)
     spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return Stage(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.app.session import Session
+from launcher.core import expectations_read
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.core.transport import by_node
-from launcher.planner import cpu, expected
+from launcher.planner import estimate
 from launcher.planner.architecture import Architecture
 from launcher.planner.architecture_read import architecture_of
 from launcher.planner.cluster import Cluster, Host, Link
@@ -89,7 +90,7 @@ def described(
 
     Raises RequestError for a GPU that is not known.
     """
-    known = expected.load().gpu(gpu) if gpu else None
+    known = expectations_read.load_for_user().gpu(gpu) if gpu else None
     memory = memory_gib or (known.reported(gpu) if known and gpu else None)
     if memory is None:
         raise RequestError(
@@ -226,13 +227,13 @@ def _host(site: Site, node: Node) -> Host | None:
     facts = site.facts.get(node.name)
     if site.inventory.accelerator == "cpu":
         memory = facts.survey.memory if facts and facts.survey else None
-        card = Gpu(name=cpu.NAME, memory_gib=(memory or 0) / GIB)
+        card = Gpu(name=estimate.CPU_NAME, memory_gib=(memory or 0) / GIB)
         return Host(name=node.name, gpus=node.gpus, gpu=card)
     used = facts.used(node) if facts else ()
     if not used:
         return None
     smallest = min(used, key=lambda gpu: gpu.memory_total)
-    known = expected.load().gpu(smallest.name)
+    known = expectations_read.load_for_user().gpu(smallest.name)
     total = smallest.memory_total / 1024
     reported = known.reported(smallest.name) if known else None
     near = reported is not None and abs(reported - total) < total / 10

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import did_you_mean
-from launcher.recipes.hardware import Hardware
+from launcher.recipes.library import Hardware
 from launcher.recipes.schema import Feature, Layer, Mode, Recipe, Variant
 from launcher.recipes.vllm_command import VllmCommand, last_of_each, options
 

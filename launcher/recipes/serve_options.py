@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from launcher.app.command import Call
 from launcher.core.domain import Inventory
-from launcher.recipes import pasted
+from launcher.recipes import vllm_command
 from launcher.recipes.vllm_command import VllmCommand
 from launcher.serving.start import StartSpec
 from launcher.tools import observe, placement, vllm
@@ -97,7 +97,9 @@ def applied(flags: Flags, call: Call, spec: StartSpec) -> StartSpec:
     if flags.pasted is None:
         command = _of_recipe(call, flags, here)
     else:
-        command = pasted.parse(sys.stdin.read() if flags.pasted == "-" else flags.pasted)
+        command = vllm_command.parse_pasted(
+            sys.stdin.read() if flags.pasted == "-" else flags.pasted
+        )
     replicas = spec.dp or here.serve.dp
     found = adapt(command, here, args=spec.args, replicas=replicas, backend=spec.backend)
     model = spec.model or command.model
@@ -125,20 +127,22 @@ def _dropped(
 
 def _of_recipe(call: Call, flags: Flags, here: Inventory) -> VllmCommand:
     """Return the command of a recipe, for the GPUs that the nodes report or `--hardware`."""
-    from launcher.recipes import hardware, library
+    from launcher.recipes import library
     from launcher.recipes.merge import merge
 
     packaged, name = library.load(), flags.recipe or ""
     recipe = packaged.recipe(name)
     known = packaged.hardware_of(here.accelerator)
-    nodes = hardware.Hardware(accelerator=here.accelerator)
+    nodes = library.Hardware(accelerator=here.accelerator)
     if flags.hardware:
-        nodes = hardware.named(flags.hardware, known)
+        nodes = library.hardware_named(flags.hardware, known)
     elif not call.offline:
         with call.session() as session:
             facts = observe.observe(session.inventory, session.transport, [])
         gpus = [gpu for node in here.nodes for gpu in facts[node.name].used(node)]
-        nodes = hardware.of_gpus(gpus, min(node.gpus for node in here.nodes), known) or nodes
+        nodes = (
+            library.hardware_of_gpus(gpus, min(node.gpus for node in here.nodes), known) or nodes
+        )
     return merge(
         name,
         recipe,

@@ -23,7 +23,7 @@ from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
-from launcher.serving import curl
+from launcher.serving import endpoints
 from launcher.serving.endpoints import url
 from launcher.tools import agent_queries, docker, servers
 
@@ -169,7 +169,7 @@ def _refusal(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> 
         )
     at = url(inventory, spec.host, spec.port, spec.api_node)
     keyed = "VLLM_API_KEY" in inventory.secrets
-    hints = [f"ask it so: `{curl.line(at, way, model, key=keyed)}`"]
+    hints = [f"ask it so: `{endpoints.curl_line(at, way, model, key=keyed)}`"]
     if ipaddress.ip_address(spec.host).is_loopback:
         hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
     text = f"{spec.model} does not chat: it gives {way.what}"

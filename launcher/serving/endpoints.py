@@ -1,17 +1,22 @@
-"""The endpoints of a server: one, or, behind a load balancer other than vLLM's, one per node; and
-their health.
+"""The endpoints of a server: one, or, behind a load balancer other than vLLM's, one per node;
+their health, and the curl line for people to copy.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.agent.desired import Desired
 from launcher.agent.observed import EndpointHealth
+from launcher.agent.task import HEALTH, TRANSCRIPTION, Task
 from launcher.core.domain import Inventory
 from launcher.tools import vllm
 from launcher.tools.servers import READY, Server, known
+
+_PROMPT = "Say hello."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +82,27 @@ def status(inventory: Inventory, server: Server, state: str, detail: str) -> tup
         for endpoint in of(inventory, server.desired)
         for health in [judged.get(endpoint.node, whole)]
     )
+
+
+def curl_line(endpoint: str, task: Task, model: str, *, key: bool) -> str:
+    """Return the line that asks a server for what its model does.
+
+    Args:
+        endpoint: the URL of its API, with `/v1`.
+        task: what the model does.
+        model: its name.
+        key: the server demands one: a shell variable stands for it, as the line may be pasted
+            anywhere.
+    """
+    words = ["curl", f"{endpoint.removesuffix('/v1')}{task.path}"]
+    header = ' -H "Authorization: Bearer $VLLM_API_KEY"' if key else ""
+    return f"{shlex.join(words)}{header}{_curl_body(task, model)}"
+
+
+def _curl_body(task: Task, model: str) -> str:
+    if task is HEALTH:
+        return ""
+    if task is TRANSCRIPTION:
+        return f" -F {shlex.quote(f'model={model}')} -F file=@speech.wav"
+    body = json.dumps(task.body(model, _PROMPT, 64))
+    return f" -H 'Content-Type: application/json' -d {shlex.quote(body)}"

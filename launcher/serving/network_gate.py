@@ -12,18 +12,17 @@ from launcher.app.apply import apply
 from launcher.app.progress import show_all
 from launcher.app.servers import look
 from launcher.app.session import Session
-from launcher.core import untrusted
+from launcher.core import expectations_read, untrusted
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Level, Secret, fold
 from launcher.core.errors import GateError, VlaunchError
 from launcher.core.expectations import required_level
 from launcher.core.plan import Stage
 from launcher.core.transport import by_node
-from launcher.network import engine_log, levels, nccl, network_plan
+from launcher.network import engine_log, levels, nccl_log, network_plan
 from launcher.network.check_nccl_command import now
-from launcher.network.nccl import Reading
+from launcher.network.nccl_log import Reading
 from launcher.network.network_shape import Ask, Proof
-from launcher.planner import expected
 from launcher.serving import wanted
 from launcher.serving.serve_plan import Start
 from launcher.serving.serve_request import Request
@@ -61,7 +60,7 @@ def prove(
         nodes=_between(request),
         pair_timeout=pair_timeout,
         collective=placed.crosses or placed.coupled,
-        known=expected.load(),
+        known=expectations_read.load_for_user(),
     )
     proof = Proof(servers=seen.network.servers)
     return network_plan.stages(seen.site, ask, proof, taken=now()), _exchange(placed, request.args)
@@ -120,7 +119,7 @@ def confirm(
         return untrusted.plain(before)
     logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
     silent = _silent(session, logs)
-    reading = nccl.merge(logs.values())
+    reading = nccl_log.merge(logs.values())
     link = levels.worst(reading)
     if link is None:
         said = f"{before}; not confirmed by the engine's own logs"
@@ -148,7 +147,9 @@ def _before(inventory: Inventory, seen: ClusterSnapshot, kept: Record) -> tuple[
     """Say what was proven before the start, and return the level that links must reach."""
     if kept.passed:
         return f"{kept.summary} (proven before the start)", kept.required
-    level, _ = required_level(inventory, gpus=_gpus(seen), rdma=(), known=expected.load())
+    level, _ = required_level(
+        inventory, gpus=_gpus(seen), rdma=(), known=expectations_read.load_for_user()
+    )
     return "not proven", level
 
 

@@ -15,7 +15,7 @@ from launcher.hosts.check import Evidence
 from launcher.hosts.checks.gpu import ACCELERATOR
 from launcher.hosts.checks.gpu_memory import GPU_MEMORY, left_for_server, noticed
 from launcher.serving.serve_request import Request
-from launcher.tools import running, serving_judges, vllm
+from launcher.tools import serving_judges, vllm
 from launcher.tools.servers import Server
 from launcher.tools.serving_judges import Holder
 from launcher.tools.snapshot import ClusterSnapshot
@@ -108,7 +108,10 @@ class _Room:
         inventory, said, split = self.inventory, self.seen.said, self.request.placement
         batches = serving_judges.job_holders(said)
         if self.request.backend == "ray":
-            holders = [*(running.holder(other, other.gpus) for other in self.others), *batches]
+            holders = [
+                *(serving_judges.holder(other, other.gpus) for other in self.others),
+                *batches,
+            ]
             own = sum(_in_ray(self.there).values())
             return serving_judges.free_gpus(inventory, split.world, split.words, said, holders, own)
         if not inventory.ray.off and "jobs" not in said:
@@ -123,7 +126,7 @@ class _Room:
         for name, count in self.request.placement.nodes:
             node = self.inventory.node(name)
             holders = [
-                running.holder(other, gpus)
+                serving_judges.holder(other, gpus)
                 for other in self.others
                 if (gpus := _taken(other).get(name))
             ]

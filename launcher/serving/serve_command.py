@@ -19,8 +19,8 @@ from launcher.app.terminal import field
 from launcher.core.domain import Backend, Ports, ServeDefaults
 from launcher.inventory import ranges
 from launcher.serving import rollback_command
+from launcher.serving.serve_request import vllm_arguments
 from launcher.serving.start import StartSpec, flags, policy, start
-from launcher.serving.vllm_args import arguments
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -130,7 +130,7 @@ def serve(
         backend=backend or wanted.serve.backend,
         host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api,
-        args=arguments(wanted, args),
+        args=vllm_arguments(wanted, args),
         policy=policy(wanted, timeout, supervise=not no_supervise),
         unsupervised=no_supervise,
         pair_timeout=call.pair_timeout,

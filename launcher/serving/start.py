@@ -21,7 +21,7 @@ from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan
 from launcher.distribute import model_fetch
-from launcher.serving import balancing, curl
+from launcher.serving import balancing, endpoints
 from launcher.serving.endpoints import url
 from launcher.serving.serve_plan import Start, plan_serve
 from launcher.serving.serve_request import Request
@@ -279,7 +279,7 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 
 def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
-    from launcher.serving import endpoints, network_gate, serve_forecast
+    from launcher.serving import network_gate, serve_forecast
 
     snapshot, request, start, plan, fetched = begun
     name = start.desired.name
@@ -312,7 +312,7 @@ def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[st
     model, task, ask = served.first.model, named(served.first.task), ""
     if task is not None and not task.generates:
         keyed = "VLLM_API_KEY" in session.inventory.secrets
-        ask = f"`{curl.line(served.endpoints[0], task, model, key=keyed)}`"
+        ask = f"`{endpoints.curl_line(served.endpoints[0], task, model, key=keyed)}`"
     talk = "ask it with the line below" if ask else "talk to it with `vlaunch chat`"
     url, *more = served.endpoints
     also = f" and {len(more)} more" if more else ""

@@ -22,15 +22,14 @@ from launcher.tools import (
     docker,
     network_verdict,
     ray,
-    running,
     servers,
     serving_judges,
 )
 from launcher.tools.containers import find_drift
+from launcher.tools.host import Unfinished
 from launcher.tools.servers import BAD, GOOD, Kept, Server
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
-from launcher.tools.unfinished import Unfinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +141,7 @@ def query_head(site: Site) -> list[Command]:
         return []
     port = site.inventory.ports.node_manager
     peers = tuple(f"{node.ip}:{port}" for node in site.nodes)
-    return [running.ask_jobs(site, peers), network_verdict.query_record(site)]
+    return [serving_judges.ask_jobs(site, peers), network_verdict.query_record(site)]
 
 
 def read(

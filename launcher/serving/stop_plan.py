@@ -10,7 +10,7 @@ from launcher.core.check import Finding, gone, waiting
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
-from launcher.tools import agent_queries, running, servers, serving_judges
+from launcher.tools import agent_queries, servers, serving_judges
 from launcher.tools.ray_judges import read_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
@@ -90,7 +90,7 @@ def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",
         ask=(
-            running.ask_jobs(site) if in_ray else servers.ask(site),
+            serving_judges.ask_jobs(site) if in_ray else servers.ask(site),
             *(site.inside(head, probe, timeout=20) for probe in probes),
         ),
         judge=judge,

@@ -1,7 +1,9 @@
 """The image derived from one that lacks Ray: its content, its name, and the command that builds it.
 
 Ray comes as wheels in the build context, so that building needs no network, and the image is named
-by its content, so that every node ends up with the same thing under the same name.
+by its content, so that every node ends up with the same thing under the same name. On CPUs it also
+has the plugin that lets vLLM's CPU build run under Ray: the files of `launcher/lab/cpu_platform` as
+pip would install them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from pathlib import Path
 
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError, VlaunchError
-from launcher.tools import cpu_plugin
 from launcher.tools.image import RAY_EXTRAS, ImagePython
 
 BASE = "vlaunch.base"
@@ -27,6 +28,9 @@ EXTRAS = "vlaunch.ray.extras"
 PLUGIN = "vlaunch.plugin"
 CONTENT = "vlaunch.image.content"
 REPOSITORY = "vlaunch/ray"
+PLUGIN_PACKAGE = "vlaunch_cpu_ray"
+PLUGIN_SOURCE = Path(__file__).parents[1] / "lab" / "cpu_platform"
+_PLUGIN_INFO = f"{PLUGIN_PACKAGE}-1.0.dist-info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,7 @@ def dockerfile(
     proof = (
         f'import ray.serve, pyarrow; assert ray.__version__ == "{ray}", ray.__version__'
         if ray
-        else f"import {cpu_plugin.PACKAGE}"
+        else f"import {PLUGIN_PACKAGE}"
     )
     folder = "/tmp/vlaunch"
     site = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
@@ -204,6 +208,20 @@ def build(docker: Argv, made: Recipe) -> Argv:
     return (*docker, "build", *options, "-")
 
 
+def plugin_files() -> dict[str, bytes]:
+    """Return the content of each file of the plugin by its path below `site-packages`."""
+    package = {
+        f"{PLUGIN_PACKAGE}/{file.name}": file.read_bytes()
+        for file in sorted(PLUGIN_SOURCE.glob("*.py"))
+    }
+    metadata = f"Metadata-Version: 2.1\nName: {PLUGIN_PACKAGE.replace('_', '-')}\nVersion: 1.0\n"
+    entry_points = f"[vllm.platform_plugins]\n{PLUGIN_PACKAGE} = {PLUGIN_PACKAGE}:register\n"
+    return package | {
+        f"{_PLUGIN_INFO}/METADATA": metadata.encode(),
+        f"{_PLUGIN_INFO}/entry_points.txt": entry_points.encode(),
+    }
+
+
 def _enable_plugin(image: ImagePython) -> list[str]:
     """Adjust the image's variables that keep vLLM from loading the plugin: a target of `cpu` makes
     it skip plugins, VLLM_PLUGINS lists those to load.
@@ -214,7 +232,7 @@ def _enable_plugin(image: ImagePython) -> list[str]:
     if image.env.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
         lines.append('ENV VLLM_TARGET_DEVICE=""')
     if "VLLM_PLUGINS" in image.env:
-        lines.append(f'ENV VLLM_PLUGINS="{image.env["VLLM_PLUGINS"]},{cpu_plugin.PACKAGE}"')
+        lines.append(f'ENV VLLM_PLUGINS="{image.env["VLLM_PLUGINS"]},{PLUGIN_PACKAGE}"')
     return lines
 
 

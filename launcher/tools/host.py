@@ -6,17 +6,62 @@ its answer.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from launcher.core import shell
 from launcher.core.domain import Argv, Node
+from launcher.core.sizes import told
 from launcher.tools import docker as docker_tool
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.survey import GpuProcess, Survey
-from launcher.tools.unfinished import Unfinished
 
 DEADLINE = 15  # seconds for each part, as `shell/probe.sh` has it
+UNFINISHED: Final = r"^unfinished (copy|download): ([0-9]{1,15}) KiB of (.+)$"
+_UNFINISHED_PART = "unfinished"
+_HUB = re.compile(r".*/hub/models--(.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A model, by its name or its folder, of which a `copy` of ours or a `download` is not
+    finished, and the bytes that are there of it.
+    """
+
+    kind: str
+    model: str
+    bytes: int
+
+    @property
+    def words(self) -> str:
+        """What there is of it, and the command that goes on with it."""
+        if self.kind == "copy":
+            return (
+                f"a copy of {self.model} is not finished, {told(self.bytes)} so far: `vlaunch model"
+                f" copy {self.model}` continues it"
+            )
+        return (
+            f"a download of {self.model} runs or was interrupted, {told(self.bytes)} so far:"
+            f" `vlaunch model pull {self.model}` continues it"
+        )
+
+
+def unfinished_script(hf_home: str) -> str:
+    """Return the shell that lists unfinished models, to run behind `probe` (its `more`)."""
+    program = shlex.quote(shell.program("models_unfinished"))
+    return f"sh_c {_UNFINISHED_PART} {program} {shlex.quote(hf_home)}\n"
+
+
+def read_unfinished(text: str | None) -> tuple[Unfinished, ...]:
+    """Read the answer of `unfinished_script`; nothing where it was not run, or failed."""
+    found = re.finditer(UNFINISHED, text or "", re.MULTILINE)
+    return tuple(
+        Unfinished(kind=each[1], model=_model_of(each[3]), bytes=int(each[2]) * 1024)
+        for each in found
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +208,9 @@ def probe(
         *images,
         *docker,
     )
+
+
+def _model_of(folder: str) -> str:
+    """Return what users call the model of a folder: by its name where it is of a cache."""
+    match = _HUB.fullmatch(folder)
+    return match[1].replace("--", "/") if match else folder

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.core import untrusted
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import compile_cache, docker_read, gpu_survey, survey_read, unfinished
+from launcher.tools import compile_cache, docker_read, gpu_survey, host, survey_read
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
 from launcher.tools.parts import MARK, read_parts
 
@@ -73,7 +73,7 @@ def _read(text: str) -> HostFacts:
         containers=docker_read.parse_containers(said("containers")),
         given=docker_read.parse_given(said("given")),
         compiled=compile_cache.read(good("compiled")),
-        unfinished=unfinished.read(good("unfinished")),
+        unfinished=host.read_unfinished(good("unfinished")),
         said={name: _words_of(out) for name, (out, code) in parts.items() if code != 0},
         # timeout(1) ends with 124, and with 137 when it had to kill
         late=frozenset(name for name, (_, code) in parts.items() if code in (124, 137)),

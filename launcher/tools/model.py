@@ -1,5 +1,5 @@
 """A model on a node, in its container or on the host: its files, its `config.json`, and what is
-missing.
+missing; how it can be split, by that `config.json` (keys as in transformers and vLLM).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _STATUSES: Mapping[int, Where] = {
     7: "lacks",
 }
 _ABSENT = ("missing", "not cached", "begun")
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,47 @@ def parse(answer: Answer) -> ModelSeen:
     return ModelSeen(where=where, config=config, digest=digest, files=files)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a model's `config.json` says about how it can be split; `None` where it says nothing."""
+
+    heads: int | None = None
+    kv_heads: int | None = None
+    layers: int | None = None
+    experts: int | None = None
+
+
+def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
+    """Read heads and layers from a `config.json`; a multimodal model keeps its language part under
+    `text_config`.
+    """
+    if not config:
+        return ModelShape()
+    parts: list[Mapping[str, Any]] = [config]
+    parts += [
+        part
+        for name in ("text_config", "llm_config", "language_config")
+        if isinstance(part := config.get(name), Mapping)
+    ]
+
+    def number(*names: str) -> int | None:
+        found = (
+            part[name]
+            for part in reversed(parts)
+            for name in names
+            if _is_whole_number(part.get(name))
+        )
+        return next((value for value in found if value > 0), None)
+
+    heads = number("num_attention_heads", "n_head", "n_heads")
+    return ModelShape(
+        heads=heads,
+        kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+        layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        experts=_experts(config) if heads is not None else None,
+    )
+
+
 def _parse_files(listing: str) -> Mapping[str, int] | None:
     """Return path → bytes; None where a line is not a file."""
     files: dict[str, int] = {}
@@ -105,3 +147,23 @@ def _parse_files(listing: str) -> Mapping[str, int] | None:
             return None
         files[path] = -1 if kind in "lLN" else int(size)
     return files
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    """Count a model's experts, wherever in its parts they are named (vLLM's `get_num_experts`); 0
+    of a dense one.
+    """
+    found = [0]
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found.append(_experts(value))
+        elif isinstance(value, list) and name == "block_configs":
+            found += [_experts(block) for block in value if isinstance(block, Mapping)]
+        elif name in _EXPERTS:
+            numbers = value if isinstance(value, list) else [value]
+            found += filter(_is_whole_number, numbers)
+    return max(found)
+
+
+def _is_whole_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

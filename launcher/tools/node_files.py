@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 
+from launcher.core import shell
 from launcher.core.domain import Argv, Inventory, Node, Secret
 from launcher.core.plan import Plan, Stage, Step
 from launcher.core.transport import Command
-from launcher.tools import certificates, containers, image_user, zipapps
+from launcher.tools import certificates, containers, docker, zipapps
 from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
 from launcher.tools.py_spy import BUILDS, FILE
@@ -233,9 +234,7 @@ def handed_over(site: Site, node: Node) -> list[Step]:
         containers.compiled_by(site, node, name),
     )
     cluster = site.inventory.cluster
-    argv = image_user.hand_over(
-        node.docker, name, image.user, *folders, cluster=cluster, node=node.name
-    )
+    argv = hand_over(node.docker, name, image.user, *folders, cluster=cluster, node=node.name)
     return [
         Step(
             title=f"letting the image's user {image.user} read the secrets",
@@ -328,3 +327,19 @@ def shown(inventory: Inventory, name: str) -> str:
     if path.startswith("~/"):
         return f'printf %s "$(cat ~/{shlex.quote(path[2:])})"'
     return f'printf %s "$(cat {shlex.quote(str(inventory.path.parent / path))})"'
+
+
+def hand_over(
+    docker_: Argv, image: str, user: str, secrets: str, *folders: str, cluster: str, node: str
+) -> Argv:
+    """Let the group of an image's user read the secrets and write the other folders; what is there
+    stays the login's.
+    """
+    places = {f"/handed/{at}": folder for at, folder in enumerate((secrets, *folders))}
+    options = ["--network", "none", "--user", "0:0"]
+    for place, folder in places.items():
+        options += ["--volume", f"{folder}:{place}"]
+    words = ("sh", "-c", shell.program("hand_over"), "hand-over", user, *places)
+    return docker.throw_away(
+        docker_, image, *words, cluster=cluster, node=node, options=tuple(options)
+    )

@@ -11,7 +11,7 @@ from launcher.core import redaction
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.core.transport import Command, Transport
-from launcher.tools import compile_cache, host, host_read, unfinished
+from launcher.tools import compile_cache, host, host_read
 
 # The survey has twice as many parts, each with a deadline of its own.
 _TIMEOUT, _SURVEY_TIMEOUT = 120.0, 240.0
@@ -51,7 +51,7 @@ def commands(
                 survey=survey,
                 more=(
                     (compile_cache.script(node.cache_dir, inventory.cluster) if compiled else "")
-                    + (unfinished.script(node.hf_home) if models else "")
+                    + (host.unfinished_script(node.hf_home) if models else "")
                 ),
             ),
             timeout=_SURVEY_TIMEOUT if survey else _TIMEOUT,

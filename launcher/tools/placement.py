@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.core.domain import Backend, Inventory, Node, fold
 from launcher.core.errors import PlacementError
-from launcher.tools.model_config import ModelShape, shape_of
+from launcher.tools.model import ModelShape, shape_of
 from launcher.tools.node_shares import brings, fill, fit, share
 
 

@@ -1,17 +1,19 @@
 """Judges of Ray: the head listens, and exactly the declared nodes are in, each with its GPUs, under
-its own address.
+its own address; and the form of what the head's agent and `batch/desk.py` answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.core import untrusted
+from launcher.core import decode, untrusted
 from launcher.core.check import Finding, failed, passed, skipped, waiting, worst
+from launcher.core.decode import Whole
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import docker, docker_read, head_answer, ray, symptoms
+from launcher.tools import docker, docker_read, ray, symptoms
 
 Answers = Mapping[str, Sequence[Answer]]
 
@@ -244,7 +246,7 @@ def read_payload(answer: Answer) -> dict[str, Any]:
         raise UnreadableAnswer(
             f"{answer.node}: the head container gave no answer", evidence=answer.tail
         )
-    head_answer.check(said, f"{answer.node}: the head container's answer")
+    check_fields(said, f"{answer.node}: the head container's answer")
     if "error" in said and not answer.ok:
         raise UnreadableAnswer(f"{answer.node}: {said['error']}", evidence=str(said["error"]))
     return said
@@ -256,3 +258,54 @@ def try_payload(answer: Answer) -> dict[str, Any]:
         return read_payload(answer)
     except UnreadableAnswer as error:
         return {"error": error.message}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    submission_id: str | None = None
+    job_id: str | None = None
+    status: str | None = None
+    message: str | None = None
+    metadata: Mapping[str, str] | None = None
+    driver_exit_code: Whole | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ListedJob(_Job):
+    submission_id: str = field()  # else it would have the default of the class before it
+    status: str = field()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counters:
+    status: Whole
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    error: str = ""
+    status: Whole | str | None = None
+    unreachable: tuple[str, ...] = ()
+    listening: bool = False
+    log: str = ""
+    offset: Whole = 0
+    submission_id: str = ""
+    killed: Whole = 0
+    left: tuple[Whole, ...] = ()
+    job: _Job = _Job()
+    jobs: tuple[_ListedJob, ...] = ()
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    actors: tuple[Mapping[str, Any], ...] = ()
+    groups: tuple[Mapping[str, Any], ...] = ()
+    apis: Mapping[str, _Counters] = field(default_factory=dict)
+
+
+def check_fields(said: Mapping[str, Any], whose: str) -> None:
+    """Raise UnreadableAnswer for a field that is not what it should be.
+
+    The rows of Ray's own tables are read by `tools/ray.py` and `tools/serving_judges.py`, and what
+    the supervisor wrote by `tools/servers.py`.
+    """
+    decode.fit(_Said, said, whose)

@@ -12,7 +12,8 @@ from launcher.core import sizes
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.plan import Gate, observed
-from launcher.tools import ray
+from launcher.core.transport import Command
+from launcher.tools import agent_queries, ray, servers
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
 from launcher.tools.site import Site
@@ -378,3 +379,23 @@ def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
             " another with `--port`"
         ),
     )
+
+
+def ask_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
+    """Ask the head for jobs, nodes, actors and placement groups, for its servers, and which `peers`
+    (`ip:port`) are closed; without Ray for its servers alone.
+    """
+    if site.inventory.ray.off:
+        return servers.ask(site)
+    return site.inside(site.head, agent_queries.jobs(site.inventory.ports, peers))
+
+
+def holders(said: Mapping[str, Any]) -> list[Holder]:
+    """Return who may hold accelerators: servers, and batch jobs."""
+    running = servers.read(said).running
+    return [*(holder(server, server.gpus) for server in running), *job_holders(said)]
+
+
+def holder(server: servers.Server, gpus: int) -> Holder:
+    """Return a server as the holder of so many GPUs."""
+    return Holder(what=server.what, gpus=gpus, end=f"vlaunch stop {server.name}")

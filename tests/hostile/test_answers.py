@@ -47,7 +47,6 @@ from launcher.tools import (
     network_verdict,
     observe,
     ray,
-    running,
     serving_judges,
     symptoms,
     vllm,
@@ -176,7 +175,7 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         record = network_verdict.parse_record(answer(mutate.text(seeds.RECORD, chance)))
         snapshot = ClusterSnapshot(site=Site(inventory, facts), said=payload, network=record)
         jobs = answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))
-        holders = running.holders(payload)
+        holders = serving_judges.holders(payload)
         serving_judges.free_gpus(inventory, 2, "TP 2", payload, holders)
         serving_judges.job_room(inventory, 1, 2, payload, holders, queue=False)
         judge_stopped(["batch-rows-1"], payload, [])

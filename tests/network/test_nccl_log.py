@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-import pytest
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
 
-from launcher.network import nccl
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from launcher.network import nccl_log
 from launcher.network import nccl_log as module
-from tests.network.logs import FIXTURES, said
+from launcher.network.nccl_log import Link, Reading
+from tests.network.logs import BAD, FIXTURES, GOOD, LINK, LOGS, read, said
+
+SOUP = st.lists(
+    st.one_of(
+        st.binary(max_size=40),
+        st.sampled_from(
+            [line for log in LOGS for line in log.read_bytes().splitlines(keepends=True)]
+        ),
+        st.sampled_from(
+            [
+                b"\n",
+                b"\r\n",
+                b"NCCL INFO ",
+                b"NCCL WARN ",
+                b" via ",
+                b"NET/",
+                b"Channel 00/0 : ",
+                b"0[0] -> 1[1]",
+                b"9" * 5000,
+            ]
+        ),
+    ),
+    max_size=12,
+).map(b"".join)
 
 
 def test_merge_is_as_one_log() -> None:
@@ -15,7 +45,7 @@ def test_merge_is_as_one_log() -> None:
     one, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
 
     assert one and two
-    assert nccl.merge([said("".join(one)), said("".join(two))]) == said("".join(one + two))
+    assert nccl_log.merge([said("".join(one)), said("".join(two))]) == said("".join(one + two))
 
 
 @pytest.mark.parametrize("end", ["via NET/IB/0/GDRDMA", "via NET/IB/0/GDR", "via NET/IB/", ""])
@@ -55,4 +85,350 @@ def test_libfabrics_provider_is_told() -> None:
         "a": ["efa"],
         "b": ["tcp;ofi_rxm"],
     }
-    assert nccl.merge([reading]) == reading
+    assert nccl_log.merge([reading]) == reading
+
+
+@pytest.mark.parametrize(
+    ("via", "network", "device", "gpudirect"),
+    [
+        ("NET/Socket/0", "Socket", 0, False),
+        ("NET/IB/12", "IB", 12, False),
+        ("NET/IB/0/GDRDMA", "IB", 0, True),
+        ("NET/IB/3(11)/GDRDMA", "IB", 3, True),
+        ("NET/IB/3(11)", "IB", 3, False),
+        ("NET/IB/3/GDRDMA(PCI)", "IB", 3, True),
+        ("NET/IB/3(1)/GDRDMA(PCI)/Shared", "IB", 3, True),
+        ("NET/IB/0/Shared", "IB", 0, False),
+        ("NET/AWS Libfabric/0/GDRDMA", "AWS Libfabric", 0, True),
+        ("NET/AWS Libfabric/1(2)/GDRDMA/Shared", "AWS Libfabric", 1, True),
+        ("NET/IBext_v8/2", "IBext_v8", 2, False),
+        ("NET/IB-CAST/1", "IB-CAST", 1, False),
+        ("NET/UCX/0/GDRDMA comm 0x22fc nRanks 02", "UCX", 0, True),
+        ("NET/Socket/1 comm 0x95cdeb0 nRanks 08", "Socket", 1, False),
+        ("NET/gIB/7/GDRDMA", "gIB", 7, True),
+        ("NET/FasTrak/1", "FasTrak", 1, False),
+        ("NET/OFI/0/GDRDMA", "OFI", 0, True),
+        ("NET/IB/GDRDMA", "IB", None, True),
+    ],
+)
+@pytest.mark.parametrize("ranks", ["0[1b000] -> 8[1c000]", "0[0] -> 8[3]", "0 -> 8"])
+@pytest.mark.parametrize("word", ["Channel 02/1 :", "Channel 02 :", "Ring 02 :"])
+def test_every_form_of_a_network_line(
+    via: str, network: str, device: int | None, gpudirect: bool, ranks: str, word: str
+) -> None:
+    """Name, device and GPUDirect are read whatever stands round them."""
+    reading = said(f"n1:7:8 [0] NCCL INFO {word} {ranks} [send] via {via}\n")
+
+    assert list(reading.links) == [
+        Link(0, 8, word.split()[1], "send", network, device, gpudirect, "n1")
+    ]
+    assert reading.network_links == 1
+
+
+@pytest.mark.parametrize(
+    ("via", "kind"),
+    [
+        ("P2P/IPC", "P2P"),
+        ("P2P/IPC/read", "P2P"),
+        ("P2P/CUMEM/read/CE", "P2P"),
+        ("P2P/CUMEM/CE", "P2P"),
+        ("P2P/direct pointer/read", "P2P"),
+        ("P2P/indirect/3[3e000]", "P2P"),
+        ("P2P/common device", "P2P"),
+        ("SHM/direct", "SHM"),
+        ("SHM/direct/direct", "SHM"),
+        ("SHM/CE/direct comm 0x1 nRanks 02", "SHM"),
+        ("direct shared memory", "SHM"),
+    ],
+)
+def test_links_inside_a_node_are_counted_apart(via: str, kind: str) -> None:
+    """A link inside a node is no evidence of the network."""
+    reading = said(f"n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {via}\n")
+
+    assert (reading.local, reading.links, reading.network_links) == ({kind: 1}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:7:8 [0] NCCL INFO Channel 00/02 :    0   1   2   3",
+        "n1:7:8 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1",
+        "n1:7:8 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] -1/-1/-1->0->1",
+        "n1:7:8 [0] NCCL INFO CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA",
+        "n1:7:8 [0] NCCL INFO NVLS comm 0x5 headRank 0 nHeads 8 buffSize 4194304",
+        "n1:7:8 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1",
+        "look for `[send] via NET/IB/0/GDRDMA` in the log",
+    ],
+)
+def test_what_looks_like_a_link_and_is_none(line: str) -> None:
+    """Orders of ranks, CollNet, NVLS and prose are no links."""
+    assert said(line + "\n").links == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "host"),
+    [
+        ("gpu01:5:6 [0] ", "", "gpu01"),
+        ("ip-10-4-0-11.ec2.internal:5:6 [0] ", "\r", "ip-10-4-0-11.ec2.internal"),
+        (
+            "\x1b[36m(RayWorkerProc pid=285, ip=10.9.0.12)\x1b[0m gpu01:5:6 [0] ",
+            "\x1b[32m [repeated 3x across cluster]\x1b[0m",
+            "gpu01",
+        ),
+        (
+            "(EngineCore_DP0 pid=9) (RayWorkerWrapper pid=285, ip=10.9.0.12) gpu01:5:6 [0] ",
+            "",
+            "gpu01",
+        ),
+        ("\x1b[0;36m(Worker_TP0 pid=123)\x1b[0;0m gpu01:5:6 [0] ", "", "gpu01"),
+        ("[2026-03-02 08:12:01] gpu01:5:6 [0] ", "", "gpu01"),
+        ("Wed Sep  6 17:26:52 2023[1,5]<stdout>:gpu01:5:6 [5] ", "", "gpu01"),
+        ("0: gpu01:5:6 [0] ", "", "gpu01"),
+        ("<cluster>:5:6 [0] ", "", "<cluster>"),
+        (":22901:22901 [0] ", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_prefixes(before: str, after: str, host: str) -> None:
+    """What Ray, vLLM, mpirun, Slurm and clocks put round a line does not hide it, and the host is
+    the one NCCL names.
+    """
+    reading = said(f"{before}NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1{after}\n")
+
+    assert [(link.host, link.network, link.device) for link in reading.links] == [(host, "IB", 1)]
+
+
+def test_bare_lines() -> None:
+    """Lines that somebody cut out of a log, without any prefix, are read too."""
+    reading = said(
+        "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0/GDRDMA\nNET/IB : No device found.\n"
+    )
+
+    assert [link.network for link in reading.links] == ["IBext_v8"]
+    assert nccl_log.merge([reading]).warnings == {"NET/IB : No device found.": {}}
+
+
+def test_multi_node_nvlink() -> None:
+    """P2P/MNNVL is a link between nodes, and no line of a network."""
+    reading = read("2.30-mnnvl")
+
+    assert (reading.mnnvl, reading.network_links, len(reading.links)) == (True, 0, 2)
+
+
+def test_devices_have_names() -> None:
+    """The indices of the devices are named per host, and [RO] is none of them."""
+    assert read("2.14-pxn-roce").devices == {
+        "worker-0": {0: "mlx5_2:1/RoCE", 1: "mlx5_bond_0:1/RoCE"}
+    }
+
+
+def test_behind_ray_with_colours() -> None:
+    """A log as Ray forwards it: two hosts, CRLF, what it repeats counted as the one line it is."""
+    reading = read("2.27-ray-gb10")
+
+    assert (reading.network_links, {link.host for link in reading.links}) == (
+        2,
+        {"spark1", "spark2"},
+    )
+    assert (list(reading.using), list(reading.versions)) == (["IB"], ["2.27.7"])
+    failed = "Call to ibv_reg_mr failed with error Cannot allocate memory"
+    assert list(reading.warnings[failed]) == ["spark2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NET/IB : No device found.",
+        "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+        "Failed to open libibverbs.so[.1]",
+        "NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+        "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
+        "NCCL_IB_DISABLE set by environment to 1.",
+        "NCCL_IB_HCA set to mlx5_9",
+        "NCCL_SOCKET_IFNAME set by environment to eth9",
+        (
+            "ncclOsSocketPollConnect: connect to 10.0.0.12<50001> returned No route to host,"
+            " retrying (1/34)"
+        ),
+        "Call to connect returned Connection refused, retrying",
+        "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, retrying 1/8",
+        (
+            "HINT: In many cases this error occurs when the incorrect GID index is forced by"
+            " NCCL_IB_GID_INDEX"
+        ),
+    ],
+)
+def test_telling_lines(text: str) -> None:
+    """What explains a bad network is kept once, with the hosts that wrote it, though it is called
+    INFO.
+    """
+    line = f"(Worker pid=3) \x1b[36mn1:7:8 [0] NCCL INFO {text}\x1b[0m\n"
+    reading = said(line + line + line.replace("n1", "n2"))
+
+    assert reading.warnings == {text: {"n1": None, "n2": None}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["NET/IB : Unable to open device mlx5_0", "Bootstrap : no socket interface found", "anything"],
+)
+def test_warnings(text: str) -> None:
+    """What NCCL itself calls a warning is kept, whatever it says."""
+    reading = said(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n")
+
+    assert (list(reading.warnings), list(reading.alarms)) == ([text], [text])
+
+
+@pytest.mark.parametrize(
+    "text", ["DMA-BUF is available on GPU device 0", "Using non-device net plugin version 0"]
+)
+def test_lines_that_tell_nothing(text: str) -> None:
+    """What is said when all is well is no warning."""
+    assert said(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == {}
+
+
+def test_long_lines_are_cut() -> None:
+    """Only the beginning of a very long line is looked at, however the log is cut into blocks."""
+    late = (
+        b"x" * nccl_log.MAX_LINE
+        + b" n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+    )
+
+    assert (
+        nccl_log.read([late]) == nccl_log.read([late[:70_000], late[70_000:]]) == Reading(lines=1)
+    )
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{GOOD}\r{BAD}\r",
+        f"{GOOD}\r\n{BAD}\r\n",
+        f'{{"message": "{GOOD}\\n{BAD}\\n", "stream": "stderr"}}\n',
+        f'{{"message":"{GOOD}\\r\\n{BAD}"}}',
+        f'{{"message":"{GOOD}"}}\n{{"message":"{BAD}"}}\n'.replace(">", "\\u003e"),
+        f'{{\n  "log": "{GOOD}\\n",\n  "more": "{BAD}\\n"\n}}\n'.replace("NET/", "NET\\/"),
+        f"b'{GOOD}\\n{BAD}\\n'\n",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_records_that_share_a_line(log: str, step: int) -> None:
+    """Carriage returns and JSON hide no link, however the log is cut into blocks."""
+    raw = log.encode()
+    reading = nccl_log.read(raw[at : at + step] for at in range(0, len(raw), step))
+
+    assert {(link.host, link.network, link.device, link.gpudirect) for link in reading.links} == {
+        ("gpu01", "IB", 0, True),
+        ("gpu02", "Socket", 0, False),
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(SOUP, st.lists(st.integers(0, 2000), max_size=6))
+def test_no_bytes_are_too_strange_and_blocks_do_not_matter(log: bytes, cuts: list[int]) -> None:
+    """Any bytes are read, and cutting them anywhere changes nothing."""
+    at = [0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]
+
+    assert nccl_log.read(log[a:b] for a, b in pairwise(at)) == nccl_log.read([log])
+
+
+def announced(host: str) -> bytes:
+    """The line in which a host says that it is rank 0."""
+    return (
+        f"{host}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1"
+        " commId 0x1 - Init\n".encode()
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(SOUP, st.integers(1, 7))
+# Two hosts announce the same rank, and the first one says so again: the first word counts, and not
+# the last.
+@example(announced("a") + announced("b") + announced("a"), 1)
+def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
+    """How many lines are counted before they are understood changes nothing."""
+    before = nccl_log._SOON
+    whole = nccl_log.read([log])
+    try:
+        nccl_log._SOON = soon
+
+        assert nccl_log.read([log]) == whole
+    finally:
+        nccl_log._SOON = before
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\n", b"\x00" * 4096, bytes(range(256)) * 64, b"\x1f\x8b\x08" + b"\xff" * 999]
+)
+@pytest.mark.parametrize(
+    "reader",
+    [lambda b: nccl_log.read([b]), lambda b: nccl_log.read(b[i : i + 1] for i in range(len(b)))],
+)
+def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> None:
+    """An empty or a binary file has no links, and is no error."""
+    assert reader(bad).links == {}
+
+
+def test_a_line_without_end_does_not_fill_the_memory() -> None:
+    """Of 64 MB without a line break, only the beginning is held."""
+    tracemalloc.start()
+    nccl_log.read(b"NET/" * (1 << 18) for _ in range(64))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("vllm-tp2-pp2", (0, 0)), ("2.18-efa-torchrun", (2, 16)), ("2.28-h100-socket", (1, 2))],
+)
+def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
+    """A communicator says how many ranks it has; what is between them must be in the log."""
+    assert nccl_log.unseen(read(name)) == seen
+
+
+NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "receive"))
+
+
+@pytest.mark.parametrize(
+    ("log", "count"),
+    [
+        (NEAR, 2),
+        (NEAR.splitlines()[0] + "\n", 0),  # the other end is not known
+        (NEAR + BAD + "\n", 0),  # two hosts received
+        (NEAR.replace("gpu01", "<node>"), 0),
+        (
+            NEAR
+            + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0"
+            " MNNVL 0\n",
+            0,
+        ),
+        (
+            NEAR
+            + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0"
+            " MNNVL 0\n",
+            2,
+        ),
+    ],
+)
+def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
+    """Both ends must be in one host, and no doubt about who that is."""
+    assert len(nccl_log.inside(said(log))) == count
+
+
+def test_recorded_log() -> None:
+    """NCCL 2.28.9 with two ranks, on one GPU that it believes to be two hosts'."""
+    reading = read("2.28-h100-socket")
+
+    assert (*reading.versions, *reading.using, reading.nodes) == ("2.28.9+cuda13.0", "Socket", 2)
+    assert reading.devices == {"gpu01": {0: "lo:127.0.0.1<0>"}}
+    assert {(link.network, link.device) for link in reading.links} == {("Socket", 0)}
+    assert reading.network_links == 8
+    assert not reading.alarms
+
+
+def test_recorded_warning() -> None:
+    """Its WARN lines begin with the time."""
+    words = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    assert list(read("2.28-h100-duplicate").alarms) == [words]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
-from launcher.network import nccl, probe_command
+from launcher.network import nccl_log, probe_command
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "network"
 MINIMAL = {"node": "node1", "backend": "gloo"}
@@ -44,7 +44,7 @@ def test_recorded_nccl(node: str) -> None:
     assert (transfer.size, transfer.error) == (1 << 28, "")
     assert report.collective is not None
     assert (report.collective.ranks, report.collective.correct) == (2, True)
-    links = nccl.read([log.encode()]).links
+    links = nccl_log.read([log.encode()]).links
     assert {(link.network, link.gpudirect) for link in links} == {("Socket", False)}
     assert len(links) == 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads
 from launcher.recipes import library
-from launcher.recipes.hardware import Hardware, named
+from launcher.recipes.library import Hardware, hardware_named
 from launcher.recipes.schema import Recipe
 
 FILE = Path(__file__).parents[1] / "fixtures" / "recipes" / "dense.yaml"
@@ -20,7 +20,7 @@ def recipe() -> Recipe:
 
 def hardware(name: str, accelerator: str = "nvidia") -> Hardware:
     """Hardware of the packaged recipes."""
-    return named(name, library.load().hardware_of(accelerator))
+    return hardware_named(name, library.load().hardware_of(accelerator))
 
 
 def nodes(more: str = "", image: str = "vllm/vllm-openai:v0.32.0") -> Inventory:

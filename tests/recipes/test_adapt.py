@@ -11,8 +11,7 @@ from launcher.core import redaction
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 from launcher.recipes.adapt import Adapted, adapt
-from launcher.recipes.pasted import parse
-from launcher.recipes.vllm_command import VllmCommand
+from launcher.recipes.vllm_command import VllmCommand, parse_pasted
 from launcher.tools import vllm
 from tests.recipes import case
 
@@ -29,7 +28,7 @@ def adapted(
 ) -> Adapted:
     """Adapt a pasted command."""
     return adapt(
-        parse(text),
+        parse_pasted(text),
         inventory or case.nodes(),
         args=args,
         replicas=replicas,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.core.errors import RequestError
-from launcher.recipes.hardware import Hardware
+from launcher.recipes.library import Hardware
 from launcher.recipes.merge import merge, numbers
 from launcher.recipes.vllm_command import VllmCommand
 from tests.recipes import case

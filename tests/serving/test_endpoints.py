@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +11,23 @@ import pytest
 
 from launcher.agent.desired import Desired, Process
 from launcher.agent.observed import EndpointHealth
+from launcher.agent.task import (
+    CHAT,
+    CLASSIFY,
+    EMBEDDING,
+    HEALTH,
+    POOLING,
+    RERANK,
+    TRANSCRIPTION,
+    Task,
+)
 from launcher.serving import endpoints
 from tests import kept
 from tests.cluster_status import serve
 from tests.served import INVENTORY
 from tests.simulated import World
+
+ENDPOINT = "http://10.0.0.11:8000/v1"
 
 
 def apart(*held: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
@@ -105,3 +119,53 @@ def test_where_clients_go(bind: str, url: str) -> None:
     """To the head's address between the nodes, or to the one address that was asked for."""
     assert endpoints.url(INVENTORY, bind, 8000) == url
     assert endpoints.url(INVENTORY, bind, 8000, "n2") == url.replace("10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("task", "url", "body"),
+    [
+        (CHAT, "/v1/chat/completions", {"max_tokens": 64, "temperature": 0}),
+        (EMBEDDING, "/v1/embeddings", {"input": "Say hello."}),
+        (RERANK, "/rerank", {"query": "Say hello.", "documents": ["Say hello."]}),
+        (CLASSIFY, "/classify", {"input": "Say hello."}),
+        (POOLING, "/pooling", {"input": "Say hello."}),
+    ],
+)
+def test_the_line_asks_for_what_the_model_does(
+    task: Task, url: str, body: dict[str, object]
+) -> None:
+    """At the address that `serve` prints, with a body that a shell leaves as it is."""
+    words = shlex.split(endpoints.curl_line(ENDPOINT, task, "it's $(a) model", key=False))
+
+    assert words[:4] == [
+        "curl",
+        f"http://10.0.0.11:8000{url}",
+        "-H",
+        "Content-Type: application/json",
+    ]
+    said = json.loads(words[5])
+    assert said["model"] == "it's $(a) model"
+    assert body.items() <= said.items()
+
+
+def test_a_key_is_a_variable() -> None:
+    """Whoever copies the line copies no secret."""
+    line = endpoints.curl_line(ENDPOINT, EMBEDDING, "m", key=True)
+
+    assert ' -H "Authorization: Bearer $VLLM_API_KEY" ' in line
+
+
+def test_what_is_heard_is_a_file() -> None:
+    """As a form."""
+    line = endpoints.curl_line(ENDPOINT, TRANSCRIPTION, "m", key=False)
+
+    assert (
+        line == "curl http://10.0.0.11:8000/v1/audio/transcriptions -F model=m -F file=@speech.wav"
+    )
+
+
+def test_a_model_that_can_be_asked_for_nothing() -> None:
+    """Tells how it is."""
+    assert (
+        endpoints.curl_line(ENDPOINT, HEALTH, "m", key=False) == "curl http://10.0.0.11:8000/health"
+    )

@@ -14,7 +14,7 @@ from launcher.app.terminal import show
 from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render
-from launcher.tools.unfinished import Unfinished
+from launcher.tools.host import Unfinished
 from tests import golden, kept
 
 GOLDEN = Path(__file__).parent / "golden"

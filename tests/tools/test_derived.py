@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import io
 import shlex
+import sys
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -234,3 +236,17 @@ def test_what_batches_import_is_proven_when_the_image_is_built(
 ) -> None:
     """An image in which pyarrow cannot be loaded is never tagged."""
     assert "import ray.serve, pyarrow" in made(python, wheels).dockerfile
+
+
+def test_vllm_finds_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a distribution with an entry point, from the files alone."""
+    for path, data in derived.plugin_files().items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    (point,) = importlib.metadata.entry_points(group="vllm.platform_plugins")
+
+    assert (point.name, point.value) == ("vlaunch_cpu_ray", "vlaunch_cpu_ray:register")
+    assert importlib.metadata.version("vlaunch-cpu-ray") == "1.0"
+    assert (tmp_path / "vlaunch_cpu_ray" / "platform.py").is_file()

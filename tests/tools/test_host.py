@@ -13,13 +13,51 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core import shell
 from launcher.core.domain import Node
 from launcher.tools import host, host_read
 from launcher.tools.host import Gpu, HostFacts
 
-pytestmark = pytest.mark.processes
+
+def found(home: Path) -> dict[str, str]:
+    argv = ["sh", "-c", shell.program("models_unfinished"), "models", str(home)]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    return {each.model: each.kind for each in host.read_unfinished(ran.stdout)}
 
 
+def test_copies_and_downloads_that_are_not_finished_are_named(tmp_path: Path) -> None:
+    """By their names or folders; what is whole is not."""
+    cached, mine, whole = (
+        tmp_path / each for each in ("hub/models--org--m", "my model", "hub/models--org--whole")
+    )
+    for folder in (cached / "blobs", mine / ".vlaunch/parts", whole / ".vlaunch/records"):
+        folder.mkdir(parents=True)
+    (whole / "blobs").mkdir()
+    (whole / "blobs" / "a").write_bytes(b"x")
+    assert found(tmp_path) == {}
+    (cached / "blobs" / "a.incomplete").write_bytes(b"x" * 9000)
+    (mine / ".vlaunch/parts/0").write_bytes(b"x" * 9000)
+
+    assert found(tmp_path) == {"org/m": "download", str(mine): "copy"}
+
+
+def test_no_home_is_no_error(tmp_path: Path) -> None:
+    """As before the first model."""
+    assert found(tmp_path / "none") == {}
+
+
+def test_each_says_how_it_goes_on() -> None:
+    """And how much there is."""
+    (one,) = host.read_unfinished("noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n")
+
+    assert one.words == (
+        "a copy of org/m is not finished, 2 MiB so far: `vlaunch model copy org/m` continues it"
+    )
+    assert host.read_unfinished(None) == ()
+
+
+@pytest.mark.processes
 def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     """The script itself, in an empty home, with a `docker` that is not there."""
     argv = host.probe(
@@ -51,6 +89,7 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     assert (facts.token, facts.secret_names) == ("abc", ("RAY_AUTH_TOKEN",))
 
 
+@pytest.mark.processes
 def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
     """A stand-in for docker with words before it, and names with spaces kept whole."""
     fake = tmp_path / "docker"
@@ -81,6 +120,7 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
     assert [each.id for each in facts.containers] == ["id1"]
 
 
+@pytest.mark.processes
 def test_the_token_is_found_where_it_lay_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +149,7 @@ def test_the_token_is_found_where_it_lay_before(
     assert found == [("", f"of-{memory}"), ("", f"of-{disk}")]
 
 
+@pytest.mark.processes
 def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     """A wedged daemon holds each question until its deadline: five of them would outlast the
     probe's own.
@@ -127,6 +168,7 @@ def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     assert asked.read_text() == "version\n"
 
 
+@pytest.mark.processes
 def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
     """Each part has its own deadline: `timeout` is what the script relies on, so it must be in the
     script.
@@ -145,6 +187,7 @@ def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
     assert shutil.which("timeout")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["there", "later/on"])
 def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, name: str) -> None:
     """The folder itself, or the nearest above it that is there."""
@@ -168,6 +211,7 @@ def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, na
     assert not (tmp_path / "later").exists()
 
 
+@pytest.mark.processes
 def test_what_a_node_uses_of_its_gpus() -> None:
     """Those it names by index or UUID, else its first ones."""
     gpus = (

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.core.domain import Backend, Inventory, Node
 from launcher.core.errors import PlacementError
-from launcher.tools.model_config import shape_of
+from launcher.tools.model import shape_of
 from launcher.tools.placement import Placement, choose, impossible, narrow
 from tests.served import INVENTORY
 

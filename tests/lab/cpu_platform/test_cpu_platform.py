@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import cpu_plugin
+from launcher.tools import derived
 from tests.lab.cpu_platform.conftest import said
 
 pytestmark = pytest.mark.processes
@@ -36,7 +36,7 @@ def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
 
 def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> None:
     """It runs inside the image, where there is no launcher."""
-    for file in cpu_plugin.SOURCE.glob("*.py"):
+    for file in derived.PLUGIN_SOURCE.glob("*.py"):
         tree = ast.parse(file.read_text())
         names = {
             node.module or ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from launcher.core.errors import RequestError
-from launcher.recipes.pasted import parse
+from launcher.recipes.vllm_command import parse_pasted
 
 
 def words(text: str) -> list[str]:
     """The options of a pasted command."""
-    return [option.text for option in parse(text).options]
+    return [option.text for option in parse_pasted(text).options]
 
 
 def test_assignments_and_continued_lines() -> None:
@@ -21,7 +21,7 @@ def test_assignments_and_continued_lines() -> None:
         --max-model-len 32768 \\
         --override-generation-config '{"temperature": 0.6, "stop": "a;b"}' -tp=8
     """
-    command = parse(text)
+    command = parse_pasted(text)
 
     assert command.model == "Qwen/Qwen3-32B"
     assert command.env == {"A": "b c", "C": "d"}
@@ -49,13 +49,13 @@ def test_assignments_and_continued_lines() -> None:
 )
 def test_forms(text: str) -> None:
     """Of the program and of the model."""
-    assert parse(text).model == "a/b"
+    assert parse_pasted(text).model == "a/b"
     assert words(text) == ["--x 1"]
 
 
 def test_docker() -> None:
     """Its variables and image are used; its other options are ignored, with a note."""
-    command = parse(
+    command = parse_pasted(
         "docker run -itd --rm --gpus all -v/a:/b -v c:/d --ipc=host -p 8000:8000 -e A=b"
         " --env-file file --env C=d -eE=f -e G --name x vllm/vllm-openai:v0.11.0 a/b --x -1"
     )
@@ -85,7 +85,7 @@ def test_docker() -> None:
 def test_other_text_is_refused(text: str, why: str) -> None:
     """With the reason and the form that is read."""
     with pytest.raises(RequestError) as raised:
-        parse(text)
+        parse_pasted(text)
 
     assert why in raised.value.evidence
     assert raised.value.hint
@@ -95,6 +95,6 @@ def test_other_text_is_refused(text: str, why: str) -> None:
 def test_a_misplaced_secret_is_not_shown() -> None:
     """In an error."""
     with pytest.raises(RequestError) as raised:
-        parse("vllm serve a/b sk-abcdefghijklmnopqrstuv --x")
+        parse_pasted("vllm serve a/b sk-abcdefghijklmnopqrstuv --x")
 
     assert "abcdefgh" not in raised.value.evidence
