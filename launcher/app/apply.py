@@ -59,16 +59,6 @@ def apply(
         raise _all(failed)
 
 
-def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
-    """Return what goes before the first step of each node; who sends it takes it out."""
-    if not plan.steps or not isinstance(transport, Recording):
-        return {}
-    changes: dict[str, list[str]] = {}
-    for step in plan.steps:
-        changes.setdefault(step.command.node, []).append(step.title)
-    return dict(transport.record(plan.verb, changes))
-
-
 class _Run:
     """A plan on its way; `_records` is what goes before the first step of each node."""
 
@@ -179,6 +169,16 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
     return GateError(
         first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints)
     )
+
+
+def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
+    """Return what goes before the first step of each node; who sends it takes it out."""
+    if not plan.steps or not isinstance(transport, Recording):
+        return {}
+    changes: dict[str, list[str]] = {}
+    for step in plan.steps:
+        changes.setdefault(step.command.node, []).append(step.title)
+    return dict(transport.record(plan.verb, changes))
 
 
 def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeError:

@@ -234,15 +234,6 @@ def _state_lines(state: State) -> list[str]:
     return lines
 
 
-def _records(node: Told) -> dict[str, Observed]:
-    """Return what the keeper wrote down of each server, where that can be read."""
-    records = {}
-    for name, files in node.kept.items():
-        with contextlib.suppress(ValueError):
-            records[name] = observed.read(files.get("observed"))
-    return records
-
-
 def _record_logs(node: Told) -> Iterator[Log]:
     """Yield in lines what the keeper wrote down of servers: their faults, with the lines it kept of
     each, which rank hangs, else what all ranks do, and that it gave up.
@@ -272,6 +263,15 @@ def _known_hangs(node: Told, now: float) -> Log:
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
     hangs = known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib)
     return _log("versions", "versions", tuple(hangs), diagnosis.format_time(now))
+
+
+def _records(node: Told) -> dict[str, Observed]:
+    """Return what the keeper wrote down of each server, where that can be read."""
+    records = {}
+    for name, files in node.kept.items():
+        with contextlib.suppress(ValueError):
+            records[name] = observed.read(files.get("observed"))
+    return records
 
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:

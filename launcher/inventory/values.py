@@ -117,6 +117,30 @@ _MOST_GPUS = 128
 _UUID = "GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
+class _Gpus:
+    """Reads a list of GPUs; everything else should be their number."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Keep the errors of a number for what is no list."""
+        count = Annotated[int, Bounds(ge=1, le=_MOST_GPUS)]
+        which = (
+            Annotated[int, Bounds(ge=0, le=_MOST_GPUS - 1)]
+            | Annotated[str, Field(pattern=f"^{_UUID}$")]
+        )
+
+        def read(value: object, number: core_schema.ValidatorFunctionWrapHandler) -> object:
+            return _gpu_ids(value) if isinstance(value, tuple) else number(value)
+
+        written = count | Annotated[list[which], Field(min_length=1, max_length=_MOST_GPUS)]
+        return core_schema.no_info_wrap_validator_function(
+            read,
+            handler.generate_schema(count),
+            json_schema_input_schema=handler.generate_schema(written),
+        )
+
+
 def _gpu_ids(value: tuple[object, ...]) -> tuple[str, ...]:
     ids = tuple(str(each) for each in value if type(each) in (int, str))
     if any(each.startswith("MIG-") for each in ids):
@@ -140,30 +164,6 @@ def _is_gpu(text: str) -> bool:
     if re.fullmatch("[0-9]{1,3}", text):
         return int(text) < _MOST_GPUS
     return re.fullmatch(_UUID, text) is not None
-
-
-class _Gpus:
-    """Reads a list of GPUs; everything else should be their number."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Keep the errors of a number for what is no list."""
-        count = Annotated[int, Bounds(ge=1, le=_MOST_GPUS)]
-        which = (
-            Annotated[int, Bounds(ge=0, le=_MOST_GPUS - 1)]
-            | Annotated[str, Field(pattern=f"^{_UUID}$")]
-        )
-
-        def read(value: object, number: core_schema.ValidatorFunctionWrapHandler) -> object:
-            return _gpu_ids(value) if isinstance(value, tuple) else number(value)
-
-        written = count | Annotated[list[which], Field(min_length=1, max_length=_MOST_GPUS)]
-        return core_schema.no_info_wrap_validator_function(
-            read,
-            handler.generate_schema(count),
-            json_schema_input_schema=handler.generate_schema(written),
-        )
 
 
 Gpus = Annotated[int | tuple[str, ...], _Gpus()]

@@ -37,15 +37,6 @@ def main() -> None:
     tokenizer.save_pretrained(target)
 
 
-def _words(tokenizer: Any) -> dict[str, int]:
-    return {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-
-
 def _moe(transformers: Any, tokenizer: Any, _: str) -> Any:
     """A mixture of four experts, two of them for each token: two ranks with expert parallelism hold
     two experts each. The CPU kernel divides the experts' sizes by 32.
@@ -63,6 +54,15 @@ def _moe(transformers: Any, tokenizer: Any, _: str) -> Any:
         tie_word_embeddings=False,
     )
     return transformers.Qwen3MoeForCausalLM(config)
+
+
+def _words(tokenizer: Any) -> dict[str, int]:
+    return {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def _embed(transformers: Any, _: Any, source: str) -> Any:

@@ -108,15 +108,6 @@ def _slow_start(node: Node, report: Report) -> list[Finding]:
     return findings
 
 
-def _absent(report: Report | None) -> bool:
-    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or
-    one that was killed.
-    """
-    if report is None or report.error or not report.ranks:
-        return True
-    return any(_before(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
-
-
 def _before(rank: RankReport) -> bool:
     """True when a rank never met the others."""
     return not rank.ended and (
@@ -260,6 +251,15 @@ def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
         for name, match in said.items()
     ]
     return findings, [cell for cell in found if not said.keys() & {cell.source, cell.target}]
+
+
+def _absent(report: Report | None) -> bool:
+    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or
+    one that was killed.
+    """
+    if report is None or report.error or not report.ranks:
+        return True
+    return any(_before(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
 
 
 def _kind(text: str) -> str:

@@ -106,16 +106,6 @@ _FAMILIES = {name: family for family, names in _NAMES for name in names.split()}
 _POOLING = ("Model", "ForSequenceClassification", "ForRewardModel")
 
 
-def _family(name: str) -> Family | None:
-    if name in _FAMILIES:
-        return _FAMILIES[name]
-    for ending in _POOLING:
-        generates = name.removesuffix(ending) + "ForCausalLM"
-        if name.endswith(ending) and generates in _FAMILIES:
-            return replace(_FAMILIES[generates], headless=True)
-    return None
-
-
 def family_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
     """Return the family of a model; one that is not modelled says so in `unknown`."""
     listed = config.get("architectures")
@@ -129,3 +119,13 @@ def family_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
                 return replace(family, unknown=f"{name} with compressed attention is not modelled")
             return family
     return Family(name=names[0], unknown=f"the architecture {names[0]} is not modelled")
+
+
+def _family(name: str) -> Family | None:
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    for ending in _POOLING:
+        generates = name.removesuffix(ending) + "ForCausalLM"
+        if name.endswith(ending) and generates in _FAMILIES:
+            return replace(_FAMILIES[generates], headless=True)
+    return None

@@ -138,23 +138,6 @@ def cache_of(model: Architecture, request: CacheRequest, stages: Sequence[int]) 
     return Cache(groups=groups, block_bytes=block_bytes, length=request.length, states=states)
 
 
-def _element(dtype: str) -> int:
-    """Return sixteenths of a byte for one element."""
-    return _SIXTEENTHS.get(dtype, 16)
-
-
-def _token_bytes(model: Architecture, layer: Layer, request: CacheRequest) -> int:
-    """Return the bytes that one token takes in one layer on one GPU."""
-    if latent := model.latent:
-        dense = (latent.kv_rank + latent.rope) * _element(request.dtype) // 16
-        if not latent.indexer:
-            return dense
-        main = _SPARSE_FP8 if request.dtype.startswith("fp8") else dense
-        return main + latent.indexer + _INDEXER_SCALE
-    heads = max(1, layer.kv_heads // request.tp)
-    return heads * 2 * layer.head_dim * _element(request.dtype) // 16
-
-
 def state_bytes(state: Recurrent, tp: int) -> int:
     """Return the bytes of one request's state in one recurrent layer on one GPU."""
     groups = state.groups if state.groups % tp == 0 else tp if state.groups else 0
@@ -184,6 +167,18 @@ def _specs(model: Architecture, request: CacheRequest) -> dict[int, _Spec]:
     }
 
 
+def _token_bytes(model: Architecture, layer: Layer, request: CacheRequest) -> int:
+    """Return the bytes that one token takes in one layer on one GPU."""
+    if latent := model.latent:
+        dense = (latent.kv_rank + latent.rope) * _element(request.dtype) // 16
+        if not latent.indexer:
+            return dense
+        main = _SPARSE_FP8 if request.dtype.startswith("fp8") else dense
+        return main + latent.indexer + _INDEXER_SCALE
+    heads = max(1, layer.kv_heads // request.tp)
+    return heads * 2 * layer.head_dim * _element(request.dtype) // 16
+
+
 def _block(model: Architecture, request: CacheRequest, state: int, token: int) -> int:
     """Return the tokens of a block: as many as a recurrent state needs, at so many bytes each."""
     block = request.block or (64 if model.latent else 16)
@@ -204,6 +199,11 @@ def _unified(specs: Mapping[int, _Spec], request: CacheRequest) -> Mapping[int, 
         return specs
     largest = max(spec.page for spec in specs.values())
     return {at: _grown(spec, largest) for at, spec in specs.items()}
+
+
+def _element(dtype: str) -> int:
+    """Return sixteenths of a byte for one element."""
+    return _SIXTEENTHS.get(dtype, 16)
 
 
 def _kept_whole(spec: _Spec) -> _Spec:

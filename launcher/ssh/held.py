@@ -97,12 +97,6 @@ class Held:
         """End it; returns at once."""
         self._running.cancel()
 
-    def _begin(self, send: Callable[[bytes], None]) -> None:
-        with self._lock:
-            for data in self._unsent:
-                send(data)
-            self._send = send
-
     def _work(self) -> None:
         try:
             self.over = self._run(self._running, self._lines, self._begin)
@@ -110,6 +104,12 @@ class Held:
         except BaseException as error:
             self.over = Answer(node=self._node, code=255, err=f"{type(error).__name__}: {error}")
         self._lines.put(self.over)
+
+    def _begin(self, send: Callable[[bytes], None]) -> None:
+        with self._lock:
+            for data in self._unsent:
+                send(data)
+            self._send = send
 
 
 class Bounded(queue.SimpleQueue[Any]):

@@ -24,15 +24,6 @@ def source(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def _ask(path: str, patience: float, /, *curl: str, **query: object) -> Argv:
-    """Ask the agent of a container for a path, for so many seconds, with options of curl's."""
-    words = urlencode({name: value for name, value in query.items() if value != ""}, safe=":,")
-    return (
-        *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
-        *(*curl, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
-    )
-
-
 def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
     """Ask for Ray's node table, and which of `peers` (`ip:port`) the head cannot open."""
     return _ask("nodes", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
@@ -105,3 +96,12 @@ def agent(
     own = ("--lead", *options(metrics_port=metrics)) if lead else ()
     shm = ("--private-shm",) if private_shm else ()
     return ("agent", *where, *own, *shm, *(("--", *command) if command else ()))
+
+
+def _ask(path: str, patience: float, /, *curl: str, **query: object) -> Argv:
+    """Ask the agent of a container for a path, for so many seconds, with options of curl's."""
+    words = urlencode({name: value for name, value in query.items() if value != ""}, safe=":,")
+    return (
+        *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
+        *(*curl, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
+    )

@@ -149,12 +149,6 @@ def _of(kind: type, value: Any, pattern: str = "(?s:.*)") -> Any:
     return value
 
 
-def _ip(text: Any, prefix: Any) -> str:
-    """Return an address of a network; raises ValueError: checks compare it with others."""
-    ipaddress.ip_interface(f"{_of(str, text).split('%')[0]}/{_of(int, prefix)}")
-    return str(text)
-
-
 def _addresses(text: str) -> tuple[Address, ...]:
     return tuple(
         Address(
@@ -178,6 +172,12 @@ def _listening(text: str) -> frozenset[tuple[str, int]]:
         ):
             found.add((match[1], int(match[2])))
     return frozenset(found)
+
+
+def _ip(text: Any, prefix: Any) -> str:
+    """Return an address of a network; raises ValueError: checks compare it with others."""
+    ipaddress.ip_interface(f"{_of(str, text).split('%')[0]}/{_of(int, prefix)}")
+    return str(text)
 
 
 def free(text: str) -> int:

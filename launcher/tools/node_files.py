@@ -73,16 +73,6 @@ ISSUED = 'cat "$certificates"/'  # what prints one of the certificates that `scr
 
 
 @cache
-def _files() -> Mapping[str, bytes]:
-    return {
-        "entry.sh": _ENTRY.read_bytes(),
-        zipapps.AGENT: zipapps.pack(zipapps.agent()),
-        zipapps.BATCH: zipapps.pack(zipapps.batch()),
-        zipapps.NETWORK: zipapps.pack(zipapps.network()),
-    }
-
-
-@cache
 def payload_tar() -> bytes:
     """Return the payload as a tar archive, the same bytes every time."""
     buffer = io.BytesIO()
@@ -241,6 +231,16 @@ def handed_over(site: Site, node: Node) -> list[Step]:
             command=Command(node=node.name, argv=argv, timeout=120),
         )
     ]
+
+
+@cache
+def _files() -> Mapping[str, bytes]:
+    return {
+        "entry.sh": _ENTRY.read_bytes(),
+        zipapps.AGENT: zipapps.pack(zipapps.agent()),
+        zipapps.BATCH: zipapps.pack(zipapps.batch()),
+        zipapps.NETWORK: zipapps.pack(zipapps.network()),
+    }
 
 
 def _unwanted(

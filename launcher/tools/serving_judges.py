@@ -154,14 +154,6 @@ def claimed(job: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def _named(metadata: Mapping[str, Any]) -> str:
-    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
-    ours has.
-    """
-    name = metadata.get(NAME)
-    return name if isinstance(name, str) and BATCH_NAME.fullmatch(name) else ""
-
-
 def batches(said: Mapping[str, Any]) -> list[Batch]:
     """Return the batch jobs that are not over."""
     return [
@@ -260,6 +252,14 @@ def agents(site: Site, nodes: Sequence[Node], heard: Mapping[str, float]) -> lis
     how many seconds ago.
     """
     return [_container(site, node) or _agent(node, heard.get(node.name)) for node in nodes]
+
+
+def _named(metadata: Mapping[str, Any]) -> str:
+    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
+    ours has.
+    """
+    name = metadata.get(NAME)
+    return name if isinstance(name, str) and BATCH_NAME.fullmatch(name) else ""
 
 
 def _container(site: Site, node: Node) -> Finding | None:

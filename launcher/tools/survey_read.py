@@ -161,14 +161,6 @@ def _asks(text: str) -> tuple[str, ...]:
     return tuple(row[:200] for row in rows if row.startswith(("nameserver ", "hosts: ")))
 
 
-def _json(text: str | None) -> list[dict[str, Any]]:
-    try:
-        rows = untrusted.loads(text or "[]")
-    except ValueError:
-        return []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
 def _default(text: str | None) -> str:
     """The route with the lowest metric wins; one without a metric has 0."""
     rows = [row for row in _json(text) if isinstance(row.get("dev"), str)]
@@ -176,10 +168,12 @@ def _default(text: str | None) -> str:
     return rows[0]["dev"] if rows else ""
 
 
-def _entries(text: str) -> dict[str, str]:
-    """Return the values of sysfs' files by their paths, which are printed as `path:value`."""
-    rows = (line.partition(":") for line in text.splitlines())
-    return {path: value.strip() for path, found, value in rows if found and "/" in path}
+def _json(text: str | None) -> list[dict[str, Any]]:
+    try:
+        rows = untrusted.loads(text or "[]")
+    except ValueError:
+        return []
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _nics(parts: Parts) -> tuple[Nic, ...] | None:
@@ -196,6 +190,12 @@ def _nics(parts: Parts) -> tuple[Nic, ...] | None:
         )
     nics = (_nic(link, sysfs, addresses) for link in links)
     return tuple(nic for nic in nics if nic is not None)
+
+
+def _entries(text: str) -> dict[str, str]:
+    """Return the values of sysfs' files by their paths, which are printed as `path:value`."""
+    rows = (line.partition(":") for line in text.splitlines())
+    return {path: value.strip() for path, found, value in rows if found and "/" in path}
 
 
 def _nic(

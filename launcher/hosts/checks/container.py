@@ -143,6 +143,14 @@ def _gpus(node: Node, answer: Answer) -> Finding:
     return failed(node, text, evidence=answer.tail, fix=fix)
 
 
+def _inside(judge: Callable[[str, Inside], Finding]) -> Judge:
+    def one(host: Host) -> Finding:
+        inside = _view(host)
+        return inside if isinstance(inside, Finding) else judge(host.name, inside)
+
+    return each(one)
+
+
 def _view(host: Host) -> Inside | Finding:
     """Return what is known of a node's container, or a SKIP with its reason."""
     inside = host.evidence.inside.get(host.name)
@@ -155,14 +163,6 @@ def _view(host: Host) -> Inside | Finding:
         error = untrusted.shown(inside.error.strip().splitlines()[-1])
         return skipped(host, f"a container could not be looked into: {error}")
     return inside
-
-
-def _inside(judge: Callable[[str, Inside], Finding]) -> Judge:
-    def one(host: Host) -> Finding:
-        inside = _view(host)
-        return inside if isinstance(inside, Finding) else judge(host.name, inside)
-
-    return each(one)
 
 
 def _devices(name: str, inside: Inside) -> Finding:

@@ -34,6 +34,17 @@ _PASSWORD = (
 _TERMINAL = "you must have a tty"
 
 
+def _sudo(host: Host) -> Finding:
+    if host.facts.docker_version is None:
+        if (refused := _refused(host)) is not None:
+            return refused
+        if "docker" in host.facts.late:
+            return skipped(host, "sudo was not done in time: see `docker`")
+    if host.node.docker[:1] != ("sudo",):
+        return passed(host, "sudo is not used")
+    return passed(host, f"`{' '.join(host.node.docker)}` asks for no password")
+
+
 def _refused(host: Host) -> Finding | None:
     """Return what is wrong where sudo refused, None where it did not."""
     node, (said, user) = host.node, _docker_said(host)
@@ -55,17 +66,6 @@ def _docker_said(host: Host) -> tuple[str, str]:
     said = host.facts.said
     user = host.facts.user or host.node.ssh.user or "USER"
     return said.get("docker", "") or said.get("info", ""), user
-
-
-def _sudo(host: Host) -> Finding:
-    if host.facts.docker_version is None:
-        if (refused := _refused(host)) is not None:
-            return refused
-        if "docker" in host.facts.late:
-            return skipped(host, "sudo was not done in time: see `docker`")
-    if host.node.docker[:1] != ("sudo",):
-        return passed(host, "sudo is not used")
-    return passed(host, f"`{' '.join(host.node.docker)}` asks for no password")
 
 
 def _no_sudo(inventory: Inventory) -> str:

@@ -104,16 +104,16 @@ def _models(host: Host) -> tuple[str, ...] | Finding:
     return tuple(sorted({gpu.name for gpu in host.facts.used(host.node)}))
 
 
-def _counted(host: Host) -> str:
-    counts = Counter(gpu.name for gpu in host.facts.used(host.node))
-    text = "; ".join(f"{count} × {model}" for model, count in counts.items())
-    return text or "no GPU is declared"
-
-
 def _other_models(host: Host, _: object, common: Sequence[str], others: str) -> Finding:
     text = f"{_counted(host)}, while {others} has {' and '.join(common)}"
     fix = f"use nodes with one model of GPU, or leave {host.name} out of the inventory"
     return failed(host, text, fix=fix)
+
+
+def _counted(host: Host) -> str:
+    counts = Counter(gpu.name for gpu in host.facts.used(host.node))
+    text = "; ".join(f"{count} × {model}" for model, count in counts.items())
+    return text or "no GPU is declared"
 
 
 def _usual_models(host: Host, models: Sequence[str]) -> Finding:
@@ -279,14 +279,6 @@ class _Cuda:
         return int(found[0]) if found else 0
 
 
-def _cuda(evidence: Evidence) -> _Cuda:
-    """Return the image's CUDA, from its environment on the first node that tells it."""
-    image = evidence.inventory.image
-    if not any(host.facts.images.get(image) for host in evidence.reached):
-        return _Cuda(version=tag_cuda(image), there=False)
-    return _Cuda(version=next(filter(None, map(image_cuda, evidence.reached)), ""), there=True)
-
-
 def _driver(host: Host) -> str | Finding:
     if not host.facts.gpus:
         return skipped(host, "`nvidia-smi` gave no driver version")
@@ -312,6 +304,14 @@ def _driver(host: Host) -> str | Finding:
             fix=f"install driver {expected.driver} or newer on {host.name}",
         )
     return version
+
+
+def _cuda(evidence: Evidence) -> _Cuda:
+    """Return the image's CUDA, from its environment on the first node that tells it."""
+    image = evidence.inventory.image
+    if not any(host.facts.images.get(image) for host in evidence.reached):
+        return _Cuda(version=tag_cuda(image), there=False)
+    return _Cuda(version=next(filter(None, map(image_cuda, evidence.reached)), ""), there=True)
 
 
 def _other_driver(host: Host, version: str, common: str, others: str) -> Finding:

@@ -29,6 +29,10 @@ _Trouble = Callable[[Evidence, PortProbe], tuple[str, str] | None]
 _Fix = Callable[[Node, Node, str, PortProbe], str]
 
 
+def _fixed_ports(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
+    return _closed(probe, _fixed(evidence.inventory, probe))
+
+
 def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
     """Return the ports of a probe that the inventory gives; the others were picked by a kernel, as
     NCCL's and Gloo's are.
@@ -42,10 +46,6 @@ def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
         for port in probe.ports
         if port in given or ports.worker_min <= port <= ports.worker_max
     }
-
-
-def _fixed_ports(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
-    return _closed(probe, _fixed(evidence.inventory, probe))
 
 
 def _high_port(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:

@@ -48,26 +48,6 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
     return {**({} if inventory.ray.off else common), **(head if node.head else {})}
 
 
-def _own(host: Host) -> set[int]:
-    """Return the ports that the cluster's running containers have, whatever the inventory says
-    now.
-    """
-    running = [container for container in host.facts.containers if container.running]
-    own = {
-        int(value)
-        for container in running
-        if container.role in _LASTING
-        for option, value in pairwise(container.argv)
-        if option.endswith("port") and _PORT.fullmatch(value)
-    }
-    if any(container.role == "head" for container in running):
-        # A server or a batch may have these, and no command line of a container tells. `serve`
-        # looks at them again.
-        ports = host.inventory.ports
-        own |= {ports.api, ports.mp_master, ports.dp_rpc}
-    return own
-
-
 def _ports(host: Host) -> Finding | None:
     node, listening = host.node, host.facts.listening
     if listening is None:
@@ -87,6 +67,26 @@ def _ports(host: Host) -> Finding | None:
         fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
         "or choose others under `ports:` in the inventory",
     )
+
+
+def _own(host: Host) -> set[int]:
+    """Return the ports that the cluster's running containers have, whatever the inventory says
+    now.
+    """
+    running = [container for container in host.facts.containers if container.running]
+    own = {
+        int(value)
+        for container in running
+        if container.role in _LASTING
+        for option, value in pairwise(container.argv)
+        if option.endswith("port") and _PORT.fullmatch(value)
+    }
+    if any(container.role == "head" for container in running):
+        # A server or a batch may have these, and no command line of a container tells. `serve`
+        # looks at them again.
+        ports = host.inventory.ports
+        own |= {ports.api, ports.mp_master, ports.dp_rpc}
+    return own
 
 
 def _port_range(host: Host) -> Finding:

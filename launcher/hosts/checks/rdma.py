@@ -47,22 +47,6 @@ def _devices(host: Host) -> Finding | None:
     )
 
 
-def _ports(survey: Survey) -> list[_Port]:
-    return [(device, port) for device in survey.rdma for port in device.ports]
-
-
-def _active(ports: Sequence[_Port]) -> list[_Port]:
-    return [(device, port) for device, port in ports if port.state == "ACTIVE"]
-
-
-def _name(device: RdmaDevice, port: RdmaPort) -> str:
-    return f"{device.name}:{port.number}"
-
-
-def _state(device: RdmaDevice, port: RdmaPort) -> str:
-    return f"{_name(device, port)} is {port.state or '?'} ({port.physical or '?'})"
-
-
 def apart(survey: Survey) -> bool:
     """Tell whether no GPU shares a PCIe switch with an RDMA device (`nvidia-smi topo -m`)."""
     levels = {level for gpu in survey.gpus for level in gpu.affinity.values()}
@@ -75,6 +59,18 @@ def active(survey: Survey) -> list[str]:
     """
     ports = _active(_ports(survey))
     return [_name(device, port) for device, port in ports if not _SOFTWARE.match(device.name)]
+
+
+def _active(ports: Sequence[_Port]) -> list[_Port]:
+    return [(device, port) for device, port in ports if port.state == "ACTIVE"]
+
+
+def _ports(survey: Survey) -> list[_Port]:
+    return [(device, port) for device in survey.rdma for port in device.ports]
+
+
+def _name(device: RdmaDevice, port: RdmaPort) -> str:
+    return f"{device.name}:{port.number}"
 
 
 def _unused(evidence: Evidence) -> Sequence[Finding]:
@@ -122,8 +118,8 @@ def _none_needed(inventory: Inventory, ports: Sequence[str], have: Sequence[str]
     return "no active RDMA port" if cpu or not have else ""
 
 
-def _layers(survey: Survey) -> set[str]:
-    return {port.link_layer for _, port in _active(_ports(survey))}
+def _state(device: RdmaDevice, port: RdmaPort) -> str:
+    return f"{_name(device, port)} is {port.state or '?'} ({port.physical or '?'})"
 
 
 def _fabric(survey: Survey) -> str:
@@ -136,6 +132,24 @@ def _plugin(survey: Survey) -> str:
     """
     known = _layers(survey) & {"InfiniBand", "Ethernet", ""}
     return "" if known else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
+
+
+def _layers(survey: Survey) -> set[str]:
+    return {port.link_layer for _, port in _active(_ports(survey))}
+
+
+def in_use(node: Node, survey: Survey) -> list[_Port]:
+    """Return the ports that NCCL may use on a node: those that are named, else all."""
+    words, exact = _named(node), _exact(node)
+    return [
+        (device, port)
+        for device, port in _ports(survey)
+        if not words
+        or any(
+            _is(word, device, exact) and word.partition(":")[2] in ("", str(port.number))
+            for word in words
+        )
+    ]
 
 
 def _named(node: Node) -> tuple[str, ...]:
@@ -156,20 +170,6 @@ def _exact(node: Node) -> bool:
 def _is(word: str, device: RdmaDevice, exact: bool) -> bool:
     name = word.partition(":")[0]
     return device.name == name if exact else device.name.startswith(name)
-
-
-def in_use(node: Node, survey: Survey) -> list[_Port]:
-    """Return the ports that NCCL may use on a node: those that are named, else all."""
-    words, exact = _named(node), _exact(node)
-    return [
-        (device, port)
-        for device, port in _ports(survey)
-        if not words
-        or any(
-            _is(word, device, exact) and word.partition(":")[2] in ("", str(port.number))
-            for word in words
-        )
-    ]
 
 
 def _names(node: Node, survey: Survey) -> Finding:

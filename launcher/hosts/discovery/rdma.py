@@ -126,11 +126,6 @@ def _distance(near: Mapping[str, str], device: RdmaDevice) -> int:
     return _NEAR.index(word) if word in _NEAR else len(_NEAR)
 
 
-def _rate(kept: Sequence[_Pair]) -> float:
-    """Return the rate of the ports that a host uses, which is that of each."""
-    return kept[0][1].rate
-
-
 def _devices(kept: Sequence[_Pair], fabric: Fabric) -> Devices:
     # Of a bond, the GID table has the interface's name.
     netdevs = {netdev for device, _ in kept for netdev in device.netdevs}
@@ -149,6 +144,11 @@ def _all_kept(fabric: Fabric, kept: Sequence[list[_Pair]]) -> str:
     counts, rates = {len(pairs) for pairs in kept}, {_rate(pairs) for pairs in kept}
     ports = f"{kind} port" if counts == {1} else f"{kind} ports"
     return f"{fabric}: {_span(counts)} ACTIVE {ports} at {_span(rates)} Gbit/s on each host"
+
+
+def _rate(kept: Sequence[_Pair]) -> float:
+    """Return the rate of the ports that a host uses, which is that of each."""
+    return kept[0][1].rate
 
 
 def _span(numbers: Set[float]) -> str:

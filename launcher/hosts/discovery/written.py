@@ -175,13 +175,6 @@ def _groups(
             yield from _item(some, words)
 
 
-def _columns(nodes: Sequence[DiscoveredNode]) -> tuple[list[str], list[str], list[str]]:
-    """Return what counts in step: hosts, names and addresses."""
-    hosts = [node.host for node in nodes]
-    names = [node.name for node in nodes]
-    return hosts, names, [node.ip for node in nodes]
-
-
 def _in_step(nodes: Sequence[DiscoveredNode]) -> bool:
     return all(_range(column) is not None for column in _columns(nodes))
 
@@ -217,3 +210,10 @@ def _item(nodes: Sequence[DiscoveredNode], words: Sequence[str]) -> list[str]:
     if len(line) <= _WIDTH + 10:
         return [line]
     return [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]
+
+
+def _columns(nodes: Sequence[DiscoveredNode]) -> tuple[list[str], list[str], list[str]]:
+    """Return what counts in step: hosts, names and addresses."""
+    hosts = [node.host for node in nodes]
+    names = [node.name for node in nodes]
+    return hosts, names, [node.ip for node in nodes]
