@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,17 +13,19 @@ from launcher.app import options
 from launcher.app.choose import chosen
 from launcher.app.command import Call, command
 from launcher.app.session import Session
-from launcher.app.terminal import dump_json, say, show
+from launcher.app.terminal import dump_json, line, make_table, plain, say, show
 from launcher.core.domain import Node, fold
 from launcher.core.errors import RequestError
 from launcher.core.sizes import told
 from launcher.distribute import chain
-from launcher.distribute import models_view as ui
-from launcher.distribute.chain import Model, Seen
+from launcher.distribute.chain import Model, Revision, Seen
 from launcher.distribute.model_copy import copy
 from launcher.distribute.model_programs import Programs, check_path, missing_told
 from launcher.distribute.model_pull import pull
 from launcher.tools import servers
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @click.group()
@@ -59,7 +62,7 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     elif not any(each.models for each in seen.values()) and not remarks:
         say("there is no model on these nodes")
     else:
-        show(ui.render(seen, remarks))
+        show(render(seen, remarks))
     return 1 if remarks else 0
 
 
@@ -170,3 +173,68 @@ def _tell_removed(session: Session, name: str, freed: Mapping[str, int]) -> None
 
 model.add_command(copy)
 model.add_command(pull)
+
+
+def render(seen: Mapping[str, Seen], remarks: Sequence[str] = ()) -> RenderableType:
+    """Return the table: one row for each model in each revision; below it why one is not whole,
+    what unfinished copies and downloads hold, and how much room is left.
+    """
+    from rich.console import Group
+
+    table = make_table("MODEL", "REVISION", "SIZE", "WHOLE ON", "IN PART ON")
+    table.add_column("LAST USED", no_wrap=True)
+    rows: dict[tuple[str, str], list[tuple[str, Model, Revision]]] = {}
+    for node, each in seen.items():
+        for model in each.models:
+            for revision in model.revisions:
+                found = rows.setdefault((model.name, revision.revision), [])
+                found.append((node, model, revision))
+    for key in sorted(rows):
+        table.add_row(*(plain(cell) for cell in _cells(*key, rows[key])))
+    room = [f"{node}: {told(each.free)} free" for node, each in seen.items()]
+    return Group(
+        table,
+        *(line(each) for each in _remarks(seen)),
+        *(line(each) for each in room),
+        *(line(each, "red") for each in remarks),
+    )
+
+
+def _cells(
+    name: str, revision: str, found: Sequence[tuple[str, Model, Revision]]
+) -> tuple[str, ...]:
+    whole = [node for node, model, each in found if not each.why and not model.unfinished]
+    part = [node for node, _, _ in found if node not in whole]
+    used = max(each.used for _, _, each in found)
+    return (
+        name,
+        revision[:12] or "-",
+        told(max(each.size for _, _, each in found)),
+        fold(whole) if whole else "-",
+        fold(part) if part else "-",
+        datetime.fromtimestamp(used).strftime("%Y-%m-%d %H:%M") if used > 0 else "-",
+    )
+
+
+def _remarks(seen: Mapping[str, Seen]) -> list[str]:
+    """Say what is not whole, equal words of several nodes once."""
+    said: dict[str, list[str]] = {}
+    for node, each in seen.items():
+        for model in each.models:
+            for text in _troubles(model):
+                said.setdefault(text, []).append(node)
+    return [f"{fold(nodes)}: {text}" for text, nodes in said.items()]
+
+
+def _troubles(model: Model) -> list[str]:
+    said = [f"{model.name}: {each.why}" for each in model.revisions if each.why]
+    if model.unfinished:
+        said.append(
+            f"{model.name}: a copy is unfinished, {told(model.unfinished)} so far; the same"
+            f" `vlaunch model copy {model.name}` goes on with it"
+        )
+    if model.downloading:
+        said.append(
+            f"{model.name}: {told(model.left_over)} of downloads that run or were interrupted"
+        )
+    return said

@@ -4,4 +4,4 @@ COMMANDS = {
     "export": (270, "for other programs: firewalls, Prometheus, Kubernetes"),
 }
 
-EXTENSIONS = {"batch": "batch_export:flags"}
+EXTENSIONS = {"batch": "pod_options:batch_flags"}

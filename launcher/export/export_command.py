@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
+from launcher.app import options, session
+from launcher.app.choose import chosen, chosen_model
 from launcher.app.command import Call, command
-from launcher.export import firewall as made
-from launcher.export.kubernetes_command import kubernetes
-from launcher.export.prometheus_command import prometheus
+from launcher.app.terminal import say
+from launcher.core.domain import Inventory, ServeDefaults
+from launcher.core.errors import RequestError, VlaunchError
+from launcher.export import firewall as packet_filter
+from launcher.export import pod_options
+from launcher.export.group import group
+from launcher.export.target import Kind, Target, object_name
+from launcher.serving.serve_request import vllm_arguments
+from launcher.serving.start import StartSpec, policy
 from launcher.tools.observe import observe
 
 
@@ -18,10 +30,6 @@ def export() -> None:
     """Write down what the inventory means for other programs; no node is reached, but by `firewall
     --scan`.
     """
-
-
-export.add_command(kubernetes)
-export.add_command(prometheus)
 
 
 @command(
@@ -61,4 +69,156 @@ def firewall(call: Call, form: str, scan: bool) -> None:
             facts = observe(wanted, session.transport, [], survey=True, clock=time.time)
         surveys = (node.survey for node in facts.values())
         ranges = [survey.port_range for survey in surveys if survey and survey.port_range]
-    click.echo(made.FORMATS[form](made.rules(wanted, logins, ranges)), nl=False)
+    click.echo(packet_filter.FORMATS[form](packet_filter.rules(wanted, logins, ranges)), nl=False)
+
+
+def write(folder: str, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder; raises VlaunchError."""
+    try:
+        for name, data in files.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except OSError as error:
+        raise VlaunchError(
+            f"{folder}: {error.strerror}", hint="name a folder that you can write: `-o DIR`"
+        ) from None
+    click.echo(f"wrote {', '.join(files)} to {folder}", err=True)
+
+
+@export.command(
+    "prometheus",
+    short_help="scrape configuration, alerts and Grafana dashboards",
+    params=[options.PATH, options.INVENTORY],
+)
+@click.option(
+    "--api",
+    "apis",
+    multiple=True,
+    metavar="NODE[:PORT]",
+    help="Where vLLM answers, as `vlaunch status` shows it; may be repeated (default: the head, at"
+    " the inventory's port).",
+)
+@click.option(
+    "--node-exporter",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Scrape node_exporter on every node, too (its own port is 9100).",
+)
+@click.option(
+    "--dcgm-exporter",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Scrape NVIDIA's dcgm-exporter on every node, too (its own port is 9400).",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    metavar="DIR",
+    help="Write all files there; else only the scrape configuration is printed.",
+)
+def prometheus(
+    path: str | None,
+    named: str | None,
+    apis: tuple[str, ...],
+    node_exporter: int | None,
+    dcgm_exporter: int | None,
+    folder: str | None,
+) -> None:
+    """Print the scrape configuration for Prometheus; with -o, write it with alerts, their tests and
+    dashboards.
+
+    What is scraped is vLLM, Ray on every node, and the agent on the head.
+    """
+    from launcher.export import prometheus as monitoring
+
+    wanted = session.read(path, named)
+    found = monitoring.files(
+        wanted,
+        [_api(wanted, each) for each in apis],
+        node_exporter=node_exporter,
+        dcgm_exporter=dcgm_exporter,
+    )
+    if folder is None:
+        click.echo(found[monitoring.SCRAPE], nl=False)
+        return
+    write(folder, {name: text.encode() for name, text in found.items()})
+    say(f"check them: `promtool check config {folder}/{monitoring.SCRAPE}`")
+
+
+@export.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
+@options.key(ServeDefaults, "model", default="the inventory's", metavar="MODEL")
+@options.key(ServeDefaults, "tp")
+@options.key(ServeDefaults, "pp")
+@options.key(ServeDefaults, "dp")
+@options.key(ServeDefaults, "timeout", default="the inventory's")
+@click.option(
+    "--kind",
+    type=click.Choice(["lws", "kuberay"]),
+    default="lws",
+    show_default=True,
+    help="Controller of the pods: LeaderWorkerSet for vLLM's own ranks (mp), KubeRay for Ray.",
+)
+@click.option("--name", metavar="NAME", help="Name of the objects (default: the cluster's).")
+@pod_options.flags
+@click.option("--skip-network-check", is_flag=True, help="Start vLLM without a network check.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Write a folder for kustomize, with the network check as a file of its own.",
+)
+@options.ENGINE_ARGS
+def kubernetes(
+    named: str | None,
+    model: str | None,
+    timeout: float | None,
+    kind: Kind,
+    name: str | None,
+    skip_network_check: bool,
+    output: str | None,
+    args: tuple[str, ...],
+    **said: Any,
+) -> None:
+    """Print a server as manifests for Kubernetes: a group of pods that check the network and then
+    run the ranks, a Service and a NetworkPolicy.
+
+    No node is contacted. The first comments name what the cluster must have, the commands that
+    check, apply and test it, and what is not carried over. Everything after `--` goes to `vllm
+    serve`.
+    """
+    from launcher.export import kubernetes as made
+
+    pods = pod_options.taken(said)
+    inventory, image = session.read(None, named), pods.pop("image")
+    inventory = replace(inventory, image=image or inventory.image)
+    spec = StartSpec(
+        name="default",
+        model=chosen_model(model, inventory),
+        backend="ray" if kind == "kuberay" else "mp",
+        host=inventory.serve.bind,
+        port=inventory.ports.api,
+        args=vllm_arguments(inventory, args),
+        policy=policy(inventory, timeout),
+        **said,
+    )
+    target = Target(
+        name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
+    )
+    manifests = made.manifests(group(inventory, spec.request(inventory, None), spec.policy, target))
+    if output is None:
+        click.echo(manifests.text, nl=False)
+    else:
+        write(output, manifests.folder())
+
+
+def _api(inventory: Inventory, said: str) -> tuple[str, int]:
+    """Read NODE[:PORT]; raises RequestError where that is no node, or no port."""
+    name, colon, number = said.partition(":")
+    (node,) = chosen(inventory, [name])
+    if not colon:
+        return node.name, inventory.ports.api
+    if not number.isdigit() or not 0 < int(number) < 65536:
+        raise RequestError(f"`--api {said}`: `{number}` is no port", hint="write NODE:PORT")
+    return node.name, int(number)

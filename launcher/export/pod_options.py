@@ -1,12 +1,18 @@
-"""Flags about the pods of an export for Kubernetes, whatever runs in them."""
+"""Options about the pods of an export for Kubernetes, and `vlaunch batch --export`: a job as
+manifests, for clusters that cannot be reached from here.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import click
 
+from launcher.batch.batch_plan import Request
+from launcher.core.domain import Inventory
 from launcher.export import target
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,3 +71,46 @@ def _read(_: click.Context, parameter: click.Parameter, text: str | None) -> obj
 def taken(said: dict[str, Any]) -> dict[str, Any]:
     """Take the values of these flags out of a command line's."""
     return {name: said.pop(name) for name in NAMES}
+
+
+def batch_flags(function: F) -> F:
+    """Add `--export` and the flags of its pods; the function gets what they say as `exporter`."""
+
+    @functools.wraps(function)
+    def called(*args: Any, export: str | None, **given: Any) -> Any:
+        exporter = functools.partial(_exporter, export, taken(given))
+        return function(*args, exporter=exporter, **given)
+
+    option = click.option(
+        "--export",
+        type=click.Choice(["kuberay"]),
+        help="Print it as manifests for Kubernetes, and reach no node.",
+    )
+    return cast("F", option(flags(called, where="With --export: ")))
+
+
+def _exporter(
+    export: str | None, pods: dict[str, Any], about_nodes: bool
+) -> Callable[[Inventory, Request], None] | None:
+    """Return what prints a job, None without `--export`; raises UsageError for options that are
+    about nodes beside `--export`, and about pods without it.
+    """
+    named = [f"--{name.replace('_', '-')}" for name, value in pods.items() if value]
+    if export is None and named:
+        raise click.UsageError(f"{named[0]} goes with --export: it is about pods")
+    if export is not None and about_nodes:
+        raise click.UsageError(
+            "--export only prints: --discard-results, --retry-errors, --queue, --detach, --dry-run"
+            " and --fetch are about a job on the nodes"
+        )
+    return functools.partial(_show, pods) if export else None
+
+
+def _show(pods: dict[str, Any], inventory: Inventory, asked: Request) -> None:
+    """Print a job as manifests for Kubernetes; raises RequestError where pods cannot run it."""
+    from launcher.export import kuberay_batch
+
+    inventory = replace(inventory, image=pods.pop("image") or inventory.image)
+    pod_target = target.Target(name=target.object_name(asked.job.name), kind="kuberay", **pods)
+    group = kuberay_batch.group(inventory, asked, pod_target)
+    click.echo(kuberay_batch.manifests(group, asked).text, nl=False)
