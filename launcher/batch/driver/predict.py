@@ -4,11 +4,17 @@ batches of rows.
 
 from __future__ import annotations
 
+import atexit
+import importlib
+import os
 import pickle
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import batches, budget, cluster, shipped, source
+from . import batches, budget, cluster, source
 from . import job as jobs
 from .manifest import Manifest
 from .progress import Tracker
@@ -36,7 +42,7 @@ def run(
     batch = source.batch_rows(asked.batch_size, rows, most)
     data = preprocess(source.dataset(job, manifest, pending, batch), job)
     made = {
-        "code": shipped.pack(job.work),
+        "code": pack(job.work),
         "target": asked.target,
         "args": dict(asked.args),
         "gate": cluster.gate(asked.replicas[0]),
@@ -60,7 +66,7 @@ def preprocess(data: Dataset, job: jobs.Job) -> Dataset:
     asked = job.preprocess
     if asked is None:
         return data
-    made = {"code": shipped.pack(job.work), "target": asked.target}
+    made = {"code": pack(job.work), "target": asked.target}
     return staged(data, Preprocess, asked, asked.batch_size, IN_FLIGHT, made)
 
 
@@ -100,7 +106,7 @@ class Replica:
     def __init__(
         self, code: dict[str, bytes], target: str, args: dict[str, Any], gate: Any = None
     ) -> None:
-        self.call = shipped.load(code, target)(**args)
+        self.call = load(code, target)(**args)
         cluster.arrive(gate)
 
     def __call__(self, table: Any) -> Any:
@@ -119,7 +125,7 @@ class Preprocess:
     """The user's function: batch in, batch out, a row for each row."""
 
     def __init__(self, code: dict[str, bytes], target: str) -> None:
-        self.call = shipped.load(code, target)
+        self.call = load(code, target)
 
     def __call__(self, table: Any) -> Any:
         """Return the block with the rows' new columns; a row that the function fails on carries its
@@ -174,3 +180,54 @@ def prepared(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
 def raw(row: Mapping[str, Any]) -> str:
     """Return what an error row shows of its input."""
     return row["_raw"] or (source.shown(row["_data"]) if row["_data"] else "")
+
+
+def pack(work: str) -> dict[str, bytes]:
+    """Return the files below WORK/code by their relative names: they travel with the replica, so no
+    storage is shared.
+    """
+    root = os.path.join(work, "code")
+    packed = {}
+    for folder, _, names in sorted(os.walk(root)):
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                packed[os.path.relpath(path, root)] = file.read()
+    return packed
+
+
+def unpack(code: dict[str, bytes]) -> str:
+    """Write packed files into a new folder, which is removed with this process, and return it."""
+    root = tempfile.mkdtemp(prefix="vlaunch-code-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    for name, data in code.items():
+        path = os.path.join(root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+    return root
+
+
+def load(code: dict[str, bytes], target: str) -> Any:
+    """Import `module:Name` from packed files; a file that was shipped wins over an installed module
+    of its name.
+
+    Raises:
+        ImportError: The module, something it imports, or the name in it is not there.
+    """
+    name, _, attribute = target.partition(":")
+    root = unpack(code)
+    sys.path.insert(0, root)
+    shadowed = sys.modules.get(name)
+    if (
+        shadowed is not None
+        and f"{name.replace('.', '/')}.py" in code
+        and not str(shadowed.__file__ or "").startswith(root)
+    ):
+        del sys.modules[name]
+    found: Any = importlib.import_module(name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ImportError(f"{name} has no `{attribute}`")
+        found = getattr(found, part)
+    return found

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.distribute.node import place, record
-from launcher.distribute.node.claim import Claim, Taken
 from launcher.distribute.node.files import File, Manifest, Unsafe, state_folder
+from launcher.distribute.node.main import Claim, Taken
 from launcher.distribute.node.record import Known
 from launcher.distribute.node.store import Hand, Store, discard
 from launcher.distribute.node.wire import HAVE, PROVE, WANT
@@ -223,8 +223,8 @@ def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Taken) as caught:
         Claim(str(tmp_path), "copy", "n2")
     assert (caught.value.node, caught.value.shared) == ("n1", True)
-    monkeypatch.setattr("launcher.distribute.node.claim._STALE", 2.0)
-    monkeypatch.setattr("launcher.distribute.node.claim._RENEW", 0.0)
+    monkeypatch.setattr("launcher.distribute.node.main._STALE", 2.0)
+    monkeypatch.setattr("launcher.distribute.node.main._RENEW", 0.0)
     done = threading.Event()
 
     def renew() -> None:

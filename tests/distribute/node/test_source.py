@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.distribute.node import cache
-from launcher.distribute.node.cache import Cache
+from launcher.distribute.node import source
 from launcher.distribute.node.files import File, Manifest
 from launcher.distribute.node.record import Known
+from launcher.distribute.node.source import Cache
 from launcher.distribute.node.store import Store
 from tests.chains import in_memory, on_a_disk
 
@@ -43,7 +43,7 @@ def test_what_arrived_last_stays_while_the_copy_runs(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next node is fetching it; what came before is forgotten, though nobody says so twice."""
-    monkeypatch.setattr(cache, "AHEAD", 20 * CHUNK)
+    monkeypatch.setattr(source, "AHEAD", 20 * CHUNK)
     behind, path = Cache(store), Path(store.root) / "large"
     for number in range(CHUNKS // 2):
         store.have(number, bytes(32))
