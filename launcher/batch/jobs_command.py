@@ -51,7 +51,6 @@ def jobs(call: Call, names: tuple[str, ...]) -> None:
     A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on
     with it.
     """
-
     if call.lock_wait and not names:
         raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")
     shown = call if names else replace(call, shows="none")  # without names, JSON is an answer
@@ -83,7 +82,6 @@ def look(
         NodeError: the head has no container that runs, or no helper program, or cannot say which
             jobs there are.
     """
-
     from launcher.app import servers as server
     from launcher.tools.node_files import plan_files
 

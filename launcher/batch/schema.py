@@ -25,7 +25,7 @@ from launcher.batch.driver.job import (
     Task,
     Write,
 )
-from launcher.core.values import EngineArg, Model, Size, shorthand
+from launcher.core.values import ClusterName, EngineArg, Model, Size, shorthand
 from launcher.inventory.schema import Section
 
 # What a key is when it is left out is said by the driver's own classes.
@@ -356,7 +356,7 @@ class LimitsSection(Section):
 class JobFile(Section):
     """A vlaunch batch job: what to read, what to ask of it, where to write."""
 
-    job: values.JobName | None = Field(
+    job: ClusterName | None = Field(
         default=None, description="Name of the job; the file's name by default."
     )
     model: Model | None = Field(

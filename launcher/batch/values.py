@@ -20,13 +20,6 @@ _RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
 # are shown to people.
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
-JobName = Annotated[
-    str,
-    Like(
-        r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?",
-        "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`",
-    ),
-]
 Column = Annotated[str, Like(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]
 Place = Annotated[
     str,

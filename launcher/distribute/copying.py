@@ -56,7 +56,6 @@ def called(copying: Copying) -> str:
 
 def on_here(inventory: Inventory) -> Where:
     """Run a program with this machine's own Python."""
-
     where = chain.on_node(inventory)
     return replace(where, argv=(sys.executable, *where.argv[1:]))
 
@@ -70,7 +69,6 @@ def run(
         NodeError: the source failed, or a program did not start.
         LockError: the cluster's lock was lost.
     """
-
     parts = _parts(session, verb, copying, places, options)
     what = f"{called(copying)}, {told(copying.manifest.bytes)}"
     if copying.targets:
@@ -143,7 +141,6 @@ def _parts(
 
 def present(copying: Copying, done: Collection[str] = ()) -> list[str]:
     """Return the nodes that have it, in the inventory's order."""
-
     names = {*copying.complete, *done} - {HERE}
     return [name for name in copying.order if name in names]
 

@@ -80,7 +80,6 @@ def copy(
     compares every layer with its digest, and at the end all images are compared with the source's.
     A node that fails stops no other. After an interruption, the same command continues the copy.
     """
-
     if source and here:
         raise click.UsageError("--from names a node, --here is this machine: use one of them")
     name = image or call.inventory.image
@@ -122,7 +121,6 @@ def pull(
 
     Where the tag means another image by now than what nodes have, they get the new one.
     """
-
     name = image or call.inventory.image
     wanted = chosen(call.inventory, targets)
     (node,) = chosen(call.inventory, [fetcher or call.inventory.head.name])
@@ -140,7 +138,6 @@ def pull(
 
 def fetch(session: Session, node: Node, name: str) -> None:
     """Have a node pull an image; raises NodeError."""
-
     session.begin("pull", f"Pull {name} on {node.name}")
     session.wait("pull", "docker pull", deadline=_PULL)
     before = session.transport.record("image pull", {node.name: [f"pulling {name}"]})
@@ -166,7 +163,6 @@ def everywhere(session: Session, name: str) -> None:
     """Copy an image that one node has to all, as a part of another command; raises what `vlaunch
     image copy` does.
     """
-
     nodes = session.inventory.nodes
     session.begin("look", f"Look for {name} on {fold([node.name for node in nodes])}")
     seen = look(session, nodes)
@@ -178,7 +174,6 @@ def look(
     session: Session, nodes: Sequence[Node], *, scratch: str = SCRATCH, here: bool = False
 ) -> dict[str, Store]:
     """Query Docker on every node, and on this machine, for its images; raises NodeError."""
-
     cluster = session.inventory.cluster
 
     def question(name: str, docker: Argv) -> Command:
@@ -213,7 +208,6 @@ def _layers(count: int) -> str:
 
 def _print(plan: ImagePlan) -> None:
     """Print what would be done."""
-
     layers = len(plan.image.layers)
     click.echo(f"{plan.name}: {told(plan.image.size)} in {_layers(layers)}, from {plan.source}")
     before = plan.source
@@ -245,7 +239,6 @@ class _Copy:
         """Copy, and show the result; raises NodeError for nodes that do not have it, and LockError.
         `last`: whether the command ends with it.
         """
-
         plan, began = self._plan, time.monotonic()
         if not plan.targets:
             names = [name for name in plan.complete if name != HERE]
@@ -274,7 +267,6 @@ class _Copy:
 
     def _tag(self) -> None:
         """Give the image its name where Docker has it under other ones."""
-
         plan, transport = self._plan, self._session.transport
         changes = {name: [f"naming {plan.name}"] for name in plan.unnamed}
         before = transport.record("image copy", changes)
@@ -292,7 +284,6 @@ class _Copy:
 
     def _files(self, given: Options) -> None:
         """Export the image, and copy its files, which each target gives to its Docker."""
-
         plan = self._plan
         copying = plan_files(plan, self._export())
         check_targets(plan, copying, self._seen)
@@ -307,7 +298,6 @@ class _Copy:
 
     def _export(self) -> Exported:
         """Have the source's Docker save the image into files; raises NodeError."""
-
         plan, session = self._plan, self._session
         store = self._seen[plan.source]
         need = check_source(plan, store)
@@ -348,7 +338,6 @@ class _Copy:
 
     def _ask(self, name: str, request: Mapping[str, Any], timeout: float) -> Answer:
         """Run a node's program to its end."""
-
         command = members.command(name, self._place(name).where, request, timeout=timeout)
         if name == HERE:
             return self._session.fleet.run_here(command)
@@ -363,7 +352,6 @@ class _Copy:
         """Return where files are staged. The node's own Python runs the program, for it must reach
         Docker, and there may be no image yet.
         """
-
         inventory, store = self._session.inventory, self._seen[name]
         return Place(
             where=copies.on_here(inventory) if name == HERE else chain.on_node(inventory),

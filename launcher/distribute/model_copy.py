@@ -34,7 +34,6 @@ REVISION = click.option("--revision", default="", help="A commit, or the name of
 
 def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
     """Parse bytes a second; raises BadParameter."""
-
     if value is None:
         return 0
     try:
@@ -106,7 +105,6 @@ def copy(
     interruption, the same command continues the copy. Every byte is compared on every node before
     it counts, and a model is seen only when it is complete.
     """
-
     if (as_ or here) and source:
         raise click.UsageError("--from names a node; --here and --as are for this machine")
     here = here or name.startswith(("./", "../", "~", "."))
@@ -140,7 +138,6 @@ def copy(
 
 def print_plan(copying: Copying) -> None:
     """Print what would be done."""
-
     size = told(copying.manifest.bytes)
     files = len(copying.manifest.files)
     click.echo(f"{copies.called(copying)}: {size} in {files} files, from {copying.source}")
@@ -175,7 +172,6 @@ def bring(
         NodeError: a node does not have it.
         LockError: the cluster's lock was lost.
     """
-
     session, name = programs.session, copies.called(copying)
     if not copying.targets and not verify:
         if last:
@@ -223,7 +219,6 @@ class _Local:
     @classmethod
     def find(cls, inventory: Inventory, name: str, as_: str | None) -> _Local:
         """Find what a name means here; raises RequestError."""
-
         path = Path(name).expanduser()
         if path.is_dir() and (name.startswith((".", "~", "/")) or as_):
             path = path.resolve()
@@ -246,7 +241,6 @@ class _Local:
 
     def seen(self) -> Seen:
         """Look at it."""
-
         said = scan.look({**self.request, "files": True, "room": self.path})
         seen = decode.fit(Seen, said, "what this machine has")
         return replace(seen, models=tuple(replace(each, name=self.model) for each in seen.models))
@@ -254,13 +248,11 @@ class _Local:
 
 def _own_hub() -> Path:
     """Return this machine's cache, where huggingface_hub looks for it."""
-
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def look(session: Session, asked: Sequence[Node], model: str) -> Programs:
     """Tell what is looked for, and return what to look with."""
-
     session.begin("look", f"Look for {model} on {fold([node.name for node in asked])}")
     return Programs(session, asked)

@@ -4,12 +4,11 @@ before anything is written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.core.domain import fold
+from launcher.core.domain import fold, natural
 from launcher.core.errors import RequestError
 from launcher.core.sizes import told
 from launcher.distribute.chain import HERE, Model, Revision, Seen
@@ -111,16 +110,11 @@ def in_order(names: Iterable[str], source: str) -> tuple[str, ...]:
     Nodes of a rack mostly have names that follow each other. The link to a rack, which its nodes
     share, then carries a copy once inwards and once outwards.
     """
-    ordered = sorted(names, key=_natural)
+    ordered = sorted(names, key=natural)
     if source == HERE:
         return tuple(ordered)
-    after = [name for name in ordered if _natural(name) > _natural(source)]
+    after = [name for name in ordered if natural(name) > natural(source)]
     return (*after, *ordered[: len(ordered) - len(after)])
-
-
-def _natural(name: str) -> list[tuple[str, int]]:
-    """Return what sorts gpu2 before gpu10."""
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def chunk(total: int) -> int:

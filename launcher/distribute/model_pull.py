@@ -73,7 +73,6 @@ def pull(
     copied from it instead. After an interruption, the same command continues with the files that
     are incomplete.
     """
-
     if name.startswith((".", "/", "~")):
         raise click.UsageError("a folder is not downloaded: see `vlaunch model copy --help`")
     inventory = call.inventory
@@ -90,7 +89,6 @@ def download(session: Session, name: str, nodes: Sequence[Node], given: Options)
     """Download a model on one of `nodes` and copy it to the others, as a part of another command.
     Raises what the command does.
     """
-
     fetcher = _default(session.inventory, nodes)
     pulling = _Pull(look(session, nodes, name), fetcher, name, "")
     pulling.run(nodes, FileFilter(), given, last=False)
@@ -102,7 +100,6 @@ def _default(inventory: Inventory, wanted: Sequence[Node]) -> Node:
 
 def _token(inventory: Inventory) -> Secret | None:
     """Fetch the token, where the inventory names one; raises RequestError."""
-
     source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
     return resolve(source, inventory.path.parent).get("HF_TOKEN")
 
@@ -132,7 +129,6 @@ class _Pull:
         """Download what no node has, and copy it; raises RequestError and what a copy does.
         `given` and `last` are those of `model_copy.bring`.
         """
-
         resolved = self._resolve()
         rows = choose(self._name, resolved, files)
         seen = self._programs.look(self._name, files=True)
@@ -166,7 +162,6 @@ class _Pull:
 
     def _resolve(self) -> Resolved:
         """Ask the hub, from the node that will download; raises NodeError."""
-
         node, programs = self._fetcher, self._programs
         programs.session.wait("look", f"{node.name} asks the hub for {self._name}")
         request = chain.resolve(
@@ -194,7 +189,6 @@ class _Pull:
 
     def _download(self, resolved: Resolved, rows: Sequence[tuple[str, int, str]]) -> None:
         """Download files, and show the progress; raises NodeError and LockError."""
-
         session, name, node = self._session, self._name, self._fetcher
         total = told(sum({digest: size for _, size, digest in rows}.values()))
         session.begin("download", f"Download {name}, {total}, on {node.name}")
@@ -232,7 +226,6 @@ class _Pull:
 
     def _next(self, held: Any) -> Said | None:
         """Return the next event of the download; raises NodeError when it failed."""
-
         message = held.next(1.0)
         if isinstance(message, Answer):
             why = "the download ended without a message"
