@@ -51,7 +51,8 @@ def job(options: Mapping[str, Any], folder: Path) -> Job:
     wrong += [*mistakes, *_contradictions(options, where)]
     if "system" in options or "chat" in options:
         wrong += _messages(options, within, where)
-    made, found = check(_document(where), within, name="batch")
+    empty = Document(data={}, lines={}, mistakes=())
+    made, found = check(_overlaid(empty, where), within, name="batch")
     wrong += [
         (_flag(one.where, options), one.text) for one in found if not _is_missing(one, options)
     ]
@@ -263,10 +264,6 @@ def _value(text: str) -> object:
     except (ValueError, RecursionError):
         return text
     return value
-
-
-def _document(where: Mapping[Where, object]) -> Document:
-    return _overlaid(Document(data={}, lines={}, mistakes=()), where)
 
 
 def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:

@@ -25,12 +25,6 @@ OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 # What a driver wrote down may be of another version: a value that has no sense is left at its
 # default.
 _Sentence = Annotated[str, decode.Then(sentence), decode.Or("")]
@@ -82,7 +76,8 @@ class Entry:
     @property
     def identity(self) -> Mapping[str, Any]:
         """What may not change between runs of the job there."""
-        return _object(self.job.get("meaning"))
+        meaning = self.job.get("meaning")
+        return meaning if isinstance(meaning, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,8 @@ class ClusterSnapshot:
     @property
     def weight_bytes(self) -> int:
         """The bytes of the model's weights on the head; 0 where they are not known."""
-        seen = self.models.get(self.site.head.name)
-        return seen.weight_bytes if seen else 0
+        scan = self.models.get(self.site.head.name)
+        return scan.weight_bytes if scan else 0
 
     @property
     def config(self) -> Mapping[str, Any] | None:

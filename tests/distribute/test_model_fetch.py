@@ -133,7 +133,7 @@ def test_a_half_finished_copy_is_refused(
 
     def begun(world: Any, machine: Any, words: Any) -> Answer:
         unfinished = machine.node.name == "gpu02" and machine.config is None
-        if unfinished and "find -L" not in words[words.index("model") - 1]:
+        if unfinished:
             return Answer(node="gpu02", code=6)
         return real(world, machine, words)
 

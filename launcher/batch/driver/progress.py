@@ -34,7 +34,7 @@ CONTROL = re.compile(
 
 @dataclass(kw_only=True)
 class Trouble:
-    """Why a driver ended, in its own words."""
+    """The error that ended a driver, in its own words."""
 
     message: str
     evidence: str = ""
@@ -43,7 +43,7 @@ class Trouble:
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far a job is, as its driver wrote it down last.
+    """Progress of a job, as its driver last wrote it.
 
     `rows` of None: the input has not been counted yet.
     """
@@ -109,7 +109,7 @@ def parse_progress(raw: object) -> Progress:
 
 
 def fitting(kind: Any, value: Any) -> Any:
-    """Return a value that is of its kind and within bounds, or what means nothing."""
+    """Return a value of the given type within bounds, else the empty value of that type."""
     if options := typing.get_args(kind):
         return None if value is None else fitting(options[0], value)
     if kind is str:

@@ -21,18 +21,18 @@ case $1 in
   ;;
 esac
 # Files of a snapshot are links to ../../blobs; `find -L` follows them and shows one whose blob is
-# missing as a link (`l`). What is not GNU's find, or may not read a folder, ends with `?`.
+# missing as a link (`l`). A last line `?`: this find is not GNU's, or a folder is unreadable.
 if [ -d "$dir" ]; then find -L "$dir" ! -type d -printf '%y %s %P\n'
 else find -L "$dir" -printf 'f %s %f\n'; fi || echo '?'
 echo
-for each in "$dir"/*; do
+for path in "$dir"/*; do
   # A link into the cache whose file is not there: a download was interrupted.
-  [ ! -L "$each" ] || [ -e "$each" ] || lacks "${each##*/}"
+  [ ! -L "$path" ] || [ -e "$path" ] || lacks "${path##*/}"
 done
 # The only index that vLLM reads (vllm/model_executor/model_loader/default_loader.py).
 index=$dir/model.safetensors.index.json
-for each in $(grep -o '"[^" ]*\.safetensors"' "$index" 2>/dev/null | tr -d '"' | sort -u); do
-  [ -e "$dir/$each" ] || lacks "$each"
+for shard in $(grep -o '"[^" ]*\.safetensors"' "$index" 2>/dev/null | tr -d '"' | sort -u); do
+  [ -e "$dir/$shard" ] || lacks "$shard"
 done
 [ -f "$dir/config.json" ] || exit 5
 exec cat "$dir/config.json"
