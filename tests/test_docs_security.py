@@ -127,7 +127,7 @@ def test_the_rights_of_containers_are_as_told() -> None:
 
 
 # Hints for people, and words that are refused.
-HINTS = {"docker.py", "rules.py", "pasted.py"}
+HINTS = {"docker.py", "rules.py", "vllm_command.py"}
 
 
 def test_sudo_runs_docker_and_nothing_else() -> None:
