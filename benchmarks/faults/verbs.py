@@ -31,6 +31,7 @@ DEADLINES = {
     "status": 90.0,
     "down": 180.0,
 }
+_COLLECT = 180.0
 _SETTLE = 6.0  # seconds that processes and containers may take to be gone after `down`
 _UNDER_LOAD = 10.0  # a server's fault happens within so many seconds under load
 _LASTS = 35.0  # seconds until somebody comes and heals what lasts
@@ -126,11 +127,26 @@ def run(practice: Practice, case: Case, seconds: float) -> Run:
         stage.run.void = str(error) or type(error).__name__
     finally:  # also when somebody interrupts
         inject.mend(practice)
+        if stage.run.why:
+            _keep_evidence(stage)
         _end(stage)
         inject.tidy(practice)
     if stage.run.why:
         clear(practice)
     return stage.run
+
+
+def _keep_evidence(stage: Stage) -> None:
+    """Write the bundle of `vlaunch collect` and the logs of the head's Ray into the folder of a run
+    that was not good.
+    """
+    practice, run = stage.practice, stage.run
+    folder = practice.folder / f"{run.verb}-{run.fault}-{run.seed}-{run.at.replace(':', '')}"
+    folder.mkdir(exist_ok=True)
+    bundle = str(folder / "collect.tar.gz")
+    practice.vlaunch(stage.inventory, "collect", "-o", bundle, timeout=_COLLECT)
+    logs = f"{practice.container(practice.head)}:/tmp/ray/session_latest/logs"
+    practice.docker(practice.head, "cp", "--follow-link", logs, str(folder))
 
 
 def _end(stage: Stage) -> None:
