@@ -299,7 +299,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> py_spy.Build:
     """A build of py-spy for the nodes, ready to download."""
     build = py_spy.Build("x86_64", "wheel", hashlib.sha256(b"py-spy").hexdigest())
     monkeypatch.setitem(py_spy.BUILDS, "amd64", build)
-    monkeypatch.setattr("launcher.cluster.prepare.fetch", lambda build, cache: b"py-spy")
+    monkeypatch.setattr("launcher.cluster.prepare.fetch_py_spy", lambda build, cache: b"py-spy")
     return build
 
 
@@ -329,7 +329,7 @@ def test_py_spy_cannot_be_downloaded(
     def fail(*_: object) -> bytes:
         raise VlaunchError("cannot download py-spy")
 
-    monkeypatch.setattr("launcher.cluster.prepare.fetch", fail)
+    monkeypatch.setattr("launcher.cluster.prepare.fetch_py_spy", fail)
     ran = cluster.run("up")
 
     assert ran.code == 0
@@ -343,7 +343,9 @@ def test_py_spy_in_a_script(
     """A dry run downloads nothing; its script gets the program from `vlaunch payload`."""
     cluster.run("up")
     cluster.world.machines["gpu02"].files.pop("payload/py-spy")
-    monkeypatch.setattr("launcher.cluster.prepare.fetch", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr(
+        "launcher.cluster.prepare.fetch_py_spy", lambda *_: pytest.fail("downloaded")
+    )
 
     ran = cluster.run("up", "--dry-run")
 

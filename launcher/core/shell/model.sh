@@ -20,7 +20,7 @@ case $1 in
   }
   ;;
 esac
-# Files of a snapshot are links to ../../blobs; `find -L` follows them and shows one whose blob is
+# Files of a snapshot are links to blobs/; `find -L` follows them and shows one whose blob is
 # missing as a link (`l`). A last line `?`: this find is not GNU's, or a folder is unreadable.
 if [ -d "$dir" ]; then find -L "$dir" ! -type d -printf '%y %s %P\n'
 else find -L "$dir" -printf 'f %s %f\n'; fi || echo '?'
