@@ -104,7 +104,7 @@ class Practice:
             "PYTHONFAULTHANDLER": "1",
         }
 
-    def vlaunch(self, *words: str, timeout: float = 300, stdin: str | None = None) -> Ran:
+    def vlaunch(self, *words: str, timeout: float = 600, stdin: str | None = None) -> Ran:
         """Run `vlaunch` as a user would; what it said is kept for the search for secrets."""
         began = time.monotonic()
         done = subprocess.run(
