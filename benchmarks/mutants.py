@@ -181,7 +181,7 @@ def main() -> int:
     shutil.rmtree(copy, ignore_errors=True)
     ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, copy, ignore=ignored)
-    if failed := kill(copy, "launcher/model.py"):
+    if failed := kill(copy, "launcher/core/domain.py"):
         print(f"the tests fail without a mutant: {failed}")
         return 2
     for number, (module, name, occurrence) in enumerate(sample, 1):

@@ -1,4 +1,4 @@
-"""The pods of a group: the container that a node would get (`launcher/containers.py`), with the
+"""The pods of a group: the container that a node would get (`tools/containers.py`), with the
 volumes, rights and resources of Kubernetes.
 """
 

@@ -11,7 +11,7 @@ from launcher.core.domain import Mount
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
 
-# launcher/containers.py: what every container has, whatever the inventory says. Nothing can be
+# tools/containers.py: what every container has, whatever the inventory says. Nothing can be
 # mounted inside the first two: they are read-only, and Docker must make the directory that it
 # mounts on.
 _SEALED: Mapping[str, str] = {"/opt/vlaunch": "its programs", "/run/vlaunch/secrets": "the secrets"}

@@ -18,7 +18,7 @@ from launcher.inventory.mistakes import Mistake, Where
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _SMALLEST_STORE = 75 * 2**20
-# launcher/app/audit.py, launcher/app/lock.py and launcher/site.py: beside the clusters' folders
+# app/audit.py, app/lock.py and tools/site.py: beside the clusters' folders
 # in `state_dir`.
 _OWN_FOLDERS = ("audit", "cache", "locks")
 _SHOWN_BY_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"
@@ -89,7 +89,7 @@ def placement(draft: Draft) -> Iterator[Mistake]:
     """TP times PP is the number of GPUs that one copy of the model takes, DP that of the copies;
     there must be as many GPUs.
 
-    launcher/placement.py judges the rest, which depends on the model and the backend.
+    launcher/tools/placement.py judges the rest, which depends on the model and the backend.
     """
     if _gpus_unread(draft):
         return

@@ -13,7 +13,7 @@ from launcher.recipes.merge import numbers
 from launcher.recipes.vllm_command import Option, VllmCommand, options
 from launcher.tools import vllm
 
-# Variables that vlaunch sets on each node (`launcher/containers.py`, `serving/wanted.py`,
+# Variables that vlaunch sets on each node (`launcher/tools/containers.py`, `serving/wanted.py`,
 # `network/engine_log.py`), with what they follow from. Options: `vllm.RESERVED`.
 _RESERVED_ENV = {
     r"\w+_SOCK(ET)?_IFNAME|MN_IF_NAME|OMPI_MCA_btl_tcp_if_include": (

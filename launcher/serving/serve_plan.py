@@ -1,6 +1,6 @@
-"""From a request and what was seen, everything that asks for a server.
+"""The plan of a start: from a request and a snapshot to the steps that ask for a server.
 
-`launcher/watch.py` waits for it.
+`launcher/serving/watch.py` waits for it.
 """
 
 from __future__ import annotations
