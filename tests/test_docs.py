@@ -148,6 +148,20 @@ def test_files_that_a_page_names_exist(path: Path) -> None:
     assert [name for name in _files(path.read_text(encoding="utf-8")) if not _exists(name)] == []
 
 
+def test_files_of_the_launcher_that_the_code_names_exist() -> None:
+    """In comments, docstrings and strings, by their path from the root."""
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in ("launcher", "benchmarks", "scripts")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".sh")
+        for name in re.findall(r"\blauncher/[a-z_/]+\.(?:py|sh)\b", path.read_text("utf-8"))
+        if not (ROOT / name).exists()
+    }
+
+    assert missing == set()
+
+
 def test_a_file_that_does_not_exist_is_seen() -> None:
     """By its path and by its name; placeholders and other projects' files are left out."""
     text = "`tools/gone.py` `gone.sh` `core/gone/` `core/plan.py` `tools/NAME.py` `vllm/envs.py`"
