@@ -106,13 +106,13 @@ def _break(session: Session, owner: Owner) -> bool:
 def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
 
     if as_json:
-        said = (
+        fields = (
             {}
             if owner is None
             else {key: value for key, value in asdict(owner).items() if key != "raw"}
         )
         held = owner is not None and not freed
-        click.echo(dump_json({"cluster": cluster, "held": held, "broken": freed, "owner": said}))
+        click.echo(dump_json({"cluster": cluster, "held": held, "broken": freed, "owner": fields}))
     elif owner is None:
         say(f"{cluster}: nobody holds the lock", err=False)
     elif freed:

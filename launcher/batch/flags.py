@@ -52,15 +52,17 @@ def job(options: Mapping[str, Any], folder: Path) -> Job:
     if "system" in options or "chat" in options:
         wrong += _messages(options, within, where)
     empty = Document(data={}, lines={}, mistakes=())
-    made, found = check(_overlaid(empty, where), within, name="batch")
+    job_file, file_mistakes = check(_overlaid(empty, where), within, name="batch")
     wrong += [
-        (_flag(one.where, options), one.text) for one in found if not _is_missing(one, options)
+        (_flag(mistake.where, options), mistake.text)
+        for mistake in file_mistakes
+        if not _is_missing(mistake, options)
     ]
-    if wrong or made is None:
+    if wrong or job_file is None:
         raise _refused(wrong)
-    return (
-        made if options.get("name") else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
-    )
+    if options.get("name"):
+        return job_file
+    return replace(job_file, name=f"{_about(job_file)}-{_digest(job_file)[:8]}")
 
 
 def _contradictions(

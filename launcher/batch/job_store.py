@@ -116,12 +116,12 @@ def parse_entry(answer: Answer) -> Entry:
 
 def parse_list(answer: Answer) -> tuple[Entry, ...]:
     """Read the answer to `list`; raises UnreadableAnswer."""
-    said = parse(answer).get("jobs")
-    if not isinstance(said, list):
+    rows = parse(answer).get("jobs")
+    if not isinstance(rows, list):
         raise UnreadableAnswer(
             f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
         )
-    entries = [_entry(item) for item in said if isinstance(item, dict)]
+    entries = [_entry(item) for item in rows if isinstance(item, dict)]
     # A folder of another name, or one that somebody made by hand, is no job of ours.
     return tuple(entry for entry in entries if serving_judges.BATCH_NAME.fullmatch(entry.name))
 
@@ -147,23 +147,23 @@ def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
 
 def parse_follow(answer: Answer) -> JobUpdate:
     """Read the answer to `follow`; raises UnreadableAnswer."""
-    said = parse(answer)
-    job, offset = said.get("job"), said.get("offset")
+    payload = parse(answer)
+    job, offset = payload.get("job"), payload.get("offset")
     if (
         not isinstance(job, dict)
         or not job.get("status")
         or type(offset) is not int
         or not 0 <= offset < _LARGEST
     ):
-        reason = sentence(said.get("error")) or "Ray does not say how the job stands"
+        reason = sentence(payload.get("error")) or "Ray does not say how the job stands"
         raise UnreadableAnswer(f"{answer.node}: {reason}", evidence=answer.tail)
-    code, log = job.get("driver_exit_code"), said.get("log")
+    code, log = job.get("driver_exit_code"), payload.get("log")
     log = log if isinstance(log, str) else ""
     return JobUpdate(
         status=sentence(job.get("status")),
         message=sentence(job.get("message")),
         exit_code=code if type(code) is int else None,
-        progress=parse_progress(said.get("progress")),
+        progress=parse_progress(payload.get("progress")),
         lines=tuple(each for each in re.split(r"[\r\n]+", untrusted.cut(log)) if each.strip()),
         offset=offset,
     )
@@ -174,18 +174,18 @@ def parse(answer: Answer) -> dict[str, Any]:
     `error`.
     """
     try:
-        said = untrusted.loads(answer.out.strip().splitlines()[-1])
+        payload = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        said = None
-    if not isinstance(said, dict):
+        payload = None
+    if not isinstance(payload, dict):
         raise UnreadableAnswer(
             f"{answer.node}: the head container gave no answer", evidence=answer.tail
         )
-    if "error" in said and "job" not in said:
+    if "error" in payload and "job" not in payload:
         raise UnreadableAnswer(
-            f"{answer.node}: {sentence(said['error'])}", evidence=sentence(said["error"])
+            f"{answer.node}: {sentence(payload['error'])}", evidence=sentence(payload["error"])
         )
-    return said
+    return payload
 
 
 def _entry(said: Mapping[str, Any]) -> Entry:

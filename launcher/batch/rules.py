@@ -245,12 +245,12 @@ def stages(draft: Draft) -> Iterator[Mistake]:
 
 def places(draft: Draft) -> Iterator[Mistake]:
     """All input has one format, and the output is not among it."""
-    found = draft.found
-    if draft.file.read.format is None and draft.sound("read", "format") and found.sources:
-        for where, text in inputs.format_mistakes(found.sources, found.names):
+    resolved = draft.found
+    if draft.file.read.format is None and draft.sound("read", "format") and resolved.sources:
+        for where, text in inputs.format_mistakes(resolved.sources, resolved.names):
             yield Mistake(where=("read", *where), text=text)
-    for source in found.sources:
-        if found.to is not None and _reads(source, found.to):
+    for source in resolved.sources:
+        if resolved.to is not None and _reads(source, resolved.to):
             text = (
                 f"should not lie in the input {shown(source.shown)}, which would read the answers"
                 " again"

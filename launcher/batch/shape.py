@@ -86,7 +86,7 @@ def refused(path: Path, read: Document, mistakes: Sequence[Mistake]) -> JobError
     lines = read.told(mistakes)
     return JobError(
         f"{count_mistakes(len(lines))} in `{path}`",
-        [f"{path}:{line}: {told}" for line, told in lines],
+        [f"{path}:{line}: {text}" for line, text in lines],
     )
 
 

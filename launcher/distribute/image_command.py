@@ -48,15 +48,17 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
         reached = session.reached_of(picked)
-        seen = look(session, reached) if reached else {}
+        stores = look(session, reached) if reached else {}
         remarks = [error.message for error in session.missing.values()]
-    remarks += [f"{name}: Docker: {each.trouble}" for name, each in seen.items() if each.trouble]
+    remarks += [
+        f"{name}: Docker: {store.trouble}" for name, store in stores.items() if store.trouble
+    ]
     if call.as_json:
-        click.echo(dump_json(_as_json(call.inventory.cluster, seen, remarks)))
-    elif not any(each.images for each in seen.values()) and not remarks:
+        click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
+    elif not any(store.images for store in stores.values()) and not remarks:
         say("there is no image on these nodes")
     else:
-        show(render(seen, remarks))
+        show(render(stores, remarks))
     return 1 if remarks else 0
 
 

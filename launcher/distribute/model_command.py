@@ -55,14 +55,14 @@ def list_(call: Call, nodes: tuple[str, ...]) -> int:
     """
     picked = chosen(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
-        seen = Programs(session, picked).look() if len(session.missing) < len(picked) else {}
+        stores = Programs(session, picked).look() if len(session.missing) < len(picked) else {}
         remarks = [error.message for error in session.missing.values()]
     if call.as_json:
-        click.echo(dump_json(_as_json(call.inventory.cluster, seen, remarks)))
-    elif not any(each.models for each in seen.values()) and not remarks:
+        click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
+    elif not any(store.models for store in stores.values()) and not remarks:
         say("there is no model on these nodes")
     else:
-        show(render(seen, remarks))
+        show(render(stores, remarks))
     return 1 if remarks else 0
 
 

@@ -134,10 +134,13 @@ def _found(seen: Seen, model: str, revision: str) -> tuple[Model, Revision] | No
     return None if match is None else (there, match)
 
 
-def whole_on(model: str, seen: Mapping[str, Seen]) -> tuple[str, ...]:
+def whole_on(model: str, stores: Mapping[str, Seen]) -> tuple[str, ...]:
     """Return the nodes that have all of a model."""
-    found = {name: there for name, each in seen.items() if (there := _found(each, model, ""))}
-    return tuple(name for name, each in found.items() if _is_whole(*each))
+    return tuple(
+        name
+        for name, store in stores.items()
+        if (match := _found(store, model, "")) and _is_whole(*match)
+    )
 
 
 def _source(

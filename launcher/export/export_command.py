@@ -61,15 +61,16 @@ def firewall(call: Call, form: str, scan: bool) -> None:
     """
     from launcher.ssh import openssh
 
-    wanted = call.inventory
-    logins = [openssh.resolve(node).port for node in wanted.nodes if node.connection == "ssh"]
+    inventory = call.inventory
+    logins = [openssh.resolve(node).port for node in inventory.nodes if node.connection == "ssh"]
     ranges = []
     if scan:
         with call.session() as session:
-            facts = observe(wanted, session.transport, [], survey=True, clock=time.time)
+            facts = observe(inventory, session.transport, [], survey=True, clock=time.time)
         surveys = (node.survey for node in facts.values())
         ranges = [survey.port_range for survey in surveys if survey and survey.port_range]
-    click.echo(packet_filter.FORMATS[form](packet_filter.rules(wanted, logins, ranges)), nl=False)
+    rules = packet_filter.rules(inventory, logins, ranges)
+    click.echo(packet_filter.FORMATS[form](rules), nl=False)
 
 
 def write(folder: str, files: Mapping[str, bytes]) -> None:

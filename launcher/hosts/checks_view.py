@@ -113,15 +113,15 @@ def _total(results: Sequence[Result]) -> str:
 def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
     """Print what each check proves."""
     if as_json:
-        said = [
-            {"id": each.id, "group": each.group, "what": each.what, "why": each.why}
-            for each in checks
+        rows = [
+            {"id": check.id, "group": check.group, "what": check.what, "why": check.why}
+            for check in checks
         ]
-        click.echo(dump_json(said))
+        click.echo(dump_json(rows))
         return
     table = make_table("ID", "GROUP", "TRUE WHEN GREEN")
-    for each in checks:
-        table.add_row(each.id, each.group, each.what)
+    for check in checks:
+        table.add_row(check.id, check.group, check.what)
     terminal.show(table)
 
 

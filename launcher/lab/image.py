@@ -86,11 +86,11 @@ def ensure(cache: Path, say: Say) -> Path:
             return archive
         for remains in cache.glob("building-*"):
             shutil.rmtree(remains)
-        found = ensure_wheels(cache, say)
+        wheels = ensure_wheels(cache, say)
         building = cache / f"building-{os.getpid()}"
         building.mkdir()
         try:
-            _build(building, found, archive, say)
+            _build(building, wheels, archive, say)
         finally:
             shutil.rmtree(building, ignore_errors=True)
         for old in cache.glob("image-*.tar"):

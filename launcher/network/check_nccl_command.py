@@ -191,18 +191,18 @@ def _from_logs(call: Call, files: tuple[str, ...], asked: Required | None) -> in
     if call.named is not None and asked is None:
         require = call.inventory.require
     readings = {name: nccl_log.read(_blocks(name)) for name in dict.fromkeys(files)}
-    found = levels.judge_files(readings, require)
-    status = worst(found)
+    findings = levels.judge_files(readings, require)
+    status = worst(findings)
     if call.as_json:
-        said = {
+        verdict = {
             **levels.as_json(nccl_log.merge(readings.values())),
             "required": require,
             "passed": status != "fail",
-            "findings": [asdict(each) for each in found],
+            "findings": [asdict(finding) for finding in findings],
         }
-        click.echo(dump_json(said))
+        click.echo(dump_json(verdict))
     else:
-        ui.show(found)
+        ui.show(findings)
     return options.exit_code(failed=status == "fail", warned=status == "warn", strict=call.strict)
 
 

@@ -43,6 +43,5 @@ def ask(site: Site, nodes: Sequence[str], name: str) -> list[Command]:
 
 def read(answers: Mapping[str, Sequence[Answer]]) -> nccl_log.Reading:
     """Read all ranks' logs as one."""
-    return nccl_log.merge(
-        [nccl_log.read([answer.out.encode()]) for said in answers.values() for answer in said]
-    )
+    outputs = (answer.out.encode() for of_node in answers.values() for answer in of_node)
+    return nccl_log.merge([nccl_log.read([output]) for output in outputs])

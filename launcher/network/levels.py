@@ -72,10 +72,10 @@ def as_json(reading: Reading) -> dict[str, Any]:
 
     Links inside a host are no part of either; they are marked as `inside`.
     """
-    found, near = worst(reading), nccl_log.inside(reading)
+    worst_link, near = worst(reading), nccl_log.inside(reading)
     far = [link for link in reading.links if link not in near and link.network != "MNNVL"]
     return {
-        "network": found.network if found else None,
+        "network": worst_link.network if worst_link else None,
         "gpudirect": all(link.gpudirect for link in far) if far else None,
         "network_links": reading.network_links,
         "mnnvl": reading.mnnvl,
@@ -114,10 +114,10 @@ def judge(
 
 def _unseen(reading: Reading) -> list[Finding]:
     """Judge that the log has the links of all ranks."""
-    seen, ranks = nccl_log.unseen(reading)
+    listed, ranks = nccl_log.unseen(reading)
     if not ranks:
         return []
-    text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
+    text = f"the log has links of {listed} of {ranks} ranks: what the others use is not known"
     fix = (
         "give the logs of all ranks; where Ray brought them together, take them with"
         " `RAY_DEDUP_LOGS=0`"
@@ -148,10 +148,10 @@ def judge_files(
     """Judge several logs of one job, by name: all as one, and each that by itself proves
     nothing.
     """
-    found = judge(nccl_log.merge(readings.values()), require)
+    findings = judge(nccl_log.merge(readings.values()), require)
     if len(readings) == 1:
-        return found
-    each = [
+        return findings
+    alone = [
         replace(
             _nothing(reading),
             status="warn" if _near(reading) else "fail",
@@ -160,7 +160,7 @@ def judge_files(
         for name, reading in readings.items()
         if worst(reading) is None
     ]
-    return (*found, *each)
+    return (*findings, *alone)
 
 
 def _alarmed(reading: Reading) -> Finding:

@@ -143,7 +143,7 @@ def limits_of(model: Architecture, engine: Engine) -> Limits:
     smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
     tokens, sequences = versions.defaults(engine.version, smallest.name, smallest.memory_gib)
     if smallest.cpu:
-        tokens, sequences = (each * engine.tp * engine.pp for each in CPU_DEFAULTS)
+        tokens, sequences = (default * engine.tp * engine.pp for default in CPU_DEFAULTS)
     layers = len(model.layers) or 1
     fits = (len(flags.partition), sum(flags.partition)) == (engine.pp, layers)
     return Limits(

@@ -251,14 +251,14 @@ def line_times(log: Log, now: float) -> list[float | None]:
     """Return when each line was written, in seconds since 1970; one that does not say so has the
     time of the line above it.
     """
-    found: list[float | None] = []
+    times: list[float | None] = []
     last: float | None = None
     for place, line in enumerate(log.lines):
         stamp = log.stamps.get(place)
-        said = parse_time(line, log.zone, now) if stamp is None else parse_time(stamp, 0.0, now)
-        last = last if said is None else said
-        found.append(last)
-    return found
+        written = parse_time(line, log.zone, now) if stamp is None else parse_time(stamp, 0.0, now)
+        last = last if written is None else written
+        times.append(last)
+    return times
 
 
 def parse_time(text: str, zone: float, now: float) -> float | None:

@@ -57,10 +57,10 @@ def unfinished_script(hf_home: str) -> str:
 
 def read_unfinished(text: str | None) -> tuple[Unfinished, ...]:
     """Read the answer of `unfinished_script`; nothing where it was not run, or failed."""
-    found = re.finditer(UNFINISHED, text or "", re.MULTILINE)
+    matches = re.finditer(UNFINISHED, text or "", re.MULTILINE)
     return tuple(
-        Unfinished(kind=each[1], model=_model_of(each[3]), bytes=int(each[2]) * 1024)
-        for each in found
+        Unfinished(kind=match[1], model=_model_of(match[3]), bytes=int(match[2]) * 1024)
+        for match in matches
     )
 
 

@@ -79,7 +79,7 @@ def query(site: Site, name: str, *, hosts: bool = False) -> list[Command]:
 
 
 def parse(answer: Answer) -> ModelSeen:
-    """Parse a scan; whatever cannot be told is `unknown`, which vLLM itself will judge."""
+    """Parse a scan; an unreadable one is `unknown`: vLLM itself will find the model or fail."""
     where = _STATUSES.get(answer.code, "unknown")
     if where not in ("there", "lacks"):
         return ModelSeen(where=where)

@@ -233,23 +233,23 @@ def read_payload(answer: Answer) -> dict[str, Any]:
     `error`).
     """
     try:
-        said = untrusted.loads(answer.out.strip().splitlines()[-1])
+        payload = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        said = None
-    if not isinstance(said, dict) and answer.out.startswith(("404: ", "405: ")):  # aiohttp's
+        payload = None
+    if not isinstance(payload, dict) and answer.out.startswith(("404: ", "405: ")):  # aiohttp's
         raise UnreadableAnswer(
             f"{answer.node}: its agent is of another version of vlaunch",
             evidence=answer.tail,
             hint="when its servers may stop, run `vlaunch down` and `vlaunch up`",
         )
-    if not isinstance(said, dict):
+    if not isinstance(payload, dict):
         raise UnreadableAnswer(
             f"{answer.node}: the head container gave no answer", evidence=answer.tail
         )
-    check_fields(said, f"{answer.node}: the head container's answer")
-    if "error" in said and not answer.ok:
-        raise UnreadableAnswer(f"{answer.node}: {said['error']}", evidence=str(said["error"]))
-    return said
+    check_fields(payload, f"{answer.node}: the head container's answer")
+    if "error" in payload and not answer.ok:
+        raise UnreadableAnswer(f"{answer.node}: {payload['error']}", evidence=str(payload["error"]))
+    return payload
 
 
 def try_payload(answer: Answer) -> dict[str, Any]:

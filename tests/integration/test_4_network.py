@@ -157,7 +157,7 @@ def test_a_cut_pair_is_named_within_the_deadline(cluster: Practice) -> None:
 
 
 def test_a_node_that_cannot_reach_the_head_is_named(cluster: Practice) -> None:
-    """Ranks that did not arrive are told from those that did, which are measured."""
+    """Only its ranks are reported as missing; the other nodes are measured."""
     one, three = cluster.lab.host("node1"), cluster.lab.host("node3")
     host_faults.cut(three, one, port=29500)
     try:

@@ -59,8 +59,8 @@ def test_half_of_a_model_is_not_taken_for_one(hf_home: Path) -> None:
     assert model.parse(run(model.scan("org/m", str(hf_home)))).where == "there"
     index = repo / "snapshots/abc/model.safetensors.index.json"
     index.write_text('{"weight_map": {"w": "one.safetensors", "v": "one.safetensors"}}')
-    seen = model.parse(run(model.scan("org/m", str(hf_home))))
-    assert (seen.where, seen.lacking, seen.absent) == ("lacks", "one.safetensors", True)
+    scan = model.parse(run(model.scan("org/m", str(hf_home))))
+    assert (scan.where, scan.lacking, scan.absent) == ("lacks", "one.safetensors", True)
     (repo / "snapshots/abc/one.safetensors").symlink_to("../../blobs/2")
     assert model.parse(run(model.scan("org/m", str(hf_home)))).where == "there"
     (repo / "blobs/2").unlink()
@@ -104,18 +104,18 @@ def test_a_model_that_is_not_there_is_none(hf_home: Path) -> None:
 )
 def test_files_that_cannot_be_listed_are_unknown(answer: Answer) -> None:
     """BusyBox' find has no `-printf`."""
-    seen = model.parse(answer)
+    scan = model.parse(answer)
 
-    assert (seen.files, seen.listed) == (None, False)
-    assert (seen.config is None) is (answer.code != 0)
+    assert (scan.files, scan.listed) == (None, False)
+    assert (scan.config is None) is (answer.code != 0)
 
 
 def test_the_configuration_is_read(hf_home: Path) -> None:
     """From the cache, byte for byte."""
     config = '{"a": "b\\n\\n"}\n\n'
     (hf_home / "hub/models--org--m/blobs/1").write_text(config)
-    seen = model.parse(run(model.scan("org/m", str(hf_home))))
-    assert (seen.config, seen.digest) == (
+    scan = model.parse(run(model.scan("org/m", str(hf_home))))
+    assert (scan.config, scan.digest) == (
         {"a": "b\n\n"},
         hashlib.sha256(config.encode()).hexdigest(),
     )

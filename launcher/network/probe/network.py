@@ -191,8 +191,8 @@ class Probe:
         return {**self.report(), "log": log, "pair_logs": pairs}
 
     def meet(self, listener: socket.socket | None) -> None:
-        """Let the ranks meet those of all nodes once all have torch, or tell them why they will
-        not.
+        """Let the ranks meet those of all nodes once all have torch, or send them the reason why
+        they will not.
         """
         args = self.args
         try:
@@ -206,17 +206,17 @@ class Probe:
                     listener, args.nonce, self.peers, self, self.certificate
                 ).meet(args.reach, args.torch)
         except (network_start.Unmet, OSError) as error:
-            self.tell(f"no {error}")
+            self.send(f"no {error}")
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         for child in self.children:
             child.go(word)
 
     def release(self, absent: Sequence[str]) -> None:
-        self.tell(f"go {','.join(absent)}".rstrip())
+        self.send(f"go {','.join(absent)}".rstrip())
 
     def lose(self, node: str) -> None:
-        self.tell(f"lost {node}")
+        self.send(f"lost {node}")
 
     def have_torch(self) -> bool:
         self.refuse_failed()

@@ -148,8 +148,8 @@ class Rank:
             self.told.say(note=f"at rendezvous: {self.called(self.lost)} did not arrive")
 
     def obey(self, words: TextIO) -> None:
-        """Follow the parent's words until the ranks have met: `lost` and a node whose ranks will
-        not come, or `no` and why none will.
+        """Act on the parent's lines until the ranks have met: `lost NODE` for a node whose ranks
+        will not come, `no REASON` when none will.
         """
         for line in words:
             word, _, rest = line.rstrip("\n").partition(" ")

@@ -24,16 +24,16 @@ def read(folder: Path) -> dict[str, Any]:
 def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`set` and `fail` write at once; numbers follow by themselves."""
     monkeypatch.setenv("VLAUNCH_JOB", "batch-demo-1")
-    with Tracker(job(tmp_path, "x")) as found:
+    with Tracker(job(tmp_path, "x")) as tracker:
         assert (read(tmp_path)["state"], read(tmp_path)["rows"]) == ("starting", None)
-        found.set("reading", "a file")
-        found.begin(100, 20, 5)
-        found.count(done=3, errors=1, tokens_in=7, tokens_out=9)
-        found.replicas(1, 2)
-        found.restarted(1)
-        found.warn("careful")
-        found.warn("careful")
-        found.set("running")
+        tracker.set("reading", "a file")
+        tracker.begin(100, 20, 5)
+        tracker.count(done=3, errors=1, tokens_in=7, tokens_out=9)
+        tracker.replicas(1, 2)
+        tracker.restarted(1)
+        tracker.warn("careful")
+        tracker.warn("careful")
+        tracker.set("running")
         said = read(tmp_path)
         assert (said["done"], said["errors"], said["before"], said["tokens_out"]) == (23, 6, 25, 9)
         assert (said["replicas"], said["restarts"], said["warnings"]) == (
@@ -42,12 +42,12 @@ def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             ["careful"],
         )
         assert said["submission"] == "batch-demo-1"
-        found.count(done=1)
+        tracker.count(done=1)
         deadline = time.monotonic() + 10
         while read(tmp_path)["done"] != 24 and time.monotonic() < deadline:
-            found.ended.wait(0.05)
+            tracker.ended.wait(0.05)
         assert read(tmp_path)["done"] == 24
-        found.fail("it broke", "line 1\nline 2", "mend it")
+        tracker.fail("it broke", "line 1\nline 2", "mend it")
 
     assert read(tmp_path)["state"] == "failed"
     assert read(tmp_path)["error"] == {
@@ -63,27 +63,27 @@ def test_rates_are_those_of_the_last_half_minute(
     """Rows of earlier runs do not count; the rest of the time follows from the rate."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    found = Tracker(job(tmp_path, "x"))
-    found.begin(10_000, 500, 0)
-    found.set("running")
-    assert found.rates() == (0.0, 0.0, None)
+    tracker = Tracker(job(tmp_path, "x"))
+    tracker.begin(10_000, 500, 0)
+    tracker.set("running")
+    assert tracker.rates() == (0.0, 0.0, None)
     for _ in range(100):
         now[0] += 1
-        found.count(done=10, tokens_out=50)
-        found.rates()
-    assert found.rates() == (10.0, 50.0, 850.0)
+        tracker.count(done=10, tokens_out=50)
+        tracker.rates()
+    assert tracker.rates() == (10.0, 50.0, 850.0)
     for _ in range(40):
         now[0] += 1
-        found.rates()
+        tracker.rates()
 
-    assert found.rates() == (0.0, 0.0, None)
-    assert len(found.window) < 40
+    assert tracker.rates() == (0.0, 0.0, None)
+    assert len(tracker.window) < 40
 
 
 def test_what_is_shown_is_plain_and_short(tmp_path: Path) -> None:
     """A model's log or a row may hold anything: a terminal shows it as it is."""
-    found = Tracker(job(tmp_path, "x"))
-    found.fail("\x1b[31mred\x1b[0m \ud800 \x07" + "x" * 5000, "e" * 20_000 + "the end", "h")
+    tracker = Tracker(job(tmp_path, "x"))
+    tracker.fail("\x1b[31mred\x1b[0m \ud800 \x07" + "x" * 5000, "e" * 20_000 + "the end", "h")
     said = read(tmp_path)["error"]
 
     assert said["message"].startswith("red \\ud800 xxx")
@@ -95,31 +95,31 @@ def test_a_disk_that_is_full_does_not_end_the_thread(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file is written again as soon as it can be."""
-    found = Tracker(job(tmp_path, "x"))
-    with found:
+    tracker = Tracker(job(tmp_path, "x"))
+    with tracker:
         (tmp_path / "work").rename(tmp_path / "away")
-        found.set("running")
+        tracker.set("running")
         assert "cannot be written" in capsys.readouterr().err
         (tmp_path / "away").rename(tmp_path / "work")
         deadline = time.monotonic() + 10
         while read(tmp_path)["state"] != "running" and time.monotonic() < deadline:
-            found.ended.wait(0.05)
-        assert found.thread.is_alive()
+            tracker.ended.wait(0.05)
+        assert tracker.thread.is_alive()
 
     assert read(tmp_path)["state"] == "running"
-    assert not found.thread.is_alive()
+    assert not tracker.thread.is_alive()
 
 
 def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
     """It is replaced at once, never rewritten in place."""
-    found = Tracker(job(tmp_path, "x"))
-    found.write()
+    tracker = Tracker(job(tmp_path, "x"))
+    tracker.write()
     over = threading.Event()
 
     def write() -> None:
         while not over.is_set():
-            found.warn(f"warning {time.monotonic()}")
-            found.write()
+            tracker.warn(f"warning {time.monotonic()}")
+            tracker.write()
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -134,10 +134,13 @@ def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
 def test_how_a_run_ended_stays(tmp_path: Path) -> None:
     """The thread of a pipeline that was given up may still say that it runs."""
     asked = job(tmp_path)
-    for end in (lambda told: told.set("stopped"), lambda told: told.fail("no", state="failed")):
-        told = Tracker(asked)
-        end(told)
-        state = told.state
-        told.set("running")
-        assert told.state == state
+    for end in (
+        lambda tracker: tracker.set("stopped"),
+        lambda tracker: tracker.fail("no", state="failed"),
+    ):
+        tracker = Tracker(asked)
+        end(tracker)
+        state = tracker.state
+        tracker.set("running")
+        assert tracker.state == state
         assert json.loads((Path(asked.work) / "progress.json").read_text())["state"] == state

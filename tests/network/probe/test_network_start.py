@@ -21,7 +21,7 @@ OURS, FOREIGN = issue_certificates.make("run"), issue_certificates.make("run")
 
 class Ranks:
     """The ranks of a node, whose progress a test decides. `absent` are the nodes that they are
-    released without, `lost` those that they are told of later.
+    released without, `lost` those that failed after the release.
     """
 
     def __init__(self, payload: SimpleNamespace, *, ready: bool = True, met: bool = True) -> None:
