@@ -256,8 +256,11 @@ def bounded(argv: Argv, seconds: float) -> Argv:
     Ending `docker exec` on the node does not end what it started in the container; but it closes
     that command's input.
     """
+    # A `timeout` that receives the signal while it forks exits without its child (seen in coreutils
+    # 9.1), so the signal goes to its process group.
+    end = 'kill -s TERM -- "-$p" || kill "$p"'
     watch = (
-        't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; kill "$p") <&3 >/dev/null'
+        f't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; {end}) <&3 >/dev/null'
         " 2>&1 & w=$!; "
     )
     return (
