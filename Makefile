@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[1389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock release clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -141,10 +141,16 @@ plans: .venv/installed
 recipes: .venv/installed
 	$(BIN)/python -m benchmarks.package_recipes $(FROM)
 
-# The newest versions that fit pyproject.toml, with hashes; review the difference.
+# The newest versions that fit pyproject.toml, with hashes; review the difference. requirements-runtime.lock has those of users.
 lock: .venv/installed
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes \
 		--no-emit-index-url --no-header --quiet --output-file requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --constraint requirements.lock --universal --python-version 3.10 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --quiet --output-file requirements-runtime.lock
+
+# dist/: the wheel and sdist of the last commit, tried in a clean environment. It sets no tag.
+release: .venv/installed
+	scripts/release.sh
 
 clean-lab: .venv/installed
 	$(SUDO) $(VLAUNCH) lab down

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Build the last commit's release in dist/: wheel, sdist, locked requirements, bill of materials and SHA256SUMS.
+# The wheel is installed with the locked hashes in a clean environment and tried there. This sets no tag.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+changes=$(git status --porcelain --untracked-files=all)
+if [ -n "$changes" ]; then
+	printf '%s\n' "error: the checkout has uncommitted changes:" "$changes" \
+		"hint: commit them, or set them aside with \`git stash --include-untracked\`" >&2
+	exit 1
+fi
+
+python=$PWD/.venv/bin/python
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work"/{first,second,home}
+
+# The second build is of the first one's sdist, in another folder: it must give the same files.
+git archive HEAD | tar -x -C "$work/first"
+version=$(cd "$work/first" && "$python" -m hatchling version)
+(cd "$work/first" && "$python" -m hatchling build --directory "$work/dist")
+tar -xzf "$work/dist/vlaunch-$version.tar.gz" -C "$work/second" --strip-components 1
+(cd "$work/second" && "$python" -m hatchling build --directory "$work/again")
+for build in dist again; do
+	(cd "$work/$build" && sha256sum ./*) | sed "s/^/$build  /"
+done
+diff --recursive "$work/dist" "$work/again"
+
+cd "$work/dist"
+wheel=vlaunch-$version-py3-none-any.whl
+cp "$work/first/requirements-runtime.lock" "vlaunch-$version-requirements.txt"
+echo "vlaunch==$version --hash=sha256:$(sha256sum "$wheel" | cut -d ' ' -f 1)" >"$work/wheel.txt"
+"$python" -m venv --without-pip "$work/clean"
+"$python" -m pip --python "$work/clean" install --quiet --disable-pip-version-check --require-hashes --find-links . \
+	--requirement "vlaunch-$version-requirements.txt" --requirement "$work/wheel.txt"
+
+run() { (cd "$work/home" && env -i HOME="$work/home" PATH="$work/clean/bin:$PATH" LC_ALL=C.UTF-8 "$@"); }
+run vlaunch --version | grep --fixed-strings "$version"
+run vlaunch --help
+run vlaunch init --help
+run vlaunch up --dry-run --offline -i "$work/second/inventory/example.yaml" >"$work/up.sh"
+bash -n "$work/up.sh"
+echo "vlaunch up --dry-run: a script of $(wc -l <"$work/up.sh") lines"
+
+sed "s/^dynamic = .*/version = \"$version\"/" "$work/first/pyproject.toml" >"$work/pyproject.toml"
+"${python%/*}/cyclonedx-py" environment --output-reproducible --pyproject "$work/pyproject.toml" \
+	--output-file "vlaunch-$version.cdx.json" "$work/clean"
+sha256sum ./* | tee "$work/SHA256SUMS"
+mv "$work/SHA256SUMS" .
+cd - >/dev/null
+rm -rf dist
+mv "$work/dist" dist
