@@ -16,21 +16,22 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir "$work"/{first,second,home}
+mkdir "$work"/{first,second,sdist,home}
 
-# The second build is of the first one's sdist, in another folder: it must give the same files.
-git archive HEAD | tar -x -C "$work/first"
-version=$(cd "$work/first" && "$python" -m hatchling version)
-(cd "$work/first" && "$python" -m hatchling build --directory "$work/dist")
-tar -xzf "$work/dist/vlaunch-$version.tar.gz" -C "$work/second" --strip-components 1
-(cd "$work/second" && "$python" -m hatchling build --directory "$work/again")
-for build in dist again; do
-	(cd "$work/$build" && sha256sum ./*) | sed "s/^/$build  /"
+# Two builds in different folders give the same files, and the sdist gives the same wheel.
+for build in first second; do
+	git archive HEAD | tar -x -C "$work/$build"
+	(cd "$work/$build" && "$python" -m hatchling build --directory dist)
+	(cd "$work/$build/dist" && sha256sum ./*) | sed "s/^/$build build  /"
 done
-diff --recursive "$work/dist" "$work/again"
-
-cd "$work/dist"
+diff --recursive "$work/first/dist" "$work/second/dist"
+version=$(cd "$work/first" && "$python" -m hatchling version)
 wheel=vlaunch-$version-py3-none-any.whl
+tar -xzf "$work/first/dist/vlaunch-$version.tar.gz" -C "$work/sdist" --strip-components 1
+(cd "$work/sdist" && "$python" -m hatchling build --target wheel --directory dist)
+cmp "$work/first/dist/$wheel" "$work/sdist/dist/$wheel"
+
+cd "$work/first/dist"
 cp "$work/first/requirements-runtime.lock" "vlaunch-$version-requirements.txt"
 echo "vlaunch==$version --hash=sha256:$(sha256sum "$wheel" | cut -d ' ' -f 1)" >"$work/wheel.txt"
 "$python" -m venv --without-pip "$work/clean"
@@ -41,7 +42,7 @@ run() { (cd "$work/home" && env -i HOME="$work/home" PATH="$work/clean/bin:$PATH
 run vlaunch --version | grep --fixed-strings "$version"
 run vlaunch --help
 run vlaunch init --help
-run vlaunch up --dry-run --offline -i "$work/second/inventory/example.yaml" >"$work/up.sh"
+run vlaunch up --dry-run --offline -i "$work/sdist/inventory/example.yaml" >"$work/up.sh"
 bash -n "$work/up.sh"
 echo "vlaunch up --dry-run: a script of $(wc -l <"$work/up.sh") lines"
 
@@ -52,4 +53,4 @@ sha256sum ./* | tee "$work/SHA256SUMS"
 mv "$work/SHA256SUMS" .
 cd - >/dev/null
 rm -rf dist
-mv "$work/dist" dist
+mv "$work/first/dist" dist
