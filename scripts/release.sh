@@ -22,7 +22,7 @@ mkdir "$work"/{first,second,sdist,home}
 for build in first second; do
 	git archive HEAD | tar -x -C "$work/$build"
 	(cd "$work/$build" && "$python" -m hatchling build --directory dist)
-	(cd "$work/$build/dist" && sha256sum ./*) | sed "s/^/$build build  /"
+	(cd "$work/$build/dist" && sha256sum -- *) | sed "s/^/$build build  /"
 done
 diff --recursive "$work/first/dist" "$work/second/dist"
 version=$(cd "$work/first" && "$python" -m hatchling version)
@@ -49,7 +49,7 @@ echo "vlaunch up --dry-run: a script of $(wc -l <"$work/up.sh") lines"
 sed "s/^dynamic = .*/version = \"$version\"/" "$work/first/pyproject.toml" >"$work/pyproject.toml"
 "${python%/*}/cyclonedx-py" environment --output-reproducible --pyproject "$work/pyproject.toml" \
 	--output-file "vlaunch-$version.cdx.json" "$work/clean"
-sha256sum ./* | tee "$work/SHA256SUMS"
+sha256sum -- * | tee "$work/SHA256SUMS"
 mv "$work/SHA256SUMS" .
 cd - >/dev/null
 rm -rf dist
