@@ -27,6 +27,10 @@ done
 diff --recursive "$work/first/dist" "$work/second/dist"
 version=$(cd "$work/first" && "$python" -m hatchling version)
 wheel=vlaunch-$version-py3-none-any.whl
+if ! grep --max-count 1 '^## ' CHANGELOG.md | grep --quiet --fixed-strings "## $version "; then
+	echo "error: the first entry of CHANGELOG.md is not $version, the version in launcher/__init__.py" >&2
+	exit 1
+fi
 tar -xzf "$work/first/dist/vlaunch-$version.tar.gz" -C "$work/sdist" --strip-components 1
 (cd "$work/sdist" && "$python" -m hatchling build --target wheel --directory dist)
 cmp "$work/first/dist/$wheel" "$work/sdist/dist/$wheel"

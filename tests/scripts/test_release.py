@@ -72,11 +72,11 @@ def test_builds_are_reproducible_and_complete(tmp_path: Path) -> None:
 
 
 def test_versions_are_equal() -> None:
-    """The newest entry of the changelog and the files that it names have the package's version."""
-    newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
-    named = re.findall(r"\bvlaunch-(\d+\.\d+\.\d+)", newest)
+    """The changelog's newest release and the files that it names have the package's version."""
+    releases = re.split(r"^## (?=\d)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    named = re.findall(r"\bvlaunch-(\d+\.\d+\.\d+)", releases[1])
 
-    assert {newest.split()[0], *named} == {__version__}
+    assert {releases[1].split()[0], *named} == {__version__}
 
 
 def test_locks_agree() -> None:
