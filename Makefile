@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[1389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock release clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -149,6 +149,7 @@ lock: .venv/installed
 		--no-emit-index-url --no-header --no-annotate --quiet --output-file requirements-runtime.lock
 
 # dist/: the wheel and sdist of the last commit, tried in a clean environment. It sets no tag.
+.PHONY: release
 release: .venv/installed
 	scripts/release.sh
 
