@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[1389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock docs reference recording clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -142,11 +142,30 @@ recipes: .venv/installed
 	$(BIN)/python -m benchmarks.package_recipes $(FROM)
 
 # The newest versions that fit pyproject.toml, with hashes; review the difference. requirements-runtime.lock has those of users.
+COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --quiet
 lock: .venv/installed
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes \
-		--no-emit-index-url --no-header --quiet --output-file requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --constraint requirements.lock --universal --python-version 3.10 --generate-hashes \
-		--no-emit-index-url --no-header --no-annotate --quiet --output-file requirements-runtime.lock
+	$(COMPILE) pyproject.toml --extra dev --python-version 3.10 --output-file requirements.lock
+	$(COMPILE) pyproject.toml --constraint requirements.lock --python-version 3.10 --no-annotate --output-file requirements-runtime.lock
+	$(COMPILE) --group docs --python-version 3.11 --output-file requirements-docs.lock
+
+# The site, in out/site/index.html. Warnings, such as broken links and anchors, are errors; needs no network once .venv/docs exists.
+docs: reference .venv/docs/installed
+	.venv/docs/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet docs out/site
+
+# Reference pages from the code that defines their content; they are committed.
+reference: .venv/installed
+	$(BIN)/python -m scripts.reference
+
+# docs/demo.svg from a log of `make demo`: make recording LOG=demo.log; without LOG it runs the demo first.
+recording: .venv/installed
+	$(if $(LOG),,$(MAKE) --no-print-directory demo 2>&1 | tee out/demo.log)
+	$(BIN)/python -m scripts.recording $(or $(LOG),out/demo.log)
+
+# Python 3.11 or newer. A separate environment, so that neither users nor tests install Sphinx.
+.venv/docs/installed: requirements-docs.lock | .venv/installed
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	touch $@
 
 # dist/: the wheel and sdist of the last commit, tried in a clean environment. It sets no tag.
 .PHONY: release

@@ -39,7 +39,7 @@ from benchmarks.health import SERVE, Watch
 from launcher.lab.render import MODEL
 
 RESULTS = Path(__file__).with_name("faults") / "healthy.jsonl"
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parent / "RESULTS.md"
 _CONTEXT = 200_000  # tokens
 _ENGINE: dict[str, Any] = {
     "hf_overrides": {"max_position_embeddings": _CONTEXT},

@@ -1,6 +1,4 @@
-"""The bands of the import contract as a diagram between two markers of docs/architecture.md:
-`make layout`.
-"""
+"""Draws the bands of the import contract in docs/explanation/architecture.md: `make layout`."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 from importlinter import api
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "<!-- layout: begin -->\n", "<!-- layout: end -->\n"
 
 

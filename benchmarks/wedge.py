@@ -34,7 +34,7 @@ from launcher.agent import state
 from launcher.lab.render import MODEL
 
 RESULTS = Path(__file__).with_name("faults") / "wedges.jsonl"
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parent / "RESULTS.md"
 MODES = {"c": "spins in C", "python": "spins in Python", "sleep": "sleeps"}
 RED = 150.0  # seconds: the goal
 _GRACE = 60.0  # seconds beyond the goal, so that a late verdict is measured too

@@ -18,7 +18,7 @@ from benchmarks.faults.judge import Run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results.jsonl")
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
 
 
 def load(path: Path) -> tuple[dict[tuple[str, str, int, str], Run], dict[str, float]]:
@@ -105,7 +105,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="run nothing; write the table into docs/reliability.md",
+        help="run nothing; write the table into benchmarks/RESULTS.md",
     )
     parser.add_argument("--list", action="store_true", help="run nothing; list what would be run")
     return parser.parse_args()
