@@ -115,7 +115,7 @@ mutants: .venv/installed .venv/cosmic-ray/installed
 figures: .venv/installed
 	$(BIN)/python -m benchmarks.figures
 
-# The bands of the import contract, drawn in docs/architecture.md.
+# The bands of the import contract, drawn in docs/explanation/architecture.md.
 layout: .venv/installed
 	$(BIN)/python -m benchmarks.layout
 

@@ -179,7 +179,7 @@ def blocks_off(each: Known, found: Estimate) -> float | None:
 
 
 def peers(each: Known, found: Estimate) -> dict[str, tuple[float, bool]]:
-    """Return KV GiB for each GPU and "fits" by others' formulas (docs/planning.md has sources)."""
+    """Return KV GiB for each GPU and "fits" by others' formulas (benchmarks/RESULTS.md)."""
     case, weights = each.case, each.case.weights_gib or 0.0
     ranks = (case.tp or 1) * (case.pp or 1)
     budget = found.poorest.budget

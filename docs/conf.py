@@ -12,3 +12,4 @@ html_show_copyright = False
 html_show_sphinx = False
 nitpicky = True
 highlight_language = "text"
+smartquotes = False

@@ -1,7 +1,7 @@
 """An excerpt of a real `make demo` as docs/demo.svg, from its log: `make recording LOG=FILE`.
 
-Rich, which prints vlaunch's output anyway, draws the terminal. Each command is shown with the end of
-its output; "…" stands for lines that are left out, and no line is changed.
+Rich, which prints vlaunch's output anyway, draws the terminal. Each command is shown with the end
+of its output; "…" stands for omitted lines, and no line is changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 PAGE = Path(__file__).parent.parent / "docs" / "demo.svg"
 # Commands of the excerpt, and how many lines of the end of their output it has.
-LINES = {"check": 1, "up": 3, "check-nccl": 7, "serve": 7, "status": 8, "batch": 6}
+LINES = {"check": 1, "up": 3, "check-nccl": 8, "serve": 7, "status": 8, "batch": 6}
 _COMMAND = re.compile(r"^(?:sudo )?\.venv/bin/(vlaunch (\S+).*)$")
 # Output of make and of other programs, which ends a command's own.
 _OTHER = re.compile(r"^(rm -rf|cat |make\[|make:)")
@@ -39,7 +39,7 @@ def commands(log: str) -> Iterator[tuple[str, str, list[str]]]:
 
 def drawn(log: str) -> str:
     """Return the picture."""
-    console = Console(record=True, width=100, file=io.StringIO(), color_system="truecolor")
+    console = Console(record=True, width=112, file=io.StringIO(), color_system="truecolor")
     for shown, name, output in commands(log):
         if name not in LINES:
             continue

@@ -1,8 +1,8 @@
 """Reference pages of the documentation, from the code that defines their content: `make reference`.
 
 Commands come from click, the keys of inventories and job files from their JSON Schemas, checks and
-known failures from their tables; "How it is tested" and "Note" of these two are written by hand in the
-page and kept. The pages are committed; a test compares them with this output.
+known failures from their tables; "How it is tested" and "Note" of these two are written by hand in
+the page and kept. The pages are committed; a test compares them with this output.
 """
 
 from __future__ import annotations

@@ -17,20 +17,26 @@ from launcher.hosts.checks import catalogue
 from launcher.network import causes, levels, nccl_log, network_shape
 from launcher.network import network_view as ui
 from launcher.network.probe_command import Collective
+from scripts import reference
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-NETWORK = ROOT / "docs" / "network.md"
+DOCS = ROOT / "docs"
+NETWORK = DOCS / "how-to" / "network.md"
+OUTPUT = DOCS / "reference" / "output.md"
 PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+# Generated from help texts and schemas, whose words are not counted.
+LISTS = {DOCS / "reference" / name for name in ("commands.md", "inventory.md", "job.md")}
 # Beginnings of paths in other projects' repositories.
 FOREIGN = (
     "/", "autoscaler/", "capacity_planner.py", "distributed/", "examples/ray_serving/",
-    "flashinfer/", "fused_moe/", "models/vram.py", "platforms/", "quantization/",
+    "flashinfer/", "fused_moe/", "models/vram.py", "out/", "platforms/", "quantization/",
     "ray_constants.py", "v1/", "vllm/",
 )  # fmt: skip
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
@@ -48,7 +54,8 @@ def commands(text: str) -> list[str]:
         found += [
             line.removeprefix("$ ") for line in lines if kind == "sh" or line.startswith("$ ")
         ]
-    return [line for line in found if line.startswith("vlaunch ")]
+    typed = [re.sub(r"^(sudo )?(\.venv/bin/)?(?=vlaunch )", "", line) for line in found]
+    return [line for line in typed if line.startswith("vlaunch ")]
 
 
 def mentioned(text: str) -> list[str]:
@@ -76,11 +83,12 @@ def parse(line: str) -> click.Context:
 
 def asked() -> list[tuple[str, str]]:
     """Return every command of every page, with the page."""
-    texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
+    lists = {str(page.relative_to(ROOT)) for page in LISTS}
+    texts = zip(NAMES, [page.read_text(encoding="utf-8") for page in PAGES], strict=True)
     return [
         (name, line)
         for name, text in texts
-        for line in dict.fromkeys([*commands(text), *mentioned(text)])
+        for line in dict.fromkeys([*commands(text), *(() if name in lists else mentioned(text))])
     ]
 
 
@@ -94,10 +102,21 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert len(out.split("\n\n")[1].strip()) > 20
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_every_command_is_in_the_readme(name: str) -> None:
-    """As one types it."""
-    assert f"vlaunch {name}" in README.read_text()
+@pytest.mark.parametrize("page", [path.name for path in reference.pages()])
+def test_the_reference_is_up_to_date(page: str) -> None:
+    """It has the commands, keys, checks and failures of the code; `make reference` writes it."""
+    path = reference.FOLDER / page
+
+    assert reference.pages()[path] == path.read_text(encoding="utf-8")
+
+
+def test_the_site_has_every_page() -> None:
+    """In the navigation of its first page."""
+    linked = re.findall(r"^([a-z-]+/[a-z-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+
+    assert sorted(linked) == sorted(
+        str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.glob("*/*.md")
+    )
 
 
 def test_the_readme_has_the_commands_in_the_order_in_which_people_use_them() -> None:
@@ -128,7 +147,7 @@ def test_a_command_that_cannot_be_typed_is_seen() -> None:
         parse("vlaunch prove")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
 def test_links_lead_somewhere(path: Path) -> None:
     """Files that are there, and headings that are in them."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
@@ -140,7 +159,27 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not heading or heading in _anchors(there.read_text(encoding="utf-8")), target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_that_the_code_prints_exist() -> None:
+    """`docs/PAGE.md#SECTION`, with the sections that are no placeholders."""
+    found = {
+        link
+        for folder in ("launcher", "inventory", "benchmarks", "scripts")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".sh", ".html")
+        for link in re.findall(r"\bdocs/[a-z/-]+\.md(?:#[a-z-]+)?", path.read_text("utf-8"))
+        if not link.startswith(FOREIGN)
+    }
+    sections = {link: link.partition("#") for link in found}
+
+    assert [link for link, (page, _, _) in sections.items() if not (ROOT / page).exists()] == []
+    assert [
+        link
+        for link, (page, _, section) in sections.items()
+        if section and section not in _anchors((ROOT / page).read_text("utf-8"))
+    ] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
 def test_files_that_a_page_names_exist(path: Path) -> None:
     """Programs and folders, by their path from the root, `launcher/`, `benchmarks/` or the page, or
     by their name alone.
@@ -194,11 +233,33 @@ def test_the_architecture_has_every_command_in_the_row_of_its_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), [("docs/architecture.md", 1800), ("CONTRIBUTING.md", 1000)]
+    ("page", "words"),
+    [("README.md", 600), ("docs/explanation/architecture.md", 1800), ("CONTRIBUTING.md", 1000)],
 )
 def test_pages_that_are_read_first_are_short(page: str, words: int) -> None:
     """With their diagrams and tables."""
-    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= words
+    assert _words(ROOT / page) <= words
+
+
+def test_the_site_is_short() -> None:
+    """All pages together, without the lists of options and keys; no page is a book."""
+    words = {page: _words(page) for page in DOCS.rglob("*.md") if page not in LISTS}
+    generated = {page for page in reference.pages() if page in words}
+
+    assert sum(words.values()) <= 30_000
+    assert [page.name for page in words.keys() - generated if words[page] > 1_800] == []
+
+    assert sum(words.values()) <= 30_000
+    assert [
+        page.name
+        for page, count in words.items()
+        if count > 2_100
+        and page.name
+        not in (
+            "checks.md",
+            "failures.md",
+        )
+    ] == []
 
 
 def test_the_network_page_tells_of_every_mark_in_the_matrix() -> None:
@@ -227,7 +288,7 @@ def test_the_network_page_tells_of_every_cause() -> None:
 
 def test_the_network_page_tells_of_every_field() -> None:
     """Of `--json`, with and without `--from-log`."""
-    text = NETWORK.read_text()
+    text = OUTPUT.read_text()
     top = {"passed", "summary", *(each.name for each in fields(network_shape.Verdict))}
     inner = {
         each.name for noun in (network_shape.Cell, Collective, Finding) for each in fields(noun)
@@ -247,7 +308,7 @@ def test_the_network_page_tells_of_every_field() -> None:
 
 def test_the_table_of_dependencies_is_complete() -> None:
     """Every dependency of pyproject.toml, and no other."""
-    page = (ROOT / "docs" / "dependencies.md").read_text()
+    page = (DOCS / "reference" / "dependencies.md").read_text()
     section = page.partition("\nRemoved:")[0]
     rows = re.findall(r"^\| (?!library)([\w, ;-]+) \|", section, flags=re.MULTILINE)
     named = {name.lower() for row in rows for name in re.split("[,;] ", row)}
@@ -255,6 +316,11 @@ def test_the_table_of_dependencies_is_complete() -> None:
     wanted = re.findall(r'^  "([\w-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
     assert named == {name.lower() for name in wanted}
+
+
+def _words(page: Path) -> int:
+    """Count the words of a page; what only draws a table or a diagram is none."""
+    return len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8")))
 
 
 def _anchors(text: str) -> set[str]:

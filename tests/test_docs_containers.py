@@ -1,4 +1,4 @@
-"""docs/containers.md tells of everything that dry runs of `up` give to containers, and of nothing
+"""docs/reference/containers.md has everything that dry runs of `up` give to containers, and nothing
 else.
 """
 
@@ -16,7 +16,7 @@ from launcher.core.domain import Inventory
 from launcher.inventory.load import load
 from tests import plan_case as case
 
-DOCS = Path(__file__).parent.parent / "docs"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "containers.md"
 # What these options are given is ours to explain; of the others it is the inventory's.
 EXPLAINED = {
     "--network",
@@ -31,20 +31,20 @@ EXPLAINED = {
 COUNTED = {"--ulimit", "--log-opt"}  # NAME=VALUE, of which the name is explained
 
 
-def _told(page: str, heading: str) -> dict[str, list[str]]:
+def _told(heading: str) -> dict[str, list[str]]:
     """Return the rows of the first table behind a heading, by each thing that their first cell
     names.
     """
-    section = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
     lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
     table = list(takewhile(lambda line: line.startswith("|"), lines))[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return {name: row for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-OPTIONS = _told("containers.md", "Options of `docker run`")
-VARIABLES = _told("containers.md", "Variables") | _told("performance.md", "What engines compile")
-RAY = _told("containers.md", "Words of `ray start`")
+OPTIONS = _told("Options of `docker run`")
+VARIABLES = _told("Variables") | _told("Compile caches")
+RAY = _told("Options of `ray start`")
 
 
 def _starts(name: str) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""docs/security.md says what the code does."""
+"""The security model and the tables of ports and permissions say what the code does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from launcher.inventory.schema import InventoryFile, known
 from launcher.tools import containers, docker, ray
 from launcher.tools.site import Site
 
-TEXT = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+TEXT = "\n".join(
+    (DOCS / name).read_text(encoding="utf-8")
+    for name in ("reference/containers.md", "explanation/security.md")
+)
 INVENTORY = """\
 cluster: c
 image: vllm/vllm-openai:v0.32.0

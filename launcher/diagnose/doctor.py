@@ -76,7 +76,7 @@ class Diagnosed:
     @property
     def docs(self) -> str:
         """Where the documentation tells more."""
-        return f"docs/troubleshooting.md#{self.id}"
+        return f"docs/reference/failures.md#{self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

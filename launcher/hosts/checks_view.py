@@ -51,7 +51,7 @@ def plain(results: Sequence[Result]) -> dict[str, object]:
                 "status": result.status,
                 "what": result.check.what,
                 "why": result.check.why,
-                "docs": f"docs/checks.md#{result.check.id}",
+                "docs": f"docs/reference/checks.md#{result.check.id}",
                 "findings": [
                     {
                         "node": f.node,

@@ -45,7 +45,7 @@ def name(draft: Draft) -> Iterator[Mistake]:
 
 
 def image_source(draft: Draft) -> Iterator[Mistake]:
-    """An image that nodes give each other has no digest there (docs/images.md)."""
+    """An image that nodes give each other has no digest there."""
     if draft.file.image_source == "nodes" and "@" in draft.file.image:
         text = "should be named by a tag: with `image_source: nodes` Docker knows no digest of it"
         yield Mistake(where=("image",), text=text)

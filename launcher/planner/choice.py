@@ -29,7 +29,7 @@ RULES = {
     "nodes": _DOCS + "parallelism_scaling/",
     "uneven": _DOCS + "parallelism_scaling/",
     "no-nvlink": _DOCS + "parallelism_scaling/",
-    "tp-over-nodes": "AIConfigurator 0.12, Llama-405B on 16 H100 (see docs/planning.md)",
+    "tp-over-nodes": "AIConfigurator 0.12, Llama-405B on 16 H100 (docs/explanation/planning.md)",
     "rdma-of-single-gpus": "https://github.com/eugr/spark-vllm-docker",
     "dp-attention": _DOCS + "data_parallel_deployment/",
     "expert-parallel": _DOCS + "expert_parallel_deployment/",
@@ -42,7 +42,7 @@ RULES = {
     "shared-experts": "vllm/model_executor/layers/fused_moe/config.py,"
     " flatten_tp_across_dp_and_pcp (0.32)",
     "asked": "the command line",
-    "drafts": "docs/planning.md",
+    "drafts": "docs/explanation/planning.md",
     "states": "vllm/config/compilation.py, exceeds available Mamba cache blocks (0.20 to 0.32)",
     "closest": "vllm/v1/worker/gpu_worker.py, determine_available_memory (0.32)",
 }

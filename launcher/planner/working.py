@@ -4,7 +4,7 @@ Pure. vLLM measures it at the start, and nobody can compute it exactly: what CUD
 peak of one forward pass of as many tokens as a batch may have or of sampling for as many sequences
 (whichever is larger, for one follows the other), and CUDA graphs. Here it is a sum of parts, each
 with a least, a likely and a greatest factor, fitted to what some seventy servers printed
-(`docs/planning.md`). Parts vary by themselves: their ranges are added as squares are.
+(`docs/explanation/planning.md`). Parts vary by themselves: their ranges are added as squares are.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def read_file(path: Path) -> Recipe:
         raise RequestError(
             f"the recipe {path} {error}", hint="list the packaged recipes: `vlaunch recipes list`"
         ) from None
-    written = document.parse(content, first="model", example="docs/recipes.md")
+    written = document.parse(content, first="model", example="docs/reference/recipes.md")
     mistakes, recipe = list(written.mistakes), None
     if written.data is not None:
         recipe, found = validated(written.data, Recipe, lambda _: None)

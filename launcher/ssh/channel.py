@@ -1,7 +1,7 @@
 """Run one command on an open SSH connection: one channel, one thread, both streams.
 
 Fabric's own `run` starts three threads per command and polls; a hundred nodes feel that
-(docs/performance.md).
+(benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A pattern, its cause and the fix; `id` is its heading in docs/troubleshooting.md, `source`
-    says where it was met.
+    """A pattern, its cause and the fix; `id` is its heading in docs/reference/failures.md, and
+    `source` the report or source code.
 
     `fatal` means that waiting any longer is of no use, `after` that it only tells that something
     else has failed before, and `rdma` that it means something only where the inventory promises

@@ -1,6 +1,6 @@
 """Log lines of containers, jobs and failed commands that have a known cause. This table has the
 failures until the engine starts; `symptom_engine` has network, memory and engine, and
-docs/troubleshooting.md has all of them.
+docs/reference/failures.md has all of them.
 
 Order matters: a cause stands before the consequences that it prints, and what may be harmless
 behind what never is. Sources: vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads

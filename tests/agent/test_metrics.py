@@ -199,6 +199,6 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
 
 def test_every_metric_is_in_the_documentation() -> None:
     """With its name and what it is."""
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 
     assert [name for name in metrics.HELP if f"`vlaunch_{name}`" not in page] == []

@@ -74,7 +74,7 @@ def test_a_cause_comes_before_what_follows_from_it() -> None:
 
     assert kinds(found) == [("now", "gloo-interface"), ("after", "rank-died")]
     assert found.found
-    assert found.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
+    assert found.findings[0].docs == "docs/reference/failures.md#gloo-interface"
 
 
 def test_of_two_causes_the_earlier_comes_first() -> None:

@@ -40,7 +40,7 @@ def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
     assert lines[2].endswith("RuntimeError: Gloo connectFullMesh failed with no error")
     assert lines[3:5] == [
         "         fix: set `network: {interface: …}` in the inventory, then run `vlaunch up`",
-        "         see: docs/troubleshooting.md#gloo-interface",
+        "         see: docs/reference/failures.md#gloo-interface",
     ]
     assert "  THEN   gpu01: a rank died" in lines
     assert "looked at 4 lines of 3 logs on gpu[01-02]" in lines

@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md shows: its commands export its inventories, and its patch fits."""
+"""What docs/how-to/kubernetes.md shows: its commands export its inventories, and its patch fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from launcher.cli.main import run
 from tests.export.exports import objects
 from tests.export.kubernetes_export import argv
 
-PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
 BLOCKS = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
 LINES = re.findall(r"^vlaunch (.* -i .*?)(?: >\S+)?$", PAGE, re.M)
 Objects = list[dict[str, Any]]

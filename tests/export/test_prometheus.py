@@ -139,7 +139,7 @@ def test_every_alert_has_a_test_and_an_explanation() -> None:
         for test in yaml.safe_load(files["alerts_test.yml"])["tests"]
         for each in test["alert_rule_test"]
     ]
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 
     assert [each for each in alerts if (each, True) not in asked] == []
     assert [each for each in alerts if (each, False) not in asked] == []

@@ -139,7 +139,7 @@ def test_json_is_one_document(cluster: Cluster) -> None:
     assert sum(said["counts"].values()) == len(said["checks"]) == len(CATALOGUE)
     for check in said["checks"]:
         assert set(check) == {"id", "group", "status", "what", "why", "docs", "findings"}
-        assert check["docs"] == f"docs/checks.md#{check['id']}"
+        assert check["docs"] == f"docs/reference/checks.md#{check['id']}"
         assert check["findings"]
         assert all(
             set(each) == {"node", "status", "text", "evidence", "fix"} for each in check["findings"]

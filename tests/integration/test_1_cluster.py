@@ -167,7 +167,7 @@ def test_the_api_demands_its_key(practice: Practice) -> None:
 
 
 def listening(practice: Practice) -> dict[str, dict[int, set[str]]]:
-    """Return where each host listens, in the words of docs/security.md: the port's addresses."""
+    """Return the addresses of each host's ports, as docs/reference/containers.md names them."""
     found: dict[str, dict[int, set[str]]] = {}
     for host in practice.lab.hosts:
         words = {host.ip: "the node's `ip`", "127.0.0.1": "127.0.0.1", "[::1]": "127.0.0.1"}
@@ -183,7 +183,7 @@ def listening(practice: Practice) -> dict[str, dict[int, set[str]]]:
 
 
 def as_documented(practice: Practice, *names: str) -> None:
-    """Compare where hosts listen with the table of docs/security.md; `names` must be there."""
+    """Compare hosts' ports with the table of docs/reference/containers.md, which has `names`."""
     found = listening(practice)
     rows = {int(row[1]): row for name, row in PORTS.items() if not name.startswith("worker_")}
     for host, ports in found.items():

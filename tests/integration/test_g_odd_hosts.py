@@ -1,6 +1,6 @@
 """Hosts that are unlike those of a laboratory: each works, or is refused with one sentence.
 
-What is said of each stands in docs/hosts.md, too.
+docs/how-to/prepare-hosts.md lists them.
 """
 
 from __future__ import annotations

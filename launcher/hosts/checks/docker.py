@@ -274,7 +274,7 @@ def _privileged(host: Host) -> Finding:
         "`privileged: true` gives its container every device and every right of root's",
         fix=(
             "remove it, and name what is needed: `devices:`, `cap_add:` and `ulimits:`"
-            " (docs/security.md)"
+            " (docs/reference/containers.md#more-permissions)"
         ),
     )
 

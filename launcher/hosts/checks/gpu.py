@@ -90,7 +90,7 @@ def _privileged(host: Host, there: int) -> Finding | None:
         f"a container with `privileged: true` sees all {there} GPUs, {node.gpus} declared",
         fix=(
             f"set `gpus: {there}` for {node.name}, or replace `privileged: true` by `devices:` and"
-            " `cap_add:` (docs/security.md)"
+            " `cap_add:` (docs/reference/containers.md#more-permissions)"
         ),
     )
 

@@ -16,7 +16,7 @@ from launcher.hosts.check import GROUPS, Evidence
 from launcher.hosts.checks.catalogue import CATALOGUE, run, select
 from tests.hosts.checks.spoiled import HEALTHY, NODES, facts, inventory
 
-DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "checks.md"
 
 
 def test_a_healthy_cluster_has_nothing_red() -> None:
@@ -223,12 +223,10 @@ def test_every_check_has_its_section_in_the_documentation() -> None:
 
     assert list(sections) == [check.id for check in CATALOGUE]
     for check in CATALOGUE:
-        body = " ".join(sections[check.id].lower().split())
-        assert check.what.lower() in body, check.id
-        assert all(f"**{part}.**" in body for part in ("why", "asked", "fix")), check.id
-        assert "**source.**" in body, check.id
+        parts = re.findall(r"^- \*\*(.+?):\*\* ", sections[check.id], flags=re.MULTILINE)
+        assert parts == ["Why", "How it is tested", "Fix", "Source"], check.id
 
 
 def test_the_documentation_has_a_heading_for_each_group() -> None:
     """In their order."""
-    assert re.findall(r"^## ([a-z]+)$", DOCS.read_text(), flags=re.MULTILINE) == list(GROUPS)
+    assert re.findall(r"^## Group: ([a-z]+)$", DOCS.read_text(), flags=re.MULTILINE) == list(GROUPS)
