@@ -158,7 +158,7 @@ reference: .venv/installed
 
 # docs/demo.svg from a log of `make demo`: make recording LOG=demo.log; without LOG it runs the demo first.
 recording: .venv/installed
-	$(if $(LOG),,$(MAKE) --no-print-directory demo 2>&1 | tee out/demo.log)
+	$(if $(LOG),,mkdir -p out && { $(MAKE) --no-print-directory demo >out/demo.log 2>&1 || { tail out/demo.log; exit 1; }; })
 	$(BIN)/python -m scripts.recording $(or $(LOG),out/demo.log)
 
 # Python 3.11 or newer. A separate environment, so that neither users nor tests install Sphinx.
