@@ -232,14 +232,14 @@ def _checks() -> str:
 
 
 def _failures() -> str:
-    notes = _notes("failures", r"- \*\*Note:\*\*.*")
+    notes = _notes("failures", r"- \*\*Note:\*\*.*?(?=\n- \*\*Source:|\Z)")
     return "\n".join(
         f"## {symptom.id}\n\n```text\n{LINES[symptom.id]}\n```\n\n"
         f"- **Cause:** {_sentence(symptom.cause)}\n"
         f"- **Fix:** {_sentence(symptom.fix)}\n"
         + (f"- **In a batch job:** {_sentence(symptom.batch)}\n" if symptom.batch else "")
-        + f"- **Source:** {_escape(symptom.source)}.\n"
         + notes.get(symptom.id, "")
+        + f"- **Source:** {_escape(symptom.source)}.\n"
         for symptom in symptoms.TABLE
     )
 
