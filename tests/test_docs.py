@@ -119,6 +119,11 @@ def test_the_site_has_every_page() -> None:
     )
 
 
+def test_the_readme_has_the_number_of_checks() -> None:
+    """Those of the catalogue."""
+    assert f" {len(catalogue.CATALOGUE)} checks " in README.read_text()
+
+
 def test_the_readme_has_the_commands_in_the_order_in_which_people_use_them() -> None:
     """In the transcript at its top."""
     shown = [line.split()[1] for line in commands(README.read_text().partition("\n## ")[0])]
