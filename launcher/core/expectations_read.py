@@ -142,5 +142,5 @@ def _mistakes(path: Path, told: Sequence[str]) -> RequestError:
     return RequestError(
         f"{number} in the expectations `{path}`",
         evidence=[f"{path}: {each}" for each in told],
-        hint="docs/how-to/prepare-hosts.md lists the keys of an expectations file",
+        hint="docs/how-to/prepare-hosts.md#expected-hardware lists its keys",
     )
