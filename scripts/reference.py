@@ -11,15 +11,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
+from click.testing import CliRunner
 
-from launcher.cli.main import cli, run
+from launcher.cli.main import cli
 from launcher.hosts.checks.catalogue import CATALOGUE, ESSENTIAL
 from launcher.tools import symptoms
 from tests.tools.test_symptoms import LINES
@@ -141,9 +140,8 @@ def _prose(text: str) -> str:
 
 
 def _schema(*options: str) -> dict[str, Any]:
-    with redirect_stdout(StringIO()) as out:
-        assert run(["schema", *options]) == 0
-    document: dict[str, Any] = json.loads(out.getvalue())
+    result = CliRunner().invoke(cli, ["schema", *options], catch_exceptions=False)
+    document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
