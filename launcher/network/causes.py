@@ -175,27 +175,27 @@ def cause(
         *(f"{name} set by environment to {value}" for name, value in sorted((env or {}).items())),
         *warnings,
     ]
-    wanted = ("no-gpudirect",) if level == "rdma" else ("any", "tcp")
-    found = {
-        each: shown
-        for each in TABLE
-        if each.explains in wanted and (shown := _shown(each, lines)) is not None
+    explained_levels = ("no-gpudirect",) if level == "rdma" else ("any", "tcp")
+    evidence = {
+        entry: shown
+        for entry in TABLE
+        if entry.explains in explained_levels and (shown := _shown(entry, lines)) is not None
     }
-    switched_off = any("NCCL_IB_DISABLE" in each.pattern for each in found)
+    switched_off = any("NCCL_IB_DISABLE" in entry.pattern for entry in evidence)
     if level != "rdma" and infiniband is not None and not infiniband and not switched_off:
         return _NO_DEVICES, "/dev/infiniband is missing or empty", _FABRIC
-    no_device = any(each.pattern == _NO_DEVICE for each in found)
-    for each, (line, name) in found.items():
-        if no_device and not name and "plugin" in each.cause:
+    no_device = any(entry.pattern == _NO_DEVICE for entry in evidence)
+    for entry, (line, name) in evidence.items():
+        if no_device and not name and "plugin" in entry.cause:
             continue  # a plugin that found no device could not start: the device is what is missing
-        if each.pattern == _NO_DEVICE and (hca := _hca(lines)) is not None:
+        if entry.pattern == _NO_DEVICE and (hca := _hca(lines)) is not None:
             return (
                 f"no RDMA device of this node is called `{hca}`",
                 f"NCCL_IB_HCA={hca}; {line}",
                 "see `ls /sys/class/infiniband` on the node, and give it its own `network:"
                 " {hca: […]}` in the inventory",
             )
-        return " ".join(each.cause.format(name).split()), line, each.fix.replace("{0}", name)
+        return " ".join(entry.cause.format(name).split()), line, entry.fix.replace("{0}", name)
     if memlock is not None and memlock < ENOUGH_MEMLOCK and level != "rdma":
         return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
     return None
@@ -210,10 +210,10 @@ def _hca(lines: Sequence[str]) -> str | None:
     return None
 
 
-def _shown(each: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
+def _shown(entry: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
     """Return the first line that shows a cause, and the name in it."""
     for line in lines:
-        if match := re.search(each.pattern, line):
+        if match := re.search(entry.pattern, line):
             name = next((group for group in match.groups() if group), "")
             return line, f"for {name}" if name.startswith("HCA") else name
     return None

@@ -93,8 +93,8 @@ def check_nccl(
             f"one inventory at a time, not {len(paths)}; logs are named after --from-log"
         )
     call = replace(call, path=paths[0] if paths else None)
-    wanted = call.inventory
-    if len(wanted.nodes) == 1:
+    inventory = call.inventory
+    if len(inventory.nodes) == 1:
         raise RequestError(
             "a cluster of one node has no network between nodes",
             hint="inside a node: `nvidia-smi topo -m`",
@@ -115,8 +115,8 @@ def check_nccl(
         verdict = measure(ours, ask)
     _show(verdict, as_json=call.as_json)
     if html is not None:
-        _page(verdict, wanted.cluster, html)
-    warned = any(each.status == "warn" for each in verdict.findings)
+        _page(verdict, inventory.cluster, html)
+    warned = any(finding.status == "warn" for finding in verdict.findings)
     return options.exit_code(failed=not verdict.passed, warned=warned, strict=call.strict)
 
 
@@ -136,7 +136,7 @@ def measure(session: Session, ask: Ask) -> Verdict:
     session.begin("network", "Prove the network between the nodes")
     session.wait("network", gate.doing, deadline=plan.deadline(inventory, ask))
     findings = gate.judge(by_node(session.transport, gate.ask))
-    if any(each.status == "wait" for each in findings):
+    if any(finding.status == "wait" for finding in findings):
         session.wait("network", findings[0].text)
         gate.judge(by_node(session.transport, gate.ask))
     assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
@@ -145,7 +145,7 @@ def measure(session: Session, ask: Ask) -> Verdict:
         keep = Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(plan.record(site, proof, taken=now()),),
+            steps=(plan.record(site, proof, measured_at=now()),),
         )
         session.apply(Plan(verb="check-nccl", stages=(keep,)))
     return proof.verdict
@@ -168,11 +168,11 @@ def _writable(path: Path) -> None:
     takes a minute.
     """
 
-    there = path.exists()
+    existed = path.exists()
     try:
         with path.open("ab"):
             pass
-        if not there:
+        if not existed:
             path.unlink()
     except OSError as error:
         hint = "name a file in a folder that is there and may be written"
@@ -180,15 +180,15 @@ def _writable(path: Path) -> None:
 
 
 def _page(verdict: Verdict, cluster: str, path: Path) -> None:
-    page = network_page.page(verdict, cluster=cluster, taken=now(), version=__version__)
+    page = network_page.page(verdict, cluster=cluster, measured_at=now(), version=__version__)
     path.write_text(redact(page), encoding="utf-8")
     say(f"wrote {path}")
 
 
-def _from_logs(call: Call, files: tuple[str, ...], asked: Required | None) -> int:
+def _from_logs(call: Call, files: tuple[str, ...], requested: Required | None) -> int:
     _refuse_inventories(files)
-    require = asked or "auto"
-    if call.named is not None and asked is None:
+    require = requested or "auto"
+    if call.named is not None and requested is None:
         require = call.inventory.require
     readings = {name: nccl_log.read(_blocks(name)) for name in dict.fromkeys(files)}
     findings = levels.judge_files(readings, require)

@@ -37,8 +37,8 @@ def nodes(measured: Measurement) -> list[Finding]:
     """Say of each node what its probe or one of its ranks came to grief with."""
     arrived = [
         name
-        for name, each in measured.reports.items()
-        if each.ranks and not any(_before(rank) for rank in each.ranks)
+        for name, report in measured.reports.items()
+        if report.ranks and not any(_before(rank) for rank in report.ranks)
     ]
     findings = []
     for node in measured.inventory.nodes:
@@ -141,8 +141,8 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
     inventory = measured.inventory
     head, port = inventory.head, inventory.ports.probe
     if "did not open" in rank.error:
-        said = measured.reports.get(head.name)
-        if said is None or said.error:
+        head_report = measured.reports.get(head.name)
+        if head_report is None or head_report.error:
             return f"see first what is said of {head.name}: nothing waited there for the others"
         return (
             f"allow TCP from {node.ip} to {head.ip}:{port}, then run `vlaunch check --only"
@@ -157,31 +157,31 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
     return "run `vlaunch check --group network`"
 
 
-def cells(measured: Measurement, found: Sequence[Cell]) -> list[Finding]:
+def cells(measured: Measurement, cells: Sequence[Cell]) -> list[Finding]:
     """Say who is to blame for cells that are not well: all, a node when all of its own are, else a
     pair or a direction.
     """
-    misnamed, found = _misnamed(_of_present(measured, found))
-    bad = [cell for cell in found if _is_bad(cell)]
-    if len(found) > 2 and len(bad) == len(found) and _one_trouble(bad):
-        return [*misnamed, _blamed("", bad[0], measured, whole="every pair: ")]
-    sick = _sick_nodes(measured.inventory.nodes, found)
+    misnamed, cells = _misnamed(_of_present(measured, cells))
+    bad = [cell for cell in cells if _is_bad(cell)]
+    if len(cells) > 2 and len(bad) == len(cells) and _one_trouble(bad):
+        return [*misnamed, _blamed("", bad[0], measured, prefix="every pair: ")]
+    sick = _sick_nodes(measured.inventory.nodes, cells)
     rest = [cell for cell in bad if not sick.keys() & {cell.source, cell.target}]
     return [
         *misnamed,
         *(
-            _blamed(name, cell, measured, whole="every pair with this node: ")
+            _blamed(name, cell, measured, prefix="every pair with this node: ")
             for name, cell in sick.items()
         ),
         *(_blamed(where, cell, measured) for where, cell in _by_pair(rest).items()),
     ]
 
 
-def _of_present(measured: Measurement, found: Sequence[Cell]) -> list[Cell]:
+def _of_present(measured: Measurement, cells: Sequence[Cell]) -> list[Cell]:
     """Leave out the cells of nodes that took no part: that is told once, of the node itself."""
     reports = measured.reports
     absent = {node.name for node in measured.inventory.nodes if _absent(reports.get(node.name))}
-    return [cell for cell in found if not absent & {cell.source, cell.target}]
+    return [cell for cell in cells if not absent & {cell.source, cell.target}]
 
 
 def _is_bad(cell: Cell) -> bool:
@@ -193,19 +193,19 @@ def _one_trouble(bad: Sequence[Cell]) -> bool:
     return len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
 
 
-def _sick_nodes(nodes: Sequence[Node], found: Sequence[Cell]) -> dict[str, Cell]:
+def _sick_nodes(nodes: Sequence[Node], cells: Sequence[Cell]) -> dict[str, Cell]:
     """Return the nodes of which every cell failed in the same way, while others' did not, with one
     of those cells; of two nodes neither can be told from the other.
     """
     if len(nodes) <= 2:
         return {}
-    sick, of_node = {}, by_node(found)
+    failing, of_node = {}, by_node(cells)
     for node in nodes:
-        own = of_node.get(node.name, [])
-        bad = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
-        if len(bad) == len(own) < len(found) and _one_trouble(bad):
-            sick[node.name] = bad[0]
-    return sick
+        node_cells = of_node.get(node.name, [])
+        bad = [cell for cell in node_cells if _is_bad(cell) and cell.status == "fail"]
+        if len(bad) == len(node_cells) < len(cells) and _one_trouble(bad):
+            failing[node.name] = bad[0]
+    return failing
 
 
 def _by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
@@ -213,32 +213,32 @@ def _by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
     `a ↔ b`, each with its first cell.
     """
     directions = {(cell.source, cell.target): cell for cell in bad}
-    found: dict[str, Cell] = {}
+    grouped: dict[str, Cell] = {}
     for (source, target), cell in directions.items():
         back = directions.get((target, source))
         if back is None or _kind(back.text) != _kind(cell.text):
-            found[f"{source} → {target}"] = cell
-        elif f"{target} ↔ {source}" not in found:
-            found[f"{source} ↔ {target}"] = cell
-    return found
+            grouped[f"{source} → {target}"] = cell
+        elif f"{target} ↔ {source}" not in grouped:
+            grouped[f"{source} ↔ {target}"] = cell
+    return grouped
 
 
-def _blamed(where: str, cell: Cell, measured: Measurement, *, whole: str = "") -> Finding:
+def _blamed(subject: str, cell: Cell, measured: Measurement, *, prefix: str = "") -> Finding:
     """Return the finding of a node, a pair or a direction (of the cluster, when `where` is empty),
     with the reason that a cell of it shows.
     """
     text, evidence, fix = _why(measured, cell)
-    return Finding(node=where, status=cell.status, text=whole + text, evidence=evidence, fix=fix)
+    return Finding(node=subject, status=cell.status, text=prefix + text, evidence=evidence, fix=fix)
 
 
-def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
+def _misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
     """Name each node whose variable names an interface that it has not, once; and return the cells
     that are not its own.
     """
-    said = {}
-    for cell in found:
+    matches = {}
+    for cell in cells:
         if match := _MISNAMED.fullmatch(cell.text):
-            said[match["node"] or cell.target] = match
+            matches[match["node"] or cell.target] = match
     findings = [
         failed(
             name,
@@ -248,9 +248,9 @@ def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
                 f" under {name}'s own `env:`; see `vlaunch check --only interface`"
             ),
         )
-        for name, match in said.items()
+        for name, match in matches.items()
     ]
-    return findings, [cell for cell in found if not said.keys() & {cell.source, cell.target}]
+    return findings, [cell for cell in cells if not matches.keys() & {cell.source, cell.target}]
 
 
 def _absent(report: Report | None) -> bool:
@@ -276,12 +276,12 @@ def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
     if not cell.transport.startswith("Gloo"):
         for name in (cell.source, cell.target):
             if (report := measured.reports.get(name)) is not None and (
-                found := _cause(report, cell)
+                likely := _cause(report, cell)
             ) is not None:
                 return (
-                    f"{cell.text}: {found[0]} on {name}",
-                    found[1],
-                    _on_host(name, found[2], inventory.fabric),
+                    f"{cell.text}: {likely[0]} on {name}",
+                    likely[1],
+                    _on_host(name, likely[2], inventory.fabric),
                 )
     if cell.bandwidth is None:
         fix = (

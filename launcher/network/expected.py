@@ -38,23 +38,25 @@ def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[
             continue
         tcp = cell.level == "any"
         ends = [end_of(name, tcp) for name in (cell.source, cell.target)]
-        known = [end for end in ends if end is not None]
-        if len(known) == len(ends):
-            findings += _compare(cell, *min(known))
+        limits = [end for end in ends if end is not None]
+        if len(limits) == len(ends):
+            findings += _compare(cell, *min(limits))
     return findings
 
 
 def _compare(cell: Cell, least: float, bound: float, card: str) -> list[Finding]:
-    where, said = f"{cell.source} → {cell.target}", []
+    direction, problems = f"{cell.source} → {cell.target}", []
     if cell.bandwidth is not None and cell.bandwidth < least:
-        said.append(f"{rate(cell.bandwidth)}, where {card} should give {rate(least)} or more")
+        problems.append(f"{rate(cell.bandwidth)}, where {card} should give {rate(least)} or more")
     if cell.latency is not None and cell.latency * 1e6 > bound:
-        said.append(f"{cell.latency * 1e6:.0f} µs, where {card} should take {bound:.0f} µs or less")
+        problems.append(
+            f"{cell.latency * 1e6:.0f} µs, where {card} should take {bound:.0f} µs or less"
+        )
     fix = (
         "look for errors and a slow port: `vlaunch check --group rdma --group network`, `ibstat`,"
         " `ethtool -S`"
     )
-    return [Finding(node=where, status="warn", text=text, fix=fix) for text in said]
+    return [Finding(node=direction, status="warn", text=text, fix=fix) for text in problems]
 
 
 def _end(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] | None:
@@ -68,7 +70,14 @@ def _end(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] | None:
 
 def _end_over_tcp(host: Host, survey: Survey) -> tuple[float, float, str] | None:
     name = host.node.interface or host.facts.interface_of(host.node.ip)
-    nic = next((each for each in survey.nics or () if each.name == name and each.physical), None)
+    nic = next(
+        (
+            candidate
+            for candidate in survey.nics or ()
+            if candidate.name == name and candidate.physical
+        ),
+        None,
+    )
     if nic is None or not nic.speed:
         return None
     card = host.evidence.expectations.nic(nic.driver) or _ANY
@@ -87,9 +96,9 @@ def _end_over_rdma(host: Host, survey: Survey, ranks: int) -> tuple[float, float
     ]
     if not ports:
         return None
-    known = host.evidence.expectations
-    working = sorted(ports, key=lambda each: -each[1].rate)[: max(1, ranks)]
-    cards = [known.nic(device.model) or _ANY for device, _ in working]
+    expectations = host.evidence.expectations
+    working = sorted(ports, key=lambda device_port: -device_port[1].rate)[: max(1, ranks)]
+    cards = [expectations.nic(device.model) or _ANY for device, _ in working]
     least = sum(
         port.rate * 1e9 / 8 * card.share for (_, port), card in zip(working, cards, strict=True)
     )

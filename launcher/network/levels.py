@@ -53,16 +53,19 @@ def worst(reading: Reading) -> Worst | None:
     without inter-node links.
     """
     everywhere = [name for names in reading.providers.values() for name in names]
-    sorts: dict[Kind, list[Link]] = {}
+    links_by_kind: dict[Kind, list[Link]] = {}
     for link in between_nodes(reading):
         providers = reading.providers.get(link.host, everywhere)
-        sorts.setdefault(kind(link.network, link.gpudirect, providers), []).append(link)
-    found = min(sorts, key=KINDS.index, default=None)
-    if found is None:
+        links_by_kind.setdefault(kind(link.network, link.gpudirect, providers), []).append(link)
+    worst_kind = min(links_by_kind, key=KINDS.index, default=None)
+    if worst_kind is None:
         return None
-    links = tuple(sorts[found])
+    links = tuple(links_by_kind[worst_kind])
     return Worst(
-        network=links[0].network, gpudirect=found == "GPUDirect", level=WORTH[found], links=links
+        network=links[0].network,
+        gpudirect=worst_kind == "GPUDirect",
+        level=WORTH[worst_kind],
+        links=links,
     )
 
 
@@ -101,15 +104,15 @@ def judge(
         hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares
             its memory with the CPU.
     """
-    network = worst(reading)
-    if network is None:
-        found = [_nothing(reading)]
+    worst_link = worst(reading)
+    if worst_link is None:
+        findings = [_nothing(reading)]
     else:
-        found = [_level(reading, network, require, hardware)]
-        found += _unseen(reading)
-    if reading.alarms and all(each.status == "pass" for each in found):
-        found.append(_alarmed(reading))
-    return (*found, *_gaps(reading))
+        findings = [_level(reading, worst_link, require, hardware)]
+        findings += _unseen(reading)
+    if reading.alarms and all(finding.status == "pass" for finding in findings):
+        findings.append(_alarmed(reading))
+    return (*findings, *_gaps(reading))
 
 
 def _unseen(reading: Reading) -> list[Finding]:
@@ -127,19 +130,19 @@ def _unseen(reading: Reading) -> list[Finding]:
 
 def _gaps(reading: Reading) -> list[Finding]:
     """Judge that the log is whole, and that all of it was looked at."""
-    found = []
+    findings = []
     if reading.truncated:
         text = "the log is cut off: what comes after is not known"
         fix = "take the whole log, once the job has ended"
-        found.append(warned("", text, fix=fix))
+        findings.append(warned("", text, fix=fix))
     if reading.overflow:
         text = (
             f"the log has more than {nccl_log.MAX_LINKS} different links: of the rest only the kind"
             " was looked at"
         )
         fix = "give the logs of one job at a time"
-        found.append(warned("", text, fix=fix))
-    return found
+        findings.append(warned("", text, fix=fix))
+    return findings
 
 
 def judge_files(
@@ -184,57 +187,65 @@ def _near(reading: Reading) -> dict[str, int]:
 
 
 def _nothing(reading: Reading) -> Finding:
-    if near := _near(reading):
-        said = "it has only links inside nodes: " + ", ".join(
-            f"{count} {kind}" for kind, count in sorted(near.items())
+    if local_links := _near(reading):
+        reason = "it has only links inside nodes: " + ", ".join(
+            f"{count} {kind}" for kind, count in sorted(local_links.items())
         )
     elif reading.truncated:
-        said = "it is cut off before the first link"
+        reason = "it is cut off before the first link"
     elif not reading.lines:
-        said = "it is empty"
+        reason = "it is empty"
     elif reading.using:
         announced = next(iter(reading.using))
-        said = f"`Using network {announced}` is what NCCL intends, not what a link uses"
+        reason = f"`Using network {announced}` is what NCCL intends, not what a link uses"
     elif reading.warnings or reading.versions:
-        said = "NCCL wrote of no link"
+        reason = "NCCL wrote of no link"
     else:
-        said = f"none of its {reading.lines} lines is of NCCL"
-    why = causes.cause(warnings=list(reading.warnings), level=None)
+        reason = f"none of its {reading.lines} lines is of NCCL"
+    likely = causes.cause(warnings=list(reading.warnings), level=None)
     return failed(
         "",
-        f"the log proves nothing about the network between nodes: {said}",
-        evidence=why[1] if why else "",
+        f"the log proves nothing about the network between nodes: {reason}",
+        evidence=likely[1] if likely else "",
         fix=_HOW,
     )
 
 
 def _level(
-    reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str
+    reading: Reading, worst_link: Worst, require: Level | Literal["auto"], hardware: str
 ) -> Finding:
     total = len(between_nodes(reading))
-    every = f"all {total} links" if total > 1 else "the one link"
-    count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
-    is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"
+    all_links = f"all {total} links" if total > 1 else "the one link"
+    count = (
+        f"{len(worst_link.links)} of {total} links" if len(worst_link.links) < total else all_links
+    )
+    text = (
+        f"{worst_link.title}"
+        + " (TCP)" * (worst_link.level == "any")
+        + f" on {count} between nodes"
+    )
     needed: Level = "rdma" if require == "auto" else require
-    if LEVELS.index(found.level) < LEVELS.index(needed):
+    if LEVELS.index(worst_link.level) < LEVELS.index(needed):
         return _below(
-            reading, found, require, f"{is_said}, where {LEVEL_WORDS[needed]} is required"
+            reading, worst_link, require, f"{text}, where {LEVEL_WORDS[needed]} is required"
         )
-    if require == "auto" and found.level == "rdma":
+    if require == "auto" and worst_link.level == "rdma":
         if "GB10" in hardware:
-            return passed("", f"{is_said}; GPUDirect is not expected of {hardware}")
-        why, evidence, fix, _ = _why(reading, found)
+            return passed("", f"{text}; GPUDirect is not expected of {hardware}")
+        cause, evidence, fix, _ = _why(reading, worst_link)
         fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
-        return warned("", f"{is_said}: GPUDirect is not used{why}", evidence=evidence, fix=fix)
-    return passed("", is_said)
+        return warned("", f"{text}: GPUDirect is not used{cause}", evidence=evidence, fix=fix)
+    return passed("", text)
 
 
-def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], text: str) -> Finding:
-    why, evidence, fix, host = _why(reading, found)
-    hosts = [host] if host else _hosts(found)
+def _below(
+    reading: Reading, worst_link: Worst, require: Level | Literal["auto"], text: str
+) -> Finding:
+    cause, evidence, fix, host = _why(reading, worst_link)
+    hosts = [host] if host else _hosts(worst_link)
     allow = (
         "if these nodes have no RDMA, say `--require any`"
-        if found.level == "any"
+        if worst_link.level == "any"
         else "if these GPUs have no GPUDirect, say `--require rdma`"
     )
     if not fix:
@@ -246,30 +257,33 @@ def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], tex
         fix = f"{fix}; {allow}"
     return failed(
         fold(hosts) if hosts else "",
-        f"{text} ({_ranks(found.links)}){why}",
+        f"{text} ({_ranks(worst_link.links)}){cause}",
         evidence=evidence,
         fix=fix,
     )
 
 
-def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
+def _why(reading: Reading, worst_link: Worst) -> tuple[str, str, str, str]:
     """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it
     was found on; no host where the evidence is from all of them.
     """
-    hosts = _hosts(found)
+    hosts = _hosts(worst_link)
     for host in (*hosts, ""):
-        own = [text for text, told in reading.warnings.items() if not host or host in told]
-        if (why := causes.cause(warnings=own, level=found.level)) is None:
+        warnings = [
+            text for text, writers in reading.warnings.items() if not host or host in writers
+        ]
+        if (likely := causes.cause(warnings=warnings, level=worst_link.level)) is None:
             continue
-        told = [reading.warnings[text].keys() for text in own if text in why[1]]
-        if not host or (len(hosts) > 1 and all(set(hosts) <= each for each in told)):
-            return f": {why[0]}", why[1], why[2], ""
-        return f": {why[0]} on {host}", why[1], why[2], host
+        hosts_by_line = [reading.warnings[text].keys() for text in warnings if text in likely[1]]
+        everywhere = all(set(hosts) <= line_hosts for line_hosts in hosts_by_line)
+        if not host or (len(hosts) > 1 and everywhere):
+            return f": {likely[0]}", likely[1], likely[2], ""
+        return f": {likely[0]} on {host}", likely[1], likely[2], host
     return "", "", "", ""
 
 
-def _hosts(found: Worst) -> list[str]:
-    return sorted({link.host for link in found.links if link.host})
+def _hosts(worst_link: Worst) -> list[str]:
+    return sorted({link.host for link in worst_link.links if link.host})
 
 
 def _ranks(links: Sequence[Link]) -> str:

@@ -219,12 +219,12 @@ class Reading:
         together. As many ranks are kept as links.
         """
         self.sizes[communicator] = max(self.sizes.get(communicator, 0), size)
-        known = self.ranks.setdefault(communicator, {})
+        host_of_rank = self.ranks.setdefault(communicator, {})
         for rank, host in ranks.items():
-            if rank not in known and self._announced >= MAX_LINKS:
+            if rank not in host_of_rank and self._announced >= MAX_LINKS:
                 return
-            self._announced += rank not in known
-            known.setdefault(rank, host)
+            self._announced += rank not in host_of_rank
+            host_of_rank.setdefault(rank, host)
 
     def _name_devices(self, host: str, match: re.Match[str]) -> None:
         """Name a host's devices; names of interfaces do not replace others."""
@@ -244,9 +244,9 @@ class Reading:
             return
         if alarm:
             self.alarms[text] = None
-        told = self.warnings.setdefault(text, {})
+        writers = self.warnings.setdefault(text, {})
         for host in hosts:
-            _put(told, host, limit=MAX_HOSTS)
+            _put(writers, host, limit=MAX_HOSTS)
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
@@ -258,12 +258,12 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
     rest: list[bytes] = []
     size = 0
     for chunk in chunks:
-        first, *more = chunk.replace(b"\r", b"\n").split(b"\n")
+        first, *following = chunk.replace(b"\r", b"\n").split(b"\n")
         if size <= MAX_LINE:
             rest.append(first)
             size += len(first)
-        if more:
-            lines = [b"".join(rest), *more]
+        if following:
+            lines = [b"".join(rest), *following]
             last = lines.pop()
             if _is_escaped(chunk) or _is_escaped(lines[0]):
                 lines = [part for line in lines for part in _unescape(line[:MAX_LINE])]
@@ -332,19 +332,19 @@ def unseen(reading: Reading) -> tuple[int, int]:
     A rank counts with the links of its host: of the ranks of a node only some have links to others.
     """
     linked = {link.host for link in reading.links}
-    wrote = {link.writer for link in reading.links}
-    worst = (0, 0)
+    writers = {link.writer for link in reading.links}
+    widest_gap = (0, 0)
     largest = sorted(reading.sizes.items(), key=itemgetter(1), reverse=True)[:64]
     for communicator, size in largest:
         ranks = reading.ranks[communicator]
         if len(ranks) >= size and len(set(ranks.values())) == 1:
             continue  # inside a node
-        seen = {rank for rank, host in ranks.items() if host in linked} | {
-            rank for rank in wrote if rank < size
+        linked_ranks = {rank for rank, host in ranks.items() if host in linked} | {
+            rank for rank in writers if rank < size
         }
-        if size - len(seen) > worst[1] - worst[0]:
-            worst = (len(seen), size)
-    return worst
+        if size - len(linked_ranks) > widest_gap[1] - widest_gap[0]:
+            widest_gap = (len(linked_ranks), size)
+    return widest_gap
 
 
 def _host(head: str) -> str:
@@ -355,17 +355,17 @@ def _host(head: str) -> str:
     return match[1] if match else ""
 
 
-def _has_room(into: Mapping[str, object], key: str, limit: int) -> bool:
-    return key in into or len(into) < limit
+def _has_room(collection: Mapping[str, object], key: str, limit: int) -> bool:
+    return key in collection or len(collection) < limit
 
 
-def _of_host(into: dict[str, dict[Any, Any]], host: str) -> dict[Any, Any]:
-    return into.setdefault(host, {}) if _has_room(into, host, MAX_HOSTS) else {}
+def _of_host(by_host: dict[str, dict[Any, Any]], host: str) -> dict[Any, Any]:
+    return by_host.setdefault(host, {}) if _has_room(by_host, host, MAX_HOSTS) else {}
 
 
-def _put(into: dict[str, None], text: str, *, limit: int = MAX_TEXTS) -> None:
-    if text and len(into) < limit:
-        into[text] = None
+def _put(texts: dict[str, None], text: str, *, limit: int = MAX_TEXTS) -> None:
+    if text and len(texts) < limit:
+        texts[text] = None
 
 
 def _is_escaped(text: bytes) -> bool:
@@ -399,10 +399,10 @@ def _take(reading: Reading, counted: dict[bytes, int]) -> None:
 
 def _key(line: bytes) -> bytes | None:
     """Return the part of a line that tells something, `None` when none does."""
-    at = line.find(b"CCL INFO ")
-    if at >= 0:
+    start = line.find(b"CCL INFO ")
+    if start >= 0:
         # From `host:pid:tid [device] NCCL INFO` on: what stands before, such as a time stamp, makes
         # equal lines differ.
-        bracket = line.rfind(b" [", 0, at)
+        bracket = line.rfind(b" [", 0, start)
         return line[line.rfind(b" ", 0, bracket) + 1 :] if bracket > 0 else line
-    return line if any(word in line for word in _MARKERS) else None
+    return line if any(marker in line for marker in _MARKERS) else None

@@ -47,9 +47,13 @@ def prepare(site: Site) -> Plan:
         "every node has a container to measure in",
         lambda: [_measurable(site, node) for node in site.nodes],
     )
-    look = Stage(id="container", title="Look for the containers that will serve", gates=(gate,))
-    write = Stage(id="files", title="Update helper files", steps=writes)
-    return Plan(verb="check-nccl", stages=(look, write) if writes else (look,))
+    container_stage = Stage(
+        id="container", title="Look for the containers that will serve", gates=(gate,)
+    )
+    files_stage = Stage(id="files", title="Update helper files", steps=writes)
+    return Plan(
+        verb="check-nccl", stages=(container_stage, files_stage) if writes else (container_stage,)
+    )
 
 
 def _measurable(site: Site, node: Node) -> Finding:
@@ -64,7 +68,7 @@ def _measurable(site: Site, node: Node) -> Finding:
     )
 
 
-def commands(site: Site, ask: Ask) -> list[Command]:
+def commands(site: Site, options: Ask) -> list[Command]:
     """Return the probe of every node, to be run all at once.
 
     It runs in the node's container, or, where none runs, in a throw-away one with the same rights
@@ -73,9 +77,9 @@ def commands(site: Site, ask: Ask) -> list[Command]:
     return [
         Command(
             node=node.name,
-            argv=_inside(site, node, ask, rank),
-            timeout=deadline(site.inventory, ask) + 30,
-            stdin=lambda: probe.program_input(ask.certificate),
+            argv=_inside(site, node, options, rank),
+            timeout=deadline(site.inventory, options) + 30,
+            stdin=lambda: probe.program_input(options.certificate),
             hold_stdin=True,
             together=True,
         )
@@ -83,63 +87,65 @@ def commands(site: Site, ask: Ask) -> list[Command]:
     ]
 
 
-def deadline(inventory: Inventory, ask: Ask) -> float:
+def deadline(inventory: Inventory, options: Ask) -> float:
     """Return how many seconds the probes may take in all: time to import torch and to meet, and
     each round's at its worst.
     """
     start = probe.TORCH + probe.WINDOW
-    return ask.deadline or start + (ask.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
+    return options.deadline or start + (options.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
 
 
-def ranks(inventory: Inventory, ask: Ask) -> int:
+def ranks(inventory: Inventory, options: Ask) -> int:
     """Return the ranks on each node: as asked, else as many as every node has GPUs."""
-    return ask.ranks_per_node or min(node.gpus for node in inventory.nodes)
+    return options.ranks_per_node or min(node.gpus for node in inventory.nodes)
 
 
 def read(answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, probe.Report], dict[str, str]]:
     """Read the probes' answers: reports, and why there is none, by node."""
     reports, missing = {}, {}
-    for node, said in answers.items():
+    for node, node_answers in answers.items():
         try:
-            report = probe.parse_report(said[-1])
+            report = probe.parse_report(node_answers[-1])
             if report.node == node:
                 reports[node] = report
             else:
                 missing[node] = "the network probe answered for another node"
         except UnreadableAnswer as error:
-            told = error.evidence.strip().splitlines()[-1:]
-            missing[node] = ": ".join((error.message.removeprefix(f"{node}: "), *told))
+            last_line = error.evidence.strip().splitlines()[-1:]
+            missing[node] = ": ".join((error.message.removeprefix(f"{node}: "), *last_line))
     return reports, missing
 
 
-def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
+def gate(site: Site, options: Ask, result: Proof) -> Gate:
     """Every pair of nodes reaches the required level; what was seen is left in `proof`."""
     inventory = site.inventory
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        proof.ask = ask
+        result.ask = options
         reports, missing = read(answers)
-        first, proof.reports = proof.reports, transport.better(proof.reports, reports)
+        first, result.reports = result.reports, transport.better(result.reports, reports)
         level = required_level(
             inventory,
             gpus=[report.gpu for report in reports.values()],
             rdma=[name for name, report in reports.items() if report.rdma],
-            known=ask.known,
-            apart=[name for name, report in reports.items() if report.shared_switch is False],
-            asked=ask.require,
+            expectations=options.known,
+            distant_nodes=[
+                name for name, report in reports.items() if report.shared_switch is False
+            ],
+            requested=options.require,
         )
-        said = Measurement(inventory=inventory, reports=proof.reports, missing=missing)
-        seen = transport.judge(said, level, collective=ask.collective)
-        surveyed = Evidence(inventory=inventory, facts=site.facts, expectations=ask.known)
-        slower = expected.judge(seen, surveyed, ranks_per_node=ranks(inventory, ask))
-        proof.verdict = replace(seen, findings=(*seen.findings, *slower))
-        if not first and transport.doubtful(proof.verdict):
+        measurement = Measurement(inventory=inventory, reports=result.reports, missing=missing)
+        verdict = transport.judge(measurement, level, collective=options.collective)
+        surveyed = Evidence(inventory=inventory, facts=site.facts, expectations=options.known)
+        slower = expected.judge(verdict, surveyed, ranks_per_node=ranks(inventory, options))
+        result.verdict = replace(verdict, findings=(*verdict.findings, *slower))
+        if not first and transport.doubtful(result.verdict):
             text = "a pair is slower than the others; measuring again to be sure"
             return [Finding(node="", status="wait", text=text)]
-        if not proof.verdict.passed:
-            return proof.verdict.findings
-        passed = Finding(node="", status="pass", text=network_shape.summary(proof.verdict))
-        return [*proof.verdict.findings, passed]
+        if not result.verdict.passed:
+            return result.verdict.findings
+        passed = Finding(node="", status="pass", text=network_shape.summary(result.verdict))
+        return [*result.verdict.findings, passed]
 
     return Gate(
         id="network",
@@ -147,41 +153,41 @@ def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
         doing=(
             "measuring the network between every pair of nodes, in the containers that will serve"
         ),
-        ask=tuple(commands(site, ask)),
+        ask=tuple(commands(site, options)),
         judge=judge,
-        deadline=2 * deadline(inventory, ask) + 60,
+        deadline=2 * deadline(inventory, options) + 60,
     )
 
 
-def stages(site: Site, ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ...]:
+def stages(site: Site, options: Ask, result: Proof, *, measured_at: str) -> tuple[Stage, ...]:
     """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a
     network that was proven.
     """
-    here = network_verdict.only(site, ask.nodes)
+    partial_site = network_verdict.only(site, options.nodes)
     return (
         Stage(
             id="network",
             title="Prove the network between the nodes",
             steps=(forget(site),),
-            gates=(gate(here, ask, proof),),
+            gates=(gate(partial_site, options, result),),
         ),
         Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(record(site, proof, taken=taken),),
+            steps=(record(site, result, measured_at=measured_at),),
         ),
     )
 
 
-def record(site: Site, proof: Proof, *, taken: str) -> Step:
+def record(site: Site, result: Proof, *, measured_at: str) -> Step:
     """Write the verdict down on the head, for `serve` and `status`."""
-    return _store(site, lambda: network_shape.as_record(site, proof, taken=taken))
+    return _store(site, lambda: network_shape.as_record(site, result, measured_at=measured_at))
 
 
-def confirmed(site: Site, kept: Record, *, server: str, id: str, said: str) -> Step:
+def confirmed(site: Site, record: Record, *, server: str, id: str, links: str) -> Step:
     """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
-    servers = {**kept.servers, server: ServerLinks(id=id, said=said)}
-    return _store(site, lambda: replace(kept, servers=servers))
+    servers = {**record.servers, server: ServerLinks(id=id, said=transport)}
+    return _store(site, lambda: replace(record, servers=servers))
 
 
 def _store(site: Site, record: Callable[[], Record]) -> Step:
@@ -225,21 +231,21 @@ def _ordered(inventory: Inventory) -> tuple[Node, ...]:
     return (inventory.head, *inventory.workers)
 
 
-def _inside(site: Site, node: Node, ask: Ask, rank: int) -> tuple[str, ...]:
-    inventory, own = site.inventory, site.running(node)
+def _inside(site: Site, node: Node, options: Ask, rank: int) -> tuple[str, ...]:
+    inventory, container = site.inventory, site.running(node)
     argv = probe.probe(
         node=node.name,
         node_rank=rank,
-        nodes={one.name: one.ip for one in _ordered(inventory)},
-        ranks_per_node=ranks(inventory, ask),
+        nodes={peer.name: peer.ip for peer in _ordered(inventory)},
+        ranks_per_node=ranks(inventory, options),
         master=inventory.head.ip,
         port=inventory.ports.probe,
         backend="gloo" if inventory.accelerator == "cpu" else "nccl",
-        deadline=deadline(inventory, ask),
-        pair_timeout=ask.pair_timeout,
-        nonce=ask.nonce,
+        deadline=deadline(inventory, options),
+        pair_timeout=options.pair_timeout,
+        nonce=options.nonce,
     )
-    if own is not None:
-        return docker.exec_(node.docker, own.name, *argv, stdin=True)
+    if container is not None:
+        return docker.exec_(node.docker, container.name, *argv, stdin=True)
     spec = containers.probe_spec(site, node, argv)
     return docker.run(node.docker, spec, once=True)

@@ -74,7 +74,7 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """True when nothing failed and something was measured."""
-        statuses = {each.status for each in self.cells} | {each.status for each in self.findings}
+        statuses = {item.status for item in self.cells} | {item.status for item in self.findings}
         return bool(self.cells) and "fail" not in statuses
 
 
@@ -116,11 +116,11 @@ class Proof:
 
 def by_node(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     """Return the cells from and to each node; a cell is in two of them."""
-    found: dict[str, list[Cell]] = {}
+    by_name: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(cell.source, []).append(cell)
-        found.setdefault(cell.target, []).append(cell)
-    return found
+        by_name.setdefault(cell.source, []).append(cell)
+        by_name.setdefault(cell.target, []).append(cell)
+    return by_name
 
 
 def rate(bandwidth: float) -> str:
@@ -134,24 +134,24 @@ def rate(bandwidth: float) -> str:
     return f"{bandwidth:.0f} B/s"
 
 
-def as_record(site: Site, proof: Proof, *, taken: str) -> Record:
+def as_record(site: Site, result: Proof, *, measured_at: str) -> Record:
     """Return a verdict as it is kept."""
-    verdict = proof.verdict
+    verdict = result.verdict
     if verdict is None:
         return Record()
-    ask, collective = proof.ask or Ask(nonce=""), verdict.collective
-    here = only(site, ask.nodes)
+    options, collective = result.ask or Ask(nonce=""), verdict.collective
+    measured_site = only(site, options.nodes)
     return Record(
-        incarnation=incarnation(here),
-        nodes=tuple(node.name for node in here.nodes),
-        taken=taken,
+        incarnation=incarnation(measured_site),
+        nodes=tuple(node.name for node in measured_site.nodes),
+        taken=measured_at,
         passed=verdict.passed,
-        asked=ask.require or site.inventory.require,
+        asked=options.require or site.inventory.require,
         required=verdict.required,
-        ranks_per_node=ask.ranks_per_node or 0,
+        ranks_per_node=options.ranks_per_node or 0,
         collective=collective is not None and not collective.error and collective.correct,
         summary=summary(verdict),
-        servers=proof.servers,
+        servers=result.servers,
         link=_link(verdict),
     )
 

@@ -59,48 +59,50 @@ def summary(verdict: Verdict) -> str:
     """Return the verdict in one line, without its word: what is required and why, and what all
     ranks together reached.
     """
-    said = [
+    parts = [
         f"required: {LEVEL_WORDS[verdict.required]}" + (f" ({verdict.why})" if verdict.why else "")
     ]
     if not verdict.cells:
-        said.append("nothing was measured")
-    together = verdict.collective
-    if together is not None and together.algbw is not None and together.busbw is not None:
-        said.append(
-            f"all_reduce over {together.ranks} ranks: {rate(together.algbw)} algbw,"
-            f" {rate(together.busbw)} busbw"
+        parts.append("nothing was measured")
+    collective = verdict.collective
+    if collective is not None and collective.algbw is not None and collective.busbw is not None:
+        parts.append(
+            f"all_reduce over {collective.ranks} ranks: {rate(collective.algbw)} algbw,"
+            f" {rate(collective.busbw)} busbw"
         )
-    elif together is not None and together.latency is not None:
-        said.append(f"all_reduce over {together.ranks} ranks: {span(together.latency)}")
-    return "; ".join(said)
+    elif collective is not None and collective.latency is not None:
+        parts.append(f"all_reduce over {collective.ranks} ranks: {span(collective.latency)}")
+    return "; ".join(parts)
 
 
 def extremes(cells: Iterable[Cell], field: str) -> tuple[Cell, float, Cell] | None:
     """Return the cell with the least of `bandwidth` or `latency`, the median, and the cell with the
     most.
     """
-    known = sorted(
-        (each for each in cells if getattr(each, field) is not None),
+    measured = sorted(
+        (cell for cell in cells if getattr(cell, field) is not None),
         key=lambda cell: float(getattr(cell, field)),
     )
-    if not known:
+    if not measured:
         return None
-    return known[0], median(float(getattr(cell, field)) for cell in known), known[-1]
+    return measured[0], median(float(getattr(cell, field)) for cell in measured), measured[-1]
 
 
 def unlike(verdict: Verdict) -> list[tuple[str, str, Cell]]:
     """Return the directions that did not pass as (from, to, cell), the worst first; a dead node is
     one row.
     """
-    dead = _dead(verdict)
-    rows = [(name, "every node, both ways", cell) for name, cell in dead.items()]
+    unreachable = _dead(verdict)
+    rows = [(name, "every node, both ways", cell) for name, cell in unreachable.items()]
     bad = [
         cell
         for cell in verdict.cells
-        if cell.status != "pass" and cell.source not in dead and cell.target not in dead
+        if cell.status != "pass"
+        and cell.source not in unreachable
+        and cell.target not in unreachable
     ]
     bad.sort(key=lambda cell: (_ORDER[cell.status], cell.bandwidth or 0.0))
-    return rows + [(each.source, each.target, each) for each in bad]
+    return rows + [(cell.source, cell.target, cell) for cell in bad]
 
 
 def _dead(verdict: Verdict) -> dict[str, Cell]:
@@ -126,13 +128,13 @@ class _Page:
         self, console: Console, options: ConsoleOptions
     ) -> Iterable[RenderableType]:
         yield from _measured(self.verdict, console, options)
-        telling = [each for each in self.verdict.findings if each.status != "pass"]
-        if telling:
+        problems = [finding for finding in self.verdict.findings if finding.status != "pass"]
+        if problems:
             yield ""
-            yield from findings_view.render(telling)
+            yield from findings_view.render(problems)
         yield ""
-        word, style = findings_view.WORDS["pass" if self.verdict.passed else "fail"]
-        yield Line(_text(f"{word}  {summary(self.verdict)}", style), len(word) + 2)
+        label, style = findings_view.WORDS["pass" if self.verdict.passed else "fail"]
+        yield Line(_text(f"{label}  {summary(self.verdict)}", style), len(label) + 2)
 
 
 def _measured(
@@ -164,7 +166,7 @@ def _matrix(verdict: Verdict) -> Table:
     table.add_column("FROM ↓ TO →", no_wrap=True, style="bold")
     for name in verdict.nodes:
         table.add_column(_text(name), no_wrap=True)
-    cells = {(each.source, each.target): each for each in verdict.cells}
+    cells = {(cell.source, cell.target): cell for cell in verdict.cells}
     for source in verdict.nodes:
         row = (
             _entry(cells.get((source, target))) if source != target else _text("·", "dim")
@@ -180,54 +182,55 @@ def _entry(cell: Cell | None) -> Text:
     """
     if cell is None:
         return _text("-", "dim")
-    word = "" if cell.status == "pass" else f"{cell.status.upper()} "
+    label = "" if cell.status == "pass" else f"{cell.status.upper()} "
     if cell.bandwidth is None:
         reason = untrusted.plain(cell.text or "no figures").split("\n", 1)[0].removeprefix("was ")
         short = reason if len(reason) <= 14 else reason[:13].rstrip() + "…"
-        return _text(f"{word.strip()}\n{short}".strip(), _STYLES[cell.status])
-    late = f"{span(cell.latency)} " if cell.latency is not None else ""
-    return _text(f"{word}{rate(cell.bandwidth)}\n{late}{mark(cell)}", _STYLES[cell.status])
+        return _text(f"{label.strip()}\n{short}".strip(), _STYLES[cell.status])
+    latency = f"{span(cell.latency)} " if cell.latency is not None else ""
+    return _text(f"{label}{rate(cell.bandwidth)}\n{latency}{mark(cell)}", _STYLES[cell.status])
 
 
 def _folded(verdict: Verdict) -> Iterable[RenderableType]:
     kinds = Counter(mark(cell) for cell in verdict.cells)
     yield _text(f"{len(verdict.cells)} directions between {len(verdict.nodes)} nodes")
     yield _extremes(verdict.cells)
-    seen = ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name])
-    yield line(seen, lead="transport  ")
+    transports = ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name])
+    yield line(transports, lead="transport  ")
     rows = unlike(verdict)
     if rows:
         yield ""
         yield _text("not like the others:")
         yield _pairs(rows[:_PAIRS])
-    more = f"{len(rows) - _PAIRS} more; " if len(rows) > _PAIRS else ""
-    yield line(f"{more}`vlaunch check-nccl --html FILE` shows every pair", "dim")
+    omitted = f"{len(rows) - _PAIRS} more; " if len(rows) > _PAIRS else ""
+    yield line(f"{omitted}`vlaunch check-nccl --html FILE` shows every pair", "dim")
 
 
 def _extremes(cells: Sequence[Cell]) -> Table:
     table = make_table("", "LEAST", "MEDIAN", "MOST")
-    for field, words in (("bandwidth", rate), ("latency", span)):
-        found = extremes(cells, field)
-        if found is None:
+    for field, format_value in (("bandwidth", rate), ("latency", span)):
+        extreme = extremes(cells, field)
+        if extreme is None:
             table.add_row(field, "-", "-", "-")
             continue
         least, most = (
-            f"{words(getattr(c, field))}  {c.source} → {c.target}" for c in (found[0], found[2])
+            f"{format_value(getattr(c, field))}  {c.source} → {c.target}"
+            for c in (extreme[0], extreme[2])
         )
-        table.add_row(field, _text(least), words(found[1]), _text(most))
+        table.add_row(field, _text(least), format_value(extreme[1]), _text(most))
     return table
 
 
 def _pairs(rows: Iterable[tuple[str, str, Cell]]) -> Table:
     table = make_table("", "FROM", "TO", "BANDWIDTH", "LATENCY", "TRANSPORT")
     for source, target, cell in rows:
-        word, style = findings_view.WORDS[cell.status]
+        label, style = findings_view.WORDS[cell.status]
         figures = (
             rate(cell.bandwidth) if cell.bandwidth is not None else "-",
             span(cell.latency) if cell.latency else "-",
         )
         table.add_row(
-            _text(word, style),
+            _text(label, style),
             _text(source),
             _text(target),
             *figures,
@@ -236,10 +239,10 @@ def _pairs(rows: Iterable[tuple[str, str, Cell]]) -> Table:
     return table
 
 
-def _text(words: str, style: str = "") -> Text:
+def _text(text: str, style: str = "") -> Text:
     """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a
     hand in them.
     """
     from rich.text import Text
 
-    return Text(untrusted.plain(words), style=style)
+    return Text(untrusted.plain(text), style=style)

@@ -58,7 +58,7 @@ class Map:
     legend: tuple[tuple[str, str], ...]
 
 
-def page(verdict: Verdict, *, cluster: str, taken: str, version: str) -> str:
+def page(verdict: Verdict, *, cluster: str, measured_at: str, version: str) -> str:
     """Return the page as text.
 
     Args:
@@ -86,19 +86,19 @@ def page(verdict: Verdict, *, cluster: str, taken: str, version: str) -> str:
         .joinpath("network_page.html")
         .read_text(encoding="utf-8")
     )
-    telling = sorted(
+    findings = sorted(
         folded(verdict.findings),
-        key=lambda each: ("fail", "wait", "warn", "skip", "pass").index(each.status),
+        key=lambda finding: ("fail", "wait", "warn", "skip", "pass").index(finding.status),
     )
     return template.render(
         verdict=verdict,
         cluster=cluster,
-        taken=taken,
+        taken=measured_at,
         version=version,
         line=network_view.summary(verdict),
         maps=maps(verdict),
         figures=_figures(verdict),
-        findings=[each for each in telling if each.status != "pass"],
+        findings=[finding for finding in findings if finding.status != "pass"],
         words=WORDS,
         signs=_SIGNS,
         tall=len(verdict.nodes) > 12 or max(map(len, verdict.nodes), default=0) > 8,
@@ -126,22 +126,22 @@ def share(value: float, median: float, *, less_is_better: bool) -> int:
 
 
 def _measured(verdict: Verdict, field: str) -> Map:
-    less = field == "latency"
-    words = network_view.span if less else rate
-    found = network_view.extremes(verdict.cells, field)
-    median = found[1] if found else 0.0
-    unit = words(median).split()[1] if found else ""
+    less_is_better = field == "latency"
+    format_value = network_view.span if less_is_better else rate
+    extreme = network_view.extremes(verdict.cells, field)
+    median = extreme[1] if extreme else 0.0
+    unit = format_value(median).split()[1] if extreme else ""
 
     def shown(cell: Cell) -> tuple[str, str]:
         value = getattr(cell, field)
         if value is None:
             return "none", "–"
-        number, own = words(value).split()
+        number, cell_unit = format_value(value).split()
         # Figures in another unit than the table's say so: a 12 among 25s must not be megabytes
         # unseen.
         return (
-            f"s{share(value, median, less_is_better=less)}",
-            number if own == unit else f"{number} {own}",
+            f"s{share(value, median, less_is_better=less_is_better)}",
+            number if cell_unit == unit else f"{number} {cell_unit}",
         )
 
     return Map(
@@ -149,13 +149,13 @@ def _measured(verdict: Verdict, field: str) -> Map:
         name=field.capitalize(),
         unit=unit,
         rows=_rows(verdict, shown),
-        legend=_LEGEND if found else _LEGEND[-1:],
+        legend=_LEGEND if extreme else _LEGEND[-1:],
     )
 
 
 def _transports(verdict: Verdict) -> Map:
     colours = {name: f"t{step}" for step, name in enumerate(network_view.MARKS)}
-    seen = {network_view.mark(cell) for cell in verdict.cells}
+    used = {network_view.mark(cell) for cell in verdict.cells}
     return Map(
         id="transport",
         name="Transport",
@@ -164,18 +164,18 @@ def _transports(verdict: Verdict) -> Map:
             verdict, lambda cell: (colours[network_view.mark(cell)], network_view.mark(cell))
         ),
         legend=tuple(
-            (colours[name], f"{name}: {what}")
-            for name, what in network_view.MARKS.items()
-            if name in seen
+            (colours[name], f"{name}: {meaning}")
+            for name, meaning in network_view.MARKS.items()
+            if name in used
         ),
     )
 
 
 def _rows(
-    verdict: Verdict, shown: Callable[[Cell], tuple[str, str]]
+    verdict: Verdict, colour_and_text: Callable[[Cell], tuple[str, str]]
 ) -> tuple[tuple[str, tuple[Field | None, ...]], ...]:
     cells: Mapping[tuple[str, str], Cell] = {
-        (each.source, each.target): each for each in verdict.cells
+        (cell.source, cell.target): cell for cell in verdict.cells
     }
 
     def entry(source: str, target: str) -> Field | None:
@@ -184,7 +184,7 @@ def _rows(
         cell = cells.get((source, target)) or Cell(
             source=source, target=target, status="skip", text="nothing is known"
         )
-        colour, text = shown(cell)
+        colour, text = colour_and_text(cell)
         return Field(
             text=text,
             colour=colour,
@@ -200,54 +200,54 @@ def _rows(
 
 
 def _title(cell: Cell) -> str:
-    known = [
+    measurements = [
         rate(cell.bandwidth) if cell.bandwidth is not None else "",
         network_view.span(cell.latency) if cell.latency else "",
     ]
-    said = ", ".join(each for each in (*known, cell.transport, cell.device) if each)
-    return f"{cell.source} → {cell.target}: {WORDS[cell.status][0]} {said}" + (
+    details = ", ".join(detail for detail in (*measurements, cell.transport, cell.device) if detail)
+    return f"{cell.source} → {cell.target}: {WORDS[cell.status][0]} {details}" + (
         f" ({cell.text})" if cell.text else ""
     )
 
 
 def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Return the figures on top as (name, figure, remark)."""
-    found: list[tuple[str, str, str]] = []
-    for field, words, worst in (
+    figures: list[tuple[str, str, str]] = []
+    for field, format_value, worst in (
         ("bandwidth", rate, "least"),
         ("latency", network_view.span, "most"),
     ):
         ends = network_view.extremes(verdict.cells, field)
         if ends is not None:
             cell = ends[0] if worst == "least" else ends[2]
-            found.append(
+            figures.append(
                 (
                     f"{field}, median",
-                    words(ends[1]),
-                    f"{worst} {words(getattr(cell, field))}, {cell.source} → {cell.target}",
+                    format_value(ends[1]),
+                    f"{worst} {format_value(getattr(cell, field))}, {cell.source} → {cell.target}",
                 )
             )
     if verdict.collective is not None:
-        found += _all_reduce(verdict.collective)
+        figures += _all_reduce(verdict.collective)
     bad = [sum(cell.status == status for cell in verdict.cells) for status in ("fail", "warn")]
-    found.append(
+    figures.append(
         (
             "directions that pass",
             f"{sum(c.status == 'pass' for c in verdict.cells)} of {len(verdict.cells)}",
             f"{bad[0]} fail, {bad[1]} warn",
         )
     )
-    return found
+    return figures
 
 
-def _all_reduce(together: Collective) -> list[tuple[str, str, str]]:
+def _all_reduce(collective: Collective) -> list[tuple[str, str, str]]:
     """Return the figure of all ranks together, if it was measured."""
-    if together.algbw is None or together.busbw is None:
+    if collective.algbw is None or collective.busbw is None:
         return []
-    late = (
-        f", {network_view.span(together.latency)} at 8 bytes"
-        if together.latency is not None
+    latency = (
+        f", {network_view.span(collective.latency)} at 8 bytes"
+        if collective.latency is not None
         else ""
     )
-    name = f"all_reduce, {together.ranks} ranks"
-    return [(name, f"{rate(together.busbw)} busbw", f"{rate(together.algbw)} algbw{late}")]
+    name = f"all_reduce, {collective.ranks} ranks"
+    return [(name, f"{rate(collective.busbw)} busbw", f"{rate(collective.algbw)} algbw{latency}")]

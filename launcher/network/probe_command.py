@@ -152,8 +152,8 @@ def probe(
         "pair-timeout": f"{pair_timeout:g}",
         "nonce": nonce,
     }
-    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return ("python3", "-B", "/opt/vlaunch/network.pyz", *words)
+    flags = (argument for name, value in options.items() for argument in (f"--{name}", str(value)))
+    return ("python3", "-B", "/opt/vlaunch/network.pyz", *flags)
 
 
 def program_input(certificate: Secret) -> bytes:
@@ -170,14 +170,15 @@ def parse_report(answer: Answer) -> Report:
     """
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        return decode.read(Report, line, "the report", closed=True)
+        return decode.read(Report, line, "the report", forbid_unknown=True)
     except UnreadableAnswer as error:
-        what = (
+        outcome = (
             "did not end in time"
             if answer.timed_out
             else f"ended with exit code {answer.code} and no report that can be read"
         )
         evidence = f"{error}: {error.evidence}" if line.startswith("{") else answer.tail
         raise UnreadableAnswer(
-            f"{answer.node}: the network probe {what}", evidence=evidence or "(it printed nothing)"
+            f"{answer.node}: the network probe {outcome}",
+            evidence=evidence or "(it printed nothing)",
         ) from None

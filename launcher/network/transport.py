@@ -43,10 +43,10 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     )
     findings += culprits.cells(measured, cells)
     failed = any(finding.status == "fail" for finding in findings)
-    whole, trouble = _collective(names, reports, needed=collective, failed=failed)
-    findings += [*trouble, *_some_rdma(measured, level[0]), *_no_gpudirect(measured, level, cells)]
+    worst_collective, problems = _collective(names, reports, needed=collective, failed=failed)
+    findings += [*problems, *_some_rdma(measured, level[0]), *_no_gpudirect(measured, level, cells)]
     backend = next(
-        (each.backend for each in reports.values()),
+        (report.backend for report in reports.values()),
         "nccl" if inventory.accelerator != "cpu" else "gloo",
     )
     return Verdict(
@@ -56,10 +56,10 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
         why=level[1],
         cells=tuple(cells),
         findings=tuple(findings),
-        collective=whole,
-        ranks=sum(len(each.ranks) for each in reports.values()),
-        seconds=max((each.seconds for each in reports.values()), default=0.0),
-        versions=next((each.versions for each in reports.values() if each.versions), {}),
+        collective=worst_collective,
+        ranks=sum(len(report.ranks) for report in reports.values()),
+        seconds=max((report.seconds for report in reports.values()), default=0.0),
+        versions=next((report.versions for report in reports.values() if report.versions), {}),
     )
 
 
@@ -69,18 +69,20 @@ def _collective(
     """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank
     must have the right sum. Where something else `failed` before, it was not tried.
     """
-    seen = [reports[name].collective for name in names if name in reports]
+    collectives = [reports[name].collective for name in names if name in reports]
     worst = min(
-        (each for each in seen if each),
-        key=lambda each: (not each.error, each.correct, each.busbw or 0),
+        (collective for collective in collectives if collective),
+        key=lambda outcome: (not outcome.error, outcome.correct, outcome.busbw or 0),
         default=None,
     )
-    trouble = _collective_trouble(worst, everywhere=None not in seen and len(seen) == len(names))
-    if not trouble:
+    problem = _collective_trouble(
+        worst, everywhere=None not in collectives and len(collectives) == len(names)
+    )
+    if not problem:
         return worst, []
     tried = not failed if worst is None else worst.tried
     status: Status = "fail" if needed and tried else "warn"
-    return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}")]
+    return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {problem}")]
 
 
 def _collective_trouble(worst: Collective | None, *, everywhere: bool) -> str:
@@ -93,16 +95,16 @@ def _some_rdma(measured: Measurement, level: Level) -> list[Finding]:
     """One node without an active RDMA port takes the whole cluster down to TCP, which must not go
     unsaid.
     """
-    reports, asked = measured.reports, measured.inventory.require
-    lacking = [name for name, report in reports.items() if not report.rdma]
-    if level != "any" or asked == "any" or not lacking or len(lacking) == len(reports):
+    reports, required = measured.reports, measured.inventory.require
+    without_rdma = [name for name, report in reports.items() if not report.rdma]
+    if level != "any" or required == "any" or not without_rdma or len(without_rdma) == len(reports):
         return []
     text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
     fix = (
         "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require:"
         " any}` in the inventory"
     )
-    return [Finding(node=name, status="warn", text=text, fix=fix) for name in lacking]
+    return [Finding(node=name, status="warn", text=text, fix=fix) for name in without_rdma]
 
 
 def _no_gpudirect(
@@ -171,19 +173,21 @@ def _versions(reports: Mapping[str, Report]) -> list[Finding]:
     """
     findings = []
     for name in ("torch", "nccl"):
-        found = {
+        versions = {
             report.node: report.versions.get(name, "")
             for report in reports.values()
             if report.versions
         }
-        if len(set(found.values())) > 1:
-            told = ", ".join(f"{node} has {version or 'none'}" for node, version in found.items())
+        if len(set(versions.values())) > 1:
+            listing = ", ".join(
+                f"{node} has {version or 'none'}" for node, version in versions.items()
+            )
             fix = "run `vlaunch check --only image`: every node must have the same image"
             findings.append(
                 Finding(
                     node="",
                     status="fail",
-                    text=f"{name} is not the same everywhere: {told}",
+                    text=f"{name} is not the same everywhere: {listing}",
                     fix=fix,
                 )
             )
@@ -191,13 +195,13 @@ def _versions(reports: Mapping[str, Report]) -> list[Finding]:
 
 
 def _cell(
-    measured: Measurement, pair: tuple[str, str], found: Sequence[Transfer], level: Level
+    measured: Measurement, pair: tuple[str, str], transfers: Sequence[Transfer], level: Level
 ) -> Cell:
     source, target = pair
     transport, device, reached = _transport(measured, source, target)
-    text = _trouble(found) or _shortfall(transport, reached, level)
-    bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
-    latencies = [each.latency for each in found if each.latency is not None]
+    text = _trouble(transfers) or _shortfall(transport, reached, level)
+    bandwidths = [transfer.bandwidth for transfer in transfers if transfer.bandwidth is not None]
+    latencies = [transfer.latency for transfer in transfers if transfer.latency is not None]
     return Cell(
         source=source,
         target=target,
@@ -207,26 +211,28 @@ def _cell(
         level=reached,
         bandwidth=sum(bandwidths) if bandwidths else None,
         latency=median(latencies) if latencies else None,
-        size=max((each.size for each in found), default=0),
+        size=max((transfer.size for transfer in transfers), default=0),
         text=text,
     )
 
 
 def _received(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Transfer]]:
     """Return the transfers of each direction, which its target reports."""
-    found: dict[tuple[str, str], list[Transfer]] = {}
+    by_direction: dict[tuple[str, str], list[Transfer]] = {}
     for target, report in reports.items():
-        for each in report.transfers:
-            if each.target == target:
-                found.setdefault((each.source, target), []).append(each)
-    return found
+        for transfer in report.transfers:
+            if transfer.target == target:
+                by_direction.setdefault((transfer.source, target), []).append(transfer)
+    return by_direction
 
 
-def _trouble(found: Sequence[Transfer]) -> str:
+def _trouble(transfers: Sequence[Transfer]) -> str:
     """Say what is wrong with the transfers of a direction, and nothing where they arrived whole."""
-    if not found:
+    if not transfers:
         return "was not measured"
-    failed = next((each for each in found if each.error or not each.correct), None)
+    failed = next(
+        (transfer for transfer in transfers if transfer.error or not transfer.correct), None
+    )
     if failed is None:
         return ""
     return failed.error or "the data that arrived is not the data that was sent"
@@ -252,8 +258,12 @@ def _transport(measured: Measurement, source: str, target: str) -> tuple[str, st
         node = measured.inventory.node(source)
         return "Gloo/TCP", node.interface or "", "any"
     reading = _links(ends)
-    found = levels.worst(reading)
-    return ("", "", None) if found is None else (found.title, _device(reading), found.level)
+    worst_link = levels.worst(reading)
+    return (
+        ("", "", None)
+        if worst_link is None
+        else (worst_link.title, _device(reading), worst_link.level)
+    )
 
 
 def _links(ends: Sequence[tuple[Report, str]]) -> nccl_log.Reading:
@@ -301,19 +311,19 @@ def _compared(cell: Cell, rates: Mapping[tuple[str, str], float], ordered: Seque
         return cell
     back = rates.get((cell.target, cell.source))
     others = list(ordered)
-    for own in (cell.bandwidth, back):
-        if own is not None:
-            del others[bisect_left(others, own)]
+    for rate_of_pair in (cell.bandwidth, back):
+        if rate_of_pair is not None:
+            del others[bisect_left(others, rate_of_pair)]
     middle = (len(others) - 1) // 2, len(others) // 2
-    usual = sum(others[at] for at in middle) / 2 if others else back or 0.0
-    if cell.bandwidth >= _SLOW * usual:
+    typical = sum(others[at] for at in middle) / 2 if others else back or 0.0
+    if cell.bandwidth >= _SLOW * typical:
         return cell
-    whose = "other pairs have" if others else "the way back has"
+    reference = "other pairs have" if others else "the way back has"
     # One other pair, whose two rates these are, may itself be the odd one on a busy machine.
-    sure = len(others) > 2
+    certain = len(others) > 2
     return replace(
         cell,
-        status="fail" if sure and cell.bandwidth < _BROKEN * usual else "warn",
-        text=f"{rate(cell.bandwidth)}, where {whose} {rate(usual)}",
+        status="fail" if certain and cell.bandwidth < _BROKEN * typical else "warn",
+        text=f"{rate(cell.bandwidth)}, where {reference} {rate(typical)}",
         slow=True,
     )

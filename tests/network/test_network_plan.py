@@ -191,10 +191,10 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
     inventory = load("", NODES)
     _, facts = up(inventory)
     ask = replace(ASK, nodes=("gpu03", "gpu01"))
-    gate, keep = network_plan.stages(Site(inventory, facts), ask, Proof(), taken="now")
+    gate, keep = network_plan.stages(Site(inventory, facts), ask, Proof(), measured_at="now")
     passed = Verdict(backend="nccl", nodes=ask.nodes, required="any", why="", cells=(), findings=())
     proof = Proof(verdict=passed, ask=ask, servers={"chat": ServerLinks(id="1", said="s")})
-    written = replace(as_record(Site(inventory, facts), proof, taken="now"), passed=True)
+    written = replace(as_record(Site(inventory, facts), proof, measured_at="now"), passed=True)
     kept = network_verdict.parse_record(
         Answer(node="gpu02", code=0, out=json.dumps(asdict(written)))
     )
@@ -213,7 +213,9 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
 def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
     """Of each server by its name, with the id of the very server."""
     kept = Record(servers={"chat": ServerLinks(id="1", said="NET/IB")})
-    step = network_plan.confirmed(Site(load()), kept, server="embed", id="2", said="NET/Socket")
+    step = network_plan.confirmed(
+        Site(load()), kept, server="embed", id="2", transport="NET/Socket"
+    )
     assert step.command.stdin is not None
 
     assert json.loads(step.command.stdin())["servers"] == {
@@ -225,7 +227,7 @@ def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
 def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     """A dry run's step has nothing to write, and shows that."""
     inventory = load()
-    step = network_plan.record(Site(inventory), Proof(), taken="today")
+    step = network_plan.record(Site(inventory), Proof(), measured_at="today")
 
     assert step.command.stdin is not None
     assert json.loads(step.command.stdin()) == json.loads(json.dumps(asdict(Record())))

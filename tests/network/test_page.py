@@ -112,7 +112,7 @@ def test_what_nodes_say_is_text() -> None:
         backend=HOSTILE,
         versions={HOSTILE: HOSTILE},
     )
-    text = network_page.page(hostile, cluster=HOSTILE, taken=HOSTILE, version=HOSTILE)
+    text = network_page.page(hostile, cluster=HOSTILE, measured_at=HOSTILE, version=HOSTILE)
     tags = Tags(text)
 
     assert "script" not in {tag for tag, _ in tags.seen}

@@ -81,7 +81,7 @@ def seen(
     """
     file = folder / "network.html"
     file.write_text(
-        page(what, cluster="h100", taken="2026-11-20 22:00:00+0000", version="0.1.0"),
+        page(what, cluster="h100", measured_at="2026-11-20 22:00:00+0000", version="0.1.0"),
         encoding="utf-8",
     )
     asked: list[str] = []

@@ -393,8 +393,10 @@ def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level
     """
     nodes = NAMES if rdma else ()
 
-    assert required_level(three(more), gpus=[gpu], rdma=nodes, known=KNOWN)[0] == level
-    assert required_level(three(more), gpus=[gpu], rdma=nodes, known=KNOWN, asked="any") == (
+    assert required_level(three(more), gpus=[gpu], rdma=nodes, expectations=KNOWN)[0] == level
+    assert required_level(
+        three(more), gpus=[gpu], rdma=nodes, expectations=KNOWN, requested="any"
+    ) == (
         "any",
         "as asked",
     )
@@ -405,7 +407,9 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
     same.
     """
     gpus = ["NVIDIA H100 80GB HBM3"]
-    level = required_level(three(RDMA), gpus=gpus, rdma=NAMES, known=KNOWN, apart=["n2", "n3"])
+    level = required_level(
+        three(RDMA), gpus=gpus, rdma=NAMES, expectations=KNOWN, distant_nodes=["n2", "n3"]
+    )
     assert level == (
         "rdma",
         "`fabric: infiniband`; n[2-3]: no GPU shares a PCIe switch with an RDMA device, so NCCL"
@@ -431,7 +435,9 @@ def test_auto_can_be_asked_against_the_inventory() -> None:
     inventory = three("network: {fabric: roce, require: any}")
 
     assert (
-        required_level(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, known=KNOWN, asked="auto")[0]
+        required_level(
+            inventory, gpus=["NVIDIA GB10"], rdma=NAMES, expectations=KNOWN, requested="auto"
+        )[0]
         == "rdma"
     )
 

@@ -87,21 +87,21 @@ class Child:
         *lines, self.partial = (self.partial + data).split(b"\n")
         for line in lines:
             try:
-                said = json.loads(line)
+                event = json.loads(line)
             except ValueError:
                 continue
-            self.phase = said.get("phase", self.phase)
-            self.error = said.get("error", self.error)
-            self.note = said.get("note", self.note)
-            self.ended = bool(said.get("done", self.ended))
-            self.ready = bool(said.get("ready", self.ready))
-            self.took.update(said.get("took", {}))
-            self.facts.update(said.get("facts", {}))
-            self.collective = said.get("collective", self.collective)
-            if "transfer" in said:
-                self.transfers.append(said["transfer"])
-            if "log" in said:
-                self.logged.append(said["log"])
+            self.phase = event.get("phase", self.phase)
+            self.error = event.get("error", self.error)
+            self.note = event.get("note", self.note)
+            self.ended = bool(event.get("done", self.ended))
+            self.ready = bool(event.get("ready", self.ready))
+            self.took.update(event.get("took", {}))
+            self.facts.update(event.get("facts", {}))
+            self.collective = event.get("collective", self.collective)
+            if "transfer" in event:
+                self.transfers.append(event["transfer"])
+            if "log" in event:
+                self.logged.append(event["log"])
 
     def has_met(self) -> bool:
         """Return whether it has met the others; one that has done everything has."""
@@ -112,11 +112,11 @@ class Child:
         exited = self.process is not None and self.process.poll() is not None
         return exited and self.closed and not self.has_met()
 
-    def go(self, word: str) -> None:
+    def go(self, line: str) -> None:
         """Tell it to go on, or why it cannot (see `Rank.let_go` and `Rank.obey`)."""
         with contextlib.suppress(OSError):
             if self.process is not None and self.process.stdin is not None:
-                os.write(self.process.stdin.fileno(), f"{word}\n".encode())
+                os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
     def printed(self, data: bytes) -> None:
         self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
@@ -161,7 +161,7 @@ class Probe:
         self.started = time.monotonic()
         self.error = ""
         self.env = network_node.environment()
-        names = [each.partition("=")[0] for each in args.nodes.split(",")]
+        names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
         self.peers = [name for name in names if name != args.node]
 
     def run(self) -> dict[str, Any]:
@@ -175,8 +175,10 @@ class Probe:
                 listener = network_node.reserve(self.args.master, self.args.port)
             env = child_environment(os.environ, folder)
             for child in self.children:
-                held = listener.fileno() if listener and child.rank == 0 else -1
-                child.start([*self.program, "--child", str(child.local), *self.argv], env, held)
+                listener_fd = listener.fileno() if listener and child.rank == 0 else -1
+                child.start(
+                    [*self.program, "--child", str(child.local), *self.argv], env, listener_fd
+                )
             self.meeting = threading.Thread(target=self.meet, args=(listener,), daemon=True)
             self.meeting.start()
             self.error = self.watch()
@@ -208,9 +210,9 @@ class Probe:
         except (network_start.Unmet, OSError) as error:
             self.send(f"no {error}")
 
-    def send(self, word: str) -> None:
+    def send(self, line: str) -> None:
         for child in self.children:
-            child.go(word)
+            child.go(line)
 
     def release(self, absent: Sequence[str]) -> None:
         self.send(f"go {','.join(absent)}".rstrip())
@@ -247,15 +249,15 @@ class Probe:
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ, ignored)
             for child in self.children:
-                for descriptor, take in child.pipes():
-                    selector.register(descriptor, selectors.EVENT_READ, take)
+                for descriptor, reader in child.pipes():
+                    selector.register(descriptor, selectors.EVENT_READ, reader)
             while len(selector.get_map()) > 1 or self.any_alive() or self.is_leaving():
-                left = self.started + self.args.deadline - time.monotonic()
-                if left <= 0:
+                remaining = self.started + self.args.deadline - time.monotonic()
+                if remaining <= 0:
                     return f"the deadline of {self.args.deadline:.0f} s came"
                 if self.signal:
                     return f"ended by {signal.Signals(self.signal).name}"
-                for key, _ in selector.select(min(left, 0.2)):
+                for key, _ in selector.select(min(remaining, 0.2)):
                     data = os.read(key.fd, 65536)
                     key.data(data)
                     if data:
@@ -277,17 +279,17 @@ class Probe:
                 child.process.kill()
                 child.killed = True
             child.process.wait()
-            for descriptor, take in child.pipes():
+            for descriptor, reader in child.pipes():
                 os.set_blocking(descriptor, False)
                 try:
                     while data := os.read(descriptor, 65536):
-                        take(data)
+                        reader(data)
                 except BlockingIOError:
                     pass
 
     def pair_logs(self, folder: str) -> dict[str, str]:
         """Return NCCL's lines of each peer's measurement, of all ranks of this node."""
-        found: dict[str, str] = {}
+        logs: dict[str, str] = {}
         logged = [
             (child.process.pid, log)
             for child in self.children
@@ -297,8 +299,8 @@ class Probe:
         share = network_node.LOG_LIMIT // max(1, len(logged))
         for pid, log in logged:
             text = network_node.pair_log(folder, pid, log["start"], log["end"], share)
-            found[log["peer"]] = found.get(log["peer"], "") + text
-        return {peer: text for peer, text in found.items() if text}
+            logs[log["peer"]] = logs.get(log["peer"], "") + text
+        return {peer: text for peer, text in logs.items() if text}
 
     def report(self) -> dict[str, Any]:
         """In the shape of `Report`."""
@@ -330,29 +332,29 @@ def ignored(_data: bytes) -> None:
 
 def why(child: Child, reason: str) -> str:
     """Return why a rank did not measure a pair: its own error, else the probe's, and its phase."""
-    said = (
+    cause = (
         reason
         if child.killed and not child.error
         else child.report()["error"] or reason or "it did not come to this pair"
     )
-    return f"rank {child.rank} in phase `{child.phase}`: {said}"
+    return f"rank {child.rank} in phase `{child.phase}`: {cause}"
 
 
 def transfers(
     args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, Any]], str]]
 ) -> list[dict[str, Any]]:
     """Every direction towards this node once per rank: as measured, or why it is not known."""
-    names = [each.partition("=")[0] for each in args.nodes.split(",")]
-    found = []
+    names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
+    results = []
     for local, measured, reason in ranks:
-        found += measured
-        known = {each["source"] for each in measured}
-        found += [
+        results += measured
+        measured_sources = {entry["source"] for entry in measured}
+        results += [
             {"source": name, "target": args.node, "local_rank": local, "error": reason}
             for name in names
-            if name != args.node and name not in known
+            if name != args.node and name not in measured_sources
         ]
-    return found
+    return results
 
 
 def worst(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -361,10 +363,10 @@ def worst(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
     """
     order = sorted(
         collectives,
-        key=lambda each: (
-            not each.get("error"),
-            each.get("correct", True),
-            each.get("busbw") or 0.0,
+        key=lambda outcome: (
+            not outcome.get("error"),
+            outcome.get("correct", True),
+            outcome.get("busbw") or 0.0,
         ),
     )
     return order[0] if order else None
@@ -432,7 +434,7 @@ def main() -> int:
     program = (sys.executable, os.path.abspath(sys.argv[0]))
     report = Probe(args, program, sys.argv[1:], certificate).run()
     print(json.dumps(report), flush=True)
-    return 0 if not report["error"] and all(each["ended"] for each in report["ranks"]) else 1
+    return 0 if not report["error"] and all(rank["ended"] for rank in report["ranks"]) else 1
 
 
 if __name__ == "__main__":

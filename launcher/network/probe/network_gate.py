@@ -30,23 +30,23 @@ def judge(report: dict[str, Any], require: str, log: str) -> list[str]:
     """Return what is wrong with a node's measurements; nothing where every link between nodes works
     and reaches the level `require`.
     """
-    wrong = [f"the check: {report['error']}"] if report["error"] else []
-    wrong += [
+    problems = [f"the check: {report['error']}"] if report["error"] else []
+    problems += [
         f"rank {rank['rank']} in phase `{rank['phase']}`: {rank['error'] or 'it did not end'}"
         for rank in report["ranks"]
         if not rank["ended"]
     ]
     for transfer in report["transfers"]:
         if transfer.get("error"):
-            wrong.append(f"{_route(transfer)}: {transfer['error']}")
+            problems.append(f"{_route(transfer)}: {transfer['error']}")
         elif not transfer.get("correct", True):
-            wrong.append(f"{_route(transfer)}: received other bytes than were sent")
+            problems.append(f"{_route(transfer)}: received other bytes than were sent")
     collective = report["collective"]
     if collective is None:
-        wrong.append("no rank reached the all_reduce")
+        problems.append("no rank reached the all_reduce")
     elif collective.get("error") or not collective.get("correct", True):
-        wrong.append(f"all_reduce: {collective.get('error') or 'wrong result'}")
-    return wrong or _below(require, report["backend"], log)
+        problems.append(f"all_reduce: {collective.get('error') or 'wrong result'}")
+    return problems or _below(require, report["backend"], log)
 
 
 def _route(transfer: dict[str, Any]) -> str:
@@ -99,14 +99,14 @@ def figures(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def measure(args: argparse.Namespace, own: str) -> dict[str, Any]:
+def measure(args: argparse.Namespace, own_host: str) -> dict[str, Any]:
     """Run the probe of this pod and return its report; exit where the pod is being deleted.
 
     The first pod's name is looked up at each attempt to connect: it may be published late, or still
     have the address of a pod that has just been deleted.
     """
-    master = own if args.rank == 0 else args.master
-    pods = {f"pod{rank}": own if rank == args.rank else master for rank in range(args.size)}
+    master = own_host if args.rank == 0 else args.master
+    pods = {f"pod{rank}": own_host if rank == args.rank else master for rank in range(args.size)}
     argv = [
         *("--node", f"pod{args.rank}", "--node-rank", str(args.rank)),
         *("--nodes", ",".join(f"{name}={host}" for name, host in pods.items())),
@@ -129,10 +129,10 @@ def measure(args: argparse.Namespace, own: str) -> dict[str, Any]:
 
 def check(args: argparse.Namespace) -> list[str]:
     """Measure, print the measurements, and return what is wrong."""
-    own = os.environ.get("VLLM_HOST_IP", "")
-    if not own:
+    own_host = os.environ.get("VLLM_HOST_IP", "")
+    if not own_host:
         return ["VLLM_HOST_IP is not set"]
-    report = measure(args, own)
+    report = measure(args, own_host)
     log = "".join(report["pair_logs"].values()) or report["log"]
     for line in log.splitlines()[:SHOWN]:
         print(line)
@@ -142,10 +142,10 @@ def check(args: argparse.Namespace) -> list[str]:
     return judge(report, args.require, log)
 
 
-def say(word: str, lines: Iterable[str]) -> None:
+def say(label: str, lines: Iterable[str]) -> None:
     """Print lines."""
     for line in lines:
-        print(f"{word} {line}", flush=True)
+        print(f"{label} {line}", flush=True)
 
 
 def exit_on_signals() -> None:
@@ -181,8 +181,8 @@ def main() -> None:
     args = parsed(sys.argv[1:])
     exit_on_signals()
     say("look", [f"network check of pod {args.rank} of {args.size}"])
-    if wrong := check(args):
-        say("FAIL", wrong)
+    if problems := check(args):
+        say("FAIL", problems)
         say("FAIL", [f"`{args.command[0]}` is not started; this log stays until the pod restarts"])
         while True:
             signal.pause()

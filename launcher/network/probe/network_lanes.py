@@ -133,15 +133,15 @@ def gloo_devices(ip: str) -> list[dict[str, str]]:
     Not Gloo's default: it looks up the host's name, which may be 127.0.1.1. Raises ValueError for a
     name that no interface has.
     """
-    wanted = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    there = [name for _, name in socket.if_nameindex()]
-    missing = [name for name in wanted if name not in there]
+    requested = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    existing = [name for _, name in socket.if_nameindex()]
+    missing = [name for name in requested if name not in existing]
     if missing:
         raise ValueError(
             f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here: there are"
-            f" {', '.join(there)}"
+            f" {', '.join(existing)}"
         )
-    return [{"interface": name} for name in wanted] or [{"hostname": ip}]
+    return [{"interface": name} for name in requested] or [{"hostname": ip}]
 
 
 def limit(backend: str, free: int, ranks: int) -> int:
@@ -152,11 +152,11 @@ def limit(backend: str, free: int, ranks: int) -> int:
     return 1 << max(3, most.bit_length() - 1)
 
 
-def following(size: int, took: float, most: int) -> int:
+def following(size: int, seconds: float, most: int) -> int:
     """The next size to try, or 0 when a transfer took long enough to be measured well, or the next
     would be too large.
     """
-    return 0 if took >= ENOUGH or size * 2 > most else size * 2
+    return 0 if seconds >= ENOUGH or size * 2 > most else size * 2
 
 
 def next_size(size: int, times: list[float], most: int) -> int:
@@ -187,10 +187,12 @@ def _pieces(
     torch: ModuleType, tensor: Tensor, source: int, sequence: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     count = min(tensor.numel(), MIB)
-    place = torch.arange(count, dtype=torch.int64, device=tensor.device)
+    positions = torch.arange(count, dtype=torch.int64, device=tensor.device)
     # Knuth's multiplicative hash: neighbours differ, and so do blocks.
     base = (
-        ((place * 2654435761 >> 15) + source * 101 + sequence * 17).bitwise_and(255).to(torch.uint8)
+        ((positions * 2654435761 >> 15) + source * 101 + sequence * 17)
+        .bitwise_and(255)
+        .to(torch.uint8)
     )
     for index in range(0, tensor.numel(), count):
         part = tensor[index : index + count]
@@ -241,21 +243,23 @@ def _ping(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
             lane.send(out, peer)
         marks.append((start, lane.mark()))
     lane.settle()
-    told = torch.zeros(1, dtype=torch.float64, device=lane.device)
+    latency = torch.zeros(1, dtype=torch.float64, device=lane.device)
     if first:
-        told[0] = statistics.median(lane.between(*each) for each in marks[WARM_UP:] or marks) / 2
-        lane.send(told, peer)
+        latency[0] = (
+            statistics.median(lane.between(*interval) for interval in marks[WARM_UP:] or marks) / 2
+        )
+        lane.send(latency, peer)
     else:
-        lane.recv(told, peer)
+        lane.recv(latency, peer)
     lane.settle()
-    return float(told.item())
+    return float(latency.item())
 
 
 def _pour(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> None:
     """Send what the receiver asks for, until it asks for nothing."""
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     order = torch.zeros(2, dtype=torch.int64, device=lane.device)
-    word = torch.zeros(1, dtype=torch.uint8, device=lane.device)
+    signal = torch.zeros(1, dtype=torch.uint8, device=lane.device)
     while True:
         lane.recv(order, peer)
         lane.settle()
@@ -264,8 +268,8 @@ def _pour(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> N
             return
         fill(torch, buffer[:size], source, sequence)
         lane.settle()
-        lane.send(word, peer)  # ready
-        lane.recv(word, peer)  # go
+        lane.send(signal, peer)  # ready
+        lane.recv(signal, peer)  # go
         lane.send(buffer[:size], peer)
         lane.settle()
 
@@ -277,30 +281,30 @@ def _draw(
     whether all was right.
     """
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
-    word = torch.zeros(1, dtype=torch.uint8, device=lane.device)
+    signal = torch.zeros(1, dtype=torch.uint8, device=lane.device)
     size, sequence, correct, times = min(MIB, most), 0, True, []
     began = time.monotonic()
     while True:
         lane.send(torch.tensor([size, sequence], dtype=torch.int64, device=lane.device), peer)
-        lane.recv(word, peer)
+        lane.recv(signal, peer)
         lane.settle()
         start = lane.mark()
-        lane.send(word, peer)
+        lane.send(signal, peer)
         lane.recv(buffer[:size], peer)
         end = lane.mark()
         lane.settle()
         # The word `go` travels too; at least half of what was seen is the transfer's own.
-        seen = lane.between(start, end)
-        times.append(max(seen - latency, seen / 2, 1e-9))
+        elapsed = lane.between(start, end)
+        times.append(max(elapsed - latency, elapsed / 2, 1e-9))
         correct = matches(torch, buffer[:size], source, sequence) and correct
         sequence += 1
         if time.monotonic() - began > lane.limit / 5:
             break  # a busy machine: what there is must do, the other direction wants its time too
-        wanted = next_size(size, times, most)
-        if not wanted:
+        next_bytes = next_size(size, times, most)
+        if not next_bytes:
             break
-        if wanted != size:
-            size, times = wanted, []
+        if next_bytes != size:
+            size, times = next_bytes, []
     lane.send(torch.zeros(2, dtype=torch.int64, device=lane.device), peer)
     lane.settle()
     return {"bandwidth": size / statistics.median(times), "size": size, "correct": correct}
@@ -319,11 +323,11 @@ def together(
     `agree(name, value)` gives all ranks rank 0's value.
     """
     latency = _reduce_latency(torch, lane)
-    place = (torch.arange(min(MIB, most) // 4, device=lane.device) % 997).to(torch.float32)
-    size, turn, correct, times = place.numel() * 4, 0, True, []
+    pattern = (torch.arange(min(MIB, most) // 4, device=lane.device) % 997).to(torch.float32)
+    size, step, correct, times = pattern.numel() * 4, 0, True, []
     began = time.monotonic()
     while size:
-        tensor = place.repeat(size // 4 // place.numel())
+        tensor = pattern.repeat(size // 4 // pattern.numel())
         tensor += rank
         lane.settle()
         start = lane.mark()
@@ -332,15 +336,15 @@ def together(
         lane.settle()
         times.append(max(lane.between(start, end), 1e-9))
         # Whole numbers far below 2**24: their sum is exact in 32-bit floats.
-        expected = place * ranks + ranks * (ranks - 1) / 2
+        expected = pattern * ranks + ranks * (ranks - 1) / 2
         correct = (
-            all(bool(torch.equal(part, expected)) for part in tensor.split(place.numel()))
+            all(bool(torch.equal(part, expected)) for part in tensor.split(pattern.numel()))
             and correct
         )
-        over = time.monotonic() - began > lane.limit / 3
-        wanted = 0 if over else next_size(size, times, most)
-        done, size = size, int(agree(str(turn), str(wanted)))
-        times, turn = (times if size in (0, done) else []), turn + 1
+        is_late = time.monotonic() - began > lane.limit / 3
+        next_bytes = 0 if is_late else next_size(size, times, most)
+        done, size = size, int(agree(str(step), str(next_bytes)))
+        times, step = (times if size in (0, done) else []), step + 1
     algbw = done / statistics.median(times)
     return {
         "ranks": ranks,
@@ -360,4 +364,4 @@ def _reduce_latency(torch: ModuleType, lane: Lane) -> float:
         lane.reduce(small)
         marks.append((start, lane.mark()))
     lane.settle()
-    return statistics.median(lane.between(*each) for each in marks[WARM_UP:])
+    return statistics.median(lane.between(*interval) for interval in marks[WARM_UP:])

@@ -91,12 +91,12 @@ def reserve(master: str, port: int) -> socket.socket:
 
     Raises Unusable when it cannot.
     """
-    held = socket.socket(socket.AF_INET6 if ":" in master else socket.AF_INET)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock = socket.socket(socket.AF_INET6 if ":" in master else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        held.bind((master, port))
+        sock.bind((master, port))
     except OSError as error:
-        held.close()
+        sock.close()
         if error.errno == errno.EADDRINUSE:
             raise Unusable(f"port {port} is taken on the head") from None
         if error.errno == errno.EADDRNOTAVAIL:
@@ -104,7 +104,7 @@ def reserve(master: str, port: int) -> socket.socket:
                 f"{master} is not an address of this node; its probe must run in the host's network"
             ) from None
         raise Unusable(f"cannot bind {master}:{port}: {error.strerror}") from None
-    return held
+    return sock
 
 
 def telling(text: str) -> str:
@@ -138,7 +138,7 @@ def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
         return capped(
             "".join(
                 f"{line}\n"
-                for line in (*links, *once.values(), *(each for each in own if each not in links))
+                for line in (*links, *once.values(), *(line for line in own if line not in links))
             ),
             limit,
         )
@@ -149,12 +149,12 @@ def rdma() -> list[str]:
     """Active RDMA ports that this container sees, as `mlx5_0:1` (sysfs-class-infiniband: state `4:
     ACTIVE`).
     """
-    found = []
+    ports = []
     for path in sorted(glob.glob("/sys/class/infiniband/*/ports/*/state")):
         if _read(path).startswith("4"):
             parts = path.split("/")
-            found.append(f"{parts[4]}:{parts[6]}")
-    return found
+            ports.append(f"{parts[4]}:{parts[6]}")
+    return ports
 
 
 def shared_switch(sys: str = "/sys") -> bool | None:
@@ -181,12 +181,12 @@ def _root_port(path: str) -> str:
 
 def capped(text: str, limit: int) -> str:
     """Cut a log's telling lines to `limit` characters, whole lines, and say so."""
-    kept = telling(text)
-    if len(kept) <= limit:
-        return kept
-    cut = kept[: max(0, limit - 60)]
+    lines = telling(text)
+    if len(lines) <= limit:
+        return lines
+    cut = lines[: max(0, limit - 60)]
     return (
-        f"{cut[: cut.rfind(chr(10)) + 1]}(vlaunch left out {len(kept) - len(cut)} more"
+        f"{cut[: cut.rfind(chr(10)) + 1]}(vlaunch left out {len(lines) - len(cut)} more"
         " characters)\n"
     )
 

@@ -35,16 +35,16 @@ TICK = 1.0  # seconds until rank 0, waiting for others, looks who has ended mean
 def main(args: Namespace) -> int:
     """Do all that is asked of one rank and tell the parent; return the exit code."""
     die_with_parent(args.parent)
-    told = Told(args.events)
+    events = Told(args.events)
     try:
-        rank = Rank(args, told)
+        rank = Rank(args, events)
         rank.begin()
         rank.rounds()
         rank.all_together()
     except Exception as error:
-        told.say(error=short(error))
+        events.say(error=short(error))
         return 1
-    told.say(phase="done", done=True)
+    events.say(phase="done", done=True)
     return 0
 
 
@@ -64,18 +64,18 @@ class Told:
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.lock = descriptor, threading.Lock()
 
-    def say(self, **what: object) -> None:
+    def say(self, **fields: object) -> None:
         with self.lock:
-            os.write(self.descriptor, json.dumps(what).encode() + b"\n")
+            os.write(self.descriptor, json.dumps(fields).encode() + b"\n")
 
 
 class Rank:
     """One rank's place in the whole, its store, and who is lost on the way."""
 
-    def __init__(self, args: Namespace, told: Told) -> None:
-        self.args, self.told = args, told
-        self.names = [each.partition("=")[0] for each in args.nodes.split(",")]
-        self.ips = [each.partition("=")[2] for each in args.nodes.split(",")]
+    def __init__(self, args: Namespace, events: Told) -> None:
+        self.args, self.told = args, events
+        self.names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
+        self.ips = [entry.partition("=")[2] for entry in args.nodes.split(",")]
         self.local, self.per_node = args.child, args.ranks_per_node
         self.rank, self.world = (
             args.node_rank * self.per_node + self.local,
@@ -136,29 +136,29 @@ class Rank:
 
         bounded(use, seconds)
 
-    def let_go(self, words: TextIO) -> None:
+    def let_go(self, orders: TextIO) -> None:
         """Wait for the parent's word: `go`, on the head with the nodes that will not come, or `no`
         and why. Raises Failed.
         """
-        word, _, rest = words.readline().rstrip("\n").partition(" ")
-        if word != "go":
-            raise Failed(rest or "its probe ended")
-        self.lost = [rank for name in rest.split(",") if name for rank in self.ranks_of(name)]
+        verb, _, argument = orders.readline().rstrip("\n").partition(" ")
+        if verb != "go":
+            raise Failed(argument or "its probe ended")
+        self.lost = [rank for name in argument.split(",") if name for rank in self.ranks_of(name)]
         if self.lost:
             self.told.say(note=f"at rendezvous: {self.called(self.lost)} did not arrive")
 
-    def obey(self, words: TextIO) -> None:
+    def obey(self, orders: TextIO) -> None:
         """Act on the parent's lines until the ranks have met: `lost NODE` for a node whose ranks
         will not come, `no REASON` when none will.
         """
-        for line in words:
-            word, _, rest = line.rstrip("\n").partition(" ")
+        for line in orders:
+            verb, _, argument = line.rstrip("\n").partition(" ")
             if self.met:
                 return
-            if word == "lost":
-                self.dead.update(self.ranks_of(rest))
-            elif word == "no":
-                self.told.say(error=rest)
+            if verb == "lost":
+                self.dead.update(self.ranks_of(argument))
+            elif verb == "no":
+                self.told.say(error=argument)
                 leave(1)
 
     def open(self) -> Store:
@@ -169,23 +169,23 @@ class Rank:
         where, master = f"{self.args.master}:{self.args.port}", self.rank == 0
         # In a thread: a stranger that accepts and never answers holds the constructor beyond its
         # own timeout.
-        done, found, error = bounded(self.connect, self.args.window + SLACK)
+        done, store, error = bounded(self.connect, self.args.window + SLACK)
         if not done:
             raise Failed(
                 f"something else answers at {where}: it does not speak as this run's store does"
             )
-        if found is None:
+        if store is None:
             raise Failed(f"{where}: {short(error)}")
         if master:
-            found.set("hello", "here")
+            store.set("hello", "here")
         else:
             try:
-                found.wait(["hello"], datetime.timedelta(seconds=self.args.window))
+                store.wait(["hello"], datetime.timedelta(seconds=self.args.window))
             except Exception:
                 raise Failed(
                     f"something else answers at {where}: a store, but not this run's"
                 ) from None
-        return found
+        return store
 
     def connect(self, prefix: str = "") -> Store:
         """A connection to the store of its own: a call that waits holds its connection."""
@@ -203,8 +203,10 @@ class Rank:
                 else {}
             ),
         )
-        found: Store = dist.PrefixStore(self.args.nonce + (f"/{prefix}" if prefix else ""), store)
-        return found
+        prefixed: Store = dist.PrefixStore(
+            self.args.nonce + (f"/{prefix}" if prefix else ""), store
+        )
+        return prefixed
 
     def meet(self, name: str, seconds: float) -> None:
         """Wait until all ranks that are not lost came here, at most `seconds` after the last
@@ -213,23 +215,25 @@ class Rank:
         Rank 0 decides who is lost, so that all agree. Raises Failed when this rank is, or the store
         is gone.
         """
-        left = max(1.0, self.since + seconds - time.monotonic())
+        remaining = max(1.0, self.since + seconds - time.monotonic())
         arrived = {rank: f"arrived/{name}/{rank}" for rank in self.ranks_without(self.lost)}
         try:
             self.store.set(arrived[self.rank], "1")
             if self.rank == 0:
-                self.count(name, arrived, left)
-            self.store.wait([f"over/{name}"], datetime.timedelta(seconds=left + SLACK))
+                self.count(name, arrived, remaining)
+            self.store.wait([f"over/{name}"], datetime.timedelta(seconds=remaining + SLACK))
             lost = json.loads(self.store.get(f"over/{name}"))
         except Exception as error:
-            raise Failed(f"waiting for all ranks at {name}: {self.silent(error, left)}") from None
+            raise Failed(
+                f"waiting for all ranks at {name}: {self.silent(error, remaining)}"
+            ) from None
         if self.rank in lost:
             raise Failed(f"the others went on without this rank: it came too late to {name}")
         if len(lost) > len(self.lost):
-            there = self.ranks_without(lost)
+            present = self.ranks_without(lost)
             new = [other for other in lost if other not in self.lost]
             self.told.say(
-                note=f"at {name}: {self.called(new)} did not arrive, {self.called(there)} did"
+                note=f"at {name}: {self.called(new)} did not arrive, {self.called(present)} did"
             )
         self.lost, self.since = lost, time.monotonic()
 
@@ -244,16 +248,16 @@ class Rank:
 
     def count(self, name: str, arrived: dict[int, str], seconds: float) -> None:
         """Say who is lost, once all that live came or the time is over."""
-        over, came = time.monotonic() + seconds, False
-        while not came and (left := over - time.monotonic()) > 0:
+        deadline, complete = time.monotonic() + seconds, False
+        while not complete and (remaining := deadline - time.monotonic()) > 0:
             keys = [key for rank, key in arrived.items() if rank not in self.dead]
             try:
-                self.store.wait(keys, datetime.timedelta(seconds=min(left, TICK)))
-                came = True
+                self.store.wait(keys, datetime.timedelta(seconds=min(remaining, TICK)))
+                complete = True
             except Exception as error:
                 if not timed_out(error):
                     break
-        doubtful = self.dead & arrived.keys() if came else arrived
+        doubtful = self.dead & arrived.keys() if complete else arrived
         missing = [rank for rank in doubtful if not self.store.check([arrived[rank]])]
         self.store.set(f"over/{name}", json.dumps(sorted({*self.lost, *missing})))
 
@@ -265,8 +269,8 @@ class Rank:
 
     def called(self, ranks: Iterable[int]) -> str:
         """Ranks with their nodes, as people name them."""
-        said = ", ".join(f"rank {each} ({self.names[each // self.per_node]})" for each in ranks)
-        return said or "no rank"
+        listing = ", ".join(f"rank {rank} ({self.names[rank // self.per_node]})" for rank in ranks)
+        return listing or "no rank"
 
     def rounds(self) -> None:
         """Measure with one node a round, as many pairs at a time as there are."""
@@ -282,25 +286,25 @@ class Rank:
         peer_node = high if self.args.node_rank == low else low
         peer = peer_node * self.per_node + self.local
         self.told.say(phase=f"pair {self.names[low]} ↔ {self.names[high]}")
-        said: dict[str, object] = {
+        transfer: dict[str, object] = {
             "source": self.names[peer_node],
             "target": self.args.node,
             "local_rank": self.local,
         }
         if peer in self.lost:
-            said["error"] = f"{self.called([peer])} did not arrive"
+            transfer["error"] = f"{self.called([peer])} did not arrive"
         else:
             work, start = PairWork(self, low, high, peer), log_size()
-            done, found, error = bounded(work.run, self.args.pair_timeout)
+            done, measured, error = bounded(work.run, self.args.pair_timeout)
             work.end()
             self.told.say(log={"peer": self.names[peer_node], "start": start, "end": log_size()})
-            if done and found is not None:
-                said.update(found)
+            if done and measured is not None:
+                transfer.update(measured)
             else:
-                said["error"] = work.told(error)
-        if said.get("error") or not said.get("correct", True):
+                transfer["error"] = work.told(error)
+        if transfer.get("error") or not transfer.get("correct", True):
             self.store.set(f"bad/{low}-{high}", "1")
-        self.told.say(transfer=said)
+        self.told.say(transfer=transfer)
 
     def all_together(self) -> None:
         """Reduce over all ranks when every pair passed; then let the store's owner leave last."""
@@ -332,10 +336,10 @@ class Rank:
             )
             return {"error": f"not tried: {why}"}
         work = AllWork(self)
-        done, found, error = bounded(work.run, self.args.pair_timeout)
+        done, measured, error = bounded(work.run, self.args.pair_timeout)
         work.end()
-        if done and found is not None:
-            return found
+        if done and measured is not None:
+            return measured
         return {
             "error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"
         }
@@ -411,8 +415,8 @@ def memory(torch: ModuleType, backend: str) -> int:
     if backend == "nccl":
         return int(torch.cuda.mem_get_info()[0])
     with open("/proc/meminfo", encoding="ascii") as file:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", file.read(), re.M)
-    return int(found[1]) * 1024 if found else 1 << 30
+        match = re.search(r"^MemAvailable:\s*(\d+) kB", file.read(), re.M)
+    return int(match[1]) * 1024 if match else 1 << 30
 
 
 def log_size() -> int:

@@ -34,19 +34,21 @@ class Work:
     """
 
     def __init__(self, rank: Rank) -> None:
-        self.of, self.step = rank, "meeting"
+        self.owner, self.step = rank, "meeting"
         self.lane: network_lanes.Lane | None = None
 
     def open(self, prefix: str, rank: int, size: int) -> network_lanes.Lane:
         self.step = "connecting"
-        of, self.own = self.of, self.of.connect(prefix)
+        owner, self.store = self.owner, self.owner.connect(prefix)
         # torch's own timeout first: it says more than ours
-        seconds = max(1.0, of.args.pair_timeout - 1)
-        self.own.set_timeout(datetime.timedelta(seconds=seconds))
-        if of.args.backend == "nccl":
-            of.torch.cuda.set_device(of.local)  # a thread begins with the first GPU
-        lane = network_lanes.LANES[of.args.backend]
-        self.lane = lane(of.torch, self.own, rank, size, seconds, of.ips[of.args.node_rank])
+        seconds = max(1.0, owner.args.pair_timeout - 1)
+        self.store.set_timeout(datetime.timedelta(seconds=seconds))
+        if owner.args.backend == "nccl":
+            owner.torch.cuda.set_device(owner.local)  # a thread begins with the first GPU
+        lane = network_lanes.LANES[owner.args.backend]
+        self.lane = lane(
+            owner.torch, self.store, rank, size, seconds, owner.ips[owner.args.node_rank]
+        )
         return self.lane
 
     def end(self) -> None:
@@ -67,32 +69,35 @@ class PairWork(Work):
         self.low, self.high, self.peer = low, high, peer
 
     def run(self) -> dict[str, object]:
-        of = self.of
-        me, key = int(of.args.node_rank == self.high), f"pair/{self.low}-{self.high}/{of.local}"
-        board = of.connect(f"{key}/board")
-        board.set_timeout(datetime.timedelta(seconds=of.args.pair_timeout))
-        wrong = ""
-        if of.args.backend == "gloo":
+        owner = self.owner
+        side, key = (
+            int(owner.args.node_rank == self.high),
+            f"pair/{self.low}-{self.high}/{owner.local}",
+        )
+        board = owner.connect(f"{key}/board")
+        board.set_timeout(datetime.timedelta(seconds=owner.args.pair_timeout))
+        problem = ""
+        if owner.args.backend == "gloo":
             try:
-                network_lanes.gloo_devices(of.ips[of.args.node_rank])
+                network_lanes.gloo_devices(owner.ips[owner.args.node_rank])
             except ValueError as error:
-                wrong = short(error)
-        board.set(f"ready/{me}", json.dumps({"error": wrong, "most": of.most}))
-        if wrong:
-            raise Failed(wrong)
-        theirs = json.loads(board.get(f"ready/{1 - me}"))
+                problem = short(error)
+        board.set(f"ready/{side}", json.dumps({"error": problem, "most": owner.most}))
+        if problem:
+            raise Failed(problem)
+        theirs = json.loads(board.get(f"ready/{1 - side}"))
         if theirs["error"]:
-            raise Failed(f"{of.called([self.peer])}: {theirs['error']}")
-        lane, ranks = self.open(key, me, 2), sorted((of.rank, self.peer))
-        found = network_lanes.pair(
-            of.torch, lane, me, tuple(ranks), min(of.most, theirs["most"]), self.say
+            raise Failed(f"{owner.called([self.peer])}: {theirs['error']}")
+        lane, ranks = self.open(key, side, 2), sorted((owner.rank, self.peer))
+        measured = network_lanes.pair(
+            owner.torch, lane, side, tuple(ranks), min(owner.most, theirs["most"]), self.say
         )
         self.step = "closing"
         # Neither side ends its connections before the other has all that is under way.
-        board.set(f"over/{me}", "1")
+        board.set(f"over/{side}", "1")
         with contextlib.suppress(Exception):
-            board.wait([f"over/{1 - me}"], datetime.timedelta(seconds=SLACK))
-        return found
+            board.wait([f"over/{1 - side}"], datetime.timedelta(seconds=SLACK))
+        return measured
 
     def say(self, step: str) -> None:
         self.step = step
@@ -101,9 +106,9 @@ class PairWork(Work):
         """Return the error with the step and the other side."""
         if isinstance(error, Failed):
             return str(error)
-        waited = f"no end after {self.of.args.pair_timeout:.0f} s"
+        waited = f"no end after {self.owner.args.pair_timeout:.0f} s"
         return (
-            f"{self.step}, {self.of.called([self.peer])} on the other side:"
+            f"{self.step}, {self.owner.called([self.peer])} on the other side:"
             f" {short(error) if error else waited}"
         )
 
@@ -112,24 +117,24 @@ class AllWork(Work):
     """All ranks."""
 
     def run(self) -> dict[str, object]:
-        of = self.of
-        board = of.connect("all/board")
-        board.set_timeout(datetime.timedelta(seconds=of.args.pair_timeout))
-        most = min(int(of.store.get(f"most/{other}")) for other in range(of.world))
+        owner = self.owner
+        board = owner.connect("all/board")
+        board.set_timeout(datetime.timedelta(seconds=owner.args.pair_timeout))
+        most = min(int(owner.store.get(f"most/{other}")) for other in range(owner.world))
 
         def agree(name: str, value: str) -> str:
-            if of.rank == 0:
+            if owner.rank == 0:
                 board.set(name, value)
             return board.get(name).decode()
 
-        lane = self.open("all", of.rank, of.world)
-        found = network_lanes.together(of.torch, lane, of.rank, of.world, most, agree)
-        board.set(f"over/{of.rank}", "1")
+        lane = self.open("all", owner.rank, owner.world)
+        measured = network_lanes.together(owner.torch, lane, owner.rank, owner.world, most, agree)
+        board.set(f"over/{owner.rank}", "1")
         with contextlib.suppress(Exception):
             board.wait(
-                [f"over/{other}" for other in range(of.world)], datetime.timedelta(seconds=SLACK)
+                [f"over/{other}" for other in range(owner.world)], datetime.timedelta(seconds=SLACK)
             )
-        return found
+        return measured
 
 
 def bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, Exception | None]:
@@ -158,10 +163,10 @@ def short(error: object) -> str:
     if not lines:
         return type(error).__name__
     last = next((i for i, line in enumerate(lines) if line == "Last error:"), None)
-    said = lines[last + 1] if last is not None and last + 1 < len(lines) else lines[0]
-    said = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h|hpp):\d+\]\s*", "", said)
+    first_line = lines[last + 1] if last is not None and last + 1 < len(lines) else lines[0]
+    first_line = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h|hpp):\d+\]\s*", "", first_line)
     return (
-        said.partition(" This is typically caused")[0]
+        first_line.partition(" This is typically caused")[0]
         .partition(" This may indicate")[0]
         .strip()
         .rstrip(".")[:400]
