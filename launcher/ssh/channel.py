@@ -1,7 +1,7 @@
-"""Run one command on an open SSH connection: one channel, one thread, both streams.
+"""Commands on an open SSH connection: one channel, one thread, both streams.
 
-Fabric's own `run` starts three threads per command and polls; a hundred nodes feel that
-(benchmarks/RESULTS.md).
+Fabric's own `run` starts three threads per command and polls, which is slow with a hundred nodes
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from launcher.ssh import envelope
 from launcher.ssh.held import Running, Talk
 from launcher.ssh.output import OnLine, Output
 
-GRACE: Final = 10.0  # seconds beyond the node's own deadline before this side stops listening
+GRACE: Final = 10.0  # seconds after the node's own deadline before this side stops reading
 OPEN_TIMEOUT: Final = 30.0
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _CHUNK: Final = 256 * 2**10
-_NO_STATUS: Final = 254  # stands for an exit status that no process has
-_PACKET: Final = 32 * 2**10 - 64  # what paramiko sends at once
+_NO_STATUS: Final = 254  # replaces an exit status that no process can have
+_PACKET: Final = 32 * 2**10 - 64  # bytes that paramiko sends at once
 
 Lost = "the connection was lost"
-# A shell that sshd starts reads ~/.bashrc, where an `exit` is a success without the command.
+# A shell started by sshd reads ~/.bashrc, where an `exit` succeeds without running the command.
 _UNBEGUN: Final = (
     "the command did not begin: the login's shell ended, or waits, in its start-up files"
     " (~/.bashrc)"
@@ -37,22 +37,20 @@ _UNBEGUN: Final = (
 
 
 class _Wake(threading.Event):
-    """Set by paramiko when anything happens on a channel; cleared only by the reader, who then
-    looks at everything.
-    """
+    """Event set by paramiko for any activity on a channel; only the reader clears it."""
 
     def clear(self) -> None:
-        """Ignore paramiko, which clears when one of the two streams is empty."""
+        """Ignore paramiko's call, made when only one of the two streams is empty."""
 
     def reset(self) -> None:
         super().clear()
 
 
 class _Reply(threading.Event):
-    """What paramiko waits for after a request on a channel: without end, were it not for this."""
+    """Reply to a request on a channel; adds the timeout that paramiko lacks."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait; raises SSHException when the server leaves the request unanswered."""
+        """Wait; raises SSHException when the server does not reply."""
         if not super().wait(OPEN_TIMEOUT if timeout is None else timeout):
             raise paramiko.SSHException("sshd does not answer")
         return True
@@ -73,15 +71,15 @@ def run(
         transport: the node's open connection.
         command: what to run.
         marker: see `envelope.wrap`.
-        running: where to register, so that the command can be cancelled.
-        on_line: called with each line instead of keeping it.
-        on_talk: called, when the command has begun, with a function that sends more standard input.
+        running: registry through which the command can be cancelled.
+        on_line: called with each line, which is then not buffered.
+        on_talk: called once the command has started, with a function that sends more input.
     """
     start = time.monotonic()
     out, err = Output.both(marker, on_line)
     line, stdin = envelope.of(command, marker=marker)
     wake = _Wake()
-    late = False
+    deadline_passed = False
     try:
         channel = transport.open_session(timeout=OPEN_TIMEOUT)
     except (paramiko.SSHException, EOFError, OSError) as error:
@@ -94,25 +92,26 @@ def run(
             channel.in_stderr_buffer.set_event(wake)
             channel.status_event = wake
             channel.event = _Reply()
-            # A window that never opens ends what is written into it, at the latest together with
-            # the command.
+            # A window that never opens fails the write, at the latest when the command times out.
             channel.settimeout(None if math.isinf(command.timeout) else command.timeout + GRACE)
             channel.exec_command(line)
             sent = threading.Event()
-            if len(stdin) > _CHUNK:  # does not fit the window: output is read meanwhile
+            if len(stdin) > _CHUNK:  # exceeds the window: output must be read meanwhile
                 threading.Thread(target=_send, args=(channel, stdin, sent), daemon=True).start()
             else:
                 _send(channel, stdin, sent)
             if on_talk is not None:
                 on_talk(partial(_say, channel, sent))
-            late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)
+            deadline_passed = not _listen(
+                channel, wake, out, err, deadline=start + command.timeout + GRACE
+            )
         except (paramiko.SSHException, EOFError, OSError):
             _rest(channel, out, err)  # the output before the connection broke is the evidence
-        # The protocol has room for statuses that POSIX lacks, of which 256 would pass for success.
+        # The protocol allows statuses that POSIX does not; 256 would look like success.
         code = channel.exit_status if channel.exit_status <= 255 else _NO_STATUS
     seconds = time.monotonic() - start
     printed, errors = out.end(), err.end()
-    timed_out = late or (code in (124, -1) and seconds >= command.timeout)
+    timed_out = deadline_passed or (code in (124, -1) and seconds >= command.timeout)
     if timed_out:
         code = 124
     elif code == -1 and running.cancelled:
@@ -131,61 +130,61 @@ def run(
 def _listen(
     channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *, deadline: float
 ) -> bool:
-    """Read until the command has ended; False when the deadline came first."""
+    """Read until the command exits; False when the deadline comes first."""
     idle_since = 0.0
     while True:
         wake.reset()
-        read = _drain(channel, out, err)
+        received = _drain(channel, out, err)
         status = channel.exit_status != -1
         if channel.closed or (channel.eof_received and status):
             _rest(channel, out, err)
             return True
         now = time.monotonic()
-        if read or not idle_since:
+        if received or not idle_since:
             idle_since = now
         if now >= deadline:
             return False
         if status and now >= idle_since + _LINGER:
             return True
-        if read:
-            continue  # there may be more already
+        if received:
+            continue  # more may have arrived
         until = min(deadline, idle_since + _LINGER) if status else deadline
         wake.wait(min(max(0.0, until - now), threading.TIMEOUT_MAX))
 
 
 def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
-    """Read each stream once: endless output must not keep this side from looking at the clock."""
-    read = False
+    """Read each stream once, so that endless output cannot delay the deadline."""
+    received = False
     if channel.recv_ready():
         out.feed(channel.recv(_CHUNK))
-        read = True
+        received = True
     if channel.recv_stderr_ready():
         err.feed(channel.recv_stderr(_CHUNK))
-        read = True
-    return read
+        received = True
+    return received
 
 
 def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
-    """Read what has arrived of a command that is over; no more can come than fits the window."""
-    until = time.monotonic() + _LINGER
-    while _drain(channel, out, err) and time.monotonic() < until:
+    """Read the remaining output of a finished command, at most one window."""
+    deadline = time.monotonic() + _LINGER
+    while _drain(channel, out, err) and time.monotonic() < deadline:
         pass
 
 
 def _send(channel: paramiko.Channel, data: bytes, sent: threading.Event) -> None:
     view = memoryview(data)
-    # the command may end without reading it all
+    # the command may exit without reading all of it
     with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
-        at = 0
-        while at < len(view):
-            at += channel.send(bytes(view[at : at + _PACKET]))
+        offset = 0
+        while offset < len(view):
+            offset += channel.send(bytes(view[offset : offset + _PACKET]))
         if data:
             channel.sendall(envelope.TRAILER)
     sent.set()
 
 
 def _say(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
-    """Send a line after the standard input; in vain when the connection is gone."""
+    """Send a line after the standard input; ignored when the connection is gone."""
     with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
         if sent.wait(OPEN_TIMEOUT):
             channel.sendall(data)

@@ -1,6 +1,6 @@
-"""One SSH connection to one node: OpenSSH says how (`openssh.resolve`), this module connects.
+"""SSH connections to nodes, as OpenSSH's configuration describes them (`openssh.resolve`).
 
-A jump host is logged in to once and shared by every node behind it. Nothing here runs a command.
+The login to a jump host is shared by all nodes behind it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from launcher.ssh.known_hosts import KnownHosts, VerifyHostKey
 from launcher.ssh.login import Keys
 
 KEEPALIVE: Final = 15  # seconds between keep-alive messages
-# milliseconds of unacknowledged data after which Linux gives a connection up
+# milliseconds of unacknowledged data after which Linux drops a connection
 _UNANSWERED: Final = 45_000
 
-# Its errors reach the user as ConnectError; its own log lines would be printed next to them.
+# Errors reach the user as ConnectError; paramiko's log lines would only repeat them.
 if logging.getLogger("paramiko").level == logging.NOTSET:
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class Connector:
-    """Opens connections that share one set of keys, and one login per jump host.
+    """Factory of connections that share one set of keys, and one login per jump host.
 
     Args:
-        accept_new_host_keys: write an unknown host key down instead of refusing it.
-        terminal: a block in which the user may be asked something; None when that is impossible.
+        accept_new_host_keys: add unknown host keys instead of refusing them.
+        terminal: context in which the user may be prompted; None without a terminal.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class Connector:
         )
 
         def transport(sock: Any, **options: Any) -> paramiko.Transport:
-            made = paramiko.Transport(sock, **options)
-            made.handshake_timeout = target.timeout
-            verify.prefer(made)
-            return made
+            transport = paramiko.Transport(sock, **options)
+            transport.handshake_timeout = target.timeout
+            verify.prefer(transport)
+            return transport
 
         proxy = self._proxy(target, ssh)
         connection = Connection(
             target.host,
             user=target.user,
             port=target.port,
-            # Fabric empties a configuration for a moment while it connects: none is shared.
+            # Not shared: Fabric temporarily empties the configuration while it connects.
             config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
             gateway=False,
             connect_kwargs={
                 # called when the host key has been verified
                 "auth_strategy": SimpleNamespace(authenticate=partial(self._keys.login, target)),
                 "transport_factory": transport,
-                # before paramiko's own clock for the whole handshake
+                # must expire before paramiko's timeout for the whole handshake
                 "banner_timeout": target.timeout * 0.8,
                 "auth_timeout": max(30.0, target.timeout),
                 "channel_timeout": 30.0,
@@ -122,7 +122,7 @@ class Connector:
         return connection
 
     def _proxy(self, target: openssh.Target, ssh: Ssh) -> openssh.Proxy | None:
-        """Return what carries the connection; None for a TCP connection of our own."""
+        """Return the proxy or jump host connection; None for a direct TCP connection."""
         errors = Path(self._folder.name, f"{target.node}.err")
         if not target.jump:
             return openssh.Proxy(["sh", "-c", target.proxy], errors) if target.proxy else None
@@ -167,8 +167,7 @@ def _one_at_a_time(terminal: openssh.Terminal) -> openssh.Terminal:
 
 
 def _give_up_early(sock: Any) -> None:
-    # paramiko sends keep-alives but waits for no answer; the kernel knows when they are not
-    # acknowledged.
+    # paramiko sends keep-alives without waiting for replies; the kernel notices missing ACKs.
     if (
         isinstance(sock, socket.socket)
         and sock.family != socket.AF_UNIX

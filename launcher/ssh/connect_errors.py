@@ -1,6 +1,4 @@
-"""Failures to connect, each as a sentence and a command to run next. paramiko's exceptions stop
-here.
-"""
+"""Translation of connection failures, including paramiko's exceptions, into ConnectError."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def connect_error(target: Target, error: BaseException) -> ConnectError:
     if isinstance(error, ConnectError):
         return error
     message, hint = _explain(target, error)
-    # The message about an OSError has its text already.
+    # The message already contains the text of an OSError.
     network = isinstance(error, OSError) and not resets(error)
     evidence = "" if network else str(error).strip() or type(error).__name__
     return ConnectError(
@@ -30,8 +28,8 @@ def connect_error(target: Target, error: BaseException) -> ConnectError:
 
 
 def resets(error: BaseException) -> bool:
-    """Return True for a connection that was dropped before the login, as a busy sshd does
-    (MaxStartups): worth one more try.
+    """Return True for a connection dropped before the login, as by a busy sshd (MaxStartups),
+    which is worth a retry.
     """
     if isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)):
         return True

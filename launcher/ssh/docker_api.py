@@ -1,7 +1,6 @@
-"""A node's Docker API over the SSH connection it already has: HTTP through `docker system
-dial-stdio` on one more channel.
+"""Docker API of a node over its SSH connection: HTTP through `docker system dial-stdio`.
 
-The channel is kept and reused for every request: each new one starts a docker client on the node.
+The channel is reused for all requests, since each new one starts a docker client on the node.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from launcher.core.errors import NodeError
 from launcher.ssh import envelope
 
 DIAL_TIMEOUT: Final = 20.0  # seconds for the docker client on the node to start
-_NOISE: Final = 64 * 2**10  # bytes of a login shell's before it starts
+_NOISE: Final = 64 * 2**10  # bytes that a login shell may print first
 _LIMIT: Final = 32 * 2**20  # bytes of one answer
 _TIMEOUT: Final = 60.0  # seconds for one answer
 _PIECE: Final = 64 * 2**10
-_BLOCK: Final = 2**20  # bytes of a file at once
-_TRAILER: Final = 16  # blocks behind the last file of an archive
+_BLOCK: Final = 2**20  # bytes of a file per read
+_TRAILER: Final = 16  # blocks after the last file of an archive
 _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection (MaxSessions)
-# the marker, after whatever a login shell prints
+# The marker separates the stream from anything the login shell prints.
 _PROGRAM: Final = 'echo "$1"; shift; exec "$@"'
 
 
@@ -57,10 +56,10 @@ FAILURES: Final = (
 
 
 def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClient:
-    """Return the API of the Docker daemon on `node`, in the version it speaks; raises `FAILURES`.
+    """Return the API client of the Docker daemon on `node`, for its version; raises `FAILURES`.
 
     Args:
-        node: whose `docker` words reach the daemon.
+        node: its `docker` command reaches the daemon.
         transport: its SSH connection; None when the node is this machine.
     """
     dial = _Dial(node, transport)
@@ -74,29 +73,29 @@ def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClien
 def node_error(
     node: str, error: BaseException, output: str = "", *, explain: Explain | None = None
 ) -> NodeError:
-    """Return one of `FAILURES` as a NodeError; `output` is what the docker client on the node
-    printed, if it was one, and `explain` returns the error of a known text.
+    """Convert one of `FAILURES` to a NodeError; `output` is that of the docker client on the node,
+    and `explain` recognises known errors.
     """
     if isinstance(error, docker.errors.APIError):
         reason = str(error.explanation or error)
         first = reason.splitlines()[0] if reason else str(error)
         return NodeError(node, f"Docker refused: {first}", evidence=reason)
     evidence = output.strip() or str(error)
-    if explain is not None and (known := explain(node, evidence)):
-        return known
+    if explain is not None and (explained := explain(node, evidence)):
+        return explained
     message, hint = "Docker's API did not answer", "find out why: `vlaunch check`"
     return NodeError(node, message, evidence=evidence, hint=hint)
 
 
 @contextlib.contextmanager
 def errors(node: str, explain: Explain | None = None) -> Iterator[None]:
-    """Turn what the Docker SDK raises inside the block into NodeError."""
+    """Convert exceptions of the Docker SDK inside the block to NodeError."""
     try:
         yield
     except FAILURES as error:
         raise node_error(node, error, explain=explain) from error
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # The SDK takes an answer's form for granted.
+        # The SDK does not validate replies.
         raise NodeError(
             node,
             "the answer of Docker's API cannot be read",
@@ -106,9 +105,7 @@ def errors(node: str, explain: Explain | None = None) -> Iterator[None]:
 
 
 def read_file(client: docker.APIClient, node: str, container: str, path: str) -> Iterator[bytes]:
-    """Yield the content of a regular file in a container, from the archive that Docker makes of
-    it; raises NodeError, also for a link.
-    """
+    """Yield the content of a regular file in a container; raises NodeError, also for a link."""
     with errors(node):
         blocks, _ = client.get_archive(container, path)
         with tarfile.open(fileobj=_Blocks(blocks), mode="r|") as archive:
@@ -118,12 +115,12 @@ def read_file(client: docker.APIClient, node: str, container: str, path: str) ->
                 raise NodeError(node, f"{path} is no regular file")
             while block := content.read(_BLOCK):
                 yield block
-        for _ in zip(range(_TRAILER), blocks, strict=False):  # so that the channel is used again
+        for _ in zip(range(_TRAILER), blocks, strict=False):  # so that the channel can be reused
             pass
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file that can be read once."""
+    """Read-once file made of blocks of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""
@@ -136,17 +133,16 @@ class _Blocks(io.RawIOBase):
 
 
 class _Client(docker.APIClient):
-    """The SDK's client, with its HTTP going through `dial`."""
+    """Client of the Docker SDK with HTTP over `dial`."""
 
     def __init__(self, dial: _Dial) -> None:
         super().__init__(base_url="tcp://127.0.0.1:2375", version=DEFAULT_DOCKER_API_VERSION)
         self._dial = dial
         self._custom_adapter = _Adapter(dial)
         self.mount("http+docker://", self._custom_adapter)
-        # a node may redirect us to itself, and nowhere else
+        # redirects must stay on the node
         self._unmount("http://", "https://")  # type: ignore[attr-defined]
-        # The SDK looks for a raw socket under a paramiko file when the address says so, and under a
-        # plain one otherwise.
+        # The address tells the SDK where the raw socket is: in a paramiko file, or in a plain one.
         self.base_url = "http+docker://localhost" if dial.transport is None else "http+docker://ssh"
         self._version = self._retrieve_server_version()  # type: ignore[attr-defined]
 
@@ -155,22 +151,20 @@ class _Client(docker.APIClient):
         self._dial.close()
 
     def _multiplexed_response_stream_helper(self, response: Any) -> Iterator[bytes]:
-        """Read a log's frames in pieces: the SDK reads each whole, and its header may announce 4
-        GB.
-        """
+        """Read log frames in pieces: the SDK reads each at once, and a frame may have 4 GB."""
         raw = self._get_raw_response_socket(response)  # type: ignore[attr-defined]
         self._disable_socket_timeout(raw)  # type: ignore[attr-defined]
         while (
             len(header := response.raw.read(STREAM_HEADER_SIZE_BYTES)) == STREAM_HEADER_SIZE_BYTES
         ):
-            left = int.from_bytes(header[4:], "big")
-            while left and (data := response.raw.read(min(left, _PIECE))):
-                left -= len(data)
+            remaining = int.from_bytes(header[4:], "big")
+            while remaining and (data := response.raw.read(min(remaining, _PIECE))):
+                remaining -= len(data)
                 yield data
 
 
 class _Dial:
-    """Opens byte streams to the daemon."""
+    """Factory of byte streams to the daemon."""
 
     def __init__(self, node: Node, transport: paramiko.Transport | None) -> None:
         self.transport = transport
@@ -180,11 +174,11 @@ class _Dial:
         self._marker = f"vlaunch-{secrets.token_hex(8)}"
 
     def open(self) -> Any:
-        """Return a new socket, or something enough like one."""
+        """Return a new socket, or a channel with the same methods."""
         return self._local() if self.transport is None else self._remote(self.transport)
 
     def close(self) -> None:
-        """End the docker clients of this machine; those on a node end with their channels."""
+        """Stop the docker clients on this machine; those on a node exit with their channels."""
         with self._lock:
             processes, self._processes = self._processes, []
         for process in processes:
@@ -198,10 +192,10 @@ class _Dial:
             f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}"
         )
         output = bytearray()
-        until = time.monotonic() + DIAL_TIMEOUT
+        deadline = time.monotonic() + DIAL_TIMEOUT
         while not output.endswith(f"{self._marker}\n".encode()):
             data = channel.recv(4096)
-            if not data or len(output) > _NOISE or time.monotonic() > until:
+            if not data or len(output) > _NOISE or time.monotonic() > deadline:
                 channel.close()
                 raise ConnectionError(
                     output[-2000:].decode("utf-8", errors="replace") or "the login shell ended"
@@ -241,8 +235,7 @@ class _Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        # The stock answer asks for a file descriptor, for which paramiko would open a pipe per
-        # channel.
+        # urllib3's version needs a file descriptor, for which paramiko opens a pipe per channel.
         if self.sock is None:
             return False
         if self._dial.transport is None:
@@ -270,24 +263,22 @@ class _Adapter(BaseHTTPAdapter):
     def send(
         self, request: Any, stream: bool = False, *others: Any, **options: Any
     ) -> requests.Response:
-        """Send a request; an answer that is read whole, and every refusal, is bounded in size and
-        time.
-        """
+        """Send a request; limits the size and duration of replies that are not streamed."""
         response = super().send(request, True, *others, **options)
         if not stream or response.status_code >= 400:
-            until, kept = time.monotonic() + _TIMEOUT, bytearray()
+            deadline, content = time.monotonic() + _TIMEOUT, bytearray()
             for piece in response.iter_content(_PIECE):
-                kept += piece
-                if len(kept) > _LIMIT or time.monotonic() > until:
+                content += piece
+                if len(content) > _LIMIT or time.monotonic() > deadline:
                     response.close()
                     raise ConnectionError(
                         f"an answer of more than {_LIMIT >> 20} MiB, or {_TIMEOUT:.0f} seconds"
                     )
-            response._content = bytes(kept)
+            response._content = bytes(content)
         return response
 
     def get_connection(self, url: str | bytes, proxies: object = None) -> _Pool:
-        """Every address is the one daemon."""
+        """Return the pool of the daemon for any address."""
         return self._pool
 
     def close(self) -> None:

@@ -1,25 +1,21 @@
-"""The line a node receives: one constant shell program around an argv, so that every command ends
-on the node itself.
+"""Shell line that a node receives: a constant program around an argv that guarantees cleanup.
 
-The program answers for four things, whatever happens to the launcher: a deadline, an exact standard
-input, no process left behind, and output that starts where the command's own output starts.
+The program guarantees four things, whatever happens to the launcher: a deadline, an exact standard
+input, no process left behind, and a marked start of the command's own output.
 
 * `timeout` (GNU coreutils) leads the process group and enforces the deadline: TERM, and KILL five
   seconds later.
-* A watcher, in the same group, hands the first N bytes of the channel to the command. After them it
-  waits for the channel to close: that is how a cancelled, killed or disconnected launcher looks
-  from the node. It then ends the whole group. If the channel closes before all N bytes (and the
-  line break that follows them) have come, the group ends before the command can see an end of file,
-  so half an input is never taken for a whole one. Lines that come later go to a command that is
-  talked to.
-* The inner shell stays until the command is gone, so that the KILL still finds it when it ignores
-  TERM.
-* A marker line goes out first on both streams; what a login shell's start-up files printed before
-  it is not the command's.
+* A watcher in the same group passes the first N bytes of the channel to the command. It then waits
+  for the channel to close, which means that the launcher was cancelled, killed or disconnected, and
+  kills the group. If the channel closes before all N bytes and the line break after them have
+  arrived, the group is killed before the command can see an end of file, so a truncated input never
+  looks complete. With `talk`, later lines are passed on to the command.
+* The inner shell waits for the command, so that the KILL reaches a command that ignores TERM.
+* A marker line is printed first on both streams; anything before it comes from the login shell's
+  start-up files.
 
-A process of another user (`sudo`) cannot be signalled by the login's user; it sees its output close
-instead. The program contains no single quote, backslash or line break, which is what fish and csh
-read differently.
+The SSH user cannot signal processes of another user (`sudo`); they see their output close instead.
+The program contains no single quote, backslash or line break, which fish and csh parse differently.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ KILL_AFTER: Final = 5  # seconds between TERM and KILL
 
 Hold = Literal["close", "hold", "talk"]
 
-TRAILER: Final = b"\n"  # follows the standard input, to say that all of it has come
+TRAILER: Final = b"\n"  # follows the standard input and marks it as complete
 
 _WATCH: Final = (
     'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; '
@@ -50,12 +46,12 @@ _PROGRAM: Final = (
 
 
 def line(argv: Argv) -> str:
-    """Return the argv as one shell line: the only place where words become a line."""
+    """Quote an argv as a shell line; the only place that does so."""
     return shlex.join(argv)
 
 
 def of(command: Command, *, marker: str) -> tuple[str, bytes]:
-    """Return the line to send for a command, and its standard input."""
+    """Return the shell line to send for a command, and its standard input."""
     stdin = command.stdin() if command.stdin is not None else b""
     sent = wrap(
         command.words,
@@ -68,10 +64,10 @@ def of(command: Command, *, marker: str) -> tuple[str, bytes]:
 
 
 def spoken(line: str) -> bytes:
-    """Return the bytes of a line for a command that is talked to.
+    """Encode a line for a command with `talk`.
 
-    Raises ValueError for what the program would change: `read` and `echo` of the many shells agree
-    on words without backslashes, blanks at the ends and leading dashes.
+    Raises ValueError for text that `read` and `echo` of some shells would change: backslashes,
+    blanks at the ends, leading dashes.
     """
     if line.strip() != line or not line or line[0] == "-" or set(line) & {"\\", "\n", "\0"}:
         raise ValueError(f"cannot be said to a command: {line[:100]!r}")
@@ -79,15 +75,15 @@ def spoken(line: str) -> bytes:
 
 
 def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: Hold = "close") -> str:
-    """Return the line to send.
+    """Return the shell line to send.
 
     Args:
         argv: the command.
-        timeout: seconds until the node ends it; infinity for none.
-        stdin: bytes that the command reads; `TRAILER` must follow them when there are any.
-        hold: what becomes of the command's input after those bytes: closed, held open until the
-            command ends, or is ended, or open for lines that are said to it.
-        marker: the line, unique to this launcher, that precedes the output on both streams.
+        timeout: seconds until the node kills it; infinity for none.
+        stdin: size of the standard input in bytes; `TRAILER` must follow unless 0.
+        hold: the command's input after those bytes: closed, open until the command exits, or open
+            for further lines.
+        marker: line, unique to this launcher, that precedes the output on both streams.
     """
     seconds = "0" if math.isinf(timeout) else f"{max(timeout, 0.001):.3f}".rstrip("0").rstrip(".")
     head = (

@@ -1,8 +1,8 @@
-"""The nodes of one inventory, reachable: the Transport that everything above runs on.
+"""SSH implementation of Transport for the nodes of an inventory.
 
-One SSH connection per node carries its commands, the Docker API, followed logs and tunnels.
-Connections open on first use, or all at once with `connect`; one that broke opens again when it is
-next needed, and one that failed soon after.
+One SSH connection per node carries commands, the Docker API, followed logs and tunnels.
+Connections open on first use, or all at once with `connect`. Broken connections are reopened on the
+next use, failed ones after a short delay.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ if TYPE_CHECKING:
     from launcher.ssh.tunnel import Tunnel
 
 
-_AHEAD: Final = 1000  # lines that a followed node may be ahead of who reads them
-_POLL: Final = 0.5  # seconds between looks at whether anybody still reads
-# seconds: commands of one batch share a failure, a later look tries the node again
-_REMEMBERED: Final = 5.0
+_AHEAD: Final = 1000  # unread lines of followed commands
+_POLL: Final = 0.5  # seconds between checks for a reader
+_REMEMBERED: Final = 5.0  # seconds for which commands share a failure to connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line that a followed command printed; `error` when it came on standard error."""
+    """Line printed by a followed command; `error` for standard error."""
 
     node: str
     text: str
@@ -48,13 +47,14 @@ class Line:
 
 
 class Fleet:
-    """The nodes of `inventory`; use it in a `with` block, which closes every connection.
+    """Nodes of an inventory; use it in a `with` block, which closes all connections.
 
     Args:
-        inventory: whose nodes; at most `inventory.cap` of them are worked on at once.
-        accept_new_host_keys: write an unknown host key down instead of refusing it.
-        terminal: a block in which the user may be asked for a passphrase and the like; None when
-            that is impossible.
+        inventory: at most `inventory.cap` of its nodes are used at once.
+        accept_new_host_keys: add unknown host keys instead of refusing them.
+        terminal: context in which the user may be prompted for a passphrase; None without a
+            terminal.
+        explain: returns the error for a known Docker failure of a node.
     """
 
     def __init__(
@@ -80,9 +80,7 @@ class Fleet:
         self.close()
 
     def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
-        """Connect to all nodes (or to those named) at once and return those that failed, each with
-        its error.
-        """
+        """Connect to all nodes (or to those named) at once and return the errors by node."""
         names = list(nodes) if nodes is not None else list(self._nodes)
         for name in names:
             self._links[name].failed = None
@@ -97,41 +95,37 @@ class Fleet:
         return errors
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
-        """Run all commands and yield each answer as it comes; see `Transport.run`."""
+        """Run all commands and yield each answer as it arrives; see `Transport.run`."""
         for item in self._work(commands, follow=False):
             if isinstance(item, Answer):
                 yield item
 
     def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
-        """Run all commands, yielding each line as it is printed and, at the end of each command,
-        its (empty) answer.
+        """Run all commands; yield each line as it is printed, and an empty answer per command.
 
-        A timeout of infinity follows until the caller stops; closing the iterator ends the
+        With an infinite timeout, this follows until the caller closes the iterator, which stops the
         commands.
         """
         return self._work(commands, follow=True)
 
     def hold(self, command: Command) -> Held:
-        """Start a command that runs beside all others, until its `end` is called or the fleet
-        closes.
-        """
-        return self._hold(command, here=False)
+        """Start a command in the background; it runs until `end` is called or the fleet closes."""
+        return self._hold(command, local=False)
 
     def hold_here(self, command: Command) -> Held:
-        """Like `hold`, on this machine; its node is a name for it."""
-        return self._hold(command, here=True)
+        """Start a command in the background on this machine; `command.node` names it in answers."""
+        return self._hold(command, local=True)
 
     def run_here(self, command: Command) -> Answer:
-        """Run a command on this machine; its node is a name for it."""
-        return self._run(command, Running(), here=True)
+        """Run a command on this machine; `command.node` names it in answers."""
+        return self._run(command, Running(), on_this_machine=True)
 
     def docker(self, node: str) -> docker.APIClient:
-        """Return the Docker API of `node`, over its SSH connection; raises ConnectError or
-        NodeError.
+        """Return the Docker API client of `node`; raises ConnectError or NodeError.
 
-        Wrap later calls in `docker_api.errors(node)` to have their errors mapped too.
+        Wrap its calls in `docker_api.errors(node)` to convert their errors as well.
         """
-        # half a second of imports that most commands never need
+        # takes half a second to import, and few commands need it
         from launcher.ssh import docker_api  # noqa: PLC0415
 
         link = self._links[node]
@@ -174,7 +168,9 @@ class Fleet:
         return None if self._nodes[node].connection == "local" else self.transport(node)
 
     def transport(self, node: str) -> paramiko.Transport:
-        """Return the open SSH connection of `node`, connecting if need be; raises ConnectError."""
+        """Return the open SSH connection of `node`, connecting if necessary; raises
+        ConnectError.
+        """
         link = self._links[node]
         with link.lock:
             if link.connection is not None and link.connection.transport.is_active():
@@ -193,7 +189,7 @@ class Fleet:
             return link.connection.transport  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Close everything; running commands end on their nodes."""
+        """Close all connections; running commands are stopped."""
         while self._closing:
             self._closing.pop()()
         for link in self._links.values():
@@ -222,13 +218,13 @@ class Fleet:
                 target=self._worker, args=(waiting, answers, follow), daemon=True
             ).start()
         try:
-            left = len(commands)
-            while left:
+            pending_count = len(commands)
+            while pending_count:
                 item = answers.get()
                 if isinstance(item, BaseException):
                     raise item
                 yield item
-                left -= isinstance(item, Answer)
+                pending_count -= isinstance(item, Answer)
         finally:
             answers.running.cancel()
 
@@ -248,13 +244,15 @@ class Fleet:
         except BaseException as error:
             answers.put(error)
 
-    def _hold(self, command: Command, *, here: bool) -> Held:
+    def _hold(self, command: Command, *, local: bool) -> Held:
         def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
-            return self._run(command, running, lines, talk if command.talk else None, here=here)
+            return self._run(
+                command, running, lines, talk if command.talk else None, on_this_machine=local
+            )
 
-        held = Held(command.node, run)
-        self._closing.append(held.end)
-        return held
+        background = Held(command.node, run)
+        self._closing.append(background.end)
+        return background
 
     def _run(
         self,
@@ -263,7 +261,7 @@ class Fleet:
         lines: _Answers | Bounded | None = None,
         talk: Talk | None = None,
         *,
-        here: bool = False,
+        on_this_machine: bool = False,
     ) -> Answer:
         def put(text: str, error: bool) -> None:
             if lines is not None:
@@ -271,7 +269,7 @@ class Fleet:
 
         options: dict[str, Any] = {"marker": self._marker, "running": running, "on_talk": talk}
         options["on_line"] = put if lines is not None else None
-        if here or self._nodes[command.node].connection == "local":
+        if on_this_machine or self._nodes[command.node].connection == "local":
             return local.run(command, **options)
         try:
             transport = self.transport(command.node)
@@ -279,22 +277,19 @@ class Fleet:
             return Answer(node=command.node, code=255, err=f"{error}\n{error.evidence}".strip())
         return channel.run(transport, command, **options)
 
-    def _width(self, wanted: int) -> int:
-        return max(1, min(wanted, self.inventory.cap))
+    def _width(self, count: int) -> int:
+        return max(1, min(count, self.inventory.cap))
 
 
 class _Answers(queue.Queue[Line | Answer | BaseException]):
-    """What workers hand over.
-
-    Who is too far ahead waits: a node that prints without end must not fill our memory.
-    """
+    """Queue of worker results; a full queue blocks the workers, to bound memory."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self.running = Running()
 
     def put(self, item: Line | Answer | BaseException) -> None:  # type: ignore[override]
-        """Hand over; in vain once all is cancelled."""
+        """Add an item; dropped after cancellation."""
         while not self.running.cancelled:
             with contextlib.suppress(queue.Full):
                 super().put(item, timeout=_POLL)
@@ -303,11 +298,11 @@ class _Answers(queue.Queue[Line | Answer | BaseException]):
 
 @dataclass(slots=True)
 class _Link:
-    """The connection to one node, or the error of the last try."""
+    """Connection to a node, or the error of the last attempt."""
 
     lock: Any = field(default_factory=threading.RLock)
     connection: Any = None
     docker: Any = None
-    docker_on: Any = None  # the connection that Docker's API uses
+    docker_on: Any = None  # the connection used by the Docker API
     failed: ConnectError | None = None
     failed_until: float = 0.0

@@ -1,6 +1,4 @@
-"""Commands that run: all of a call's can be ended at once, and one can be held beside the others
-until it is ended.
-"""
+"""Cancellation of running commands, and commands that run in the background."""
 
 from __future__ import annotations
 
@@ -14,15 +12,14 @@ from typing import Any, Final
 from launcher.core.domain import Answer
 from launcher.ssh import envelope
 
-# lines that wait to be read; the oldest makes room for the next, for it may be in vain
-_LINES: Final = 100
-_LONGEST: Final = 8192  # characters of one
+_LINES: Final = 100  # unread lines; older ones are dropped
+_LONGEST: Final = 8192  # characters per line
 
 Talk = Callable[[Callable[[bytes], None]], None]
 
 
 class Running:
-    """The commands of one call. `cancel` ends those that run and any that start afterwards."""
+    """Commands of one call; `cancel` stops those that run and any that start afterwards."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +28,7 @@ class Running:
 
     @contextlib.contextmanager
     def until_done(self, end: Callable[[], None]) -> Iterator[None]:
-        """Have `end` called, from another thread, if all is cancelled before the block is left."""
+        """Call `end`, from the cancelling thread, if `cancel` is called before the block exits."""
         with self._lock:
             self._ends[id(end)] = end
             cancelled = self.cancelled
@@ -44,7 +41,7 @@ class Running:
                 del self._ends[id(end)]
 
     def cancel(self) -> None:
-        """End everything; returns at once, the nodes do the killing."""
+        """Stop all commands; returns at once, the nodes kill the processes."""
         with self._lock:
             self.cancelled = True
             ends = list(self._ends.values())
@@ -54,13 +51,12 @@ class Running:
 
 
 class Held:
-    """A command that runs in a thread of its own until `end` is called, its connection breaks, or
-    it ends by itself.
+    """Command in a thread of its own, until it exits, its connection breaks or `end` is called.
 
     Args:
-        node: where it runs.
-        run: runs it to its end; it registers with the `Running`, calls `put` of the second argument
-            with each `Line`, and the last argument with a function that sends bytes to the command.
+        node: its name.
+        run: runs the command; it registers with its first argument, puts each `Line` into the
+            second, and calls the third with a function that sends bytes to the command.
     """
 
     def __init__(self, node: str, run: Callable[[Running, Bounded, Talk], Answer]) -> None:
@@ -70,21 +66,19 @@ class Held:
         self._unsent: list[bytes] = []
         self._running = Running()
         self._lines = Bounded()
-        self.over: Answer | None = None  # its answer when it has ended, for whatever reason
+        self.over: Answer | None = None  # set once it has exited, for whatever reason
         threading.Thread(target=self._work, name="held", daemon=True).start()
 
     def next(self, timeout: float) -> Any:
-        """Return the next `Line` that it prints, or the `Answer` that ends it; None when nothing
-        came in `timeout` seconds.
-        """
+        """Return the next `Line`, or the final `Answer`; None after `timeout` seconds."""
         with contextlib.suppress(queue.Empty):
             return self._lines.get(timeout=timeout)
         return None
 
     def say(self, line: str) -> None:
-        """Send a line to a command with `Command.talk`, once it has begun; in vain when it is over.
+        """Send a line to a command with `Command.talk` once it has started; ignored after its exit.
 
-        Raises ValueError for a line that would not arrive as it is.
+        Raises ValueError for a line that would not arrive unchanged.
         """
         data = envelope.spoken(line)
         with self._lock:
@@ -94,7 +88,7 @@ class Held:
         self._send(data)
 
     def end(self) -> None:
-        """End it; returns at once."""
+        """Stop the command; returns at once."""
         self._running.cancel()
 
     def _work(self) -> None:
@@ -113,11 +107,11 @@ class Held:
 
 
 class Bounded(queue.SimpleQueue[Any]):
-    """Lines, and the answer behind them; drops the oldest line when it is full."""
+    """Queue of lines and the final answer; drops the oldest line when full."""
 
     def put(self, item: Any) -> None:  # type: ignore[override]
-        """Keep a line or an answer."""
+        """Add a line or an answer."""
         if self.qsize() >= _LINES:
-            with contextlib.suppress(queue.Empty):  # it is being read after all
+            with contextlib.suppress(queue.Empty):  # the reader was faster
                 self.get_nowait()
         super().put(item if isinstance(item, Answer) else replace(item, text=item.text[:_LONGEST]))

@@ -1,5 +1,7 @@
-"""OpenSSH's known_hosts files, read once for all nodes, and the judgement of a server's key: a
-known one passes, an unknown one is refused unless the user said otherwise, a changed one always is.
+"""Host key verification against OpenSSH's known_hosts files, which are read once for all nodes.
+
+Known keys pass, changed keys are always refused, and unknown keys are refused unless the user
+accepts new ones.
 
 The format is sshd(8)'s, "SSH_KNOWN_HOSTS FILE FORMAT": plain and hashed names, wildcards, `!`
 exceptions and `@revoked` lines. paramiko cannot check host certificates, so `@cert-authority`
@@ -23,7 +25,7 @@ import paramiko
 
 Verdict = Literal["known", "unknown", "changed", "revoked"]
 
-# One kind of key, several signatures (RFC 8332).
+# One key type, several signature algorithms (RFC 8332).
 _ALGORITHMS: Final = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}
 
 
@@ -35,9 +37,9 @@ class _Line:
 
 
 class KnownHosts:
-    """The keys in `files`; a new key is added to the first one.
+    """Keys in `files`; new keys go to the first file.
 
-    A file that does not exist holds no keys. Raises OSError for one that cannot be read.
+    Missing files are empty. Raises OSError for an unreadable file.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -51,22 +53,22 @@ class KnownHosts:
                     self._read(text)
 
     def types(self, name: str) -> tuple[str, ...]:
-        """Return the key types on file for `name` (`HOST`, or `[HOST]:PORT` off port 22)."""
+        """Return the key types stored for `name` (`HOST`, or `[HOST]:PORT` unless 22)."""
         return tuple(dict.fromkeys(line.key[0] for line in self._lines(name) if not line.revoked))
 
     def judge(self, name: str, key_type: str, key: bytes) -> Verdict:
-        """Judge the key that the server called `name` shows."""
-        shown = (key_type, base64.b64encode(key).decode())
+        """Compare the key presented by the server `name` with the stored ones."""
+        presented = (key_type, base64.b64encode(key).decode())
         lines = self._lines(name)
-        if any(line.revoked and line.key == shown for line in lines):
+        if any(line.revoked and line.key == presented for line in lines):
             return "revoked"
-        good = [line.key for line in lines if not line.revoked]
-        if shown in good:
+        trusted = [line.key for line in lines if not line.revoked]
+        if presented in trusted:
             return "known"
-        return "changed" if good else "unknown"
+        return "changed" if trusted else "unknown"
 
     def add(self, name: str, key_type: str, key: bytes) -> None:
-        """Append one line to the first file, leaving the rest of it as it is; raises OSError."""
+        """Append a line to the first file; raises OSError."""
         text = f"{name} {key_type} {base64.b64encode(key).decode()}"
         with self._lock:
             if self.judge(name, key_type, key) == "known":
@@ -109,7 +111,7 @@ def _matches(patterns: Sequence[str], name: str) -> bool:
 
 def _matches_one(pattern: str, name: str) -> bool:
     if not pattern.startswith("|1|"):
-        # Only `*` and `?` are special here; a `[` is the one of `[host]:port`.
+        # Only `*` and `?` are wildcards; `[` is literal, as in `[host]:port`.
         return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
     try:
         _, _, salt, digest = pattern.split("|")
@@ -122,7 +124,7 @@ def _matches_one(pattern: str, name: str) -> bool:
 
 
 class HostKeyRefused(paramiko.SSHException):
-    """A server's key was not accepted; `verdict` says why."""
+    """Rejected host key; `verdict` gives the reason."""
 
     def __init__(self, verdict: Verdict, name: str, key: paramiko.PKey, file: Path) -> None:
         digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
@@ -133,19 +135,17 @@ class HostKeyRefused(paramiko.SSHException):
 
 
 class VerifyHostKey(paramiko.MissingHostKeyPolicy):
-    """Judge the key of the server called `name`.
+    """Host key policy for the server `name`.
 
-    The SSH client itself is given no keys, so paramiko asks here each time. With `accept_new`, an
-    unknown key is written down; a changed one is refused all the same.
+    The SSH client itself has no keys, so paramiko calls this policy for every connection. With
+    `accept_new`, unknown keys are added; changed keys are refused all the same.
     """
 
-    def __init__(self, known: KnownHosts, name: str, *, accept_new: bool) -> None:
-        self._known, self._name, self._accept_new = known, name, accept_new
+    def __init__(self, known_hosts: KnownHosts, name: str, *, accept_new: bool) -> None:
+        self._known, self._name, self._accept_new = known_hosts, name, accept_new
 
     def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
-        """Return if the key is good; raises HostKeyRefused, or OSError if a new key cannot be
-        written down.
-        """
+        """Accept or add the key; raises HostKeyRefused, or OSError if it cannot be added."""
         verdict = self._known.judge(self._name, key.get_name(), key.asbytes())
         if verdict == "unknown" and self._accept_new:
             self._known.add(self._name, key.get_name(), key.asbytes())
@@ -153,12 +153,12 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
             raise HostKeyRefused(verdict, self._name, key, self._known.files[0])
 
     def prefer(self, transport: paramiko.Transport) -> None:
-        """Ask the server for a key of a type on file, so that one of another type is no change."""
-        known = [
+        """Prefer stored key types, so that a key of another type is not taken for a change."""
+        algorithms = [
             name
             for kind in self._known.types(self._name)
             for name in _ALGORITHMS.get(kind, (kind,))
         ]
         options = transport.get_security_options()
         offered = list(options.key_types)
-        options.key_types = sorted(offered, key=lambda name: name not in known)
+        options.key_types = sorted(offered, key=lambda name: name not in algorithms)

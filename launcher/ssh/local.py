@@ -1,4 +1,4 @@
-"""Run one command on this machine, with the same envelope and the same promises as on a node."""
+"""Commands on this machine, with the same envelope and guarantees as on a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.ssh.held import Running, Talk
 from launcher.ssh.output import OnLine, Output
 
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
-_POLL: Final = 0.5  # seconds between looks at whether such a child is all that is left
+_POLL: Final = 0.5  # seconds between checks for such a child
 _CHUNK: Final = 256 * 2**10
 
 
@@ -32,7 +32,7 @@ def run(
     on_line: OnLine | None = None,
     on_talk: Talk | None = None,
 ) -> Answer:
-    """Run `command` here and return its answer; arguments as for `channel.run`."""
+    """Run `command` on this machine and return its answer; arguments as for `channel.run`."""
     start = time.monotonic()
     out, err = Output.both(marker, on_line)
     line, stdin = envelope.of(command, marker=marker)
@@ -47,7 +47,7 @@ def run(
     unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     unsent.put(stdin + envelope.TRAILER if stdin else b"")
     threading.Thread(target=_feed, args=(process.stdin, unsent), name="stdin", daemon=True).start()
-    # `timeout`, which leads the group, hands the signal on to all of it
+    # `timeout`, which leads the group, forwards the signal to all of it
     with process, running.until_done(process.terminate):
         if on_talk is not None:
             on_talk(unsent.put)
@@ -73,7 +73,7 @@ def run(
 def _listen(
     process: subprocess.Popen[bytes], out: Output, err: Output, running: Running, *, deadline: float
 ) -> bool:
-    """Read until the process has ended or was stopped; False when the deadline came first."""
+    """Read until the process exits or is cancelled; False when the deadline comes first."""
     with selectors.DefaultSelector() as selector:
         for pipe, output in ((process.stdout, out), (process.stderr, err)):
             selector.register(pipe, selectors.EVENT_READ, output)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def _listen(
 
 
 def _feed(pipe: IO[bytes], unsent: queue.SimpleQueue[bytes | None]) -> None:
-    # the command may end without reading it all
+    # the command may exit without reading all of it
     with contextlib.suppress(OSError, ValueError):
         while (data := unsent.get()) is not None:
             view = memoryview(data)

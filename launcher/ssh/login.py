@@ -1,8 +1,8 @@
-"""Keys in the order in which they are offered to a server, loaded once for all nodes.
+"""Authentication keys in the order in which servers are offered them, loaded once for all nodes.
 
-The inventory's key comes first, then the agent's (those that the configuration names before the
-others), then files that the configuration names, or the usual ones. Servers stop listening after a
-few attempts, so the order matters.
+The inventory's key comes first, then the agent's (those named by the configuration before the
+others), then the key files of the configuration or OpenSSH's defaults. Servers accept only a few
+attempts (MaxAuthTries), so the order matters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launcher.ssh.openssh import Target, Terminal
 
 
 class KeyUnusable(paramiko.SSHException):
-    """A key file is missing, unreadable, encrypted, or not a key."""
+    """Key file that is missing, unreadable, encrypted, or not a key."""
 
     def __init__(self, path: str, problem: str, *, encrypted: bool = False) -> None:
         super().__init__(f"key {path} {problem}")
@@ -31,9 +31,7 @@ class KeyUnusable(paramiko.SSHException):
 
 
 class LoginRefused(paramiko.AuthenticationException):
-    """The server took none of the keys: `tried` names those offered, `locked` are those that could
-    not be opened.
-    """
+    """Rejection of all keys: `tried` names those offered, `locked` are those not decrypted."""
 
     def __init__(
         self, tried: Sequence[str], locked: Sequence[KeyUnusable], last: BaseException | None
@@ -43,9 +41,9 @@ class LoginRefused(paramiko.AuthenticationException):
 
 
 class Keys:
-    """Key files and agents, shared by all connections; asks for each passphrase at most once.
+    """Key files and agents, shared by all connections; prompts for each passphrase at most once.
 
-    `ask` is a block in which the user may be asked; None when that is impossible.
+    `ask` is a context in which the user may be prompted; None without a terminal.
     """
 
     def __init__(self, ask: Terminal | None = None) -> None:
@@ -55,8 +53,8 @@ class Keys:
         self._agents: dict[str, _Agent] = {}
 
     def login(self, target: Target, transport: paramiko.Transport) -> None:
-        """Authenticate; raises LoginRefused, KeyUnusable, or what paramiko raises when the
-        connection breaks.
+        """Authenticate; raises LoginRefused, KeyUnusable, or paramiko's errors for a broken
+        connection.
         """
         tried: list[str] = []
         locked: list[KeyUnusable] = []
@@ -64,15 +62,15 @@ class Keys:
         for name, key in self._candidates(target, locked):
             tried.append(name)
             try:
-                more = transport.auth_publickey(target.user, key)
+                further_methods = transport.auth_publickey(target.user, key)
             except paramiko.AuthenticationException as error:
                 last = error
                 if transport.is_active() and not isinstance(error, paramiko.BadAuthenticationType):
                     continue
                 break
-            if not more:
+            if not further_methods:
                 return
-            last = PartialAuthentication(list(more))
+            last = PartialAuthentication(list(further_methods))
             break
         raise LoginRefused(tried, locked, last)
 
@@ -86,20 +84,22 @@ class Keys:
     def _candidates(
         self, target: Target, locked: list[KeyUnusable]
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Return the keys to offer, with their names; files are opened when it is their turn."""
-        agent = {key.asbytes(): key for key in self._from_agent(target.agent)}
+        """Yield the keys to offer, with their names; opens each file only when it is needed."""
+        agent_keys = {key.asbytes(): key for key in self._from_agent(target.agent)}
         files = (target.identity,) if target.identity else target.keys
-        held = {file: agent.pop(_public(file)) for file in files if _public(file) in agent}
-        for file, key in held.items():
+        matched_keys = {
+            file: agent_keys.pop(_public(file)) for file in files if _public(file) in agent_keys
+        }
+        for file, key in matched_keys.items():
             yield f"{file} (agent)", key
-        left = [file for file in files if file not in held]
+        remaining_files = [file for file in files if file not in matched_keys]
         if target.identity:
-            yield from self._from_files(left, locked, required=True)
+            yield from self._from_files(remaining_files, locked, required=True)
         if not target.only_keys:
-            for key in agent.values():
+            for key in agent_keys.values():
                 yield f"agent key {key.comment or key.get_name()}", key
         if not target.identity:
-            yield from self._from_files(left, locked, required=False)
+            yield from self._from_files(remaining_files, locked, required=False)
 
     def _from_files(
         self, files: Sequence[str], locked: list[KeyUnusable], *, required: bool
@@ -136,7 +136,7 @@ class Keys:
         with self._ask():
             passphrase = getpass.getpass(f"Passphrase of {path}: ").encode()
         try:
-            # The library wants bytes here, whatever its annotation says.
+            # paramiko requires bytes here, despite its annotation.
             return paramiko.PKey.from_path(path, passphrase)  # type: ignore[arg-type]
         except (paramiko.SSHException, ValueError, TypeError):
             return KeyUnusable(
@@ -144,7 +144,7 @@ class Keys:
             )
 
     def _from_agent(self, path: str) -> Sequence[AgentKey]:
-        """Return the keys of an agent; one that does not answer holds none."""
+        """Return the keys of an agent; none when it does not answer."""
         with self._lock:
             if path and path not in self._agents:
                 self._agents[path] = _Agent(path)
@@ -152,7 +152,7 @@ class Keys:
 
 
 class _Agent(AgentSSH):
-    """paramiko's agent client for a given socket, made safe to share: one question at a time."""
+    """Thread-safe version of paramiko's agent client, for a given socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

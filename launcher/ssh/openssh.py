@@ -1,7 +1,7 @@
-"""OpenSSH's client on this machine: it reads the configuration and passes jump hosts.
+"""OpenSSH's client on this machine, for its configuration and for jump hosts.
 
-`ssh -G` resolves `~/.ssh/config`; the inventory's values are options of that command, so they win.
-`ssh -W` carries a connection through a jump host, with OpenSSH's own keys, agents and questions.
+`ssh -G` resolves `~/.ssh/config`; the inventory's values are passed as options, so they take
+precedence. `ssh -W` tunnels through a jump host with OpenSSH's own keys, agents and prompts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Terminal = Callable[[], AbstractContextManager[None]]
 
 _TIMEOUT: Final = 10.0  # seconds, unless the inventory says otherwise (`connect_timeout`)
 _CONFIG_TIMEOUT: Final = 30.0  # seconds for `ssh -G`: `Match exec` runs commands
-_TYPING: Final = 120.0  # seconds for a login in which the user is asked something
-_REMEMBERED: Final = 5.0  # seconds for which a jump host that failed is not tried again
+_TYPING: Final = 120.0  # seconds for a login that may prompt the user
+_REMEMBERED: Final = 5.0  # seconds before a failed jump host is tried again
 
-# The login ends with this process: its end closes the input. Ctrl-C is not for the login.
+# Closing the input, also by the death of this process, ends the login. Ctrl-C must not reach it.
 _MASTER: Final = (
     'trap "" INT; exec 3<&0; ssh "$@" </dev/null & p=$!; { read -r x <&3; kill $p; } 2>/dev/null &'
     " wait $p"
 )
-# Lines without a reason.
+# Lines that give no reason.
 _NOISE: Final = re.compile(
     "terminating, .* bad configuration|^Connection closed by UNKNOWN|^kex_exchange_identification"
     "|^stdio forwarding failed|^Host key verification failed|^Warning: |^\\*\\* "
@@ -45,26 +45,26 @@ _NOISE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A node's login, as the inventory and the configuration of ssh describe it."""
+    """Login of a node, resolved from the inventory and the ssh configuration."""
 
     node: str
     host: str
     port: int
     user: str
-    ssh: str  # the command that makes the same connection
+    ssh: str  # equivalent command line
     jump: str = ""  # as `ssh -J` takes it
     proxy: str = ""  # a `ProxyCommand`
-    identity: str = ""  # the inventory's key
-    keys: tuple[str, ...] = ()  # the configuration's keys, or the usual ones
+    identity: str = ""  # key from the inventory
+    keys: tuple[str, ...] = ()  # keys from the configuration, or OpenSSH's defaults
     only_keys: bool = False
-    agent: str = ""  # its socket
+    agent: str = ""  # socket
     known_hosts: tuple[Path, ...] = ()
     alias: str = ""  # `HostKeyAlias`
     timeout: float = _TIMEOUT
 
     @property
     def known_as(self) -> str:
-        """The name in known_hosts files."""
+        """Name in known_hosts files."""
         return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
 
     @property
@@ -74,10 +74,10 @@ class Target:
 
 
 def resolve(node: Node) -> Target:
-    """Return how to log in to a node; raises ConnectError."""
+    """Resolve the login of a node; raises ConnectError."""
     ssh = node.ssh
-    given = {"-l": ssh.user, "-p": ssh.port, "-J": ssh.jump, "-i": ssh.identity}
-    options = [word for flag, value in given.items() if value for word in (flag, str(value))]
+    overrides = {"-l": ssh.user, "-p": ssh.port, "-J": ssh.jump, "-i": ssh.identity}
+    options = [part for flag, value in overrides.items() if value for part in (flag, str(value))]
     settings: dict[str, list[str]] = {}
     for line in _configuration(node, options).splitlines():
         key, _, value = line.partition(" ")
@@ -94,7 +94,7 @@ def resolve(node: Node) -> Target:
         return re.sub("%([%hnprud])", lambda token: tokens[token[1]], text)
 
     agent = first("identityagent") if "identityagent" in settings else "SSH_AUTH_SOCK"
-    known = (ssh.known_hosts,) if ssh.known_hosts else first("userknownhostsfile").split()
+    user_files = (ssh.known_hosts,) if ssh.known_hosts else first("userknownhostsfile").split()
     return Target(
         node=node.name,
         host=host,
@@ -108,7 +108,8 @@ def resolve(node: Node) -> Target:
         only_keys=first("identitiesonly") == "yes",
         agent=os.environ.get("SSH_AUTH_SOCK", "") if agent == "SSH_AUTH_SOCK" else agent,
         known_hosts=tuple(
-            Path(file).expanduser() for file in (*known, *first("globalknownhostsfile").split())
+            Path(file).expanduser()
+            for file in (*user_files, *first("globalknownhostsfile").split())
         ),
         alias=first("hostkeyalias"),
         timeout=ssh.connect_timeout or _TIMEOUT,
@@ -118,7 +119,7 @@ def resolve(node: Node) -> Target:
 def _configuration(node: Node, options: Sequence[str]) -> str:
     hint, evidence = f"ssh -G {node.host}", ""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["ssh", "-G", "-T", *options, "--", node.host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -127,10 +128,10 @@ def _configuration(node: Node, options: Sequence[str]) -> str:
             timeout=_CONFIG_TIMEOUT,
             check=False,
         )
-        if not done.returncode:
-            return done.stdout
+        if not result.returncode:
+            return result.stdout
         message = f"ssh cannot use its configuration for {node.host}"
-        evidence = _message(done.stderr) or f"exit status {done.returncode}"
+        evidence = _message(result.stderr) or f"exit status {result.returncode}"
     except FileNotFoundError:
         message = "the program `ssh` is not installed on this machine"
         hint = "sudo apt-get install openssh-client"
@@ -140,24 +141,24 @@ def _configuration(node: Node, options: Sequence[str]) -> str:
 
 
 def _message(errors: Path | str) -> str:
-    """Return the last line that gives a reason, of a text or of a file."""
+    """Return the last line that gives a reason, from a text or a file."""
     text = errors if isinstance(errors, str) else errors.read_text("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in reversed(lines) if not _NOISE.search(line)), "".join(lines[-1:]))
 
 
 class ProxyFailed(Exception):
-    """The program that should carry a connection failed; the text is its last line."""
+    """Failure of a ProxyCommand or `ssh -W`; the text is its last line."""
 
 
 class JumpFailed(Exception):
-    """The login to a jump host failed; the text is the last line of ssh."""
+    """Failed login to a jump host; the text is the last line of ssh."""
 
 
 class Proxy(socket.socket):
-    """A connection that a program carries: the other end is its standard input and output.
+    """Socket connected to the standard input and output of a program.
 
-    Closing it ends the program. Its standard error goes to the file `errors`.
+    Closing it ends the program. The file `errors` receives the program's standard error.
     """
 
     def __init__(self, argv: Sequence[str], errors: Path) -> None:
@@ -171,7 +172,7 @@ class Proxy(socket.socket):
             )
 
     def failure(self) -> ProxyFailed | None:
-        """Return the error of a program that failed by itself; the connection is closed."""
+        """Close the connection and return the error of a program that failed by itself."""
         self.close()
         if self._process.returncode in (0, -signal.SIGKILL):
             return None
@@ -188,20 +189,20 @@ class Proxy(socket.socket):
 
 
 def words(jump: str) -> list[str]:
-    """Return the words after `ssh` for the last of the jump hosts."""
+    """Return the arguments of `ssh` for the last of the jump hosts."""
     first, _, last = jump.rpartition(",")
     return [*(("-J", first) if first else ()), f"ssh://{last}"]
 
 
 class JumpHost:
-    """One login to a jump host, which all nodes behind it share (`ControlMaster`).
+    """Login to a jump host, shared by all nodes behind it (`ControlMaster`).
 
     Args:
         jump: as for `ssh -J`.
         options: further options of ssh.
-        path: its control socket; its messages are written beside it.
-        ask: a block in which OpenSSH may ask the user; None when that is impossible.
-        timeout: seconds for each connection.
+        path: control socket; messages are written next to it.
+        ask: context in which OpenSSH may prompt the user; None without a terminal.
+        timeout: seconds per connection.
     """
 
     def __init__(
@@ -217,11 +218,11 @@ class JumpHost:
 
     def open(self, target: Target, errors: Path) -> Proxy:
         """Open a connection to a node through the jump host."""
-        there = ["-W", f"[{target.host}]:{target.port}", *self._there]
-        return Proxy(["ssh", *self._options, "-oBatchMode=yes", *there], errors)
+        forward = ["-W", f"[{target.host}]:{target.port}", *self._there]
+        return Proxy(["ssh", *self._options, "-oBatchMode=yes", *forward], errors)
 
     def login(self) -> None:
-        """Log in, unless that is done; raises JumpFailed."""
+        """Log in if necessary; raises JumpFailed."""
         if self._process is not None and self._process.poll() is None:
             return
         until, message = self._failed
@@ -233,7 +234,7 @@ class JumpHost:
             raise JumpFailed(message)
 
     def _login(self) -> str:
-        """Log in and return "", or the reason why that failed."""
+        """Log in; return the reason for a failure, else an empty string."""
         self.close()
         self._path.unlink(missing_ok=True)
         options = ["-M", "-N", "-oControlPersist=no", "-oClearAllForwardings=yes", *self._options]
@@ -245,7 +246,7 @@ class JumpHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=file,
-                start_new_session=not self._ask,  # without a terminal, no program asks
+                start_new_session=not self._ask,  # without a terminal, no program can prompt
                 env=os.environ | ({} if self._ask else {"SSH_ASKPASS_REQUIRE": "never"}),
             )
         deadline = time.monotonic() + self._deadline
@@ -254,10 +255,10 @@ class JumpHost:
                 return ""
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.02)
-        late = process.poll() is None
+        timed_out = process.poll() is None
         message = _message(errors)
         self.close()
-        if late:
+        if timed_out:
             return message or f"no answer within {self._deadline:g}s"
         return message or f"exit status {process.returncode}"
 

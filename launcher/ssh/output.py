@@ -1,26 +1,24 @@
-"""What a command says: kept up to a limit, from the marker on, whole lines handed over as they come
-when someone follows.
-"""
+"""Output of a command after the marker, buffered up to a limit or passed on line by line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-LIMIT: Final = 8 * 2**20  # bytes kept of each stream of one command
-LONGEST_LINE: Final = 2**20  # bytes of one line that is followed
+LIMIT: Final = 8 * 2**20  # bytes buffered per stream of one command
+LONGEST_LINE: Final = 2**20  # bytes passed on of one line
 TRUNCATED: Final = "\n…[truncated]"
-_NOISE: Final = 64 * 2**10  # bytes looked through for the marker
+_NOISE: Final = 64 * 2**10  # bytes searched for the marker
 
-OnLine = Callable[[str, bool], None]  # a line, and True for one of standard error
+OnLine = Callable[[str, bool], None]  # a line, and True if it is from standard error
 
 
 class Output:
     """One stream of one command.
 
     Args:
-        marker: the line before which everything is a login shell's noise.
-        on_line: called with each line instead of keeping it.
+        marker: the line that ends the login shell's own output.
+        on_line: called with each line, which is then not buffered.
     """
 
     def __init__(self, marker: str, on_line: Callable[[str], None] | None = None) -> None:
@@ -32,7 +30,7 @@ class Output:
 
     @classmethod
     def both(cls, marker: str, on_line: OnLine | None) -> tuple[Output, Output]:
-        """Return the standard output and the standard error of a command."""
+        """Create the standard output and the standard error of a command."""
         if on_line is None:
             return cls(marker), cls(marker)
         return cls(marker, lambda text: on_line(text, False)), cls(
@@ -41,15 +39,15 @@ class Output:
 
     @property
     def started(self) -> bool:
-        """True once the marker has come: the command began."""
+        """True once the marker has arrived: the command has started."""
         return self._started
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         if not self._started:
             self._kept += data
-            _, found, rest = self._kept.partition(self._marker)
-            if not found:
+            _, separator, rest = self._kept.partition(self._marker)
+            if not separator:
                 del self._kept[:-_NOISE]
                 return
             self._started, self._kept, data = True, bytearray(), bytes(rest)
@@ -62,8 +60,8 @@ class Output:
             self._kept += data[:room]
 
     def end(self) -> str:
-        """Return the text kept; the noise itself when the command never started, for it then says
-        why.
+        """Return the buffered text; if the command never started, the login shell's output, which
+        usually shows the reason.
         """
         if self._lines is not None and self._started:
             self._lines.end()
@@ -72,7 +70,7 @@ class Output:
 
 
 class Lines:
-    """Bytes as whole lines of text; of a line that is too long the beginning counts.
+    """Splitter of bytes into lines of text; truncates long lines.
 
     Args:
         on_line: called with each line, without its line break.
@@ -83,7 +81,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         *whole, rest = data.split(b"\n")
         for line in whole:
             self._keep(line)
@@ -92,7 +90,7 @@ class Lines:
         self._keep(rest)
 
     def end(self) -> None:
-        """Hand over a last line that has no line break."""
+        """Pass on a last line that has no line break."""
         if self._rest:
             self._on_line(_text(self._rest))
             self._rest.clear()

@@ -1,4 +1,4 @@
-"""A local TCP port that leads to an address as a node sees it, for endpoints behind a firewall."""
+"""Local TCP port forwarded to an address that a node can reach, for endpoints behind a firewall."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 64 * 2**10
 _CONNECT_TIMEOUT: Final = 15.0
-_EVERY: Final = 1.0  # seconds between looks at the SSH connection
+_EVERY: Final = 1.0  # seconds between checks of the SSH connection
 
 
 class Tunnel:
-    """Listens on 127.0.0.1 until closed; `port` is where.
+    """Listener on 127.0.0.1:`port`, until closed.
 
     Args:
         node: its name, for errors.
@@ -51,9 +51,7 @@ class Tunnel:
         self.close()
 
     def wait(self) -> None:
-        """Carry connections until the caller is interrupted; raises NodeError when the SSH
-        connection ends.
-        """
+        """Block until interrupted; raises NodeError when the SSH connection ends."""
         never = threading.Event()
         while self._transport is None or self._transport.is_active():
             never.wait(_EVERY)
@@ -64,7 +62,7 @@ class Tunnel:
         )
 
     def close(self) -> None:
-        """Stop listening and drop the connections in it."""
+        """Stop listening and drop open connections."""
         for stream in list(self._open):
             with contextlib.suppress(OSError, EOFError):
                 stream.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -74,22 +72,22 @@ class Tunnel:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                here, origin = self._listener.accept()
-                threading.Thread(target=self._carry, args=(here, origin), daemon=True).start()
+                client, origin = self._listener.accept()
+                threading.Thread(target=self._carry, args=(client, origin), daemon=True).start()
 
-    def _carry(self, here: socket.socket, origin: tuple[str, int]) -> None:
-        with contextlib.closing(here):
+    def _carry(self, client: socket.socket, origin: tuple[str, int]) -> None:
+        with contextlib.closing(client):
             try:
-                there = self._connect(origin)
-            except Exception:  # whatever it was, the caller sees its connection close
+                remote = self._connect(origin)
+            except Exception:  # the client sees its connection close, whatever the error
                 return
-            with contextlib.closing(there):
-                self._open |= {here, there}
-                back = threading.Thread(target=_pump, args=(there, here), daemon=True)
-                back.start()
-                _pump(here, there)
-                back.join()
-                self._open -= {here, there}
+            with contextlib.closing(remote):
+                self._open |= {client, remote}
+                reply_thread = threading.Thread(target=_pump, args=(remote, client), daemon=True)
+                reply_thread.start()
+                _pump(client, remote)
+                reply_thread.join()
+                self._open -= {client, remote}
 
     def _connect(self, origin: tuple[str, int]) -> Any:
         if self._transport is None:
