@@ -214,7 +214,7 @@ def main() -> int:
     children.allow_files()
     agent = Agent(args)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: agent.told.append(got))
+        signal.signal(number, lambda received, _: agent.told.append(received))
     code = agent.run()
     sys.stdout.flush()
     os._exit(code)  # a query that waits for Ray or vLLM must not hold the container

@@ -44,20 +44,20 @@ class Replica(NamedTuple):
     error: str
 
 
-def complete(where: Where) -> FirstAnswer | Refusal:
+def complete(target: Where) -> FirstAnswer | Refusal:
     """Ask for a completion, or whatever else the model gives; of several replicas, every one."""
-    status, text = api.api(where, "/v1/models", timeout=min(10.0, where.timeout))
+    status, text = api.api(target, "/v1/models", timeout=min(10.0, target.timeout))
     if status != 200:
         return Refusal(status=status, error=text[:500] or "no answer")
     model = str(json.loads(text)["data"][0]["id"])
-    before = finished(where) if where.engines > 1 else {}
+    before = finished(target) if target.engines > 1 else {}
     started = time.monotonic()
-    attempt = ask(where, model)
+    attempt = ask(target, model)
     task, seconds = attempt.task.name, round(time.monotonic() - started, 3)
     fields, error = _parse(attempt)
     if error:
         return Refusal(status=attempt.status, error=error[:500], task=task)
-    answers = replicas(where, attempt.task, model, before) if where.engines > 1 else []
+    answers = replicas(target, attempt.task, model, before) if target.engines > 1 else []
     if any(answer.error for answer in answers):
         errors = (
             f"replica {number} gave no answer: {answer.error}"
@@ -66,8 +66,8 @@ def complete(where: Where) -> FirstAnswer | Refusal:
         )
         status = max((answer.status for answer in answers if answer.status != 200), default=0)
         return Refusal(status=status, error="; ".join(errors)[:500], task=task)
-    every = tuple(answer.seconds for answer in answers)
-    return FirstAnswer(model=model, task=task, seconds=seconds, replicas=every, **fields)
+    replica_seconds = tuple(answer.seconds for answer in answers)
+    return FirstAnswer(model=model, task=task, seconds=seconds, replicas=replica_seconds, **fields)
 
 
 def _parse(attempt: Attempt) -> tuple[dict[str, str], str]:
@@ -75,9 +75,9 @@ def _parse(attempt: Attempt) -> tuple[dict[str, str], str]:
     if attempt.status != 200:
         return {}, attempt.text or "no answer"
     if not attempt.task.generates:
-        came = attempt.task.came(attempt.text)
-        error = "" if came else f"no answer of {attempt.task.path}: {attempt.text[:200]}"
-        return {"came": came, "refused": attempt.refused[:500]}, error
+        description = attempt.task.came(attempt.text)
+        error = "" if description else f"no answer of {attempt.task.path}: {attempt.text[:200]}"
+        return {"came": description, "refused": attempt.refused[:500]}, error
     answer = json.loads(attempt.text)
     tokens = (answer.get("usage") or {}).get("completion_tokens", 0)
     fingerprint = str(answer.get("system_fingerprint") or "")
@@ -85,26 +85,26 @@ def _parse(attempt: Attempt) -> tuple[dict[str, str], str]:
     return fields, "" if tokens else "a completion without a token"
 
 
-def ask(where: Where, model: str) -> Attempt:
+def ask(target: Where, model: str) -> Attempt:
     """Ask a model for a chat, a plain completion, or as one that does not generate: the first task
     that fits decides, whatever its answer.
     """
-    for way in (task.CHAT, task.COMPLETION):
-        attempt = _ask(where, way, model)
+    for candidate in (task.CHAT, task.COMPLETION):
+        attempt = _ask(target, candidate, model)
         if not attempt.unfit:
             return attempt
-    return other(where, model)
+    return other(target, model)
 
 
-def other(where: Where, model: str) -> Attempt:
+def other(target: Where, model: str) -> Attempt:
     """Ask a model that does not generate: the first task with an answer is its own.
 
     Where none has: the error of one that is broken, else the answer of `/health`. Silence proves
     nothing about a model that transcribes, whatever its answer.
     """
     refusals = list[Attempt]()
-    for way in task.OTHERS:
-        attempt = _ask(where, way, model)
+    for candidate in task.OTHERS:
+        attempt = _ask(target, candidate, model)
         if attempt.status in (0, 200, 401, 403):
             return attempt
         if not attempt.unfit:
@@ -112,15 +112,15 @@ def other(where: Where, model: str) -> Attempt:
     for refusal in refusals:
         if refusal.status >= 500 and refusal.task is not task.TRANSCRIPTION:
             return refusal
-    health = _ask(where, task.HEALTH, model)
-    texts = [f"{one.task.path}: {one.status} {one.text[:200]}" for one in refusals]
+    health = _ask(target, task.HEALTH, model)
+    texts = [f"{refusal.task.path}: {refusal.status} {refusal.text[:200]}" for refusal in refusals]
     refused = "; ".join(texts) or "it has no route that we know"
     return Attempt(task.HEALTH, health.status, health.text, refused)
 
 
-def _ask(where: Where, way: Task, model: str) -> Attempt:
-    body = way.body(model, where.prompt, where.max_tokens)
-    return Attempt(way, *api.api(where, way.path, body, where.timeout))
+def _ask(target: Where, model_task: Task, model: str) -> Attempt:
+    body = model_task.body(model, target.prompt, target.max_tokens)
+    return Attempt(model_task, *api.api(target, model_task.path, body, target.timeout))
 
 
 def content(choice: Mapping[str, Any], of_chat: str) -> Any:
@@ -128,44 +128,44 @@ def content(choice: Mapping[str, Any], of_chat: str) -> Any:
     return choice.get("text") or (choice.get(of_chat) or {}).get("content") or ""
 
 
-def finished(where: Where) -> dict[int, float]:
+def finished(target: Where) -> dict[int, float]:
     """Return how many requests each replica has finished, by its number among all of the server's;
     empty where vLLM does not count.
     """
     counts: dict[int, float] = {}
-    for labels, number in api.samples(api.api(where, "/metrics")[1], "vllm:request_success_total"):
+    for labels, number in api.samples(api.api(target, "/metrics")[1], "vllm:request_success_total"):
         if labels.get("engine", "").isdigit():
             replica = int(labels["engine"])
             counts[replica] = counts.get(replica, 0.0) + number
     return counts
 
 
-def replicas(where: Where, task: Task, model: str, before: dict[int, float]) -> list[Replica]:
+def replicas(target: Where, task: Task, model: str, before: dict[int, float]) -> list[Replica]:
     """Ask every replica at once; one has answered when a request came back and its own count of
     finished ones has grown.
 
     Where vLLM chooses the replica, an answer is one of all: it is unknown whose it was.
     """
-    body = task.body(model, where.prompt, where.max_tokens)
+    body = task.body(model, target.prompt, target.max_tokens)
 
     def ask_one(number: int) -> Replica:
         started = time.monotonic()
-        status, text = api.api(where, task.path, body, where.timeout, number)
+        status, text = api.api(target, task.path, body, target.timeout, number)
         error = "" if status == 200 else text[:500] or "no answer"
         return Replica(status, round(time.monotonic() - started, 3), error)
 
-    with ThreadPoolExecutor(where.engines) as pool:
-        answers = list(pool.map(ask_one, range(where.engines)))
+    with ThreadPoolExecutor(target.engines) as pool:
+        answers = list(pool.map(ask_one, range(target.engines)))
     # vLLM counts nothing (`--disable-log-stats`), or chooses: the answers have to do.
     if not before or not task.steered:
         return answers
     came = 1 + sum(answer.status == 200 for answer in answers)
-    grown = [0.0] * where.engines
+    grown = [0.0] * target.engines
 
     def counted() -> bool:
-        counts = finished(where)
-        for number in range(where.engines):
-            replica = where.first + number
+        counts = finished(target)
+        for number in range(target.engines):
+            replica = target.first + number
             grown[number] = counts.get(replica, 0.0) - before.get(replica, 0.0)
         return all(count > 0 for count in grown) or sum(grown) >= came
 

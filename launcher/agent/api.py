@@ -90,23 +90,25 @@ def request(
     return answer
 
 
-def ray(where: Where, path: str, body: object = None, timeout: float = PATIENCE) -> object:
+def ray(target: Where, path: str, body: object = None, timeout: float = PATIENCE) -> object:
     """Return the JSON of Ray's dashboard; None for an empty answer."""
-    port, secret = where.dashboard, "RAY_AUTH_TOKEN"
+    port, secret = target.dashboard, "RAY_AUTH_TOKEN"
     with request("127.0.0.1", port, path, secret, body, timeout) as answer:
         text = answer.read().decode()
         return json.loads(text) if text else None
 
 
 def rows(
-    where: Where, table: str, timeout: float = PATIENCE, **filters: str
+    target: Where, table: str, timeout: float = PATIENCE, **filters: str
 ) -> list[dict[str, Any]]:
     """Return the rows of one of Ray's tables; raises ValueError for any other answer."""
-    chosen = "".join(
+    query_filters = "".join(
         f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}"
         for key, value in filters.items()
     )
-    answer: Any = ray(where, f"/api/v0/{table}?detail=1&limit=10000{chosen}", timeout=timeout)
+    answer: Any = ray(
+        target, f"/api/v0/{table}?detail=1&limit=10000{query_filters}", timeout=timeout
+    )
     try:
         listed: list[dict[str, Any]] = answer["data"]["result"]["result"]
     except (KeyError, TypeError):
@@ -115,10 +117,10 @@ def rows(
 
 
 def api(
-    where: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
+    target: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
 ) -> tuple[int, str]:
     """Return status and text of vLLM's answer; 0 when nothing listens or it takes too long."""
-    host, port, secret = where.api_host, where.api, "VLLM_API_KEY"
+    host, port, secret = target.api_host, target.api, "VLLM_API_KEY"
     try:
         with request(host, port, path, secret, body, timeout, engine) as answer:
             return answer.status, answer.read().decode(errors="replace")
@@ -137,10 +139,10 @@ def reachable(host: str, port: int) -> bool:
         return False
 
 
-def until(true: Callable[[], object], seconds: float) -> None:
+def until(condition: Callable[[], object], seconds: float) -> None:
     """Wait until a condition holds, or for so many seconds."""
     deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.3)
 
 
@@ -175,11 +177,11 @@ _PROGRESS = re.compile(
 )
 
 
-def counters(where: Where, timeout: float = 5.0) -> Counters | None:
+def counters(target: Where, timeout: float = 5.0) -> Counters | None:
     """Return vLLM's counters; None when they do not come in time, or there are none
     (`--disable-log-stats`).
     """
-    status, text = api(where, "/metrics", timeout=timeout)
+    status, text = api(target, "/metrics", timeout=timeout)
     return read_counters(text) if status == 200 else None
 
 
@@ -193,7 +195,7 @@ def read_counters(text: str) -> Counters | None:
         return sum(number for _, number in samples(text, name))
 
     try:
-        counted = Counters(
+        parsed = Counters(
             progress=tuple(lines),
             running=int(total("vllm:num_requests_running")),
             waiting=int(total("vllm:num_requests_waiting")),
@@ -205,7 +207,7 @@ def read_counters(text: str) -> Counters | None:
             ),
             held=capacity(text),
         )
-        return records.read(Counters, asdict(counted), "answer of vLLM")
+        return records.read(Counters, asdict(parsed), "answer of vLLM")
     except (ValueError, OverflowError):
         return None
 
@@ -222,9 +224,9 @@ def capacity(text: str) -> dict[str, str]:
     """
     replicas = [labels for labels, _ in samples(text, "vllm:cache_config_info")]
     names = ("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks", "block_size")
-    held = {name: labels[name] for labels in replicas[:1] for name in names if name in labels}
+    sizes = {name: labels[name] for labels in replicas[:1] for name in names if name in labels}
     for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):
         with contextlib.suppress(KeyError, ValueError):
             if len(replicas) > 1:
-                held[name] = str(sum(number(labels[name]) for labels in replicas))
-    return held
+                sizes[name] = str(sum(number(labels[name]) for labels in replicas))
+    return sizes

@@ -99,12 +99,12 @@ class Api:
         that does not rest.
         """
         probe, waits = self.probe, dict(self.probe.asking)
-        word = _word(status)
+        noun = _word(status)
         texts = set()
         for key, (age, code, text) in probe.failing.items():
             waits[key] = max(age, waits.get(key, 0.0))
-            how = f"our own {word} was answered with {code}" if code else f"no {word} for us"
-            texts.add(f"{how}: {text}")
+            problem = f"our own {noun} was answered with {code}" if code else f"no {noun} for us"
+            texts.add(f"{problem}: {text}")
         self.failing = "; ".join(sorted(texts))
         if probe.rests or not probe.answers or status.state != "ready":
             self.steps.forget(now)
@@ -192,7 +192,7 @@ class Apis:
         firsts = [api.first for api in self._apis if isinstance(api.first, FirstAnswer)]
         if len(firsts) < len(self._apis):
             refusals = [api.first for api in self._apis if isinstance(api.first, Refusal)]
-            return max(refusals, key=lambda one: one.times, default=None)
+            return max(refusals, key=lambda refusal: refusal.times, default=None)
         if len(firsts) == 1:
             return firsts[0]
         seconds = tuple(s for first in firsts for s in first.replicas or (first.seconds,))
@@ -220,18 +220,18 @@ class Apis:
         )
         failed = sum(c.failed for c in counters)
         self._oldest = min(api.counted for api in self._apis)
-        soon = self._oldest - self.spec.policy.canary
-        answers = all(api.last_answer >= soon and not api.asking for api in self._apis)
+        recent = self._oldest - self.spec.policy.canary
+        is_answering = all(api.last_answer >= recent and not api.asking for api in self._apis)
         # the queue has grown since it was well, and nothing has failed
-        queues = self._well is not None and others > self._well[0] and failed == self._well[1]
+        is_queueing = self._well is not None and others > self._well[0] and failed == self._well[1]
         self._counted = others, failed
-        if answers or queues:
+        if is_answering or is_queueing:
             self._well = self._counted
         tokens, newest = sum(c.tokens for c in counters), max(api.counted for api in self._apis)
-        before, had = self._tokens or (newest - 1, tokens)
-        if newest - before >= 1:
+        previous_time, previous = self._tokens or (newest - 1, tokens)
+        if newest - previous_time >= 1:
             self._tokens = newest, tokens
-            rate = round(max(0.0, tokens - had) / (newest - before), 1)
+            rate = round(max(0.0, tokens - previous) / (newest - previous_time), 1)
             status.load = Load(running=running, waiting=waiting, tokens_per_s=rate)
 
     def rests(self) -> str:

@@ -261,31 +261,33 @@ def compare(
     """
     pairs: list[_Pair] = []
     unknown: list[str] = []
-    busy: list[str] = []
+    busy_gpus: list[str] = []
     for node, names in ranks.items():
         first, second = before.get(node), after.get(node)
         if first is None or second is None or not _apart(first, second):
             unknown.append(f"{node}: not inspected twice")
             continue
-        matched, lacking = _pairs(node, first, second, names, replica)
+        matched, incomplete = _pairs(node, first, second, names, replica)
         pairs += matched
-        unknown += lacking
-        busy += _busy(node, first, second) if replica is None else []
-    moved = [f"{pair.name} on {pair.node}: {how}" for pair in pairs if (how := pair.moved)]
+        unknown += incomplete
+        busy_gpus += _busy(node, first, second) if replica is None else []
+    movements = [
+        f"{pair.name} on {pair.node}: {movement}" for pair in pairs if (movement := pair.moved)
+    ]
     flows = [] if replica is not None else list(_flows(before, after, ranks))
-    moved += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
+    movements += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
     notes = [note for node in ranks for note in _notes(node, after.get(node))]
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
-    if not moved and not unknown:
-        unknown = _long_step(pairs, busy)
-    culprit = None if moved or unknown else _culprit(pairs)
+    if not movements and not unknown:
+        unknown = _long_step(pairs, busy_gpus)
+    culprit = None if movements or unknown else _culprit(pairs)
     return Finding(
-        progress=True if moved else None if unknown or not pairs else False,
+        progress=True if movements else None if unknown or not pairs else False,
         rank=culprit.name if culprit else "",
         node=culprit.node if culprit else "",
         gpu=_gpu_of(culprit.after) if culprit else "",
         frame=culprit.after.frames[0] if culprit else "",
-        observations=(*moved, *unknown, *_describe(pairs), *idle, *notes),
+        observations=(*movements, *unknown, *_describe(pairs), *idle, *notes),
         stacks=tuple(_stacks(pairs)),
     )
 
@@ -296,26 +298,26 @@ def _pairs(
     """Return a node's ranks that both samples have with a stack, and what is lacking."""
     earlier = {rank.pid: rank for rank in first.ranks}
     seconds = second.at - first.at
-    pairs, lacking = [], []
+    pairs, incomplete = [], []
     present = {rank.pid for rank in second.ranks}
-    lacking += [
+    incomplete += [
         f"{name} on {node}: no process" for pid, name in names.items() if pid not in present
     ]
     for rank in second.ranks:
         name = names.get(rank.pid) or rank.rank or f"process {rank.pid}"
-        own = re.search(r"\bDP(\d+)", name)
-        if replica is not None and own and int(own[1]) != replica:
+        replica_of_rank = re.search(r"\bDP(\d+)", name)
+        if replica is not None and replica_of_rank and int(replica_of_rank[1]) != replica:
             continue
         pair = _Pair(name, node, earlier.get(rank.pid, Rank(pid=rank.pid)), rank, seconds)
         if not rank.frames or not pair.before.frames:
             if not rank.engine:
                 why = rank.why or pair.before.why or "not sampled twice"
-                lacking.append(f"{name} on {node}: no stack: {why}")
+                incomplete.append(f"{name} on {node}: no stack: {why}")
             continue
         pairs.append(pair)
     if not any(not rank.engine for rank in second.ranks):
-        lacking.append(f"{node}: it has no rank")
-    return pairs, lacking
+        incomplete.append(f"{node}: it has no rank")
+    return pairs, incomplete
 
 
 def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
@@ -343,14 +345,14 @@ def _long_step(pairs: Sequence[_Pair], busy: Sequence[str]) -> list[str]:
     others waiting, and their GPUs spinning.
     """
     ranks = [pair for pair in pairs if not pair.after.engine]
-    own = (f"{pair.node}'s GPU {_gpu_of(pair.after)}" for pair in ranks if pair.gpu_computes)
-    if busy := [*busy, *own]:
-        more = f" and {len(busy) - 1} more compute" if len(busy) > 1 else " computes"
-        return [f"{busy[0]}{more}, as in one long step"]
-    together = len(ranks) > 1 and all(
+    rank_gpus = (f"{pair.node}'s GPU {_gpu_of(pair.after)}" for pair in ranks if pair.gpu_computes)
+    if busy := [*busy, *rank_gpus]:
+        verb = f" and {len(busy) - 1} more compute" if len(busy) > 1 else " computes"
+        return [f"{busy[0]}{verb}, as in one long step"]
+    all_compute = len(ranks) > 1 and all(
         pair.kind in (OPERATOR, OWN) and pair.core >= _BUSY for pair in ranks
     )
-    return ["all ranks compute, as in one long step"] if together else []
+    return ["all ranks compute, as in one long step"] if all_compute else []
 
 
 def _flows(
@@ -374,10 +376,10 @@ def _describe(pairs: Sequence[_Pair]) -> Iterable[str]:
     groups: dict[str, list[_Pair]] = {}
     for pair in pairs:
         groups.setdefault(_doing(pair), []).append(pair)
-    for doing, group in groups.items():
+    for activity, group in groups.items():
         names = [f"{pair.name} on {pair.node}{_load(pair)}" for pair in group[:_NAMED]]
-        more = f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
-        yield f"{', '.join(names)}{more}: {doing}"
+        omitted = f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
+        yield f"{', '.join(names)}{omitted}: {activity}"
 
 
 def _doing(pair: _Pair) -> str:
@@ -398,17 +400,17 @@ def _doing(pair: _Pair) -> str:
 
 def _load(pair: _Pair) -> str:
     """Return what a rank uses, in brackets; empty where that is nothing."""
-    words = [f"{pair.core:.0%} of a core"] if pair.core >= _BUSY else []
-    words += [f"GPU {gpu.get('index')}{_gpu(gpu)}" for gpu in pair.after.gpus]
-    return f" ({', '.join(words)})" if words else ""
+    parts = [f"{pair.core:.0%} of a core"] if pair.core >= _BUSY else []
+    parts += [f"GPU {gpu.get('index')}{_gpu(gpu)}" for gpu in pair.after.gpus]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:
     load, memory, power = (_figure(gpu, name) for name in ("utilization", "memory", "power_w"))
-    words = [f" at {load:g} %"] if load is not None else []
-    words += [f"memory {memory:g} %"] if memory is not None else []
-    words += [f"{power:g} W"] if power is not None else []
-    return ", ".join(words)
+    parts = [f" at {load:g} %"] if load is not None else []
+    parts += [f"memory {memory:g} %"] if memory is not None else []
+    parts += [f"{power:g} W"] if power is not None else []
+    return ", ".join(parts)
 
 
 def _computes(gpu: Mapping[str, Any]) -> bool:
@@ -418,8 +420,8 @@ def _computes(gpu: Mapping[str, Any]) -> bool:
 
 
 def _spins(gpu: Mapping[str, Any]) -> bool:
-    known = all(_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w"))
-    return known and (_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
+    is_complete = all(_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w"))
+    return is_complete and (_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
 
 
 def _figure(gpu: Mapping[str, Any], name: str) -> float | None:
@@ -444,6 +446,6 @@ def _stacks(pairs: Sequence[_Pair]) -> Iterable[str]:
     for pair in pairs:
         groups.setdefault(pair.after.frames, []).append(f"{pair.name} on {pair.node}")
     for frames, names in groups.items():
-        cut = [f"  … {len(frames) - _SHOWN} more"] if len(frames) > _SHOWN else []
+        omitted = [f"  … {len(frames) - _SHOWN} more"] if len(frames) > _SHOWN else []
         lines = [f"  {frame[:120]}" for frame in frames[:_SHOWN]]
-        yield "\n".join((f"{', '.join(names)}:", *lines, *cut))
+        yield "\n".join((f"{', '.join(names)}:", *lines, *omitted))

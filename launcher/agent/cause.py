@@ -58,8 +58,8 @@ class Raised:
 
 def telling(line: str, before: str = "") -> bool:
     """True for a line that may say why an engine died; `before` is the line above it."""
-    tells = _TELLING.search(line) or _INVALID.search(before)
-    return bool(tells) and not _TALK.search(line)
+    is_error = _TELLING.search(line) or _INVALID.search(before)
+    return bool(is_error) and not _TALK.search(line)
 
 
 def root(lines: Iterable[str], *, reports: bool = False) -> str:
@@ -75,9 +75,9 @@ def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
     With `reports`, the first that only reports another has to do where there is nothing else.
     """
     ranked: list[tuple[bool, bool, Raised]] = []
-    kept = [_ESCAPES.sub("", line) for line in lines]
+    plain_lines = [_ESCAPES.sub("", line) for line in lines]
     remote, head = None, 0
-    for number, line in enumerate(kept):
+    for number, line in enumerate(plain_lines):
         if match := _REMOTE.search(line):
             remote, head = match, number
             continue
@@ -89,24 +89,26 @@ def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
             continue
         if match := _RAISED.search(line):
             before = line[: match.start(1)]
-            text, below = _detail(match[1].strip(), kept[number + 1 : number + 3])
+            text, below = _detail(match[1].strip(), plain_lines[number + 1 : number + 3])
             process, address = _process(before, remote)
             start = head if remote else number
             raised = Raised(text[:LONGEST], process, address, start, number + below)
             ranked.append((bool(_CONSEQUENCE.search(text)), "Worker" not in before, raised))
     # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
-    consequence, _, first = min(ranked, key=lambda one: one[:2], default=(True, False, None))
+    consequence, _, first = min(
+        ranked, key=lambda candidate: candidate[:2], default=(True, False, None)
+    )
     return first if reports or not consequence else None
 
 
 def _process(before: str, remote: re.Match[str] | None) -> tuple[str, str]:
     """Return the name of the process that wrote a line, and its node's address."""
     names = list(_PROCESS.finditer(before))
-    own = remote or (names[-1] if names else None)
-    if own is None:
+    writer = remote or (names[-1] if names else None)
+    if writer is None:
         return "", ""
-    address = own[3] or next((name[3] for name in names if name[3]), "")
-    return f"{own[1]} pid={own[2]}", address
+    address = writer[3] or next((name[3] for name in names if name[3]), "")
+    return f"{writer[1]} pid={writer[2]}", address
 
 
 def _detail(raised: str, after: Sequence[str]) -> tuple[str, int]:

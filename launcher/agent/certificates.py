@@ -45,15 +45,17 @@ class Certificates:
 
     def _made(self) -> ssl.SSLContext:
         """Make a context that accepts the CA's certificates only; raises OSError or ValueError."""
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
-        made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3
-        made.verify_mode = ssl.CERT_REQUIRED
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT
+        )
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
         if self._server:
-            made.num_tickets = 0  # a resumed session would not be verified again
-        made.load_verify_locations(self._ca)
+            context.num_tickets = 0  # a resumed session would not be verified again
+        context.load_verify_locations(self._ca)
         # else OpenSSL prompts for the password of an encrypted key
-        made.load_cert_chain(self._certificate, password=_no_password)
-        return made
+        context.load_cert_chain(self._certificate, password=_no_password)
+        return context
 
 
 def _version(path: str) -> object:

@@ -34,21 +34,21 @@ def main() -> None:
         _print(error)
 
 
-def _chat(where: Where, messages: list[dict[str, str]]) -> dict[str, Any] | None:
+def _chat(target: Where, messages: list[dict[str, str]]) -> dict[str, Any] | None:
     """Stream one answer; return the error, if there is one."""
-    status, text = api(where, "/v1/models")
+    status, text = api(target, "/v1/models")
     if status != 200:
         return {"error": text[:500], "status": status}
     model = json.loads(text)["data"][0]["id"]
-    body = {"model": model, "max_tokens": where.max_tokens, "stream": True}
-    error = _stream(where, task.CHAT.path, {**body, "messages": messages})
+    body = {"model": model, "max_tokens": target.max_tokens, "stream": True}
+    error = _stream(target, task.CHAT.path, {**body, "messages": messages})
     if error is None or not task.no_chat(error["status"], error["error"]):
         return error
-    error = _stream(where, task.COMPLETION.path, {**body, "prompt": messages[-1]["content"]})
+    error = _stream(target, task.COMPLETION.path, {**body, "prompt": messages[-1]["content"]})
     if error is None or not task.unfit(error["status"], error["error"]):
         return error
-    other = answer.other(where, model)
-    return {**error, "task": other.task.name, "model": model}
+    attempt = answer.other(target, model)
+    return {**error, "task": attempt.task.name, "model": model}
 
 
 def _end_with_input() -> None:
@@ -61,11 +61,11 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _stream(where: Where, path: str, body: object) -> dict[str, Any] | None:
+def _stream(target: Where, path: str, body: object) -> dict[str, Any] | None:
     """Print each piece of an answer as it comes; return the error, if there is one."""
-    host, port = where.api_host, where.api
+    host, port = target.api_host, target.api
     try:
-        with request(host, port, path, "VLLM_API_KEY", body, where.timeout) as response:
+        with request(host, port, path, "VLLM_API_KEY", body, target.timeout) as response:
             for piece in _pieces(response):
                 if "error" in piece:
                     return {"status": 500, "error": json.dumps(piece["error"])[:500]}

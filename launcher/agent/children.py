@@ -29,10 +29,10 @@ def allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def spawn(argv: Sequence[str], **more: Any) -> subprocess.Popen[bytes]:
+def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a program that whoever calls will wait for: `reap` leaves it alone until `forget`."""
     with _lock:  # it may have ended before its number is known
-        process = subprocess.Popen(argv, **more)
+        process = subprocess.Popen(argv, **options)
         _own.add(process.pid)
     return process
 
@@ -73,11 +73,11 @@ def reap() -> None:
     """Take leave of orphans that have ended; nobody else waits for them."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
         with _lock:
-            if found is None or found.si_pid in _own:
+            if child is None or child.si_pid in _own:
                 return
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(found.si_pid, os.WNOHANG)
+                os.waitpid(child.si_pid, os.WNOHANG)

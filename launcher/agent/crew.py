@@ -215,9 +215,9 @@ def site(
                 answer = lead.exchange(name, report, transport)
             finally:
                 lock.release()
-        except ValueError as why:
-            log.say(f"refused a report from {request.remote}: {str(why)[:300]}")
-            refusal = web.Response(text=str(why), status=403)
+        except ValueError as error:
+            log.say(f"refused a report from {request.remote}: {str(error)[:300]}")
+            refusal = web.Response(text=str(error), status=403)
             refusal.force_close()
             return refusal
         return web.Response(body=records.as_bytes(answer), content_type="application/json")

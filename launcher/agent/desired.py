@@ -124,7 +124,7 @@ class Desired:
         """The processes that answer requests: one that balances them over all replicas, or, where
         somebody outside of vLLM does that (hybrid and external load balancing), each.
         """
-        return tuple(each for each in self.processes if each.answers) or self.processes[:1]
+        return tuple(process for process in self.processes if process.answers) or self.processes[:1]
 
     @property
     def api_node(self) -> str:
@@ -137,19 +137,19 @@ class Desired:
         """
         if self.replicas == 1:
             return range(0)
-        first, held = (0, self.replicas) if len(self.apis) == 1 else process.replicas
-        return range(first, first + held)
+        first, count = (0, self.replicas) if len(self.apis) == 1 else process.replicas
+        return range(first, first + count)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes whose agents a start needs: those of the processes, then of the ranks."""
-        return tuple(dict.fromkeys((*(each.node for each in self.processes), *self.places)))
+        return tuple(dict.fromkeys((*(process.node for process in self.processes), *self.places)))
 
     @property
     def reach(self) -> tuple[str, ...]:
         """The nodes where something of it may run: Ray places ranks on whichever it likes."""
-        more = self.addresses if self.backend == "ray" else ()
-        return tuple(dict.fromkeys((*self.nodes, *more)))
+        ray_nodes = self.addresses if self.backend == "ray" else ()
+        return tuple(dict.fromkeys((*self.nodes, *ray_nodes)))
 
 
 def read(data: Any) -> Desired:

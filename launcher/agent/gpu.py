@@ -53,14 +53,14 @@ class Gpu:
     unified: bool = False
 
 
-def look(chosen: Sequence[int] | None = None) -> list[Gpu]:
+def look(indices: Sequence[int] | None = None) -> list[Gpu]:
     """Return this container's GPUs, or the chosen ones; none where nobody can say. Raises Lost."""
     code, out = children.run(_GPUS, _TIMEOUT)
-    if OUTDATED in out or any(words in out for words in _LOST):
+    if OUTDATED in out or any(error in out for error in _LOST):
         raise Lost(out.strip().splitlines()[0][:200])
     rows = [row for row in map(_words, out.splitlines()) if len(row) == 4 and row[0].isdigit()]
     gpus = list(_amd()) if code == 127 else [_gpu(row) for row in rows if code == 0]
-    return [gpu for gpu in gpus if chosen is None or gpu.index in chosen]
+    return [gpu for gpu in gpus if indices is None or gpu.index in indices]
 
 
 def _gpu(row: Sequence[str]) -> Gpu:
@@ -76,26 +76,28 @@ def _amd() -> Iterator[Gpu]:
     """Yield AMD's GPUs whose render nodes the container has, in the order of the KFD's topology."""
     nodes, index = glob.glob(f"{_ROOT}sys/class/kfd/kfd/topology/nodes/*/properties"), 0
     for node in sorted(nodes, key=lambda path: int(path.split("/")[-2])):
-        says = dict(re.findall(r"(\w+) (\d+)", _text(node)))
-        name = f"renderD{says.get('drm_render_minor', '0')}"
+        properties = dict(re.findall(r"(\w+) (\d+)", _text(node)))
+        name = f"renderD{properties.get('drm_render_minor', '0')}"
         if os.path.exists(f"{_ROOT}dev/dri/{name}"):
             device = f"sys/class/drm/{name}/device"
             # What an APU counts as its own is a small part of what programs get.
-            memory = "mem_info_vram" if says.get("cpu_cores_count", "0") == "0" else "-"
-            total, used = (_number(_text(f"{device}/{memory}_{at}")) for at in ("total", "used"))
+            memory = "mem_info_vram" if properties.get("cpu_cores_count", "0") == "0" else "-"
+            total, used = (
+                _number(_text(f"{device}/{memory}_{figure}")) for figure in ("total", "used")
+            )
             total, used = (size and size / (1 << 20) for size in (total, used))
             yield Gpu(index, "", total, used)
             index += 1
 
 
-def room(share: float, chosen: Sequence[int] | None, count: int) -> tuple[int | None, str]:
+def room(share: float, indices: Sequence[int] | None, count: int) -> tuple[int | None, str]:
     """Return how many GPUs have the memory free that vLLM will claim, None where nobody can say,
     and, where these are fewer than `count`, which one has not, and who holds it. Raises Lost.
 
     vLLM claims `share` of a GPU's whole memory (`--gpu-memory-utilization`) and ends when that much
     is not free. A GPU whose memory is unknown counts as free.
     """
-    gpus = look(chosen)
+    gpus = look(indices)
     full = [gpu for gpu in gpus if _full(gpu, share)]
     free = len(gpus) - len(full)
     if not full or free >= count:
@@ -117,8 +119,10 @@ def _held(gpu: Gpu) -> str:
     used = f"{(gpu.used or 0) / 1024:.1f} of {(gpu.total or 0) / 1024:.1f} GiB in use"
     has = "shares the host's memory," if gpu.unified else "has"
     apps = sorted((app for app in _apps() if app[0] == gpu.uuid), key=lambda app: app[3])
-    who = [f", by {app[2] or 'a process'} (pid {app[1]}, {app[3] / 1024:.1f} GiB)" for app in apps]
-    return f"GPU {gpu.index} {has} {used}{''.join(who[-1:])}"
+    users = [
+        f", by {app[2] or 'a process'} (pid {app[1]}, {app[3] / 1024:.1f} GiB)" for app in apps
+    ]
+    return f"GPU {gpu.index} {has} {used}{''.join(users[-1:])}"
 
 
 def _apps() -> list[tuple[str, str, str, float]]:
@@ -127,12 +131,14 @@ def _apps() -> list[tuple[str, str, str, float]]:
     """
     code, out = children.run(_APPS, _TIMEOUT)
     rows = [row for row in map(_words, out.splitlines()) if len(row) == 4] if code == 0 else []
-    named = [(row[0], row[1], row[2].replace("[Not Found]", "a process"), row[3]) for row in rows]
-    return [(uuid, pid, name, _number(size) or 0.0) for uuid, pid, name, size in named]
+    processes = [
+        (row[0], row[1], row[2].replace("[Not Found]", "a process"), row[3]) for row in rows
+    ]
+    return [(uuid, pid, name, _number(size) or 0.0) for uuid, pid, name, size in processes]
 
 
 def _words(line: str) -> list[str]:
-    return [word.strip() for word in line.split(",")]
+    return [field.strip() for field in line.split(",")]
 
 
 def _text(path: str) -> str:

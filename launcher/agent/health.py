@@ -86,14 +86,14 @@ def quiet_after(longest: float) -> float:
     return min(max(_QUIET[0], _QUIET[1] * longest), _LATEST)
 
 
-def quiet(still: float, longest: float) -> bool:
+def quiet(stalled: float, longest: float) -> bool:
     """True when no step has ended for long enough to warn, and to inspect the ranks."""
-    return still > quiet_after(longest)
+    return stalled > quiet_after(longest)
 
 
-def suspect(still: float, longest: float) -> bool:
+def suspect(stalled: float, longest: float) -> bool:
     """True when no step has ended for so long that the engine hangs, if its ranks do not move."""
-    return still > max(_SUSPECT[0], _SUSPECT[1] * longest)
+    return stalled > max(_SUSPECT[0], _SUSPECT[1] * longest)
 
 
 def verdict(state: str, faults: int) -> str:

@@ -86,8 +86,8 @@ class Inspection:
             self._number += 1
             sample = {"number": self._number, "at": round(began, 1), **look(target)}
             with contextlib.suppress(ValueError):  # a file may have a name that is no text
-                read = records.read(Sample, sample, "inspection")
-                self.sample = read if self._target is not None else None
+                parsed = records.read(Sample, sample, "inspection")
+                self.sample = parsed if self._target is not None else None
             pause = (time.monotonic() - began) / _SHARE
             self._wake.wait(min(max(EVERY, pause), _SELDOM))
 
@@ -96,7 +96,10 @@ def look(target: Target) -> dict[str, Any]:
     """Take one sample."""
     processes = list(_processes(target))
     all_gpus = _gpus(target)
-    gpus, helpers = _by_rank(target, processes, all_gpus), _helpers({one.pid for one in processes})
+    gpus, helpers = (
+        _by_rank(target, processes, all_gpus),
+        _helpers({rank.pid for rank in processes}),
+    )
     return {
         "bytes": _bytes(),
         "gpus": all_gpus if not gpus and target.count >= len(all_gpus) else [],
@@ -171,8 +174,8 @@ def _dump(pid: int) -> tuple[Mapping[str, Any], str]:
             threads = json.loads(out[out.index("[") :]) if code == 0 else []
         except ValueError:
             threads = []
-        if code == 0 and (chosen := _chosen(threads)):
-            return chosen, ""
+        if code == 0 and (thread := _chosen(threads)):
+            return thread, ""
         why = out.strip().splitlines()[0][:200] if code and out.strip() else "unreadable"
         if code == 124:
             break
@@ -184,12 +187,12 @@ def _chosen(threads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     any.
     """
     stacks = [(thread, [_frame(frame) for frame in thread["frames"]]) for thread in threads]
-    working = [
+    ranked = [
         (blame.kind(frames, _line(thread["frames"][0])), thread)
         for thread, frames in stacks
         if blame.works(frames)
     ]
-    return max(working, key=lambda ranked: ranked[0])[1] if working else {}
+    return max(ranked, key=lambda pair: pair[0])[1] if ranked else {}
 
 
 def _frame(frame: Mapping[str, Any]) -> str:
@@ -213,8 +216,8 @@ def _counters(pid: int, thread: int) -> dict[str, Any]:
     }
     folder = f"/proc/{pid}/task/{thread}"
     with contextlib.suppress(OSError, ValueError, IndexError):
-        words = _text(f"{folder}/stat").rpartition(")")[2].split()
-        counters["state"], counters["ticks"] = words[0], int(words[11]) + int(words[12])
+        fields = _text(f"{folder}/stat").rpartition(")")[2].split()
+        counters["state"], counters["ticks"] = fields[0], int(fields[11]) + int(fields[12])
         switches = dict(re.findall(r"(\w+)_ctxt_switches:\s+(\d+)", _text(f"{folder}/status")))
         counters["voluntary"] = int(switches["voluntary"])
         counters["involuntary"] = int(switches["nonvoluntary"])
@@ -230,9 +233,9 @@ def _helpers(pids: Collection[int]) -> dict[int, int]:
     used = dict[int, int]()
     for path in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(ValueError, IndexError):
-            words = _text(path).rpartition(")")[2].split()
+            fields = _text(path).rpartition(")")[2].split()
             pid = int(path.split("/")[2])
-            parents[pid], counts = int(words[1]), [int(word) for word in words[11:15]]
+            parents[pid], counts = int(fields[1]), [int(field) for field in fields[11:15]]
             # of a rank only what its children had used when they ended
             used[pid] = sum(counts[2:] if pid in ticks else counts)
     for pid, count in used.items():
@@ -248,19 +251,21 @@ def _bytes() -> dict[str, list[int]]:
     """Return bytes received and sent, by network interface and by port of an RDMA card."""
     interfaces = {}
     for name, counts in re.findall(r"^\s*(\S+?):\s*(.*)$", _text("/proc/net/dev"), re.MULTILINE):
-        words = counts.split()
-        interfaces[name] = [int(words[0]), int(words[8])]
+        fields = counts.split()
+        interfaces[name] = [int(fields[0]), int(fields[8])]
     for port in glob.glob("/sys/class/infiniband/*/ports/*"):
-        words = [_text(f"{port}/counters/port_{way}_data").strip() for way in ("rcv", "xmit")]
-        if all(word.isdigit() for word in words):  # in units of four bytes
-            interfaces["/".join(port.split("/")[4::2])] = [4 * int(word) for word in words]
+        fields = [
+            _text(f"{port}/counters/port_{direction}_data").strip() for direction in ("rcv", "xmit")
+        ]
+        if all(field.isdigit() for field in fields):  # in units of four bytes
+            interfaces["/".join(port.split("/")[4::2])] = [4 * int(field) for field in fields]
     return interfaces
 
 
 def _gpus(target: Target) -> list[dict[str, Any]]:
     """Return the load and power of the GPUs that the ranks may use, where `nvidia-smi` answers."""
     code, out = children.run(_NVIDIA, _DUMP)
-    rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
+    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines()]
     gpus = [
         {"index": int(row[0]), **dict(zip(_LOAD, map(_number, row[1:]), strict=True))}
         for row in rows
@@ -270,7 +275,7 @@ def _gpus(target: Target) -> list[dict[str, Any]]:
 
 
 def _by_rank(
-    target: Target, processes: Sequence[_Process], own: Sequence[dict[str, Any]]
+    target: Target, processes: Sequence[_Process], gpus: Sequence[dict[str, Any]]
 ) -> dict[int, list[dict[str, Any]]]:
     """Return the GPU of every rank, where it is known.
 
@@ -280,9 +285,9 @@ def _by_rank(
     workers = [
         rank.pid for rank in processes if not rank.engine and rank.title.startswith("VLLM::")
     ]
-    if target.pids or len(workers) > len(own):
+    if target.pids or len(workers) > len(gpus):
         return {}
-    return {pid: [gpu] for pid, gpu in zip(workers, own, strict=False)}
+    return {pid: [gpu] for pid, gpu in zip(workers, gpus, strict=False)}
 
 
 def _ask_nccl() -> list[str]:

@@ -196,8 +196,8 @@ class Supervision:
             return False
         if not replaced:
             nodes = ", ".join(absent)
-            left = f"{nodes} could not be asked: what runs there ends when it is back"
-            self._set("stopped", left if absent else "")
+            remark = f"{nodes} could not be asked: what runs there ends when it is back"
+            self._set("stopped", remark if absent else "")
             say(f"{self.name}: stopped {self.status.doing}")
         return True
 
@@ -239,8 +239,8 @@ class Supervision:
         if replaced or status.ready_at is None:
             self._set("stopping", what)
         else:
-            lasted = status.written - status.ready_at >= _UNHURT
-            self._fail(Trouble(9, what, node=self.lead.name), at_once=lasted)
+            was_stable = status.written - status.ready_at >= _UNHURT
+            self._fail(Trouble(9, what, node=self.lead.name), at_once=was_stable)
 
     # --- the states
 
@@ -248,8 +248,8 @@ class Supervision:
         """Start when the nodes have what the engine needs."""
         spec, status = self.spec, self.status
         status.generation = max(status.generation, self._needs.latest(spec))
-        if lacking := self._needs.lacking(spec, status, self._view, self._reserved):
-            self._doing(lacking)
+        if reason := self._needs.lacking(spec, status, self._view, self._reserved):
+            self._doing(reason)
             return
         faults.reached(status, "whole", self.clock.time())
         status.generation += 1
@@ -320,14 +320,14 @@ class Supervision:
         """Write a spec that has answered to the history, for `vlaunch rollback`, with its capacity,
         for `vlaunch plan`, and its longest step.
         """
-        status, held = self.status, self.status.held.get(self.spec.api_node, {})
-        known = held, round(status.longest_step)
-        if known == self._known or status.ready_at is None:
+        status, capacity = self.status, self.status.held.get(self.spec.api_node, {})
+        facts = capacity, round(status.longest_step)
+        if facts == self._known or status.ready_at is None:
             return
-        self._known = known
+        self._known = facts
         longest = round(status.longest_step, 1)
         newest = state.Answered(
-            at=status.ready_at, desired=self.spec, held=held, longest_step=longest
+            at=status.ready_at, desired=self.spec, held=capacity, longest_step=longest
         )
         with contextlib.suppress(OSError):
             state.note_answered(newest, self.folder)
@@ -346,8 +346,10 @@ class Supervision:
         if status.next_start is None:
             self._set("waiting", _LOOKS)
         elif status.ready_at is None or cap == 0:
-            why = last.summary if last else "it ended"
-            self._give_up("failed", f"it never answered: {why}" if status.ready_at is None else why)
+            reason = last.summary if last else "it ended"
+            self._give_up(
+                "failed", f"it never answered: {reason}" if status.ready_at is None else reason
+            )
             say(f"{self.name}: FAILED: {status.doing}")
         elif status.restarts_left == 0:
             what = last.what if last else ""
@@ -368,12 +370,12 @@ class Supervision:
         self._explain = None
         return True
 
-    def _give_up(self, to: str, why: str) -> None:
+    def _give_up(self, state_name: str, reason: str) -> None:
         """Start no more: it has failed or has given up, until the next `vlaunch serve`."""
         self.status.next_start = None
         if self._reserved is not None:
             self._reserved.release()
-        self._set(to, why)
+        self._set(state_name, reason)
 
     def _pause(self) -> None:
         """Wait, longer after each start that did not last: the cause may still be there."""
@@ -389,9 +391,11 @@ class Supervision:
         """True when nothing of the engine runs on any node that can be reached; one that comes back
         later ends it then.
         """
-        here = [node for node in self.spec.reach if self.lead.here(node)]
-        reports = [self.lead.report(node, self.name) for node in here]
-        return all(map(self.lead.settled, here)) and all(report.state == IDLE for report in reports)
+        connected = [node for node in self.spec.reach if self.lead.here(node)]
+        reports = [self.lead.report(node, self.name) for node in connected]
+        return all(map(self.lead.settled, connected)) and all(
+            report.state == IDLE for report in reports
+        )
 
     def _judge(self) -> None:
         """Decide whether the engine is dead, once several signs of one death are there."""
@@ -419,12 +423,12 @@ class Supervision:
         status.verdict, status.reason = health.together(status.endpoints)
         if stall.verdict:
             status.verdict, status.reason = stall.verdict, stall.reason
-            hung = EndpointHealth(verdict=stall.verdict, reason=stall.reason)
+            endpoint = EndpointHealth(verdict=stall.verdict, reason=stall.reason)
             quiet = (wait for wait in waits if health.quiet(wait.seconds, status.longest_step))
-            status.endpoints |= {wait.node: hung for wait in quiet}
-        gone = [node for node in self.spec.nodes if not self.lead.fresh(node)]
-        away = f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
-        status.warning = "; ".join(filter(None, (monitor.apis.warning(status), away)))
+            status.endpoints |= {wait.node: endpoint for wait in quiet}
+        silent = [node for node in self.spec.nodes if not self.lead.fresh(node)]
+        remark = f"the agent of {', '.join(silent)} cannot be asked" if silent else ""
+        status.warning = "; ".join(filter(None, (monitor.apis.warning(status), remark)))
 
     def _fail(self, sign: Trouble, *, at_once: bool = False) -> None:
         """End what is left of the engine, and record why.
@@ -438,17 +442,17 @@ class Supervision:
             lasted = now - status.ready_at if ready and status.ready_at is not None else 0.0
             status.streak = 1 if lasted >= _LASTED else status.streak + 1
             pause = health.pause(policy.pause, policy.longest_pause, status.streak)
-        lost, trouble = None, sign
+        lost, cause = None, sign
         if ready and monitor is not None:
-            trouble = monitor.stall.judge(sign)
+            cause = monitor.stall.judge(sign)
             # vLLM counts requests when a step ends: those that came in a hang are not among them
-            lost = monitor.apis.lost() if trouble is sign else None
-        fault = faults.add(status, trouble, at=now, pause=pause, lost=lost)
+            lost = monitor.apis.lost() if cause is sign else None
+        fault = faults.add(status, cause, at=now, pause=pause, lost=lost)
         status.next_start = now + pause
         status.still, status.asking, status.warning, status.load = 0.0, 0.0, "", None
         say(f"{self.name}: {fault.summary}; {_ENDS}")
         view, ranks = self._view, monitor.ranks if monitor is not None else []
-        if trouble is sign and view is not None and ranks and not fault.rank:
+        if cause is sign and view is not None and ranks and not fault.rank:
             self._explain = Background(lambda: view.culprit(ranks, fault.evidence))
         self._troubles, status.ranks = [], {}
         self._set("stopping", _ENDS)
@@ -464,18 +468,18 @@ class Supervision:
         generation = self.status.generation + (phase == PREPARE)
         return orders.for_nodes(self.spec, phase, generation, self.monitor, self._reserved)
 
-    def _doing(self, what: str) -> None:
-        if what != self.status.doing:
-            say(f"{self.name}: {what}")
-            self._set(self.status.state, what)
+    def _doing(self, activity: str) -> None:
+        if activity != self.status.doing:
+            say(f"{self.name}: {activity}")
+            self._set(self.status.state, activity)
 
-    def _set(self, to: str, doing: str = "") -> None:
-        changed = to != self.status.state
+    def _set(self, state_name: str, doing: str = "") -> None:
+        changed = state_name != self.status.state
         if changed:
             self.status.since = self.clock.time()
-        if to != "waiting":
+        if state_name != "waiting":
             self.status.resumes = ""
-        self.status.state, self.status.doing = to, doing
+        self.status.state, self.status.doing = state_name, doing
         self._save(durable=changed)
 
     def _save(self, *, durable: bool = True) -> None:
@@ -483,12 +487,12 @@ class Supervision:
         status, cap, now = self.status, self.spec.policy.restarts, self.clock.time()
         status.restarts = [at for at in status.restarts if at >= now - self.spec.policy.window]
         status.restarts_left = None if cap is None else max(0, cap - len(status.restarts))
-        runs = self.monitor if status.state in ("starting", "ready") else None
-        status.alive = runs.living(status) if runs is not None else {}
+        monitor = self.monitor if status.state in ("starting", "ready") else None
+        status.alive = monitor.living(status) if monitor is not None else {}
         if status.state != "ready":
-            leaves = self._stopping is not None and status.state not in OVER
+            is_stopping = self._stopping is not None and status.state not in OVER
             verdict = health.verdict(status.state, status.fault_count)
-            status.verdict = "stopping" if leaves else verdict
+            status.verdict = "stopping" if is_stopping else verdict
             status.reason, status.endpoints, status.wedge = status.doing, {}, None
         status.written, self._saved = now, self.clock.monotonic()
         path = state.path(self.name, state.OBSERVED, self.folder)

@@ -60,10 +60,10 @@ class Page:
         self._families = {
             name: Metric(
                 f"vlaunch_{name.removesuffix('_total')}",
-                about,
+                description,
                 "counter" if name.endswith("_total") else "gauge",
             )
-            for name, about in HELP.items()
+            for name, description in HELP.items()
         }
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
@@ -112,7 +112,7 @@ def _network(page: Page, folder: str) -> None:
 
 
 def _server(page: Page, spec: Desired | None, status: Observed) -> None:
-    name, known = status.name, status.state == "ready"
+    name, is_ready = status.name, status.state == "ready"
     backend = spec.backend if spec is not None else ""
     page.add("server_info", 1, server=name, model=status.model, backend=backend, task=status.task)
     for state_ in STATES:
@@ -134,9 +134,9 @@ def _server(page: Page, spec: Desired | None, status: Observed) -> None:
         "server_recovery_seconds": last.ready_again_after if last else None,
         "server_canary_seconds": status.seconds,
         "server_canary_timestamp_seconds": status.answered,
-        "server_canary_waiting_seconds": status.asking if known else None,
-        "server_still_seconds": status.still if known else None,
-        "server_longest_step_seconds": status.longest_step if known else None,
+        "server_canary_waiting_seconds": status.asking if is_ready else None,
+        "server_still_seconds": status.still if is_ready else None,
+        "server_longest_step_seconds": status.longest_step if is_ready else None,
         "server_requests_running": load.running if load else None,
         "server_requests_waiting": load.waiting if load else None,
         "server_tokens_per_second": load.tokens_per_s if load else None,
@@ -145,7 +145,7 @@ def _server(page: Page, spec: Desired | None, status: Observed) -> None:
         page.add(metric, value, server=name)
     if spec is not None:
         for api in spec.apis:
-            page.add("endpoint_up", known, server=name, node=api.node, port=str(spec.port))
+            page.add("endpoint_up", is_ready, server=name, node=api.node, port=str(spec.port))
     for node, ranks in status.alive.items():
         for rank, lives in ranks.items():
             page.add("rank_up", lives, server=name, node=node, rank=rank)

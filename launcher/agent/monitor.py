@@ -48,7 +48,9 @@ class Monitor:
 
     def adopt(self) -> None:
         """Take up an engine that has run before: all of its processes have."""
-        self.launched |= {one.node: self.lead.boot_of(one.node) for one in self.spec.processes}
+        self.launched |= {
+            process.node: self.lead.boot_of(process.node) for process in self.spec.processes
+        }
 
     def update(self, status: Observed) -> bool:
         """Take the newest reports; True when each of its APIs has answered."""
@@ -82,12 +84,14 @@ class Monitor:
             status.ranks = placed(self.spec)
             return before != status.ranks
         self._query_ranks(self.view, status)
-        held: dict[str, set[str]] = {node: set() for node in self.spec.nodes}
+        names_by_node: dict[str, set[str]] = {node: set() for node in self.spec.nodes}
         for rank in self._holders:
-            held.setdefault(rank.node, set()).add(rank.name)
+            names_by_node.setdefault(rank.node, set()).add(rank.name)
         # Ray has them in any order.
-        if known := {node: sorted(names, key=by_number) for node, names in held.items() if names}:
-            status.ranks = known
+        if ranks := {
+            node: sorted(names, key=by_number) for node, names in names_by_node.items() if names
+        }:
+            status.ranks = ranks
         return before != status.ranks
 
     def _query_ranks(self, view: RayView, status: Observed) -> None:
@@ -124,29 +128,29 @@ class Monitor:
     def signs(self, status: Observed) -> list[Trouble]:
         """Return what says that it is dead."""
         signs = self._lost_processes(status.generation)
-        for node, held in status.ranks.items() if self.view is not None else ():
+        for node, names in status.ranks.items() if self.view is not None else ():
             self.launched.setdefault(node, self.lead.boot_of(node))
-            signs += self._away(node, " ".join(held))
+            signs += self._away(node, " ".join(names))
         signs += self._lost_ranks()
         several = len(self.spec.apis) > 1
         for node in self.apis.dead(status):
-            of, named = (f" of {node}", node) if several else ("", "")
-            sign = Trouble(1, f"the engine{of} says that it is dead", named)
+            suffix, sign_node = (f" of {node}", node) if several else ("", "")
+            sign = Trouble(1, f"the engine{suffix} says that it is dead", sign_node)
             signs.append(_explained(sign, self._report(node)))
         return [self._blamed(sign) for sign in signs] if several else signs
 
-    def _blamed(self, trouble: Trouble) -> Trouble:
+    def _blamed(self, sign: Trouble) -> Trouble:
         """Let a sign be about the node that it says was lost: replicas that compute together die of
         one another, and Gloo says of whom (`Connection closed by peer [10.0.0.2]:61130`).
         """
-        text = f"{trouble.cause}\n{trouble.evidence}"
+        text = f"{sign.cause}\n{sign.evidence}"
         for number, process in enumerate(self.spec.processes):
             address = re.escape(self.spec.addresses.get(process.node) or "-")
             closed = re.search(rf"closed by peer \[{address}\]", text)
-            if closed and process.node != trouble.node and "killed" not in trouble.what:
-                what = f"{trouble.what}: it has lost {process.node}"
-                return replace(trouble, what=what, node=process.node, rank=str(number))
-        return trouble
+            if closed and process.node != sign.node and "killed" not in sign.what:
+                what = f"{sign.what}: it has lost {process.node}"
+                return replace(sign, what=what, node=process.node, rank=str(number))
+        return sign
 
     def _lost_processes(self, generation: int) -> list[Trouble]:
         """Return which of its processes have ended, or cannot be queried."""
@@ -200,9 +204,9 @@ class Monitor:
             return []
         sign = Trouble(1, "vLLM goes on, though its ranks have ended")
         if len(lost) == 1:  # whose end was first, Ray may know
-            (one,) = lost
-            what = f"vLLM goes on, though its rank {one.name} has ended"
-            sign = Trouble(1, what, one.node, one.name, certain=True)
+            (rank,) = lost
+            what = f"vLLM goes on, though its rank {rank.name} has ended"
+            sign = Trouble(1, what, rank.node, rank.name, certain=True)
         return [_explained(sign, self._report(self.spec.api_node))]
 
 
@@ -210,12 +214,12 @@ def _ended(number: int, node: str, report: ServerReport) -> Trouble:
     """A killed process is nearer to the cause than one that ended by itself; the first one's own
     ends with any other. `node` is empty where it is the only one.
     """
-    how = report.ended or "was stopped"
-    weight = 4 if "killed" in how else 3 if number else 2
-    of, rank = (f"vLLM's process on {node}", str(number)) if node else ("vLLM", "")
-    return _explained(Trouble(weight, f"{of} {how}", node, rank), report)
+    outcome = report.ended or "was stopped"
+    weight = 4 if "killed" in outcome else 3 if number else 2
+    subject, rank = (f"vLLM's process on {node}", str(number)) if node else ("vLLM", "")
+    return _explained(Trouble(weight, f"{subject} {outcome}", node, rank), report)
 
 
-def _explained(trouble: Trouble, report: ServerReport) -> Trouble:
+def _explained(sign: Trouble, report: ServerReport) -> Trouble:
     """Add what a node's engine printed."""
-    return replace(trouble, evidence=report.evidence, cause=report.cause[:LONGEST])
+    return replace(sign, evidence=report.evidence, cause=report.cause[:LONGEST])

@@ -41,12 +41,12 @@ class Needs:
         busy = [node for node, report in reports.items() if report.state != IDLE]
         if busy:
             return f"waiting until the engine of {', '.join(busy)} has ended"
-        lacking = self._in_ray(view, status) if view is not None else ""
-        lacking = lacking or self._unprepared(spec, reports, status.generation + 1)
-        if not lacking and reserved is not None and not reserved.ready:
+        reason = self._in_ray(view, status) if view is not None else ""
+        reason = reason or self._unprepared(spec, reports, status.generation + 1)
+        if not reason and reserved is not None and not reserved.ready:
             # which GPUs they are must be known only where it is some of a node's
             return reserved.doing if spec.ray is not None and spec.ray.partial else ""
-        return lacking
+        return reason
 
     def _unprepared(
         self, spec: Desired, reports: Mapping[str, ServerReport], generation: int
@@ -87,9 +87,9 @@ class Needs:
             looks = 2 if status.fault_count else 1
             self._query = Background(lambda: view.lacking(looks))
         if not self._query.over:
-            known = status.doing and "agent" not in status.doing
-            return status.doing if known else "asking Ray for free GPUs"
+            is_reason = status.doing and "agent" not in status.doing
+            return status.doing if is_reason else "asking Ray for free GPUs"
         failed = "waiting for Ray's dashboard to answer" if self._query.error else ""
-        if lacking := failed or self._query.value or "":
+        if reason := failed or self._query.value or "":
             self._query, self._again = None, self.clock.monotonic() + _AGAIN
-        return lacking
+        return reason

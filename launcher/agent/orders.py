@@ -26,14 +26,14 @@ def for_nodes(
         # A process that has run once is only kept: an agent whose container was restarted must not
         # start it alone.
         launched = phase == RUN and monitor is not None and node in monitor.launched
-        own = process is not None and not launched
+        is_first_run = process is not None and not launched
         behind = spec.behind(process) if process else range(0)
         gpus = (reserved and reserved.gpus(node)) or process.gpus if process else None
-        some = gpus is not None and bool(spec.visible)
-        visible = {spec.visible: ",".join(map(str, gpus or ()))} if some else {}
+        has_gpu_list = gpus is not None and bool(spec.visible)
+        visible = {spec.visible: ",".join(map(str, gpus or ()))} if has_gpu_list else {}
         orders[node] = Order(
             generation=generation,
-            phase=phase if own or phase == PREPARE else KEEP,
+            phase=phase if is_first_run or phase == PREPARE else KEEP,
             argv=process.argv if process else (),
             env={**process.env, **visible} if process else {},
             grace=spec.policy.grace if process else Order.grace,

@@ -82,7 +82,10 @@ class Probe:
             max_tokens=_FIRST,
         )
         self.every, self.replicas = every, replicas
-        self._parts: dict[str, int | None] = {"": None, **{str(one): one for one in replicas}}
+        self._parts: dict[str, int | None] = {
+            "": None,
+            **{str(replica): replica for replica in replicas},
+        }
         self._task: Task | None = None  # as which the model has answered first
         self._body: object = None
         # by replica ("" for the whole): when the canary was sent that is on its way
@@ -169,8 +172,8 @@ class Probe:
 
     def _look(self, task: Task) -> None:
         """Send new canaries, and count."""
-        several = len(self.replicas) > 1 and task.steered
-        part = str(self.replicas[self._turn % len(self.replicas)]) if several else ""
+        has_replicas = len(self.replicas) > 1 and task.steered
+        part = str(self.replicas[self._turn % len(self.replicas)]) if has_replicas else ""
         self._turn += 1
         if part not in self._canaries and not self._over.is_set():
             began = self._canaries[part] = time.monotonic()
@@ -190,9 +193,9 @@ class Probe:
         replica = self._parts[part]
         # vLLM numbers those behind this API alone (`data_parallel_rank`,
         # v1/engine/input_processor.py)
-        place = None if replica is None else replica - self.where.first
+        engine = None if replica is None else replica - self.where.first
         try:
-            status, text = api.api(self.where, task.path, self._body, _PATIENCE, place)
+            status, text = api.api(self.where, task.path, self._body, _PATIENCE, engine)
         except SILENT as error:
             status, text = 0, f"{type(error).__name__}: {error}"
         # Also a refusal is an answer: the API key may have changed.
@@ -200,8 +203,8 @@ class Probe:
             self._seconds = time.monotonic() - began
             # Where vLLM chose the replica, it is unknown whose answer it is; and what is unknown is
             # not still.
-            for answered in self._parts if part == "" else ("", part):
-                self._note(answered)
+            for part_answered in self._parts if part == "" else ("", part):
+                self._note(part_answered)
             self._failing.pop(part, None)
         else:
             since = self._failing.get(part, (began, 0, ""))[0]
@@ -218,7 +221,7 @@ class Probe:
             self._counters, self._counted = counters, time.monotonic()
 
 
-def resting(where: Where, health: int, health_text: str) -> str:
+def resting(target: Where, health: int, health_text: str) -> str:
     """Return why a server stands still on purpose; empty when it does not, or does not say.
 
     `health` and `health_text` are the status and body of its `/health`. While vLLM rescales its
@@ -226,11 +229,11 @@ def resting(where: Where, health: int, health_text: str) -> str:
     """
     if health == 503 and "scaling" in health_text:
         return "it is being rescaled"
-    for path, key, words in _RESTS:
-        status, text = api.api(where, path, timeout=5)
+    for path, key, reason in _RESTS:
+        status, text = api.api(target, path, timeout=5)
         reply = json.loads(text) if status == 200 else None
         if isinstance(reply, dict) and reply.get(key) is True:
-            return words
+            return reason
     return ""
 
 

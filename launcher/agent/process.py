@@ -128,15 +128,15 @@ class Engine:
         late = time.monotonic() >= self._kill_at
         if self.state != STOPPING or (code is None and not late):
             return
-        left = self._left(process.pid)
-        if not left and code is not None:
+        remaining = self._left(process.pid)
+        if not remaining and code is not None:
             children.forget(process)
             self._process, self.state = None, IDLE
         elif late:
-            kill(left)
+            kill(remaining)
         elif not self._terminated:
             self._terminated = True
-            kill(left, signal.SIGTERM)
+            kill(remaining, signal.SIGTERM)
 
     @property
     def _mark(self) -> str:
@@ -144,11 +144,11 @@ class Engine:
 
     def _left(self, session: int) -> list[int]:
         """Return its living processes, also those that have left the session."""
-        own, words = os.getsid(0), f"{MARK}={self._mark}"
+        own_session, variable = os.getsid(0), f"{MARK}={self._mark}"
         return [
             pid
-            for pid, its in _processes()
-            if its == session or (its != own and _carries(pid, words))
+            for pid, pid_session in _processes()
+            if pid_session == session or (pid_session != own_session and _carries(pid, variable))
         ]
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
@@ -190,24 +190,24 @@ def lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def mark(what: str) -> str:
+def mark(suffix: str) -> str:
     """Return the value of MARK for processes of this agent: others may see the same processes."""
-    return f"{os.getpid()}.{what}"
+    return f"{os.getpid()}.{suffix}"
 
 
-def marked(what: str) -> list[int]:
+def marked(suffix: str) -> list[int]:
     """Return the processes that carry such a mark in their environment."""
-    return carrying(f"{MARK}={mark(what)}")
+    return carrying(f"{MARK}={mark(suffix)}")
 
 
-def carrying(words: str) -> list[int]:
+def carrying(variable: str) -> list[int]:
     """Return the processes whose environment has `NAME=value`."""
-    return [pid for pid, _ in _processes() if _carries(pid, words)]
+    return [pid for pid, _ in _processes() if _carries(pid, variable)]
 
 
 def in_session(session: int) -> list[int]:
     """Return the living processes of a session."""
-    return [pid for pid, own in _processes() if own == session]
+    return [pid for pid, pid_session in _processes() if pid_session == session]
 
 
 def ray_workers(pids: Iterable[int]) -> list[int]:
@@ -231,13 +231,13 @@ def _processes() -> Iterator[tuple[int, int]]:
     """Yield number and session of each process that does more than wait to be reaped."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         # state, parent, group, session: behind the name in brackets
-        words = _file(int(name), "stat").rpartition(b")")[2].split()
-        if len(words) > 3 and words[0] not in (b"Z", b"X"):
-            yield int(name), int(words[3])
+        fields = _file(int(name), "stat").rpartition(b")")[2].split()
+        if len(fields) > 3 and fields[0] not in (b"Z", b"X"):
+            yield int(name), int(fields[3])
 
 
-def _carries(pid: int, words: str) -> bool:
-    return words.encode() in _file(pid, "environ").split(b"\0")
+def _carries(pid: int, variable: str) -> bool:
+    return variable.encode() in _file(pid, "environ").split(b"\0")
 
 
 def _file(pid: int, name: str) -> bytes:

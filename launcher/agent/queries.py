@@ -46,14 +46,14 @@ def metrics_site(host: str, port: int, make: Callable[[float], str]) -> Site:
     """Return the site of the metrics, which need no key, as vLLM's and Ray's: few readers at once,
     each within seconds, and the text is made once a second.
     """
-    text, made, making = "", -math.inf, asyncio.Lock()
+    text, rendered_at, rendering = "", -math.inf, asyncio.Lock()
 
     async def answer(_: web.Request) -> web.Response:
-        nonlocal text, made
-        async with making:
-            if time.monotonic() - made >= _FRESH:
+        nonlocal text, rendered_at
+        async with rendering:
+            if time.monotonic() - rendered_at >= _FRESH:
                 text = await asyncio.to_thread(make, time.time())
-                made = time.monotonic()
+                rendered_at = time.monotonic()
         response = web.Response(body=text.encode(errors="replace"), headers={"Content-Type": KIND})
         response.force_close()
         return response
@@ -116,10 +116,10 @@ def nodes(_: Agent, query: Query) -> Answer:
     """Return Ray's node table, the text of `ray status` (empty where this Ray's dashboard has
     none), and the peers whose raylet the head cannot reach, as behind a one-way firewall.
     """
-    where = submissions.dashboard(query)
-    table = rows(where, "nodes")
+    target = submissions.dashboard(query)
+    table = rows(target, "nodes")
     try:
-        answer: Any = ray(where, "/api/cluster_status?format=1")
+        answer: Any = ray(target, "/api/cluster_status?format=1")
         status = answer["data"]["clusterStatus"]
     except (Refused, KeyError, TypeError, ValueError):
         status = ""
@@ -132,14 +132,14 @@ def jobs(agent: Agent, query: Query) -> Answer:
     lists a dead node as alive for some seconds more), and the servers, also where Ray does not
     answer.
     """
-    where = submissions.dashboard(query)
+    target = submissions.dashboard(query)
     with ThreadPoolExecutor(32) as pool:  # each answer of a busy dashboard is slow
         peers = {peer: pool.submit(_reachable, peer) for peer in _listed(query, "peers")}
         requests: dict[str, Future[Any]] = {
-            "jobs": pool.submit(ray, where, "/api/jobs/"),
-            "nodes": pool.submit(rows, where, "nodes"),
-            "actors": pool.submit(rows, where, "actors", state="ALIVE"),
-            "groups": pool.submit(rows, where, "placement_groups"),
+            "jobs": pool.submit(ray, target, "/api/jobs/"),
+            "nodes": pool.submit(rows, target, "nodes"),
+            "actors": pool.submit(rows, target, "actors", state="ALIVE"),
+            "groups": pool.submit(rows, target, "placement_groups"),
         }
         try:
             answer = {name: request.result() for name, request in requests.items()}
@@ -179,14 +179,14 @@ def watch(agent: Agent, query: Query) -> Answer:
     if not state.NAME.fullmatch(name):
         raise ValueError(f"no server can be named {name!r:.80}")
     path = state.path(name, state.LOG)
-    text, offset, anew = _log(path, int(query["offset"]))
+    text, offset, restarted = _log(path, int(query["offset"]))
     while not (listening := _reachable(query["api"])) and time.monotonic() < deadline:
         time.sleep(_RETRY)
-        more, offset, newer = _log(path, offset)
-        text, anew = more if newer else text + more, anew or newer
-        if newer or process.ENDS in more:
+        new_text, offset, new_engine = _log(path, offset)
+        text, restarted = new_text if new_engine else text + new_text, restarted or new_engine
+        if new_engine or process.ENDS in new_text:
             break
-    answer = {"log": text, "offset": offset, "anew": anew, "listening": listening}
+    answer = {"log": text, "offset": offset, "anew": restarted, "listening": listening}
     return answer | servers(agent, query)
 
 
@@ -208,8 +208,8 @@ def _log(path: str, offset: int) -> tuple[str, int, bool]:
         len(chunk) if len(chunk) == _CHUNK else 0
     )
     text, offset = chunk[:end].decode(errors="replace"), offset + end
-    _, begins, rest = text.rpartition(process.BEGINS)
-    return (rest.partition("\n")[2] if begins else text), offset, bool(begins)
+    _, marker, rest = text.rpartition(process.BEGINS)
+    return (rest.partition("\n")[2] if marker else text), offset, bool(marker)
 
 
 _QUERIES: dict[tuple[str, str], Callable[[Agent, Query], Answer]] = {

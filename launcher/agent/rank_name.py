@@ -27,27 +27,29 @@ def rank_name(actor: str) -> str:
 
 def by_number(name: str) -> tuple[list[int], str]:
     """Return a sort key that puts DP2 before DP10."""
-    return [int(each) for each in re.findall(r"\d+", name)], name
+    return [int(digits) for digits in re.findall(r"\d+", name)], name
 
 
-def placed(want: Desired) -> dict[str, list[str]]:
+def placed(spec: Desired) -> dict[str, list[str]]:
     """Return what each node holds of a server whose processes vLLM numbers itself: whole replicas,
     or ranks in their order.
     """
-    if want.replicas > 1:
+    if spec.replicas > 1:
         return {
-            each.node: [f"DP{each.replicas[0] + i}" for i in range(each.replicas[1])]
-            for each in want.processes
+            process.node: [f"DP{process.replicas[0] + i}" for i in range(process.replicas[1])]
+            for process in spec.processes
         }
-    found, rank, world = dict[str, list[str]](), 0, sum(want.places.values())
-    for each in want.processes:
-        here = range(rank, rank + want.places.get(each.node, 0))
-        rank = here.stop
+    placement, rank, world = dict[str, list[str]](), 0, sum(spec.places.values())
+    for process in spec.processes:
+        ranks = range(rank, rank + spec.places.get(process.node, 0))
+        rank = ranks.stop
         names = [
-            (f"TP{r % want.tp}", f"PP{r // want.tp}")[want.tp == 1 :]
-            if world > want.tp
-            else (f"TP{r % want.tp}",)
-            for r in here
+            (f"TP{r % spec.tp}", f"PP{r // spec.tp}")[spec.tp == 1 :]
+            if world > spec.tp
+            else (f"TP{r % spec.tp}",)
+            for r in ranks
         ]
-        found[each.node] = [" ".join(each) for each in names] if world > 1 else ["the only rank"]
-    return found
+        placement[process.node] = (
+            [" ".join(name) for name in names] if world > 1 else ["the only rank"]
+        )
+    return placement

@@ -75,9 +75,9 @@ class RayView:
         """The nodes' names by their addresses now."""
         return {_address(host): name for name, host in self.addresses.items()}
 
-    def rows(self, what: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
+    def rows(self, table: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
         """Return one of Ray's tables."""
-        return api.rows(self.where, what, patience, **filters)
+        return api.rows(self.where, table, patience, **filters)
 
     def lacking(self, looks: int) -> str:
         """Return what a start still waits for, empty when nothing did for so many looks: nodes, and
@@ -87,19 +87,19 @@ class RayView:
         living = [
             row for row in self.rows("nodes") if row["state"] == "ALIVE" and row["node_ip"] in names
         ]
-        here = [row for row in living if self._listens(row)]
+        listening = [row for row in living if self._listens(row)]
         steady, self._steady = self._steady, 0
-        if len(living) > len(here):
+        if len(living) > len(listening):
             return "waiting until Ray has noticed which nodes are dead"
-        total = sum(_gpus(row.get("resources_total")) for row in here)
+        total = sum(_gpus(row.get("resources_total")) for row in listening)
         if total < needed:
-            away = names.keys() - {row["node_ip"] for row in here}
-            nodes = ", ".join(sorted(names[ip] for ip in away)) or "GPUs"
+            missing = names.keys() - {row["node_ip"] for row in listening}
+            nodes = ", ".join(sorted(names[ip] for ip in missing)) or "GPUs"
             return f"waiting for {nodes} to be in Ray: {total:g} of {needed:g} GPUs are"
         free = total - self._held()
         if free < needed:
             return f"waiting until {needed:g} GPUs are free in Ray; {free:g} are"
-        before, self._ids = self._ids, sorted(row["node_id"] for row in here)
+        before, self._ids = self._ids, sorted(row["node_id"] for row in listening)
         self._steady = steady + 1 if self._ids == before else 1
         return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
 
@@ -116,44 +116,44 @@ class RayView:
 
     def _held(self) -> float:
         """Return how many GPUs of Ray's are taken, by placement groups and by actors without."""
-        held = [
+        resources = [
             bundle.get("unit_resources")
             for row in self.rows("placement_groups")
             if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")
             for bundle in row.get("bundles") or ()
         ]
-        held += [
+        resources += [
             row.get("required_resources")
             for row in self.rows("actors", state="ALIVE")
             if not row.get("placement_group_id")
         ]
-        return sum(map(_gpus, held))
+        return sum(map(_gpus, resources))
 
     def ranks(self, driver: int) -> list[Rank]:
         """Return the living ranks that the process `driver`, or a child of it, has started; all of
         them if Ray cannot tell.
         """
         names = self._names
-        homes = {
+        nodes_by_id = {
             row["node_id"]: names.get(row["node_ip"], row["node_ip"]) for row in self.rows("nodes")
         }
         actors = [row for row in self.rows("actors", state="ALIVE") if _rank_name(row)]
         jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
         session = set(map(str, process.in_session(driver)))
-        own = {
+        jobs_of_driver = {
             str(job.get("job_id"))
             for job in jobs
             if isinstance(job, dict) and str((job.get("driver_info") or {}).get("pid")) in session
         }
-        if own:
-            actors = [row for row in actors if str(row.get("job_id")) in own]
+        if jobs_of_driver:
+            actors = [row for row in actors if str(row.get("job_id")) in jobs_of_driver]
         elif len({row.get("job_id") for row in actors}) > 1:
             return []  # of several drivers: unknown whose is whose
         return [
             Rank(
                 str(row["actor_id"]),
                 _rank_name(row),
-                homes.get(row.get("node_id", ""), ""),
+                nodes_by_id.get(row.get("node_id", ""), ""),
                 int(row.get("pid") or 0),
             )
             for row in actors
@@ -190,9 +190,9 @@ class RayView:
         for rank in ranks:
             if (host := self.addresses.get(rank.node)) and _address(host) not in nodes:
                 return Culprit(rank.node, rank.name, "its node is gone from Ray")
-            words = _words(deaths.get(rank.actor))
-            if rank.actor not in alive and words and not _CONSEQUENCE.search(words):
-                return Culprit(rank.node, rank.name, words)
+            reason = _words(deaths.get(rank.actor))
+            if rank.actor not in alive and reason and not _CONSEQUENCE.search(reason):
+                return Culprit(rank.node, rank.name, reason)
         return None
 
 

@@ -35,7 +35,7 @@ def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = Fa
     from pydantic import ValidationError
     from pydantic_core import from_json
 
-    wrong = f"this is no {name}"
+    problem = f"this is no {name}"
     try:
         text = data if isinstance(data, bytes) else json.dumps(data, allow_nan=False).encode()
         plain = from_json(text, allow_inf_nan=False)
@@ -44,17 +44,17 @@ def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = Fa
         record: T = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{wrong}: {place!r:.80}: {first['msg']:.200}") from None
+        path = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{problem}: {path!r:.80}: {first['msg']:.200}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{wrong}: {error!s:.200}") from None
+        raise ValueError(f"{problem}: {error!s:.200}") from None
     if complete:
         expected = _adapter(kind).dump_python(record, mode="json")
         names = {*expected, *plain}
         if differing := sorted(
             key for key in names if expected.get(key, ...) != plain.get(key, ...)
         ):
-            raise ValueError(f"{wrong}: a field is missing or unknown: {differing!r:.200}")
+            raise ValueError(f"{problem}: a field is missing or unknown: {differing!r:.200}")
     return record
 
 

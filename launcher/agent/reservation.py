@@ -54,7 +54,8 @@ class Reservation:
         if not runs:  # an engine that runs keeps the GPUs that it has
             names = {ip: node for node, ip in self.spec.addresses.items()}
             self._gpus = {
-                names.get(ip, ip): tuple(map(int, held)) for ip, held in answer["gpus"].items()
+                names.get(ip, ip): tuple(map(int, indices))
+                for ip, indices in answer["gpus"].items()
             }
 
     def gpus(self, node: str) -> tuple[int, ...] | None:
@@ -68,8 +69,8 @@ class Reservation:
         return self._freed.over or time.monotonic() - self._freed.began > _FREE
 
 
-def _reserve(*words: str) -> tuple[int, str]:
+def _reserve(*arguments: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return children.run(
-        (sys.executable, "-m", "vlaunch_agent.reserve", *words), _TIMEOUT, environment
+        (sys.executable, "-m", "vlaunch_agent.reserve", *arguments), _TIMEOUT, environment
     )

@@ -42,8 +42,8 @@ def take(name: str, counts: Mapping[str, int]) -> dict[str, list[int]]:
     pending = {}
     for number, (ip, count) in enumerate(counts.items()):
         if total.get(ip, 0) > count:  # of a node that is taken whole there is no choice
-            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-            pending[ip] = indices.options(num_gpus=count, scheduling_strategy=place).remote()
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+            pending[ip] = indices.options(num_gpus=count, scheduling_strategy=strategy).remote()
     return {ip: ray.get(answer, timeout=_WAIT) for ip, answer in pending.items()}
 
 

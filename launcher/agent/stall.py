@@ -60,8 +60,8 @@ class Stall:
             self._inspections.take(node, sample)
         finding = self._inspections.finding(holders, replica=replica)
         self.wedge = None
-        of = "" if replica is None else f" of replica {replica}"
-        self.verdict, self.reason = "quiet", f"no step{of} has ended for {self.seconds:.0f} s"
+        suffix = "" if replica is None else f" of replica {replica}"
+        self.verdict, self.reason = "quiet", f"no step{suffix} has ended for {self.seconds:.0f} s"
         if finding.progress is False:
             self.wedge = self._evidence = _wedge(finding, self.clock.time() - self.seconds)
             self.reason += f": {self.wedge.where}"
@@ -86,24 +86,28 @@ class Stall:
             if replica is None or replica in range(process.replicas[0], sum(process.replicas))
         }
 
-    def judge(self, trouble: Trouble) -> Trouble:
+    def judge(self, sign: Trouble) -> Trouble:
         """Let evidence of a hang decide which rank a death is of: the processes of an engine that
         hangs end in any order.
 
         What was killed for lack of memory, or is certainly gone, is a cause of its own.
         """
         recent = self.clock.monotonic() - self._quiet <= _RECENT
-        text = f"{trouble.what} {trouble.cause}".lower()
-        memory = any(word in text for word in ("sigkill", "out of memory", "outofmemory"))
-        if not recent or memory or trouble.certain:
-            return trouble
+        text = f"{sign.what} {sign.cause}".lower()
+        memory = any(marker in text for marker in ("sigkill", "out of memory", "outofmemory"))
+        if not recent or memory or sign.certain:
+            return sign
         wedge = self._evidence or Wedge(since=0.0)
-        away = [node for node in self.spec.nodes if not self.lead.fresh(node)]
-        how = f"{', '.join(away)} cannot be reached" if away and not wedge.rank else wedge.how
-        evidence = (f"then: {trouble.what}", *wedge.observations, *wedge.stacks, trouble.evidence)
+        unreachable = [node for node in self.spec.nodes if not self.lead.fresh(node)]
+        location = (
+            f"{', '.join(unreachable)} cannot be reached"
+            if unreachable and not wedge.rank
+            else wedge.how
+        )
+        evidence = (f"then: {sign.what}", *wedge.observations, *wedge.stacks, sign.evidence)
         return replace(
-            trouble,
-            what=f"no step had ended for {self.seconds:.0f} s: {how}",
+            sign,
+            what=f"no step had ended for {self.seconds:.0f} s: {location}",
             node=wedge.node,
             rank=wedge.rank,
             evidence="\n".join(filter(None, evidence)),

@@ -74,8 +74,8 @@ def wanted(name: str, folder: str = "") -> Desired | None:
     """Return the server that is wanted under a name; raises ValueError where the file is of another
     version.
     """
-    said = read(path(name, DESIRED, folder))
-    return None if said is None else desired.read(said)
+    payload = read(path(name, DESIRED, folder))
+    return None if payload is None else desired.read(payload)
 
 
 def seen(name: str, folder: str = "") -> Observed | None:
@@ -135,8 +135,8 @@ def container() -> str:
     except OSError:
         return ""
     ids = [
-        re.findall("[0-9a-f]{64}", what)
-        for what, where in mounts
-        if where in ("/etc/hostname", "/etc/hosts")
+        re.findall("[0-9a-f]{64}", source)
+        for source, mount_point in mounts
+        if mount_point in ("/etc/hostname", "/etc/hosts")
     ]
-    return next((found[-1] for found in ids if found), "")
+    return next((matches[-1] for matches in ids if matches), "")

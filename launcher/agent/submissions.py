@@ -47,33 +47,33 @@ def stop(_: object, query: Mapping[str, str]) -> dict[str, Any]:
 
     Raises OSError for processes that do not end.
     """
-    where, name = dashboard(query), query["job"]
+    target, name = dashboard(query), query["job"]
 
-    def over() -> bool:
-        return not processes() and job(where, name).get("status") in OVER
+    def is_over() -> bool:
+        return not processes() and job(target, name).get("status") in OVER
 
     def processes() -> list[int]:
         return sorted(process.carrying(f"VLAUNCH_JOB={name}"))
 
     try:
-        ray(where, f"/api/jobs/{name}/stop", {})
+        ray(target, f"/api/jobs/{name}/stop", {})
     except Refused as error:
         # 404: no such job; 400: it is over already. It may have left processes all the same.
         if error.code not in (400, 404):
             raise
-    until(over, float(query["grace"]))
+    until(is_over, float(query["grace"]))
     killed = processes()
     process.kill(killed)
-    until(over, 10)
-    if left := processes():
-        raise OSError(f"processes {left} do not end")
-    return {"killed": len(killed), "job": shown(job(where, name))}
+    until(is_over, 10)
+    if remaining := processes():
+        raise OSError(f"processes {remaining} do not end")
+    return {"killed": len(killed), "job": shown(job(target, name))}
 
 
-def job(where: Where, name: str) -> Mapping[str, Any]:
+def job(target: Where, name: str) -> Mapping[str, Any]:
     """Return Ray's record of a job."""
     try:
-        answer = ray(where, f"/api/jobs/{name}")
+        answer = ray(target, f"/api/jobs/{name}")
     except Refused as error:
         if error.code == 404:
             return {"status": "ABSENT", "message": "no such job"}

@@ -39,17 +39,17 @@ class Task:
 
     def body(self, model: str, prompt: str, max_tokens: int) -> object:
         """Return what is sent; None where a GET is enough."""
-        ask: dict[str, Any] = {"model": model}
-        few = {"max_tokens": max_tokens, "temperature": 0}
+        base: dict[str, Any] = {"model": model}
+        sampling = {"max_tokens": max_tokens, "temperature": 0}
         if self is CHAT:
-            return {**ask, **few, "messages": [{"role": "user", "content": prompt}]}
+            return {**base, **sampling, "messages": [{"role": "user", "content": prompt}]}
         if self is COMPLETION:
-            return {**ask, **few, "prompt": prompt}
+            return {**base, **sampling, "prompt": prompt}
         if self is RERANK:
-            return {**ask, "query": prompt, "documents": [prompt]}
+            return {**base, "query": prompt, "documents": [prompt]}
         if self is TRANSCRIPTION:
             return _spoken(model)
-        return None if self is HEALTH else {**ask, "input": prompt}
+        return None if self is HEALTH else {**base, "input": prompt}
 
     def came(self, text: str) -> str:
         """Say what came back from a model that does not generate, of an answer of 200; empty where
@@ -62,14 +62,14 @@ class Task:
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             return ""
 
-    def _came(self, said: Any) -> str:
+    def _came(self, payload: Any) -> str:
         if self is TRANSCRIPTION:
-            return self.what if isinstance(said["text"], str) else ""
+            return self.what if isinstance(payload["text"], str) else ""
         if self is RERANK:
-            return f"{self.what} of {float(said['results'][0]['relevance_score']):.3g}"
+            return f"{self.what} of {float(payload['results'][0]['relevance_score']):.3g}"
         name, unit = _FIELDS[self.name]
-        found = said["data"][0][name]
-        return f"{self.what} of {len(found)} {unit}" if found else ""
+        values = payload["data"][0][name]
+        return f"{self.what} of {len(values)} {unit}" if values else ""
 
     @property
     def what(self) -> str:
@@ -108,17 +108,17 @@ def named(name: str) -> Task | None:
     return _ALL.get(name)
 
 
-def no_chat(status: int, said: str) -> bool:
+def no_chat(status: int, text: str) -> bool:
     """True when a model cannot chat: base models have no chat template."""
-    return unfit(status, said) or (status == 400 and "chat template" in said)
+    return unfit(status, text) or (status == 400 and "chat template" in text)
 
 
-def unfit(status: int, said: str) -> bool:
+def unfit(status: int, text: str) -> bool:
     """True for an answer that says that the model has no such task: there is no route, or nothing
     behind it. That a model's name is not known (404, too) is another matter.
     """
     if status == 404:
-        return "does not exist" not in said
+        return "does not exist" not in text
     return status in (405, 501)
 
 
