@@ -60,11 +60,11 @@ def waiting(node: Named | str, text: str, *, evidence: str = "", fix: str = "") 
     return Finding(node=_name(node), status="wait", text=text, evidence=evidence, fix=fix)
 
 
-def gone(left: Sequence[str], text: str) -> Finding:
+def gone(remaining: Sequence[str], text: str) -> Finding:
     """Judge that nothing is left of what was stopped; `text` says so."""
-    if left:
+    if remaining:
         fix = "run the same command again; `vlaunch down` ends everything"
-        return waiting("", "; ".join(left), fix=fix)
+        return waiting("", "; ".join(remaining), fix=fix)
     return passed("", text)
 
 
@@ -78,8 +78,8 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings that say the same thing on several nodes: `gpu[02-04]: …`."""
     groups: dict[tuple[Status, str, str, str], dict[str, None]] = {}
     for finding in findings:
-        told = (finding.status, finding.text, finding.evidence, finding.fix)
-        groups.setdefault(told, {})[finding.node] = None
+        content = (finding.status, finding.text, finding.evidence, finding.fix)
+        groups.setdefault(content, {})[finding.node] = None
     return [
         Finding(
             node=fold([n for n in names if n]), status=status, text=text, evidence=evidence, fix=fix

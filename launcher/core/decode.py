@@ -103,52 +103,52 @@ Whole = Annotated[int, within(-_MOST, _MOST)]
 Number = Annotated[float, within(-_MOST, _MOST)]
 
 
-def read(shape: type[_Shape], text: str, whose: str, *, closed: bool = False) -> _Shape:
+def read(shape: type[_Shape], text: str, source: str, *, forbid_unknown: bool = False) -> _Shape:
     """Read JSON as a node or a file has it; `closed` refuses fields that the shape does not have.
 
     Raises:
         UnreadableAnswer: `whose` answer it was, and which field misfits.
     """
     try:
-        said = untrusted.loads(text)
+        value = untrusted.loads(text)
     except ValueError as error:
         raise UnreadableAnswer(
-            f"{whose} cannot be read: {error}", evidence=untrusted.shown(text)
+            f"{source} cannot be read: {error}", evidence=untrusted.shown(text)
         ) from None
-    return fit(shape, said, whose, closed=closed)
+    return fit(shape, value, source, forbid_unknown=forbid_unknown)
 
 
-def fit(shape: type[_Shape], said: object, whose: str, *, closed: bool = False) -> _Shape:
+def fit(shape: type[_Shape], value: object, source: str, *, forbid_unknown: bool = False) -> _Shape:
     """Like `read`, for what `untrusted.loads` has returned."""
     from pydantic import ValidationError
 
-    reader: TypeAdapter[tuple[_Shape]] = _adapter(cast("Any", shape), closed)
+    adapter: TypeAdapter[tuple[_Shape]] = _adapter(cast("Any", shape), forbid_unknown)
     try:
         # As text, where an array is a tuple and an object a dataclass even for a strict reader.
-        (found,) = reader.validate_json(json.dumps([said]))
+        (instance,) = adapter.validate_json(json.dumps([value]))
     except ValidationError as error:
         raise UnreadableAnswer(
-            f"{whose} cannot be read: {_misfit(error)}", evidence=untrusted.shown(said)
+            f"{source} cannot be read: {_misfit(error)}", evidence=untrusted.shown(value)
         ) from None
-    return found
+    return instance
 
 
 @cache
-def _adapter(shape: Any, closed: bool) -> TypeAdapter[Any]:
+def _adapter(shape: Any, forbid_unknown: bool) -> TypeAdapter[Any]:
     """Return the reader of a shape; within a tuple, for only there a plain dataclass takes a
     configuration that is not its own.
     """
     from pydantic import ConfigDict, TypeAdapter
 
-    one: Any = GenericAlias(tuple, (shape,))
-    config = ConfigDict(strict=True, extra="forbid" if closed else "ignore")
-    return TypeAdapter(one, config=config)
+    wrapper: Any = GenericAlias(tuple, (shape,))
+    config = ConfigDict(strict=True, extra="forbid" if forbid_unknown else "ignore")
+    return TypeAdapter(wrapper, config=config)
 
 
 def _misfit(error: ValidationError) -> str:
     """Say which field it is, and what stands there; a field's name may be a node's own word."""
     first = error.errors(include_url=False, include_context=False)[0]
-    field = repr(".".join(str(each) for each in first["loc"][1:]))[1:-1][:80]
+    field = repr(".".join(str(part) for part in first["loc"][1:]))[1:-1][:80]
     if first["type"] == "missing":
         return f"`{field}` is missing"
     return f"{f'`{field}`' if field else 'it'} cannot be {first['input']!r:.80}"

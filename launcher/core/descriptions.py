@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from functools import cache
 
 
-def descriptions(noun: type) -> dict[str, str]:
+def descriptions(cls: type) -> dict[str, str]:
     """Return the text under each field of a dataclass and its bases, as one line."""
     texts: dict[str, str] = {}
-    for base in reversed(noun.__mro__[:-1]):
+    for base in reversed(cls.__mro__[:-1]):
         texts |= _module(base.__module__).get(base.__name__, {})
     return texts
 

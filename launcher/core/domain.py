@@ -37,9 +37,9 @@ Argv = tuple[str, ...]
 def options(**values: object) -> Argv:
     """Return the long options of these names, with their values."""
     return tuple(
-        word
+        item
         for name, value in values.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
+        for item in (f"--{name.replace('_', '-')}", str(value))
     )
 
 

@@ -126,23 +126,23 @@ class UnreadableAnswer(VlaunchError):
     """A tool's output could not be read; `evidence` is the line."""
 
 
-def together(errors: Sequence[NodeError], what: str = "did not answer") -> NodeError:
+def together(errors: Sequence[NodeError], summary: str = "did not answer") -> NodeError:
     """Make one error of several nodes' errors: every node's story, equal ones folded; `what` is
     true of all of them.
     """
     if len(errors) == 1:
         return errors[0]
-    stories: dict[tuple[str, str], list[NodeError]] = {}
+    groups: dict[tuple[str, str], list[NodeError]] = {}
     for error in errors:
-        stories.setdefault((error.reason, error.hint), []).append(error)
+        groups.setdefault((error.reason, error.hint), []).append(error)
     lines: list[str] = []
     hints: list[str] = []
-    for (text, hint), group in stories.items():
+    for (text, hint), group in groups.items():
         lines.append(f"{_names(group)}: {text}")
         lines += group[0].evidence.splitlines()[-2:]
         hints += [line for line in hint.splitlines() if line not in hints]
     kind = ConnectError if all(isinstance(error, ConnectError) for error in errors) else NodeError
-    text = "cannot be reached" if kind is ConnectError else what
+    text = "cannot be reached" if kind is ConnectError else summary
     return kind(_names(errors), text, evidence=lines, hint="\n".join(hints))
 
 

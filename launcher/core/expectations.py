@@ -51,8 +51,8 @@ class Gpu:
         """Return the GiB that CUDA reports of the card of this name, such as `A100 80GB`; where the
         name says no size, of the smallest.
         """
-        sold = [size for size in self.cuda_gib if re.search(rf"\b{size} ?GB?\b", name)]
-        size = sold[0] if sold else min(self.cuda_gib, default=None)
+        sizes = [size for size in self.cuda_gib if re.search(rf"\b{size} ?GB?\b", name)]
+        size = sizes[0] if sizes else min(self.cuda_gib, default=None)
         return None if size is None else self.cuda_gib[size]
 
 
@@ -89,11 +89,11 @@ class Expectations:
         """Return what is expected of a GPU by the name that `nvidia-smi` gives, such as `NVIDIA
         H100 80GB HBM3`.
         """
-        return next((each for each in self.gpus if re.search(each.match, name)), None)
+        return next((entry for entry in self.gpus if re.search(entry.match, name)), None)
 
     def nic(self, name: str) -> Nic | None:
         """Return what is expected of a network card by its RDMA model (`MT4129`) or its driver."""
-        return next((each for each in self.nics if re.search(each.match, name)), None)
+        return next((entry for entry in self.nics if re.search(entry.match, name)), None)
 
 
 def required_level(
@@ -101,9 +101,9 @@ def required_level(
     *,
     gpus: Collection[str],
     rdma: Collection[str],
-    known: Expectations,
-    apart: Collection[str] = (),
-    asked: Level | Literal["auto"] | None = None,
+    expectations: Expectations,
+    distant_nodes: Collection[str] = (),
+    requested: Level | Literal["auto"] | None = None,
 ) -> tuple[Level, str]:
     """Return the level that every pair must reach, and in words why: as asked, as the inventory
     says, or what is possible here.
@@ -117,21 +117,24 @@ def required_level(
         apart: the nodes on which no GPU shares a PCIe switch with an RDMA device.
         asked: the command line's `--require`.
     """
-    if asked is not None and asked != "auto":
-        return asked, "as asked"
-    if asked is None and inventory.require != "auto":
+    if requested is not None and requested != "auto":
+        return requested, "as asked"
+    if requested is None and inventory.require != "auto":
         return inventory.require, "`network: require` in the inventory"
     if inventory.accelerator == "cpu":
         return "any", "CPUs speak Gloo, which is TCP"
     if inventory.fabric != "ethernet":
-        return _on_fabric(inventory.fabric, gpus, known, apart)
+        return _on_fabric(inventory.fabric, gpus, expectations, distant_nodes)
     if any(node.name not in rdma for node in inventory.nodes):
         return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
     return "rdma", "every node has an active RDMA port"
 
 
 def _on_fabric(
-    fabric: str, gpus: Collection[str], known: Expectations, apart: Collection[str]
+    fabric: str,
+    gpus: Collection[str],
+    expectations: Expectations,
+    distant_nodes: Collection[str],
 ) -> tuple[Level, str]:
     """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have it,
     and NCCL uses it.
@@ -140,11 +143,11 @@ def _on_fabric(
     names = sorted(set(gpus) - {""})
     if not names:
         return "rdma", why
-    models = [known.gpu(name) for name in names]
+    models = [expectations.gpu(name) for name in names]
     if None in models:
         return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
-    if all(each is not None and each.gpudirect for each in models):
-        if apart:
-            return "rdma", f"{why}; {fold(list(apart))}: {APART}"
+    if all(model is not None and model.gpudirect for model in models):
+        if distant_nodes:
+            return "rdma", f"{why}; {fold(list(distant_nodes))}: {APART}"
         return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
     return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"

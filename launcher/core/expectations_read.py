@@ -38,32 +38,33 @@ def load(override: Path | None = None) -> Expectations:
     """Read our figures and a user's file over them; raises RequestError with every mistake in that
     file.
     """
-    ours: dict[str, list[dict[str, Any]]] = {"gpus": [], "nics": []}
+    defaults: dict[str, list[dict[str, Any]]] = {"gpus": [], "nics": []}
     for name in FILES:
         for key, entries in _read(DATA / name, _QUICK).items():
-            ours[key] += entries
+            defaults[key] += entries
     if override is None:
-        return _checked(ours, DATA)
-    theirs = _read(override)
-    unknown = [str(key) for key in theirs if key not in ours]
+        return _checked(defaults, DATA)
+    overrides = _read(override)
+    unknown = [str(key) for key in overrides if key not in defaults]
     if unknown:
         raise _mistakes(
             override, [f"{key}: is not known; write `gpus:` or `nics:`" for key in unknown]
         )
     merged = {
-        key: _merge(entries, _entries(override, theirs, key)) for key, entries in ours.items()
+        key: _merge(entries, _entries(override, overrides, key))
+        for key, entries in defaults.items()
     }
     return _checked(merged, override)
 
 
-def load_for_user(named: Path | None = None) -> Expectations:
+def load_for_user(path: Path | None = None) -> Expectations:
     """Return our figures with those of the file that is named over them, else of
     `expectations.yaml` in the user's settings.
 
     Raises RequestError with every mistake in that file.
     """
-    own = platformdirs.user_config_path("vlaunch") / USER_FILE
-    return load(named or (own if own.exists() else None))
+    user_file = platformdirs.user_config_path("vlaunch") / USER_FILE
+    return load(path or (user_file if user_file.exists() else None))
 
 
 def _read(
@@ -89,58 +90,64 @@ def _entries(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, An
     entries = data.get(key) or []
     if not isinstance(entries, list):
         raise _mistakes(path, [f"{key}: should be a list"])
-    bad = [
-        at
-        for at, each in enumerate(entries)
-        if not isinstance(each, dict) or not isinstance(each.get("model"), str)
+    invalid = [
+        index
+        for index, entry in enumerate(entries)
+        if not isinstance(entry, dict) or not isinstance(entry.get("model"), str)
     ]
-    if bad:
-        raise _mistakes(path, [f"{key}[{at}]: should be a mapping with a `model`" for at in bad])
+    if invalid:
+        raise _mistakes(
+            path, [f"{key}[{index}]: should be a mapping with a `model`" for index in invalid]
+        )
     return entries
 
 
 def _merge(
-    ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]
+    defaults: Sequence[dict[str, Any]], overrides: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    known = {each["model"]: each for each in ours}
-    new = []
-    for entry in theirs:
-        if entry["model"] in known:
-            known[entry["model"]] = {**known[entry["model"]], **entry}
+    merged = {default["model"]: default for default in defaults}
+    additions = []
+    for entry in overrides:
+        if entry["model"] in merged:
+            merged[entry["model"]] = {**merged[entry["model"]], **entry}
         else:
             # A new model is found by its name unless the file says how, and its figures are its
             # author's.
-            new.append({"match": re.escape(entry["model"]), "source": "your own file", **entry})
-    return [*new, *known.values()]
+            additions.append(
+                {"match": re.escape(entry["model"]), "source": "your own file", **entry}
+            )
+    return [*additions, *merged.values()]
 
 
 def _checked(data: Mapping[str, Any], path: Path) -> Expectations:
     try:
-        read = _File.model_validate(dict(data))
+        file = _File.model_validate(dict(data))
     except ValidationError as error:
         raise _mistakes(
-            path, [_told(each, data) for each in error.errors(include_url=False)]
+            path, [_told(detail, data) for detail in error.errors(include_url=False)]
         ) from None
-    return Expectations(gpus=tuple(read.gpus), nics=tuple(read.nics))
+    return Expectations(gpus=tuple(file.gpus), nics=tuple(file.nics))
 
 
 def _told(error: Any, data: Mapping[str, Any]) -> str:
     """Name the entry by its model: after the merge its place in the list is not the one in the
     file.
     """
-    key, at, *rest = error["loc"]
-    where = ".".join([f"{key}[{data[key][at]['model']}]", *map(str, rest)])
+    key, index, *rest = error["loc"]
+    location = ".".join([f"{key}[{data[key][index]['model']}]", *map(str, rest)])
     if error["type"] == "unexpected_keyword_argument":
-        return f"{where}: is not known"
-    return f"{where}: {error['msg'].removeprefix('Value error, ').lower()}, not {error['input']!r}"[
-        :300
-    ]
+        return f"{location}: is not known"
+    return (
+        f"{location}: {error['msg'].removeprefix('Value error, ').lower()}, not {error['input']!r}"[
+            :300
+        ]
+    )
 
 
-def _mistakes(path: Path, told: Sequence[str]) -> RequestError:
-    number = "1 mistake" if len(told) == 1 else f"{len(told)} mistakes"
+def _mistakes(path: Path, messages: Sequence[str]) -> RequestError:
+    number = "1 mistake" if len(messages) == 1 else f"{len(messages)} mistakes"
     return RequestError(
         f"{number} in the expectations `{path}`",
-        evidence=[f"{path}: {each}" for each in told],
-        hint="docs/how-to/prepare-hosts.md#expected-hardware lists its keys",
+        evidence=[f"{path}: {message}" for message in messages],
+        hint="docs/checks.md tells the keys of an expectations file",
     )

@@ -90,11 +90,11 @@ class Plan:
 def in_waves(steps: Sequence[Step]) -> list[list[Step]]:
     """Split steps so that each wave holds at most one step a node, each node's own order kept."""
     waves: list[list[Step]] = []
-    seen: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for step in steps:
-        depth = seen.get(step.command.node, 0)
+        depth = depths.get(step.command.node, 0)
         if depth == len(waves):
             waves.append([])
         waves[depth].append(step)
-        seen[step.command.node] = depth + 1
+        depths[step.command.node] = depth + 1
     return waves

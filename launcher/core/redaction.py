@@ -47,7 +47,7 @@ def learn(*values: Secret | str) -> None:
     new = {text for text in texts if len(text) >= SHORTEST} - _known
     if new:
         _known.update(new)
-        _forms = tuple({form for known in _known for form in forms(known)})
+        _forms = tuple({form for secret in _known for form in forms(secret)})
         _pattern = matching(_known)
         heads = "|".join({re.escape(form[:_CUT]) for form in _forms if len(form) > _CUT})
         # At the end of a line, of a text in JSON, or before the sign that something was left out.
@@ -115,15 +115,15 @@ def _base64(value: str) -> set[str]:
     """Return what of a value is the same in base64 whatever stands around it (`user:VALUE` is how
     HTTP sends passwords).
     """
-    found = set()
-    for before in range(3):
+    fragments = set()
+    for offset in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             data = value.encode()
-            encoded = encode(b"\0" * before + data).decode()
+            encoded = encode(b"\0" * offset + data).decode()
             # The first and the last characters also hold bits of the neighbours.
-            start, bits = -(-before * 8 // 6), (before + len(data)) * 8
-            found.add(encoded[start : bits // 6])
-    return found
+            start, bits = -(-offset * 8 // 6), (offset + len(data)) * 8
+            fragments.add(encoded[start : bits // 6])
+    return fragments
 
 
 class Guarded:
@@ -135,9 +135,9 @@ class Guarded:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        attribute = getattr(self._inner, name)
         # Who goes around the text finds the same guard on the bytes.
-        return Guarded(found) if name == "buffer" else found
+        return Guarded(attribute) if name == "buffer" else attribute
 
     def write(self, data: Any) -> int:
         """Write text or bytes, and return how much was asked for: callers compare."""

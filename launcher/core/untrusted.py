@@ -85,19 +85,19 @@ def shown(value: object, *, last: bool = False) -> str:
         return type(value).__name__
 
 
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+def _no_number(literal: str) -> float:
+    raise ValueError(f"{literal} is no number")
 
 
-def _float(word: str) -> float:
-    value = float(word)
-    return value if math.isfinite(value) else _no_number(word[:_SHOWN])
+def _float(literal: str) -> float:
+    value = float(literal)
+    return value if math.isfinite(value) else _no_number(literal[:_SHOWN])
 
 
-def _int(word: str) -> int:
-    if len(word) > _DIGITS:
+def _int(literal: str) -> int:
+    if len(literal) > _DIGITS:
         raise ValueError("a number has too many digits")
-    return int(word)
+    return int(literal)
 
 
 def _shallow(value: object) -> None:
@@ -108,9 +108,9 @@ def _shallow(value: object) -> None:
     for _ in range(_DEEPEST):
         level = [
             inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
             if isinstance(inner, (dict, list))
         ]
         if not level:

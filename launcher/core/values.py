@@ -111,14 +111,14 @@ class _FromMapping:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         """Make a mapping ready before pydantic looks at its values."""
-        known = {each.name for each in fields(source)}
+        keys = {field.name for field in fields(source)}
 
         def read(value: object) -> object:
             if not isinstance(value, dict):
                 return value
             return {
                 key: tuple(item) if isinstance(item, list) else item
-                for key, item in without_unset(value, known).items()
+                for key, item in without_unset(value, keys).items()
             }
 
         schema = handler(source)
@@ -133,11 +133,11 @@ class _FromMapping:
 FromMapping = Annotated[_T, _FromMapping()]
 
 
-def without_unset(value: dict[Any, Any], known: Collection[str]) -> dict[Any, Any]:
+def without_unset(value: dict[Any, Any], keys: Collection[str]) -> dict[Any, Any]:
     """Return what a mapping holds but for known keys without a value, which count as not
     written.
     """
-    return {key: item for key, item in value.items() if item is not None or key not in known}
+    return {key: item for key, item in value.items() if item is not None or key not in keys}
 
 
 def shorthand(key: str, *kinds: type) -> Callable[[object], object]:
@@ -343,10 +343,10 @@ Shm = Annotated[int | Literal["private", "host"], Read(_shm, int | str)]
 
 def _env_value(value: object) -> str:
     if isinstance(value, bool):
-        word = "true" if value else "false"
+        literal = "true" if value else "false"
         raise plainly(
-            f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it'
-            " expects"
+            f'should be in quotes: "{literal}" or "{int(value)}", whichever the program that reads'
+            " it expects"
         )
     if isinstance(value, (str, int, float)):
         text = str(value)

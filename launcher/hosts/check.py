@@ -174,8 +174,10 @@ UNSURVEYED = "the node was not surveyed"
 
 def surveys(evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
     """Return the surveys that are there by node, and a SKIP for each node without one."""
-    found = {host.name: host.survey for host in evidence.reached if host.survey is not None}
-    return found, [skipped(host, UNSURVEYED) for host in evidence.reached if host.name not in found]
+    available = {host.name: host.survey for host in evidence.reached if host.survey is not None}
+    return available, [
+        skipped(host, UNSURVEYED) for host in evidence.reached if host.name not in available
+    ]
 
 
 def ssh_command(node: Node) -> str:
@@ -209,8 +211,8 @@ def one_node(inventory: Inventory) -> str:
 
 def alike(
     value: Callable[[Host], T | Finding],
-    differs: Callable[[Host, T, T, str], Finding],
-    same: Callable[[Host, T], Finding] | None = None,
+    judge_odd: Callable[[Host, T, T, str], Finding],
+    judge_usual: Callable[[Host, T], Finding] | None = None,
 ) -> Judge:
     """Make a judge of a value that should be one on all nodes.
 
@@ -221,19 +223,21 @@ def alike(
 
     def judge(evidence: Evidence) -> Sequence[Finding]:
         hosts = evidence.reached
-        known = {host.name: value(host) for host in hosts}
-        values = {name: found for name, found in known.items() if not isinstance(found, Finding)}
+        results = {host.name: value(host) for host in hosts}
+        values = {
+            name: outcome for name, outcome in results.items() if not isinstance(outcome, Finding)
+        }
         counted = list(values.values())
         common = max(counted, key=counted.count, default=None)
-        others = fold([name for name, found in values.items() if found == common])
+        others = fold([name for name, outcome in values.items() if outcome == common])
 
-        def finding(host: Host, found: T | Finding) -> Finding:
-            if isinstance(found, Finding):
-                return found
-            if common is not None and found != common:
-                return differs(host, found, common, others)
-            return same(host, found) if same else passed(host, str(found))
+        def finding(host: Host, outcome: T | Finding) -> Finding:
+            if isinstance(outcome, Finding):
+                return outcome
+            if common is not None and outcome != common:
+                return judge_odd(host, outcome, common, others)
+            return judge_usual(host, outcome) if judge_usual else passed(host, str(outcome))
 
-        return [finding(host, known[host.name]) for host in hosts]
+        return [finding(host, results[host.name]) for host in hosts]
 
     return judge

@@ -54,28 +54,34 @@ def check(
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
 
-    chosen = catalogue.select(
+    checks = catalogue.select(
         only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group)
     )
-    if not chosen:
+    if not checks:
         raise click.UsageError("no check is left to make")
     if listed:
-        ui.show_list(chosen, as_json=call.as_json)
+        ui.show_list(checks, as_json=call.as_json)
         return 0
-    wanted = call.inventory
-    known = expectations_read.load_for_user(expect)
+    inventory = call.inventory
+    expectations = expectations_read.load_for_user(expect)
     with call.session(partial=True) as session:
         evidence = gather(
-            session, chosen, model=model or wanted.serve.model or "", known=known, offline=offline
+            session,
+            checks,
+            model=model or inventory.serve.model or "",
+            expectations=expectations,
+            offline=offline,
         )
-    results = catalogue.run(evidence, [each.id for each in chosen])
+    results = catalogue.run(evidence, [selected_check.id for selected_check in checks])
     ui.show(results, as_json=call.as_json)
-    seen = {result.status for result in results}
-    return options.exit_code(failed="fail" in seen, warned="warn" in seen, strict=call.strict)
+    statuses = {result.status for result in results}
+    return options.exit_code(
+        failed="fail" in statuses, warned="warn" in statuses, strict=call.strict
+    )
 
 
-def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
-    words = tuple(word.strip() for each in given for word in each.split(",") if word.strip())
-    if given and not words:
+def _words(option: str, values: Sequence[str]) -> tuple[str, ...]:
+    ids = tuple(item.strip() for value in values for item in value.split(",") if item.strip())
+    if values and not ids:
         raise click.UsageError(f"{option} names nothing; `vlaunch check --list` has the words")
-    return words
+    return ids

@@ -92,9 +92,9 @@ def _rows(result: Result, width: int) -> Iterator[Line]:
 
     name = result.check.id
     for finding in _folded(result):
-        word, colour = WORDS[finding.status]
+        label, colour = WORDS[finding.status]
         style = "bold" if finding.status in ("fail", "warn") else ""
-        mark = Text(f"  {word}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
+        mark = Text(f"  {label}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
         yield findings_view.first(mark, finding, untrusted.brief(finding.text) or result.check.what)
         yield from findings_view.below(finding, margin=len(mark) + 2, most=6)
         if finding.status == "fail":
@@ -105,9 +105,9 @@ def _rows(result: Result, width: int) -> Iterator[Line]:
 
 def _total(results: Sequence[Result]) -> str:
     counts = Counter(result.status for result in results)
-    said = [f"{counts[status]} {word}" for status, word in _MEANT.items() if counts[status]]
+    parts = [f"{counts[status]} {label}" for status, label in _MEANT.items() if counts[status]]
     total = "1 check" if len(results) == 1 else f"{len(results)} checks"
-    return f"{total}: {', '.join(said)}"
+    return f"{total}: {', '.join(parts)}"
 
 
 def show_list(checks: Sequence[Check], *, as_json: bool) -> None:

@@ -37,13 +37,18 @@ _HUB = "https://huggingface.co"
 
 
 def gather(
-    session: Session, checks: Sequence[Check], *, model: str, known: Expectations, offline: bool
+    session: Session,
+    checks: Sequence[Check],
+    *,
+    model: str,
+    expectations: Expectations,
+    offline: bool,
 ) -> Evidence:
     """Ask all nodes that were reached what the checks need; what could not be asked is in the
     evidence with its reason.
     """
     groups = {check.group for check in checks}
-    evidence = _survey(session, model, known)
+    evidence = _survey(session, model, expectations)
     if groups & set(_INSIDE):
         evidence = _look_inside(session, evidence)
     if groups & set(_KNOCKS) and len(evidence.facts) > 1:
@@ -65,7 +70,7 @@ def ask_hub(model: str, token: Secret | None) -> Hub:
         return Hub(status="not asked", text="the model is a path, which needs no token")
     import requests
 
-    where = os.environ.get("HF_ENDPOINT") or _HUB
+    endpoint = os.environ.get("HF_ENDPOINT") or _HUB
     value = token.reveal() if token is not None else ""
     if not value.isascii() or not value.isprintable():
         return Hub(status="unauthorized", text="the token has characters that no token has")
@@ -77,54 +82,56 @@ def ask_hub(model: str, token: Secret | None) -> Hub:
             request.headers["Authorization"] = f"Bearer {value}"
         return request
 
-    url = f"{where.rstrip('/')}/api/models/{urllib.parse.quote(model)}/revision/main"
+    url = f"{endpoint.rstrip('/')}/api/models/{urllib.parse.quote(model)}/revision/main"
     try:
         # The answer's body is of no use, and might come for ever.
         with requests.get(
             url, auth=with_token, timeout=_HUB_TIMEOUT, allow_redirects=True, stream=True
-        ) as answer:
-            return _read_hub(model, token, answer)
+        ) as response:
+            return _read_hub(model, token, response)
     except requests.RequestException as error:
         if isinstance(error, ValueError):
-            return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {where}")
-        host = urllib.parse.urlsplit(where).hostname
+            return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {endpoint}")
+        host = urllib.parse.urlsplit(endpoint).hostname
         return Hub(status="offline", text=f"{host}: {type(error).__name__}")
 
 
-def _survey(session: Session, model: str, known: Expectations) -> Evidence:
+def _survey(session: Session, model: str, expectations: Expectations) -> Evidence:
     """Ask what each node is made of; from that follows which level the network must reach."""
     inventory = session.inventory
     nodes = session.reached
-    began = time.monotonic()
+    started = time.monotonic()
     session.begin("check", "Look at the nodes")
     session.wait("check", "surveying every node")
-    asked = observe.commands(
+    commands = observe.commands(
         inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
     )
-    facts, silent = observe.read(session.transport.run(asked))
-    missing = {name: error.brief for name, error in (session.missing | silent).items()}
+    facts, failures = observe.read(session.transport.run(commands))
+    missing = {name: error.brief for name, error in (session.missing | failures).items()}
     evidence = Evidence(
         inventory=inventory,
         facts=facts,
         missing=missing,
         model=model,
-        expectations=known,
-        required=_required(inventory, facts, known),
+        expectations=expectations,
+        required=_required(inventory, facts, expectations),
     )
-    session.step("check", "surveyed", seconds=time.monotonic() - began)
+    session.step("check", "surveyed", seconds=time.monotonic() - started)
     return evidence
 
 
-def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expectations) -> Level:
+def _required(
+    inventory: Inventory, facts: Mapping[str, HostFacts], expectations: Expectations
+) -> Level:
     """Return the level that the network must reach, with the hardware that was found."""
     level, _ = required_level(
         inventory,
-        gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
+        gpus=[gpu.name for host in facts.values() for gpu in host.gpus or ()],
         rdma=[
-            name for name, each in facts.items() if each.survey is not None and active(each.survey)
+            name for name, host in facts.items() if host.survey is not None and active(host.survey)
         ],
-        known=known,
-        apart=[name for name, each in facts.items() if each.survey and apart(each.survey)],
+        expectations=expectations,
+        distant_nodes=[name for name, host in facts.items() if host.survey and apart(host.survey)],
     )
     return level
 
@@ -145,39 +152,39 @@ def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mappin
 
 def _look_inside(session: Session, evidence: Evidence) -> Evidence:
     site = Site(session.inventory, evidence.facts)
-    asked = preflight.look_inside(site)
-    began = time.monotonic()
+    queries = preflight.look_inside(site)
+    started = time.monotonic()
     session.wait("check", "looking into the containers")
-    seen: dict[str, inside.Inside] = {}
-    missing = dict(asked.missing)
-    for answer in session.transport.run(asked.commands):
+    views: dict[str, inside.Inside] = {}
+    missing = dict(queries.missing)
+    for answer in session.transport.run(queries.commands):
         try:
-            seen[answer.node] = inside.parse_look(answer)
+            views[answer.node] = inside.parse_look(answer)
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
-    if seen:
-        took = time.monotonic() - began
-        session.step("check", "looked into the containers", seconds=took)
-    return replace(evidence, inside=seen, inside_missing=missing)
+    if views:
+        seconds = time.monotonic() - started
+        session.step("check", "looked into the containers", seconds=seconds)
+    return replace(evidence, inside=views, inside_missing=missing)
 
 
 def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
-    draw = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
-    high = preflight.high_port(evidence.facts, draw)
-    asked = preflight.probe_ports(
+    candidates = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
+    high = preflight.high_port(evidence.facts, candidates)
+    queries = preflight.probe_ports(
         Site(session.inventory, evidence.facts), high=high, nonce=secrets.token_hex(8)
     )
-    began = time.monotonic()
+    started = time.monotonic()
     session.wait("check", "every node knocks at all the others")
     probes: list[pairs.PortProbe] = []
-    missing = dict(asked.missing)
-    for answer in session.transport.run(asked.commands):
+    missing = dict(queries.missing)
+    for answer in session.transport.run(queries.commands):
         try:
             probes += pairs.parse(answer)
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
-    took = time.monotonic() - began
-    session.step("check", "every node knocked at all the others", seconds=took)
+    seconds = time.monotonic() - started
+    session.step("check", "every node knocked at all the others", seconds=seconds)
     return replace(evidence, port_probes=tuple(probes), probes_missing=missing)
 
 
@@ -191,8 +198,8 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
         return Hub(status="not asked", text="asked to stay offline")
     if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
         return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
-    source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
-    if any(each.prompt is not None for each in source.values()):
+    source = {name: item for name, item in inventory.secrets.items() if name == "HF_TOKEN"}
+    if any(item.prompt is not None for item in source.values()):
         return Hub(
             status="not asked",
             text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it",
@@ -206,19 +213,19 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
     return ask_hub(model, token)
 
 
-def _read_hub(model: str, token: Secret | None, answer: requests.Response) -> Hub:
-    if answer.ok:
+def _read_hub(model: str, token: Secret | None, response: requests.Response) -> Hub:
+    if response.ok:
         return Hub(
             status="ok",
             text=f"{model} may be read" + ("" if token is not None else " without a token"),
         )
-    said = answer.headers.get("X-Error-Message") or f"HTTP {answer.status_code}"
-    if token is None and answer.status_code in (401, 403):
-        return Hub(status="no token", text=said)
-    if answer.headers.get("X-Error-Code") == "GatedRepo" or answer.status_code == 403:
-        return Hub(status="gated", text=said)
-    if answer.status_code == 401:
-        return Hub(status="unauthorized", text=said)
-    if answer.status_code == 404:
-        return Hub(status="not found", text=said)
-    return Hub(status="offline", text=said)
+    message = response.headers.get("X-Error-Message") or f"HTTP {response.status_code}"
+    if token is None and response.status_code in (401, 403):
+        return Hub(status="no token", text=message)
+    if response.headers.get("X-Error-Code") == "GatedRepo" or response.status_code == 403:
+        return Hub(status="gated", text=message)
+    if response.status_code == 401:
+        return Hub(status="unauthorized", text=message)
+    if response.status_code == 404:
+        return Hub(status="not found", text=message)
+    return Hub(status="offline", text=message)

@@ -100,51 +100,53 @@ def init(
         accelerator=accelerator,
         ssh=Ssh(user=user, port=port, identity=key, jump=jump),
     )
-    words = _words(docker)
-    with call.printer() as to:
-        with call.session(inventory=asked(hosts, wishes, words or DOCKER), to=to) as session:
-            probed = _look(session, wishes, words)
-        data = _write(discover(probed, wishes), path, to, stdout=output == "-", force=force)
+    docker_argv = _words(docker)
+    with call.printer() as printer:
+        with call.session(
+            inventory=asked(hosts, wishes, docker_argv or DOCKER), printer=printer
+        ) as session:
+            scanned = _look(session, wishes, docker_argv)
+        data = _write(discover(scanned, wishes), path, printer, stdout=output == "-", force=force)
     click.echo(data, nl=False)  # after the display has gone
     return 0
 
 
-def _look(reached: Session, wishes: Wishes, call: Argv | None) -> list[Probed]:
+def _look(session: Session, wishes: Wishes, docker: Argv | None) -> list[Probed]:
     """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
     `call` leaves that open. Raises NodeError, every host's story told.
     """
     from launcher.hosts.discovery.asked import own_ssh
 
-    nodes = reached.inventory.nodes
-    reached.begin("look", "Look at the hosts")
-    began = time.monotonic()
-    answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
-    if call is None:
-        answers |= _behind_sudo(reached, answers, wishes)
-    seconds = time.monotonic() - began
-    who = fold([node.name for node in nodes])
-    reached.step("look", "seen", node=who, seconds=seconds)
+    nodes = session.inventory.nodes
+    session.begin("look", "Look at the hosts")
+    started = time.monotonic()
+    answers = _ask(session, nodes, {node.name: node.docker for node in nodes}, wishes)
+    if docker is None:
+        answers |= _behind_sudo(session, answers, wishes)
+    seconds = time.monotonic() - started
+    node_names = fold([node.name for node in nodes])
+    session.step("look", "seen", node=node_names, seconds=seconds)
     return [replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh)) for node in nodes]
 
 
 def _behind_sudo(
-    reached: Session, answers: Mapping[str, Probed], wishes: Wishes
+    session: Session, answers: Mapping[str, Probed], wishes: Wishes
 ) -> dict[str, Probed]:
     """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps, or
     would in more time.
     """
-    refused = [
+    denied = [
         node
-        for node in reached.inventory.nodes
+        for node in session.inventory.nodes
         if node.docker == DOCKER and _refused(answers[node.name])
     ]
-    if not refused:
+    if not denied:
         return {}
-    again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
+    retried = _ask(session, denied, {node.name: _SUDO for node in denied}, wishes)
     return {
-        name: each
-        for name, each in again.items()
-        if each.facts.docker_version is not None or "docker" in each.facts.late
+        name: scanned
+        for name, scanned in retried.items()
+        if scanned.facts.docker_version is not None or "docker" in scanned.facts.late
     }
 
 
@@ -153,7 +155,7 @@ def _refused(host: Probed) -> bool:
 
 
 def _ask(
-    reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
+    session: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
 ) -> dict[str, Probed]:
     """Send the probe, and behind it the question for what a host has; raises NodeError, every
     host's story told.
@@ -171,30 +173,30 @@ def _ask(
             more=compile_cache.script(None, wishes.cluster) + local_assets.script(),
         )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
-    answers = {answer.node: answer for answer in reached.transport.run(commands)}
-    facts, failed = observe.read(answers.values())
-    if failed:
-        raise together(list(failed.values()))
-    found = {}
+    answers = {answer.node: answer for answer in session.transport.run(commands)}
+    facts, failures = observe.read(answers.values())
+    if failures:
+        raise together(list(failures.values()))
+    scanned = {}
     for node in nodes:
         try:
-            has = local_assets.parse(answers[node.name].out)
+            assets = local_assets.parse(answers[node.name].out)
         except UnreadableAnswer:
-            has = local_assets.LocalAssets()  # what it is for can be chosen without it
-        found[node.name] = Probed(
-            host=node.host, facts=facts[node.name], assets=has, docker=docker[node.name]
+            assets = local_assets.LocalAssets()  # what it is for can be chosen without it
+        scanned[node.name] = Probed(
+            host=node.host, facts=facts[node.name], assets=assets, docker=docker[node.name]
         )
-    return found
+    return scanned
 
 
 def _words(docker: str | None) -> Argv | None:
     try:
-        words = None if docker is None else tuple(shlex.split(docker))
+        argv = None if docker is None else tuple(shlex.split(docker))
     except ValueError as error:
         raise click.UsageError(f"--docker: {str(error).lower()}") from None
-    if words == ():
+    if argv == ():
         raise click.UsageError("--docker should be words, such as `sudo -n docker`")
-    return words
+    return argv
 
 
 def _may_write(path: Path, *, force: bool) -> None:
@@ -214,50 +216,50 @@ def _may_write(path: Path, *, force: bool) -> None:
         )
 
 
-def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
+def _write(discovery: Discovery, path: Path, printer: Printer, *, stdout: bool, force: bool) -> str:
     """Write the file and return nothing for standard output, or the other way round."""
     from launcher.inventory.load import loads
 
-    text = write(found)
+    text = write(discovery)
     try:
         loads(text, path)
     except InventoryError as error:
-        told = "what was found does not make an inventory that can be used; nothing was written"
+        message = "what was found does not make an inventory that can be used; nothing was written"
         raise VlaunchError(
-            told,
+            message,
             evidence=error.mistakes,
             hint="write it by hand, starting from inventory/example.yaml",
         ) from None
-    for warning in found.warnings:
-        to.show(Event(kind="warning", stage="look", text=warning, state="warn"))
-    hosts = f"{len(found.nodes)} host{'s' * (len(found.nodes) > 1)}"
-    what = f"cluster {found.cluster}, {hosts}, {found.accelerator}, {found.fabric}"
+    for warning in discovery.warnings:
+        printer.show(Event(kind="warning", stage="look", text=warning, state="warn"))
+    hosts = f"{len(discovery.nodes)} host{'s' * (len(discovery.nodes) > 1)}"
+    summary = f"cluster {discovery.cluster}, {hosts}, {discovery.accelerator}, {discovery.fabric}"
     if stdout:
-        to.show(Event(kind="done", text=what, state="ok"))
+        printer.show(Event(kind="done", text=summary, state="ok"))
         return text
     _replace(path, text, force=force)
-    data = {"path": str(path), "hosts": len(found.nodes), "warnings": len(found.warnings)}
-    to.show(Event(kind="done", text=f"wrote {path}: {what}", state="ok", data=data))
-    where = "" if path == Path("inventory.yaml") else f" -i {shlex.quote(str(path))}"
-    to.show(Event(kind="note", text=f"next: read it, then `vlaunch check{where}`"))
+    data = {"path": str(path), "hosts": len(discovery.nodes), "warnings": len(discovery.warnings)}
+    printer.show(Event(kind="done", text=f"wrote {path}: {summary}", state="ok", data=data))
+    inventory_option = "" if path == Path("inventory.yaml") else f" -i {shlex.quote(str(path))}"
+    printer.show(Event(kind="note", text=f"next: read it, then `vlaunch check{inventory_option}`"))
     return ""
 
 
 def _replace(path: Path, text: str, *, force: bool) -> None:
     """Write all of it or nothing; without `force`, a file that has come in between stays."""
     target = path.resolve()
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         if force:
-            part.replace(target)
+            temporary.replace(target)
         else:
             try:
-                target.hardlink_to(part)
+                target.hardlink_to(temporary)
             except FileExistsError:
                 _may_write(path, force=False)
                 raise
             except OSError:  # a file system without hard links
-                part.replace(target)
+                temporary.replace(target)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

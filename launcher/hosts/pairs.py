@@ -95,7 +95,7 @@ def probe(
         deadline: seconds after which it ends, whatever is still open; give the command a few more.
         patience: seconds without any answer after which a port is `timed out`.
     """
-    asked = {
+    request = {
         "node": node,
         "ip": ip,
         "port": high,
@@ -104,13 +104,13 @@ def probe(
         "nonce": nonce,
         "deadline": deadline,
         "patience": patience,
-        "peers": [{"name": each.name, "ip": each.ip, "ports": list(each.ports)} for each in peers],
+        "peers": [{"name": peer.name, "ip": peer.ip, "ports": list(peer.ports)} for peer in peers],
     }
     return (
         "python3",
         "-c",
         agent_queries.source("pairs"),
-        json.dumps(asked, separators=(",", ":")),
+        json.dumps(request, separators=(",", ":")),
     )
 
 

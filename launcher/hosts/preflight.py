@@ -43,16 +43,16 @@ def probe_ports(site: Site, *, high: int, nonce: str) -> Asked:
     use everywhere.
     """
     missing = {node.name: why for node in site.seen if (why := _mute(site, node))}
-    able = [node for node in site.seen if node.name not in missing]
-    if len(able) < 2:
+    participants = [node for node in site.seen if node.name not in missing]
+    if len(participants) < 2:
         return Asked(missing=missing)
     ports = site.inventory.ports
     commands = []
-    for node in able:
+    for node in participants:
         argv = pairs.probe(
             node=node.name,
             ip=node.ip,
-            peers=_peers(ports, node, able),
+            peers=_peers(ports, node, participants),
             listen=between(ports, node),
             high=high,
             mtu=_mtu(node, site.facts[node.name]),
@@ -71,11 +71,11 @@ def probe_ports(site: Site, *, high: int, nonce: str) -> Asked:
     return Asked(commands=tuple(commands), missing=missing)
 
 
-def _peers(ports: Ports, node: Node, able: Sequence[Node]) -> list[pairs.Peer]:
+def _peers(ports: Ports, node: Node, participants: Sequence[Node]) -> list[pairs.Peer]:
     return [
-        pairs.Peer(name=each.name, ip=each.ip, ports=between(ports, each))
-        for each in able
-        if each is not node
+        pairs.Peer(name=peer.name, ip=peer.ip, ports=between(ports, peer))
+        for peer in participants
+        if peer is not node
     ]
 
 
@@ -90,8 +90,8 @@ def between(ports: Ports, node: Node) -> tuple[int, ...]:
 
 def _inside(site: Site, node: Node) -> Argv | None:
     argv = inside.look()
-    if (own := site.running(node)) is not None:
-        return docker.exec_(node.docker, own.name, *argv)
+    if (container := site.running(node)) is not None:
+        return docker.exec_(node.docker, container.name, *argv)
     if site.image(node, site.inventory.image) is None:
         return None
     spec = containers.probe_spec(site, node, argv)
@@ -105,8 +105,8 @@ def _with_python(site: Site, node: Node, argv: Argv) -> Argv:
     survey = site.facts[node.name].survey
     if survey is not None and survey.python:
         return argv
-    if (own := site.running(node)) is not None:
-        return docker.exec_(node.docker, own.name, *argv, stdin=True)
+    if (container := site.running(node)) is not None:
+        return docker.exec_(node.docker, container.name, *argv, stdin=True)
     return docker.throw_away(
         node.docker,
         site.inventory.image,
@@ -119,10 +119,10 @@ def _with_python(site: Site, node: Node, argv: Argv) -> Argv:
 
 def _mute(site: Site, node: Node) -> str:
     """Return why a node cannot take part; empty when it can."""
-    here, image = site.facts[node.name], site.inventory.image
-    if here.interface_of(node.ip) is None:
+    facts, image = site.facts[node.name], site.inventory.image
+    if facts.interface_of(node.ip) is None:
         return f"no interface carries {node.ip}"
-    if here.survey is not None and here.survey.python:
+    if facts.survey is not None and facts.survey.python:
         return ""
     if site.running(node) is None and site.image(node, image) is None:
         return f"neither Python nor {image} is on this node yet: run `vlaunch up`"
@@ -135,7 +135,7 @@ def _mtu(node: Node, facts: HostFacts) -> int:
     return next((nic.mtu for nic in nics if nic.name == name), 1500)
 
 
-def high_port(facts: Mapping[str, HostFacts], draw: Sequence[int]) -> int:
+def high_port(facts: Mapping[str, HostFacts], candidates: Sequence[int]) -> int:
     """Return the first of some drawn ports on which nobody listens anywhere."""
-    taken = {port for each in facts.values() for _, port in each.listening or ()}
-    return next((port for port in draw if port not in taken), draw[0])
+    used = {port for host in facts.values() for _, port in host.listening or ()}
+    return next((port for port in candidates if port not in used), candidates[0])

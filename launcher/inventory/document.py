@@ -33,11 +33,11 @@ class Document:
     lines: Mapping[Where, int]
     mistakes: tuple[Mistake, ...]
 
-    def line(self, where: Where) -> int:
+    def line(self, yaml_path: Where) -> int:
         """Return the line of `where`, or of the nearest thing around it that is written down."""
-        while where and where not in self.lines:
-            where = where[:-1]
-        return self.lines.get(where, 1)
+        while yaml_path and yaml_path not in self.lines:
+            yaml_path = yaml_path[:-1]
+        return self.lines.get(yaml_path, 1)
 
     def told(self, mistakes: Iterable[Mistake]) -> list[tuple[int, str]]:
         """Return the line and the words of each mistake, in the order of lines, each once."""
@@ -49,11 +49,11 @@ class Document:
         )
 
     def _words(self, mistake: Mistake) -> str:
-        where = mistake.where[:-1] if mistake.about_key else mistake.where
+        yaml_path = mistake.where[:-1] if mistake.about_key else mistake.where
         # `ray: 2.6` stands for `ray.version`: the path ends where the file does.
-        while where and where not in self.lines:
-            where = where[:-1]
-        return f"{spell(where)}: {mistake.text}" if where else mistake.text
+        while yaml_path and yaml_path not in self.lines:
+            yaml_path = yaml_path[:-1]
+        return f"{spell(yaml_path)}: {mistake.text}" if yaml_path else mistake.text
 
 
 class Written(float):
@@ -68,7 +68,7 @@ class Written(float):
 
 
 def parse(
-    text: str, *, first: str = "cluster", example: str = "inventory/example.yaml"
+    text: str, *, first_key: str = "cluster", example: str = "inventory/example.yaml"
 ) -> Document:
     """Read YAML; mistakes are in the result.
 
@@ -94,7 +94,7 @@ def parse(
         return _unreadable(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
         return _unreadable(1, f"the file is empty; `{example}` shows what to write")
-    return _convert(root, first)
+    return _convert(root, first_key)
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -106,7 +106,7 @@ def _compose(text: str) -> yaml.Node | None:
     return node
 
 
-def _convert(root: yaml.Node, first: str) -> Document:
+def _convert(root: yaml.Node, first_key: str) -> Document:
     reader = _Reader()
     try:
         data = reader.value(root, (), 0)
@@ -114,7 +114,7 @@ def _convert(root: yaml.Node, first: str) -> Document:
         return _unreadable(error.line, str(error))
     mistakes = reader.mistakes
     if not isinstance(data, dict):
-        text = f"should be a mapping that starts with `{first}:`, not {shown(data)}"
+        text = f"should be a mapping that starts with `{first_key}:`, not {shown(data)}"
         return Document(
             data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(where=(), text=text))
         )
@@ -136,12 +136,12 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
         return "a tab is used where YAML wants spaces; indent with spaces"
     if "single document" in (error.context or ""):
         return "should be one YAML document; remove the second `---`"
-    where = (
+    location = (
         f" ({error.context}, line {error.context_mark.line + 1})"
         if error.context and error.context_mark
         else ""
     )
-    return f"not valid YAML: {problem}{where}"
+    return f"not valid YAML: {problem}{location}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -177,35 +177,38 @@ class _Reader:
     mistakes: list[Mistake] = field(default_factory=list)
     count: int = 0
 
-    def value(self, node: yaml.Node, where: Where, depth: int) -> object:
+    def value(self, node: yaml.Node, yaml_path: Where, depth: int) -> object:
         self._spend(node, depth)
-        self.lines.setdefault(where, _line(node))
+        self.lines.setdefault(yaml_path, _line(node))
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, where, depth)
+            return self._mapping(node, yaml_path, depth)
         if isinstance(node, yaml.SequenceNode):
             return [
-                self.value(child, (*where, at), depth + 1) for at, child in enumerate(node.value)
+                self.value(child, (*yaml_path, index), depth + 1)
+                for index, child in enumerate(node.value)
             ]
-        return self._scalar(node, where)
+        return self._scalar(node, yaml_path)
 
-    def _mapping(self, node: yaml.MappingNode, where: Where, depth: int) -> dict[str, object]:
+    def _mapping(self, node: yaml.MappingNode, yaml_path: Where, depth: int) -> dict[str, object]:
         values: dict[str, object] = {}
-        for key_node, value_node, merged in self._pairs(node, where, depth):
+        for key_node, value_node, merged in self._pairs(node, yaml_path, depth):
             if not isinstance(key_node, yaml.ScalarNode):
-                self._mistake(where, key_node, "a key should be one word, not a list or a mapping")
+                self._mistake(
+                    yaml_path, key_node, "a key should be one word, not a list or a mapping"
+                )
                 continue
             key = str(key_node.value)
-            here = (*where, key)
+            child_path = (*yaml_path, key)
             if key not in values:
-                self.lines[here] = _line(key_node)
-                values[key] = self.value(value_node, here, depth + 1)
+                self.lines[child_path] = _line(key_node)
+                values[key] = self.value(value_node, child_path, depth + 1)
             elif not merged:
-                first = self.lines[here]
-                self._mistake(here, key_node, f"written twice; the first is on line {first}")
+                first = self.lines[child_path]
+                self._mistake(child_path, key_node, f"written twice; the first is on line {first}")
         return values
 
     def _pairs(
-        self, node: yaml.MappingNode, where: Where, depth: int
+        self, node: yaml.MappingNode, yaml_path: Where, depth: int
     ) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
         """Yield key, value and whether it was merged in: the mapping's own pairs first, for they
         win over `<<`.
@@ -220,16 +223,16 @@ class _Reader:
             self._spend(source, depth)
             if not isinstance(source, yaml.MappingNode):
                 self._mistake(
-                    where,
+                    yaml_path,
                     source,
                     "`<<` should be followed by an alias to a mapping, such as `*defaults`",
                 )
                 continue
-            for key, value, _ in self._pairs(source, where, depth + 1):
+            for key, value, _ in self._pairs(source, yaml_path, depth + 1):
                 self._spend(key, depth)
                 yield key, value, True
 
-    def _scalar(self, node: yaml.Node, where: Where) -> object:
+    def _scalar(self, node: yaml.Node, yaml_path: Where) -> object:
         text, tag = str(node.value), str(node.tag).removeprefix(_TAG)
         try:
             if tag == "null":
@@ -246,7 +249,7 @@ class _Reader:
             tag = "?"
         if tag not in ("str", "merge"):
             self._mistake(
-                where, node, f"the tag `{name(str(node.tag))}` is not used here; remove it"
+                yaml_path, node, f"the tag `{name(str(node.tag))}` is not used here; remove it"
             )
         return text
 
@@ -257,8 +260,8 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise _TooBig(_line(node), f"nested more than {MAX_DEPTH} levels deep")
 
-    def _mistake(self, where: Where, node: yaml.Node, text: str) -> None:
-        self.mistakes.append(Mistake(where=where, text=text, line=_line(node)))
+    def _mistake(self, yaml_path: Where, node: yaml.Node, text: str) -> None:
+        self.mistakes.append(Mistake(where=yaml_path, text=text, line=_line(node)))
 
 
 class UnusableFile(Exception):
@@ -272,7 +275,7 @@ class UnusableFile(Exception):
         self.encoding = encoding
 
 
-def read_file(path: Path, *, most: int, kind: str) -> str:
+def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
     """Return what is in the file at `path`; raises Unusable.
 
     Args:
@@ -286,12 +289,12 @@ def read_file(path: Path, *, most: int, kind: str) -> str:
         if path.exists() and not path.is_file():
             raise UnusableFile("is not a regular file")
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnusableFile(f"cannot be read: {reason.lower()}") from error
-    if len(content) > most:
-        raise UnusableFile(f"is larger than {most // 1024} KiB, which no {kind} needs to be")
+    if len(content) > max_bytes:
+        raise UnusableFile(f"is larger than {max_bytes // 1024} KiB, which no {kind} needs to be")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

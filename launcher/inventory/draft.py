@@ -35,17 +35,17 @@ class Draft:
     document: Document
     broken: frozenset[Where]
 
-    def line(self, *where: str | int) -> int:
+    def line(self, *path: str | int) -> int:
         """Return the line where `where` is written."""
-        return self.document.line(where)
+        return self.document.line(path)
 
-    def written(self, *where: str | int) -> bool:
+    def written(self, *path: str | int) -> bool:
         """Return whether the file says something at `where`."""
-        return where in self.document.lines
+        return path in self.document.lines
 
-    def sound(self, *where: str | int) -> bool:
+    def sound(self, *path: str | int) -> bool:
         """Return whether `where` and what is around it was read without a mistake."""
-        return not any(where[:length] in self.broken for length in range(1, len(where) + 1))
+        return not any(path[:length] in self.broken for length in range(1, len(path) + 1))
 
 
 def draft(document: Document, folder: Path) -> tuple[Draft | None, list[Mistake]]:
@@ -62,12 +62,12 @@ def draft(document: Document, folder: Path) -> tuple[Draft | None, list[Mistake]
     ), mistakes
 
 
-def _stand_in(where: Where) -> object:
-    key, home = where[-1], where[0]
+def _stand_in(yaml_path: Where) -> object:
+    key, section = yaml_path[-1], yaml_path[0]
     if isinstance(key, int):
         # What is not taken out leaves the items behind it at their places, which later mistakes
         # name.
-        return {} if home in ("nodes", "mounts") and len(where) == 2 else None
-    if key == "host" and home == "nodes":
-        return f"unreadable-{where[1]}"
-    return _STAND_INS.get(key) if len(where) == 1 or home in ("nodes", "mounts") else None
+        return {} if section in ("nodes", "mounts") and len(yaml_path) == 2 else None
+    if key == "host" and section == "nodes":
+        return f"unreadable-{yaml_path[1]}"
+    return _STAND_INS.get(key) if len(yaml_path) == 1 or section in ("nodes", "mounts") else None

@@ -35,15 +35,15 @@ SHORT = {
 }
 
 
-def python_name(written: str) -> str:
+def python_name(argument: str) -> str:
     """Return the Python name of an engine argument: `--max-model-len` → `max_model_len`."""
-    return written.removeprefix("--").replace("-", "_")
+    return argument.removeprefix("--").replace("-", "_")
 
 
 def flags(args: Mapping[str, Any]) -> Iterator[str]:
     """Yield the words of `vllm serve` that say the same, as vLLM reads a configuration file."""
-    for written, value in args.items():
-        name = python_name(written).replace("_", "-")
+    for argument, value in args.items():
+        name = python_name(argument).replace("_", "-")
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
         elif isinstance(value, list):

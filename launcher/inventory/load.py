@@ -26,30 +26,30 @@ def load(path: Path) -> Inventory:
 
 def loads(content: str, path: Path) -> Inventory:
     """Check `content` as if it were the file at `path`, from whose folder relative paths start."""
-    read = document.parse(content)
-    if read.data is None:
-        raise _error(path, read, list(read.mistakes))
-    made, mistakes = draft(read, path.parent.absolute())
-    mistakes += read.mistakes
-    if made is not None:
-        mistakes += _broken_rules(made)
-    if mistakes or made is None:
-        raise _error(path, read, mistakes)
-    return merge.inventory(made.file, made.placed, path)
+    parsed = document.parse(content)
+    if parsed.data is None:
+        raise _error(path, parsed, list(parsed.mistakes))
+    inventory_draft, mistakes = draft(parsed, path.parent.absolute())
+    mistakes += parsed.mistakes
+    if inventory_draft is not None:
+        mistakes += _broken_rules(inventory_draft)
+    if mistakes or inventory_draft is None:
+        raise _error(path, parsed, mistakes)
+    return merge.inventory(inventory_draft.file, inventory_draft.placed, path)
 
 
-def _broken_rules(made: Draft) -> list[Mistake]:
-    found = [
+def _broken_rules(inventory_draft: Draft) -> list[Mistake]:
+    mistakes = [
         mistake
         for rule in (*rules.ALL, *mount_rules.ALL, *node_rules.ALL)
-        for mistake in rule(made)
+        for mistake in rule(inventory_draft)
     ]
-    return [mistake for mistake in found if made.sound(*mistake.where)]
+    return [mistake for mistake in mistakes if inventory_draft.sound(*mistake.where)]
 
 
 def _read(path: Path) -> str:
     try:
-        return document.read_file(path, most=MAX_BYTES, kind="inventory")
+        return document.read_file(path, max_bytes=MAX_BYTES, kind="inventory")
     except document.UnusableFile as error:
         lines = [f"{path}:{error.line}: {error}"]
         hint = (
@@ -58,10 +58,10 @@ def _read(path: Path) -> str:
         raise InventoryError(f"`{path}` cannot be used", lines, hint=hint) from error
 
 
-def _error(path: Path, read: Document, mistakes: list[Mistake]) -> InventoryError:
-    lines = read.told(mistakes)
+def _error(path: Path, parsed: Document, mistakes: list[Mistake]) -> InventoryError:
+    lines = parsed.told(mistakes)
     number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     hint = "every key is explained in inventory/example.yaml; nothing was touched"
     return InventoryError(
-        f"{number} in `{path}`", [f"{path}:{line}: {told}" for line, told in lines], hint=hint
+        f"{number} in `{path}`", [f"{path}:{line}: {message}" for line, message in lines], hint=hint
     )

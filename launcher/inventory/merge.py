@@ -27,14 +27,14 @@ class Placed:
 def place(file: InventoryFile, folder: Path) -> list[Placed]:
     """Expand every entry of `nodes`. Ranges of unequal length leave gaps, which `rules` reports."""
     placed = []
-    for at, entry in enumerate(file.nodes):
+    for index, entry in enumerate(file.nodes):
         names, ips = entry.name or entry.host, entry.ip or _addresses(entry.host)
-        together = itertools.islice(
+        rows = itertools.islice(
             itertools.zip_longest(entry.host, names, ips, fillvalue=""), len(entry.host)
         )
         placed += [
-            Placed(entry=at, node=_node(file, entry, _ssh(file.ssh, entry.ssh, folder), *one))
-            for one in together
+            Placed(entry=index, node=_node(file, entry, _ssh(file.ssh, entry.ssh, folder), *row))
+            for row in rows
         ]
     return placed
 
@@ -43,14 +43,14 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> domain.I
     """Put the checked parts together; the head is decided here."""
     head = head_name(file, placed)
     backend: domain.Backend = "mp" if file.ray.off else file.serve.backend
-    settings = {each.name: getattr(file, each.name) for each in fields(domain.ClusterSettings)}
+    settings = {item.name: getattr(file, item.name) for item in fields(domain.ClusterSettings)}
     args = (*engine_args.flags(file.engine_args), *file.serve.args)
     settings["serve"] = replace(file.serve, backend=backend, args=args)
     settings["secrets"] = {name: _secret(name, source) for name, source in file.secrets.items()}
     return domain.Inventory(
         **settings,
         path=path,
-        nodes=tuple(replace(one.node, head=one.node.name == head) for one in placed),
+        nodes=tuple(replace(expanded.node, head=expanded.node.name == head) for expanded in placed),
         fabric=file.network.fabric,
         require=file.network.require,
         private=file.network.private,
@@ -62,12 +62,13 @@ def head_name(file: InventoryFile, placed: list[Placed]) -> str:
     if file.head:
         return file.head
     return next(
-        (one.node.name for one in placed if file.nodes[one.entry].head), placed[0].node.name
+        (expanded.node.name for expanded in placed if file.nodes[expanded.entry].head),
+        placed[0].node.name,
     )
 
 
-def _node(file: InventoryFile, entry: NodeSection, ssh: domain.Ssh, *who: str) -> domain.Node:
-    host, name, ip = who
+def _node(file: InventoryFile, entry: NodeSection, ssh: domain.Ssh, *identity: str) -> domain.Node:
+    host, name, ip = identity
     hca = file.network.hca if entry.network.hca is None else entry.network.hca
     return domain.Node(
         name=name,
@@ -95,9 +96,9 @@ def _is_address(host: str) -> bool:
     return ":" in host or all(part.isdigit() for part in host.split("."))
 
 
-def _ssh(cluster: domain.Ssh, own: domain.Ssh, folder: Path) -> domain.Ssh:
-    said = {key: item for key, item in asdict(own).items() if item is not None}
-    merged = replace(cluster, **said)
+def _ssh(cluster: domain.Ssh, node_ssh: domain.Ssh, folder: Path) -> domain.Ssh:
+    overrides = {key: item for key, item in asdict(node_ssh).items() if item is not None}
+    merged = replace(cluster, **overrides)
     return replace(
         merged,
         identity=_from(folder, merged.identity),
@@ -117,5 +118,5 @@ def _expanded(path: Path) -> Path:
 
 
 def _secret(name: str, source: domain.SecretSource) -> domain.SecretSource:
-    asked = f"Value of {name}" if source.prompt == "" else source.prompt
-    return replace(source, prompt=asked)
+    prompt = f"Value of {name}" if source.prompt == "" else source.prompt
+    return replace(source, prompt=prompt)

@@ -29,10 +29,10 @@ class Mistake:
     unknown: bool = False
 
 
-def spell(where: Where) -> str:
+def spell(yaml_path: Where) -> str:
     """Write a path as its reader would: `('nodes', 1, 'gpus')` → `nodes[1].gpus`."""
     text = ""
-    for step in where:
+    for step in yaml_path:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
@@ -63,9 +63,9 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, candidates: Iterable[str]) -> str:
     """Return ``; did you mean `near`?`` when one of `known` is close to `word`, else nothing."""
-    near = difflib.get_close_matches(word[:_LONGEST].lower(), list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(text[:_LONGEST].lower(), list(candidates), n=1, cutoff=0.6)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 

@@ -26,56 +26,56 @@ _HF_CACHE = "/root/.cache/huggingface"
 
 def mounts(draft: Draft) -> Iterator[Mistake]:
     """Each place has one mount, and vlaunch's own are left alone."""
-    broken = {where[1] for where in draft.broken if where[:1] == ("mounts",) and len(where) > 1}
-    seen: dict[str, int] = {}
-    for at, mount in enumerate(draft.file.mounts):
-        if at in broken:
+    invalid = {where[1] for where in draft.broken if where[:1] == ("mounts",) and len(where) > 1}
+    first_index: dict[str, int] = {}
+    for index, mount in enumerate(draft.file.mounts):
+        if index in invalid:
             continue
         target = _clean(mount.target)
         text = (
             _root(target)
             or _over_own(mount)
             or _over_cache(draft, mount)
-            or _over_other(draft, target, seen)
+            or _over_other(draft, target, first_index)
         )
         if text:
-            yield Mistake(where=("mounts", at), text=text)
-        seen.setdefault(target, at)
+            yield Mistake(where=("mounts", index), text=text)
+        first_index.setdefault(target, index)
 
 
 def cache(draft: Draft) -> Iterator[Mistake]:
     """The Hugging Face cache has the same path in the containers as on its node."""
-    for where, home in _homes(draft).items():
-        taken = next(
+    for yaml_path, hf_home in _homes(draft).items():
+        reserved_path = next(
             (
-                place
-                for place in (*_OWN, _SHM)
-                if home == place or (place in _SEALED and _inside(home, place))
+                path
+                for path in (*_OWN, _SHM)
+                if hf_home == path or (path in _SEALED and _inside(hf_home, path))
             ),
             None,
         )
-        if taken:
+        if reserved_path:
             text = (
                 "should be another directory: the containers get it at the same path, and there"
-                f" `{taken}` is taken"
+                f" `{reserved_path}` is taken"
             )
-            yield Mistake(where=where, text=text)
+            yield Mistake(where=yaml_path, text=text)
 
 
 def compiled(draft: Draft) -> Iterator[Mistake]:
     """What one node compiles is no other's: it must not lie where all nodes may look for models."""
-    for one in draft.placed:
-        own: Where = ("nodes", one.entry, "cache_dir")
-        where = own if draft.written(*own) else ("cache_dir",)
-        if one.node.cache_dir is None or not draft.sound(*where):
+    for expanded in draft.placed:
+        node_path: Where = ("nodes", expanded.entry, "cache_dir")
+        yaml_path = node_path if draft.written(*node_path) else ("cache_dir",)
+        if expanded.node.cache_dir is None or not draft.sound(*yaml_path):
             continue
-        home, folder = _clean(one.node.hf_home), _clean(one.node.cache_dir)
-        if folder == home or _inside(folder, home):
+        hf_home, cache_dir = _clean(expanded.node.hf_home), _clean(expanded.node.cache_dir)
+        if cache_dir == hf_home or _inside(cache_dir, hf_home):
             text = (
-                f"should lie outside `hf_home` ({home}), which nodes may share: what one compiles"
-                " is for itself alone"
+                f"should lie outside `hf_home` ({hf_home}), which nodes may share: what one"
+                " compiles is for itself alone"
             )
-            yield Mistake(where=where, text=text)
+            yield Mistake(where=yaml_path, text=text)
 
 
 ALL = (mounts, cache, compiled)
@@ -92,31 +92,35 @@ def _over_own(mount: Mount) -> str:
             f"should be left to `shm`, which says what the containers have at {_SHM}; `shm: host`"
             " gives them the node's"
         )
-    for place, what in _OWN.items():
-        if target == place:
-            return f"should have another target: vlaunch mounts {what} at `{place}`"
-        if _inside(target, place):
-            return f"should have a target outside `{place}`, where vlaunch mounts {what}"
-        if mount.read_only and _inside(place, target):
-            return _sealing(place, f"vlaunch mounts {what}")
+    for path, purpose in _OWN.items():
+        if target == path:
+            return f"should have another target: vlaunch mounts {purpose} at `{path}`"
+        if _inside(target, path):
+            return f"should have a target outside `{path}`, where vlaunch mounts {purpose}"
+        if mount.read_only and _inside(path, target):
+            return _sealing(path, f"vlaunch mounts {purpose}")
     return ""
 
 
 def _over_cache(draft: Draft, mount: Mount) -> str:
     source, target = _clean(mount.source), _clean(mount.target)
-    for where, home in _homes(draft).items():
-        if target == home:
-            line = f" (line {draft.line(*where)})" if draft.written(*where) else ""
+    for yaml_path, hf_home in _homes(draft).items():
+        if target == hf_home:
+            line = f" (line {draft.line(*yaml_path)})" if draft.written(*yaml_path) else ""
             return (
                 f"should have another target, or be left out: `hf_home`{line} is mounted at"
-                f" `{home}`"
+                f" `{hf_home}`"
             )
         # `/data:/data:ro` around /data/huggingface works: what is mounted has the directory
         # already.
-        if mount.read_only and _inside(home, target) and source + home.removeprefix(target) != home:
-            return _sealing(home, "`hf_home` is mounted")
+        if (
+            mount.read_only
+            and _inside(hf_home, target)
+            and source + hf_home.removeprefix(target) != hf_home
+        ):
+            return _sealing(hf_home, "`hf_home` is mounted")
     # Who sets HF_HOME wants something else than the launcher's.
-    if target == _HF_CACHE and not any("HF_HOME" in one.node.env for one in draft.placed):
+    if target == _HF_CACHE and not any("HF_HOME" in expanded.node.env for expanded in draft.placed):
         return (
             "should be written as `hf_home`: that is where the containers look for models, and not"
             " here"
@@ -124,27 +128,32 @@ def _over_cache(draft: Draft, mount: Mount) -> str:
     return ""
 
 
-def _over_other(draft: Draft, target: str, seen: Mapping[str, int]) -> str:
-    if target not in seen:
+def _over_other(draft: Draft, target: str, first_index: Mapping[str, int]) -> str:
+    if target not in first_index:
         return ""
-    line = draft.line("mounts", seen[target])
+    line = draft.line("mounts", first_index[target])
     return f"should have a target of its own; `{target}` is used on line {line}"
 
 
-def _sealing(place: str, why: str) -> str:
+def _sealing(path: str, reason: str) -> str:
     return (
-        f"should be writable, or have another target: Docker must make `{place}` in it, where {why}"
+        f"should be writable, or have another target: Docker must make `{path}` in it, where"
+        f" {reason}"
     )
 
 
 def _homes(draft: Draft) -> dict[Where, str]:
     """Return the Hugging Face caches that nodes have, by what says so."""
     homes: dict[Where, str] = {}
-    for one in draft.placed:
-        own: Where = ("nodes", one.entry, "hf_home")
-        where = own if draft.written(*own) and draft.file.nodes[one.entry].hf_home else ("hf_home",)
-        if draft.sound(*own) and draft.sound(*where):
-            homes[where] = _clean(one.node.hf_home)
+    for expanded in draft.placed:
+        node_path: Where = ("nodes", expanded.entry, "hf_home")
+        yaml_path = (
+            node_path
+            if draft.written(*node_path) and draft.file.nodes[expanded.entry].hf_home
+            else ("hf_home",)
+        )
+        if draft.sound(*node_path) and draft.sound(*yaml_path):
+            homes[yaml_path] = _clean(expanded.node.hf_home)
     return homes
 
 
@@ -153,5 +162,5 @@ def _clean(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
-def _inside(path: str, around: str) -> bool:
-    return path.startswith(f"{around}/")
+def _inside(path: str, parent: str) -> bool:
+    return path.startswith(f"{parent}/")

@@ -16,16 +16,16 @@ _LONGEST_NAME = 64
 
 def lengths(draft: Draft) -> Iterator[Mistake]:
     """The ranges of one entry go together, one name and one address per host."""
-    for at, entry in enumerate(draft.file.nodes):
+    for index, entry in enumerate(draft.file.nodes):
         for key, values, kind in (("name", entry.name, "name"), ("ip", entry.ip, "address")):
             if (
                 values is None
                 or len(values) == len(entry.host)
-                or not draft.sound("nodes", at, "host")
+                or not draft.sound("nodes", index, "host")
             ):
                 continue
             yield Mistake(
-                where=("nodes", at, key),
+                where=("nodes", index, key),
                 text=(
                     f"should have one {kind} per host: it has {len(values)}, and `host` stands for"
                     f" {len(entry.host)}"
@@ -38,10 +38,10 @@ def gpus(draft: Draft) -> Iterator[Mistake]:
     their devices are found by it. A privileged container sees all of a node's.
     """
     accelerator = draft.file.accelerator
-    for at, entry in enumerate(draft.file.nodes):
-        if isinstance(entry.gpus, int) or not draft.sound("nodes", at, "gpus"):
+    for index, entry in enumerate(draft.file.nodes):
+        if isinstance(entry.gpus, int) or not draft.sound("nodes", index, "gpus"):
             continue
-        uuids = [each for each in entry.gpus if not each.isdigit()]
+        uuids = [gpu for gpu in entry.gpus if not gpu.isdigit()]
         text = ""
         if accelerator == "cpu":
             text = "should be a number with `accelerator: cpu`, whose slots are all alike"
@@ -52,19 +52,23 @@ def gpus(draft: Draft) -> Iterator[Mistake]:
         elif uuids and len(entry.host) > 1:
             text = f"should be indexes: `host` stands for {len(entry.host)}, and a UUID is of one"
         if text:
-            yield Mistake(where=("nodes", at, "gpus"), text=text)
+            yield Mistake(where=("nodes", index, "gpus"), text=text)
 
 
 def addresses(draft: Draft) -> Iterator[Mistake]:
     """Each node has an address of version 4, the only one that has run: `host:port` pairs are put
     together from it.
     """
-    for at, entry in enumerate(draft.file.nodes):
-        if entry.ip is None and draft.sound("nodes", at, "host") and draft.sound("nodes", at, "ip"):
-            yield from _without_address(draft, at)
-    for at in sorted({one.entry for one in draft.placed if _is_ipv6(one.node.ip)}):
+    for index, entry in enumerate(draft.file.nodes):
+        if (
+            entry.ip is None
+            and draft.sound("nodes", index, "host")
+            and draft.sound("nodes", index, "ip")
+        ):
+            yield from _without_address(draft, index)
+    for index in sorted({item.entry for item in draft.placed if _is_ipv6(item.node.ip)}):
         yield Mistake(
-            where=_key(draft, at, "ip"),
+            where=_key(draft, index, "ip"),
             text=(
                 "should be an IPv4 address: Ray and vLLM over IPv6 have not been tried with vlaunch"
             ),
@@ -72,7 +76,7 @@ def addresses(draft: Draft) -> Iterator[Mistake]:
 
 
 def _without_address(draft: Draft, entry: int) -> Iterator[Mistake]:
-    names = [one.node.host for one in draft.placed if one.entry == entry and not one.node.ip]
+    names = [item.node.host for item in draft.placed if item.entry == entry and not item.node.ip]
     if names:
         advice = (
             f"`{names[0]}` is a name, so `ip` should say which address the other nodes reach it by"
@@ -86,33 +90,33 @@ def _is_ipv6(ip: str) -> bool:
 
 def duplicates(draft: Draft) -> Iterator[Mistake]:
     """No two nodes share a name, a login or an address."""
-    for key, of in (("name", _by_name), ("host", _by_host), ("ip", _by_ip)):
-        yield from _duplicates(draft, key, of)
+    for key, value_of in (("name", _by_name), ("host", _by_host), ("ip", _by_ip)):
+        yield from _duplicates(draft, key, value_of)
 
 
-def _duplicates(draft: Draft, key: str, of: Callable[[Node], str]) -> Iterator[Mistake]:
-    seen: dict[str, int] = {}
+def _duplicates(draft: Draft, key: str, value_of: Callable[[Node], str]) -> Iterator[Mistake]:
+    first_entry: dict[str, int] = {}
     hosts: set[str] = set()
-    for one in draft.placed:
+    for item in draft.placed:
         # In the place of what could not be read stands something else.
-        value = of(one.node) if draft.sound("nodes", one.entry, key) else ""
-        host = _by_host(one.node)
-        derived = key == "name" and draft.file.nodes[one.entry].name is None
+        value = value_of(item.node) if draft.sound("nodes", item.entry, key) else ""
+        host = _by_host(item.node)
+        derived = key == "name" and draft.file.nodes[item.entry].name is None
         # A name that comes from a duplicate host is reported there.
-        if value in seen and not (derived and host in hosts):
-            where = _key(draft, one.entry, key)
-            line = draft.line(*_key(draft, seen[value], key))
-            other = "in this range" if seen[value] == one.entry else f"on line {line}"
+        if value in first_entry and not (derived and host in hosts):
+            yaml_path = _key(draft, item.entry, key)
+            line = draft.line(*_key(draft, first_entry[value], key))
+            other = "in this range" if first_entry[value] == item.entry else f"on line {line}"
             text = f"should be used once, and `{value}` is already {other}"
             if derived:
                 text = (
                     f"`{value}` is also the name of the node on line {line}: give each a `name` of"
                     " its own"
                 )
-            yield Mistake(where=where, text=text)
+            yield Mistake(where=yaml_path, text=text)
         hosts.add(host)
         if value:
-            seen.setdefault(value, one.entry)
+            first_entry.setdefault(value, item.entry)
 
 
 def _by_name(node: Node) -> str:
@@ -132,51 +136,53 @@ def names(draft: Draft) -> Iterator[Mistake]:
     """A node's name is part of its container's name and of its agent's certificate (RFC 5280:
     ub-common-name).
     """
-    for at, entry in enumerate(draft.file.nodes):
+    for index, entry in enumerate(draft.file.nodes):
         if entry.name is None and any(":" in host for host in entry.host):
             yield Mistake(
-                where=("nodes", at, "host"),
+                where=("nodes", index, "host"),
                 text="an IPv6 address cannot name a container: give the node a `name`",
             )
-    too_long = {place.entry for place in draft.placed if len(place.node.name) > _LONGEST_NAME}
-    for at in sorted(too_long):
+    too_long = {item.entry for item in draft.placed if len(item.node.name) > _LONGEST_NAME}
+    for index in sorted(too_long):
         yield Mistake(
-            where=_key(draft, at, "name"),
+            where=_key(draft, index, "name"),
             text=f"should be a name of at most {_LONGEST_NAME} characters: give the node a `name`",
         )
 
 
 def head(draft: Draft) -> Iterator[Mistake]:
     """There is exactly one head, and it is one of the nodes."""
-    claims = [at for at, entry in enumerate(draft.file.nodes) if entry.head]
-    for at in claims:
-        hosts = draft.file.nodes[at].host
+    claims = [index for index, entry in enumerate(draft.file.nodes) if entry.head]
+    for index in claims:
+        hosts = draft.file.nodes[index].host
         if len(hosts) > 1:
             text = (
                 f"should be on one node, and this entry is {len(hosts)}; write `head: NAME` at the"
                 " top level instead"
             )
-            yield Mistake(where=("nodes", at, "head"), text=text)
-        if at != claims[0]:
+            yield Mistake(where=("nodes", index, "head"), text=text)
+        if index != claims[0]:
             line = draft.line("nodes", claims[0], "head")
             yield Mistake(
-                where=("nodes", at, "head"),
+                where=("nodes", index, "head"),
                 text=f"should be on one node, and it is already on line {line}",
             )
     if draft.file.head is not None:
         yield from _named_head(draft, draft.file.head, claims)
 
 
-def _named_head(draft: Draft, chosen: str, claims: list[int]) -> Iterator[Mistake]:
+def _named_head(draft: Draft, head_name: str, claims: list[int]) -> Iterator[Mistake]:
     """`head: NAME` names a node, one that the `claims` of entries to be the head leave open."""
-    known = [one.node.name for one in draft.placed]
-    if chosen not in known:
-        near = did_you_mean(chosen, known)
+    node_names = [item.node.name for item in draft.placed]
+    if head_name not in node_names:
+        suggestion = did_you_mean(head_name, node_names)
         yield Mistake(
             where=("head",),
-            text=f"should be the name of one of the nodes, not `{name(chosen)}`{near}",
+            text=f"should be the name of one of the nodes, not `{name(head_name)}`{suggestion}",
         )
-    elif claims and all(one.node.name != chosen for one in draft.placed if one.entry in claims):
+    elif claims and all(
+        item.node.name != head_name for item in draft.placed if item.entry in claims
+    ):
         line = draft.line("nodes", claims[0], "head")
         yield Mistake(
             where=("head",),
@@ -186,16 +192,16 @@ def _named_head(draft: Draft, chosen: str, claims: list[int]) -> Iterator[Mistak
 
 def local(draft: Draft) -> Iterator[Mistake]:
     """Only one node can be the machine the launcher runs on."""
-    here = [one for one in draft.placed if one.node.connection == "local"]
-    if len(here) > 1:
-        where: Where = _key(draft, here[1].entry, "connection")
-        if not draft.written(*where):
-            where = ("connection",)
+    local_nodes = [item for item in draft.placed if item.node.connection == "local"]
+    if len(local_nodes) > 1:
+        yaml_path: Where = _key(draft, local_nodes[1].entry, "connection")
+        if not draft.written(*yaml_path):
+            yaml_path = ("connection",)
         text = (
-            f"can be local for one node only, and it is for `{here[0].node.name}` and"
-            f" `{here[1].node.name}`"
+            f"can be local for one node only, and it is for `{local_nodes[0].node.name}` and"
+            f" `{local_nodes[1].node.name}`"
         )
-        yield Mistake(where=where, text=text)
+        yield Mistake(where=yaml_path, text=text)
 
 
 def loopback(draft: Draft) -> Iterator[Mistake]:
@@ -207,10 +213,12 @@ def loopback(draft: Draft) -> Iterator[Mistake]:
             where=("network", "interface"),
             text="should lead to the other nodes, which `lo` does not",
         )
-    for at, entry in enumerate(draft.file.nodes):
+    for index, entry in enumerate(draft.file.nodes):
         if entry.network.interface == "lo":
-            where = ("nodes", at, "network", "interface")
-            yield Mistake(where=where, text="should lead to the other nodes, which `lo` does not")
+            yaml_path = ("nodes", index, "network", "interface")
+            yield Mistake(
+                where=yaml_path, text="should lead to the other nodes, which `lo` does not"
+            )
 
 
 ALL = (lengths, gpus, addresses, duplicates, names, head, local, loopback)
@@ -218,5 +226,7 @@ ALL = (lengths, gpus, addresses, duplicates, names, head, local, loopback)
 
 def _key(draft: Draft, entry: int, key: str) -> Where:
     """Where `key` is written, or `host`, from which `name` and `ip` are taken when they are not."""
-    where: Where = ("nodes", entry, key)
-    return where if draft.written(*where) or key == "connection" else ("nodes", entry, "host")
+    yaml_path: Where = ("nodes", entry, key)
+    return (
+        yaml_path if draft.written(*yaml_path) or key == "connection" else ("nodes", entry, "host")
+    )

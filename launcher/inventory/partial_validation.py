@@ -34,10 +34,10 @@ def validated(
         try:
             return reader(root).validate_python(data), mistakes
         except ValidationError as error:
-            found = [words.mistake(one, root) for one in _errors(error)]
+            new_mistakes = [words.mistake(detail, root) for detail in _errors(error)]
             if attempt == 0:
-                mistakes = found
-            for mistake in found:
+                mistakes = new_mistakes
+            for mistake in new_mistakes:
                 _mend(data, mistake.where, stand_in)
     return None, mistakes
 
@@ -46,48 +46,48 @@ def _errors(error: ValidationError) -> Iterator[ErrorDetails]:
     """Pass over tuples that are called too short only because some of their items are wrong, which
     is told of each.
     """
-    for one in error.errors(include_url=False):
-        if one["type"] != "too_short" or len(one["input"]) < one["ctx"]["min_length"]:
-            yield one
+    for detail in error.errors(include_url=False):
+        if detail["type"] != "too_short" or len(detail["input"]) < detail["ctx"]["min_length"]:
+            yield detail
 
 
-def _mend(data: Any, where: Where, stand_in: StandIn) -> None:
+def _mend(data: Any, yaml_path: Where, stand_in: StandIn) -> None:
     """Put a stand-in where a value could not be used, or take the value out."""
-    if not where:
+    if not yaml_path:
         return
-    around = _around(data, where)
-    inside, step = around[-1], where[len(around) - 1]
-    if isinstance(inside, list) and isinstance(step, str) and isinstance(around[-2], dict):
+    containers = _around(data, yaml_path)
+    container, step = containers[-1], yaml_path[len(containers) - 1]
+    if isinstance(container, list) and isinstance(step, str) and isinstance(containers[-2], dict):
         # The list is short for a mapping, as in `read: [a, b]`: it is taken out as a whole.
-        around.pop()
-        inside, step = around[-1], where[len(around) - 1]
-    home = where[: len(around) - 1]
-    if isinstance(inside, dict):
-        _put(inside, str(step), stand_in((*home, str(step))))
-    elif isinstance(inside, list) and isinstance(step, int) and step < len(inside):
+        containers.pop()
+        container, step = containers[-1], yaml_path[len(containers) - 1]
+    parent_path = yaml_path[: len(containers) - 1]
+    if isinstance(container, dict):
+        _put(container, str(step), stand_in((*parent_path, str(step))))
+    elif isinstance(container, list) and isinstance(step, int) and step < len(container):
         # A list item that is no mapping is replaced as a whole; the next round fills in what it
         # needs.
-        _put(inside, step, stand_in((*home, step)))
+        _put(container, step, stand_in((*parent_path, step)))
 
 
-def _around(data: Any, where: Where) -> list[Any]:
+def _around(data: Any, yaml_path: Where) -> list[Any]:
     """Return the mappings and lists that lead to `where`, as far as there are any, from the top."""
-    around = [data]
-    for step in where[:-1]:
-        inside = _get(around[-1], step)
-        if not isinstance(inside, (dict, list)):
+    containers = [data]
+    for step in yaml_path[:-1]:
+        child = _get(containers[-1], step)
+        if not isinstance(child, (dict, list)):
             break
-        around.append(inside)
-    return around
+        containers.append(child)
+    return containers
 
 
-def _put(inside: Any, key: str | int, value: object) -> None:
+def _put(container: Any, key: str | int, value: object) -> None:
     if value is not None:
-        inside[key] = value
-    elif isinstance(inside, dict):
-        inside.pop(key, None)
+        container[key] = value
+    elif isinstance(container, dict):
+        container.pop(key, None)
     else:
-        del inside[key]
+        del container[key]
 
 
 def _get(data: Any, step: str | int) -> Any:

@@ -58,26 +58,26 @@ def ports(draft: Draft) -> Iterator[Mistake]:
     numbers: dict[str, int] = asdict(draft.file.ports)
     low, high = numbers.pop("worker_min"), numbers.pop("worker_max")
     if low >= high:
-        place: Where = (
+        yaml_path: Where = (
             "ports",
             "worker_min" if draft.written("ports", "worker_min") else "worker_max",
         )
         yield Mistake(
-            where=place, text=f"should leave a range of ports for workers, not {low} to {high}"
+            where=yaml_path, text=f"should leave a range of ports for workers, not {low} to {high}"
         )
-    used: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, number in sorted(numbers.items(), key=lambda item: draft.written("ports", item[0])):
-        if number in used:
+        if number in names:
             yield Mistake(
                 where=("ports", name),
-                text=f"should differ from `{used[number]}`; both are {number}",
+                text=f"should differ from `{names[number]}`; both are {number}",
             )
-        used.setdefault(number, name)
+        names.setdefault(number, name)
         if low <= number <= high:
-            own = draft.written("ports", name) or not draft.written("ports", "worker_min")
-            where = ("ports", name if own else "worker_min")
+            is_explicit = draft.written("ports", name) or not draft.written("ports", "worker_min")
+            port_path = ("ports", name if is_explicit else "worker_min")
             yield Mistake(
-                where=where,
+                where=port_path,
                 text=(
                     f"`{name}` ({number}) should lie outside the ports of Ray's workers, {low} to"
                     f" {high}"
@@ -93,7 +93,7 @@ def placement(draft: Draft) -> Iterator[Mistake]:
     """
     if _gpus_unread(draft):
         return
-    serve, total = draft.file.serve, sum(one.node.gpus for one in draft.placed)
+    serve, total = draft.file.serve, sum(expanded.node.gpus for expanded in draft.placed)
     sizes = {key: size for key, size in (("tp", serve.tp), ("pp", serve.pp)) if size}
     if prod(sizes.values()) <= total:
         sizes["dp"] = serve.dp
@@ -106,8 +106,8 @@ def placement(draft: Draft) -> Iterator[Mistake]:
 
 def _gpus_unread(draft: Draft) -> bool:
     """Tell whether a mistake in `nodes` leaves open how many GPUs there are."""
-    nodes = [where for where in draft.broken if where[:1] == ("nodes",)]
-    return any(len(where) < 3 or where[-1] in ("gpus", "host") for where in nodes)
+    nodes = [yaml_path for yaml_path in draft.broken if yaml_path[:1] == ("nodes",)]
+    return any(len(yaml_path) < 3 or yaml_path[-1] in ("gpus", "host") for yaml_path in nodes)
 
 
 def _too_large(sizes: Mapping[str, int], total: int) -> str:
@@ -152,24 +152,24 @@ def network(draft: Draft) -> Iterator[Mistake]:
     required = draft.file.network.require
     if required not in ("rdma", "gdrdma"):
         return
-    where = ("network", "require")
+    yaml_path = ("network", "require")
     if draft.file.accelerator == "cpu":
-        yield Mistake(where=where, text=f"cannot be {required} with `accelerator: cpu`")
+        yield Mistake(where=yaml_path, text=f"cannot be {required} with `accelerator: cpu`")
     elif _is_ethernet(draft):
         text = f"cannot be {required} with `fabric: ethernet`, which has no RDMA"
-        yield Mistake(where=where, text=text)
+        yield Mistake(where=yaml_path, text=text)
 
 
 def _devices(draft: Draft) -> Iterator[Mistake]:
-    for where, hca in _hcas(draft):
+    for yaml_path, hca in _hcas(draft):
         if hca and draft.file.accelerator == "cpu":
             text = "should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA"
-            yield Mistake(where=where, text=text)
+            yield Mistake(where=yaml_path, text=text)
         elif hca and _is_ethernet(draft):
             text = "should come with `fabric: infiniband` or `fabric: roce` under `network`"
-            yield Mistake(where=where, text=text)
+            yield Mistake(where=yaml_path, text=text)
         if len(set(hca)) < len(hca):
-            yield Mistake(where=where, text="should name each device once")
+            yield Mistake(where=yaml_path, text="should name each device once")
 
 
 def _is_ethernet(draft: Draft) -> bool:
@@ -181,33 +181,36 @@ def environment(draft: Draft) -> Iterator[Mistake]:
     must set itself.
     """
     file = draft.file
-    places: list[tuple[Where, Mapping[str, str]]] = [(("env",), file.env)]
-    places += [(("nodes", at, "env"), entry.env) for at, entry in enumerate(file.nodes)]
-    for where, env in places:
+    environments: list[tuple[Where, Mapping[str, str]]] = [(("env",), file.env)]
+    environments += [(("nodes", index, "env"), entry.env) for index, entry in enumerate(file.nodes)]
+    for yaml_path, env in environments:
         for name, value in env.items():
             if name in file.secrets:
                 line = draft.line("secrets", name)
                 yield Mistake(
-                    where=(*where, name), text=f"should be removed; it is a secret (line {line})"
+                    where=(*yaml_path, name),
+                    text=f"should be removed; it is a secret (line {line})",
                 )
             elif name in _OWNED_ENV:
-                yield Mistake(where=(*where, name), text=f"should be removed; {_OWNED_ENV[name]}")
+                yield Mistake(
+                    where=(*yaml_path, name), text=f"should be removed; {_OWNED_ENV[name]}"
+                )
             elif _looks_secret(name, value):
                 advice = (
                     f"a secret should not be written here; use `secrets: {{{name}: {{env:"
                     f" {name}}}}}`"
                 )
-                yield Mistake(where=(*where, name), text=advice)
-    for at, argument in enumerate(file.serve.args):
+                yield Mistake(where=(*yaml_path, name), text=advice)
+    for index, argument in enumerate(file.serve.args):
         if argument.split("=")[0] == "--api-key":
             advice = (
                 "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY:"
                 " {env: VLLM_API_KEY}}`"
             )
-            yield Mistake(where=("serve", "args", at), text=advice)
+            yield Mistake(where=("serve", "args", index), text=advice)
         elif secret_patterns.VALUE.search(argument):
             yield Mistake(
-                where=("serve", "args", at),
+                where=("serve", "args", index),
                 text=_SHOWN_BY_PS,
             )
 
@@ -215,9 +218,9 @@ def environment(draft: Draft) -> Iterator[Mistake]:
 def secrets(draft: Draft) -> Iterator[Mistake]:
     """Each secret has one source."""
     for name, source in draft.file.secrets.items():
-        unread = any(where[:2] == ("secrets", name) for where in draft.broken)
-        given = [each for each in astuple(source) if each is not None]
-        if len(given) != 1 and not unread:
+        unread = any(yaml_path[:2] == ("secrets", name) for yaml_path in draft.broken)
+        sources = [value for value in astuple(source) if value is not None]
+        if len(sources) != 1 and not unread:
             yield Mistake(
                 where=("secrets", name),
                 text="should have exactly one of `env`, `file`, `command` and `prompt`",
@@ -243,11 +246,11 @@ def logging(draft: Draft) -> Iterator[Mistake]:
 
 def arguments(draft: Draft) -> Iterator[Mistake]:
     """Arguments are words: nothing splits them later."""
-    for at, argument in enumerate(draft.file.serve.args):
+    for index, argument in enumerate(draft.file.serve.args):
         option, space, _ = argument.partition(" ")
         if space and option.startswith("-") and "=" not in option:
             yield Mistake(
-                where=("serve", "args", at),
+                where=("serve", "args", index),
                 text=f"should be two items: `{option}` and the value after it",
             )
 
@@ -256,42 +259,45 @@ def engine_arguments(draft: Draft) -> Iterator[Mistake]:
     """Engine arguments are written once, none is one that each server or job sets, and none holds
     a secret.
     """
-    seen: dict[str, str] = {}
-    for written, value in draft.file.engine_args.items():
-        name = python_name(written)
-        where: Where = ("engine_args", written)
-        if name in seen:
-            yield Mistake(where=where, text=f"is `{seen[name]}` in another spelling")
+    spellings: dict[str, str] = {}
+    for spelling, value in draft.file.engine_args.items():
+        name = python_name(spelling)
+        yaml_path: Where = ("engine_args", spelling)
+        if name in spellings:
+            yield Mistake(where=yaml_path, text=f"is `{spellings[name]}` in another spelling")
         elif SHORT.get(name, name) in OWNED or name.startswith(_OF_EACH):
-            yield Mistake(where=where, text="should be left out: each server and each job sets it")
+            yield Mistake(
+                where=yaml_path, text="should be left out: each server and each job sets it"
+            )
         elif secret_patterns.VALUE.search(str(value)):
-            yield Mistake(where=where, text=_SHOWN_BY_PS)
-        seen.setdefault(name, written)
+            yield Mistake(where=yaml_path, text=_SHOWN_BY_PS)
+        spellings.setdefault(name, spelling)
 
 
 def docker(draft: Draft) -> Iterator[Mistake]:
     """There is no terminal for sudo to ask a password on."""
-    calls: list[tuple[Where, Argv]] = [(("docker",), draft.file.docker)]
-    calls += [
-        (("nodes", at, "docker"), entry.docker)
-        for at, entry in enumerate(draft.file.nodes)
+    commands: list[tuple[Where, Argv]] = [(("docker",), draft.file.docker)]
+    commands += [
+        (("nodes", index, "docker"), entry.docker)
+        for index, entry in enumerate(draft.file.nodes)
         if entry.docker
     ]
-    for where, words in calls:
-        if words[0].startswith("-"):
+    for yaml_path, argv in commands:
+        if argv[0].startswith("-"):
             yield Mistake(
-                where=where, text=f"should start with a command, not with the option `{words[0]}`"
+                where=yaml_path,
+                text=f"should start with a command, not with the option `{argv[0]}`",
             )
-        elif words[0].rpartition("/")[2] == "sudo" and not {"-n", "--non-interactive"} & set(words):
+        elif argv[0].rpartition("/")[2] == "sudo" and not {"-n", "--non-interactive"} & set(argv):
             yield Mistake(
-                where=where,
+                where=yaml_path,
                 text=(
                     "should use `sudo -n`: sudo without -n would wait for a password that nobody"
                     " can type"
                 ),
             )
-        if any(first == second == "docker" for first, second in pairwise(words)):
-            yield Mistake(where=where, text="should name docker once")
+        if any(first == second == "docker" for first, second in pairwise(argv)):
+            yield Mistake(where=yaml_path, text="should name docker once")
 
 
 ALL = (
@@ -313,8 +319,8 @@ ALL = (
 
 def _hcas(draft: Draft) -> Iterator[tuple[Where, tuple[str, ...]]]:
     yield ("network", "hca"), draft.file.network.hca or ()
-    for at, entry in enumerate(draft.file.nodes):
-        yield ("nodes", at, "network", "hca"), entry.network.hca or ()
+    for index, entry in enumerate(draft.file.nodes):
+        yield ("nodes", index, "network", "hca"), entry.network.hca or ()
 
 
 def _looks_secret(name: str, value: str) -> bool:

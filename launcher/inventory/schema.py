@@ -58,9 +58,11 @@ class Section(BaseModel):
         return without_unset(value, known(cls)) if isinstance(value, dict) else value
 
 
-def is_section(kind: Any) -> bool:
+def is_section(annotation: Any) -> bool:
     """Tell whether a type is a mapping with keys of its own."""
-    return isinstance(kind, type) and (issubclass(kind, Section) or is_dataclass(kind))
+    return isinstance(annotation, type) and (
+        issubclass(annotation, Section) or is_dataclass(annotation)
+    )
 
 
 def sections(annotation: Any) -> Iterator[type[Any]]:
@@ -81,12 +83,14 @@ def known(section: Any) -> Mapping[str, FieldInfo]:
 @cache
 def _known(section: Any) -> Mapping[str, FieldInfo]:
     if issubclass(section, Section):
-        return {each.alias or name: each for name, each in section.model_fields.items()}
+        return {item.alias or name: item for name, item in section.model_fields.items()}
     hints = get_type_hints(section, include_extras=True)
-    explained = descriptions(section)
+    descriptions_by_field = descriptions(section)
     return {
-        each.name: FieldInfo(annotation=hints[each.name], description=explained.get(each.name))
-        for each in fields(section)
+        item.name: FieldInfo(
+            annotation=hints[item.name], description=descriptions_by_field.get(item.name)
+        )
+        for item in fields(section)
     }
 
 

@@ -55,20 +55,20 @@ def few_enough(nodes: object) -> object:
 
 def _most(entry: object) -> int:
     texts = [entry.get(key) for key in ("host", "name", "ip")] if isinstance(entry, dict) else []
-    most = 1
+    largest = 1
     for text in texts:
         with contextlib.suppress(ValueError):  # told where the range is expanded
-            most = max(
-                most, ranges.count(text) if isinstance(text, str) and len(text) <= LONGEST else 1
+            largest = max(
+                largest, ranges.count(text) if isinstance(text, str) and len(text) <= LONGEST else 1
             )
-    return most
+    return largest
 
 
-def _each(pattern: str, what: str) -> AfterValidator:
+def _each(pattern: str, description: str) -> AfterValidator:
     def check(values: tuple[str, ...]) -> tuple[str, ...]:
         if all(re.fullmatch(pattern, value) for value in values):
             return values
-        raise should(f"should be {what}")
+        raise should(f"should be {description}")
 
     return AfterValidator(check)
 
@@ -91,7 +91,7 @@ def _usable(value: str) -> str:
         address = ipaddress.ip_address(value)
     except ValueError as error:
         raise should("should be an IP address, or a range such as 10.0.0.[11-26]") from error
-    for kind, fits in (
+    for kind, applies in (
         ("a loopback address", address.is_loopback),
         ("the unspecified address", address.is_unspecified or value.startswith("0.")),
         ("a broadcast address", value == "255.255.255.255"),
@@ -100,7 +100,7 @@ def _usable(value: str) -> str:
         # Spark) need none.
         ("a link-local IPv6 address", address.version == 6 and address.is_link_local),
     ):
-        if fits:
+        if applies:
             raise should(f"should be an address the other nodes can reach: {value} is {kind}")
     return str(address)
 
@@ -142,18 +142,18 @@ class _Gpus:
 
 
 def _gpu_ids(value: tuple[object, ...]) -> tuple[str, ...]:
-    ids = tuple(str(each) for each in value if type(each) in (int, str))
-    if any(each.startswith("MIG-") for each in ids):
+    ids = tuple(str(item) for item in value if type(item) in (int, str))
+    if any(item.startswith("MIG-") for item in ids):
         # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: CUDA enumerates one instance,
         # and there is no peer-to-peer or CUDA IPC between instances.
         raise plainly(
             "cannot be instances of a GPU (MIG): CUDA shows a process only one of them, and ranks"
             " in two of them cannot share memory; name whole GPUs"
         )
-    wrong = [each for each in value if type(each) not in (int, str) or not _is_gpu(str(each))]
-    if wrong:
+    invalid = [item for item in value if type(item) not in (int, str) or not _is_gpu(str(item))]
+    if invalid:
         raise plainly(
-            f"should list indexes or UUIDs of GPUs (see `nvidia-smi -L`), not {wrong[0]!r:.60}"
+            f"should list indexes or UUIDs of GPUs (see `nvidia-smi -L`), not {invalid[0]!r:.60}"
         )
     if len(set(ids)) < len(ids) or not ids:
         raise plainly("should name each GPU once" if ids else "should name at least one GPU")

@@ -36,80 +36,84 @@ _KINDS = {
 
 def mistake(error: ErrorDetails, root: type[Any]) -> Mistake:
     """Put one pydantic error of a file that is a `root` into words."""
-    where: Where = tuple(error["loc"])
-    if where and where[-1] == "[key]":
-        where = where[:-1]
+    yaml_path: Where = tuple(error["loc"])
+    if yaml_path and yaml_path[-1] == "[key]":
+        yaml_path = yaml_path[:-1]
     kind = error["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Mistake(where=where, text=_unknown(where, root), about_key=True, unknown=True)
+        return Mistake(
+            where=yaml_path, text=_unknown(yaml_path, root), about_key=True, unknown=True
+        )
     if kind == "missing":
-        return Mistake(where=where, text=_missing(where, root), about_key=True)
-    return Mistake(where=where, text=_wrong(error, where, root))
+        return Mistake(where=yaml_path, text=_missing(yaml_path, root), about_key=True)
+    return Mistake(where=yaml_path, text=_wrong(error, yaml_path, root))
 
 
-def _wrong(error: ErrorDetails, where: Where, root: type[Any]) -> str:
+def _wrong(error: ErrorDetails, yaml_path: Where, root: type[Any]) -> str:
     context: dict[str, Any] = {key: _whole(item) for key, item in error.get("ctx", {}).items()}
     value = error["input"]
     if isinstance(wrong := context.get("error"), Wrong):
-        return str(wrong) + (_but(value, where) if wrong.shown else "")
+        return str(wrong) + (_but(value, yaml_path) if wrong.shown else "")
     if error["type"] == "literal_error":
-        return _other_word(value, where, root)
+        return _other_word(value, yaml_path, root)
     expected = _KINDS.get(error["type"])
     if expected is None:
         return error["msg"]
-    if "secrets" in where and error["type"] == "dataclass_type":
+    if "secrets" in yaml_path and error["type"] == "dataclass_type":
         return (
-            f"should say where the value comes from, such as {{env: {name(str(where[-1]))}}}"
-            + _but(value, where)
+            f"should say where the value comes from, such as {{env: {name(str(yaml_path[-1]))}}}"
+            + _but(value, yaml_path)
         )
-    text = f"should be {expected.format(**context)}" + _but(value, where)
+    text = f"should be {expected.format(**context)}" + _but(value, yaml_path)
     if error["type"] == "string_type" and isinstance(value, (int, float)):
         text += "; put it in quotes"
     return text
 
 
-def _other_word(value: object, where: Where, root: type[Any]) -> str:
-    options = _options(where, root)
-    near = did_you_mean(value, options) if isinstance(value, str) else ""
-    return f"should be {_one_of(options)}" + _but(value, where) + near
+def _other_word(value: object, yaml_path: Where, root: type[Any]) -> str:
+    options = _options(yaml_path, root)
+    suggestion = did_you_mean(value, options) if isinstance(value, str) else ""
+    return f"should be {_one_of(options)}" + _but(value, yaml_path) + suggestion
 
 
 def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _but(value: object, where: Where) -> str:
+def _but(value: object, yaml_path: Where) -> str:
     """The `not …` half.
 
     Below `secrets` a value may be the secret itself, written in the wrong place.
     """
-    if "secrets" in where and isinstance(value, (str, int, float)):
+    if "secrets" in yaml_path and isinstance(value, (str, int, float)):
         return ", not a literal value"
     return f", not {shown(value)}"
 
 
-def _missing(where: Where, root: type[Any]) -> str:
-    field = known(_section(where[:-1], root)).get(str(where[-1]))
+def _missing(yaml_path: Where, root: type[Any]) -> str:
+    field = known(_section(yaml_path[:-1], root)).get(str(yaml_path[-1]))
     described = (field.description or "") if field else ""
-    about = f": {described.rstrip('.')}" if described else ""
-    return f"`{where[-1]}` is missing{about}"
+    suffix = f": {described.rstrip('.')}" if described else ""
+    return f"`{yaml_path[-1]}` is missing{suffix}"
 
 
-def _unknown(where: Where, root: type[Any]) -> str:
-    section, key = _section(where[:-1], root), str(where[-1])
-    here = list(known(section))
+def _unknown(yaml_path: Where, root: type[Any]) -> str:
+    section, key = _section(yaml_path[:-1], root), str(yaml_path[-1])
+    keys = list(known(section))
     text = f"unknown key `{name(key)}`"
-    homes = (
-        [home for home in _homes(key, root) if home not in root.entries] if section is root else []
+    owners = (
+        [owner for owner in _homes(key, root) if owner not in root.entries]
+        if section is root
+        else []
     )
-    if homes:
-        return f"{text} here; it belongs under `{homes[0]}`"
+    if owners:
+        return f"{text} here; it belongs under `{owners[0]}`"
     if key in known(root):
-        also = "".join(
-            f" or in {entry}" for home, entry in root.entries.items() if home in _homes(key, root)
+        alternatives = "".join(
+            f" or in {entry}" for owner, entry in root.entries.items() if owner in _homes(key, root)
         )
-        return f"{text} here; it belongs at the top level{also}"
-    return text + (did_you_mean(key, here) or f"; known here: {', '.join(here)}")
+        return f"{text} here; it belongs at the top level{alternatives}"
+    return text + (did_you_mean(key, keys) or f"; known here: {', '.join(keys)}")
 
 
 def _homes(key: str, root: type[Any]) -> Iterator[str]:
@@ -117,18 +121,18 @@ def _homes(key: str, root: type[Any]) -> Iterator[str]:
         yield from (section_name for section in sections(field.annotation) if key in known(section))
 
 
-def _section(where: Where, root: type[Any]) -> type[Any]:
+def _section(yaml_path: Where, root: type[Any]) -> type[Any]:
     """Find the section that the keys at `where` belong to, by walking the schema along the path."""
     section: type[Any] = root
-    steps = iter(where)
+    steps = iter(yaml_path)
     for step in steps:
         field = known(section).get(step) if isinstance(step, str) else None
         if field is None:
             continue
-        inside = next(sections(field.annotation), None)
-        if inside is None:
+        subsection = next(sections(field.annotation), None)
+        if subsection is None:
             return Section  # what follows are names of the user's
-        section = inside
+        section = subsection
         if _named(field.annotation):
             next(steps, None)
     return section
@@ -141,10 +145,10 @@ def _named(annotation: Any) -> bool:
     )
 
 
-def _options(where: Where, root: type[Any]) -> list[str]:
+def _options(yaml_path: Where, root: type[Any]) -> list[str]:
     """Return the words that are allowed at `where`, or in the list or mapping around it."""
-    for length in range(len(where), 0, -1):
-        field = known(_section(where[: length - 1], root)).get(str(where[length - 1]))
+    for length in range(len(yaml_path), 0, -1):
+        field = known(_section(yaml_path[: length - 1], root)).get(str(yaml_path[length - 1]))
         if field is not None:
             return list(_literals(field.annotation))
     return []

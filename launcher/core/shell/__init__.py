@@ -28,5 +28,5 @@ def program(name: str) -> str:
     """
     lines = (_FOLDER / f"{name}.sh").read_text(encoding="utf-8").splitlines(keepends=True)
     text = "".join(dropwhile(lambda line: line.startswith("#"), lines)).lstrip("\n")
-    text = _SOURCED.sub(lambda found: program(found[1]), text)
-    return _QUOTED.sub(lambda found: shlex.quote(program(found[1]).rstrip("\n")), text)
+    text = _SOURCED.sub(lambda match: program(match[1]), text)
+    return _QUOTED.sub(lambda match: shlex.quote(program(match[1]).rstrip("\n")), text)

@@ -21,30 +21,30 @@ def _address(host: Host) -> Finding | None:
     node, addresses = host.node, host.facts.addresses
     if addresses is None:
         return skipped(node, _NO_IP)
-    wanted = ipaddress.ip_address(node.ip)
-    has = next((address for address in addresses if _parsed(address.ip) == wanted), None)
-    known = "\n".join(
+    declared = ipaddress.ip_address(node.ip)
+    match = next((address for address in addresses if _parsed(address.ip) == declared), None)
+    listing = "\n".join(
         f"{address.interface} {address.ip}" for address in addresses if address.interface != "lo"
     )
-    if has is None:
+    if match is None:
         return failed(
             node,
             f"no interface carries {node.ip}",
-            evidence=known,
+            evidence=listing,
             fix=f"set `ip:` of {node.name} to one of its addresses (the network between the nodes)",
         )
-    if node.interface and has.interface != node.interface:
-        fix = f"set `network: {{interface: {has.interface}}}` for {node.name}"
+    if node.interface and match.interface != node.interface:
+        fix = f"set `network: {{interface: {match.interface}}}` for {node.name}"
         text = f"there is no interface `{node.interface}` with an address"
         if node.interface in {address.interface for address in addresses}:
-            text = f"{node.ip} is on `{has.interface}`, not on `{node.interface}`"
+            text = f"{node.ip} is on `{match.interface}`, not on `{node.interface}`"
             fix += ", or correct its `ip:`"
-        return failed(node, text, evidence=known, fix=fix)
-    if not has.up:
+        return failed(node, text, evidence=listing, fix=fix)
+    if not match.up:
         return failed(
             node,
-            f"`{has.interface}` is down",
-            fix=f"run `sudo ip link set {has.interface} up` on {node.name}",
+            f"`{match.interface}` is down",
+            fix=f"run `sudo ip link set {match.interface} up` on {node.name}",
         )
     return None
 
@@ -78,10 +78,10 @@ def _subnet(host: Host) -> str | Finding:
     return skipped(host, f"the interface with {ip} is not known") if own is None else _network(own)
 
 
-def _other_subnet(host: Host, net: str, common: str, others: str) -> Finding:
+def _other_subnet(host: Host, network: str, common: str, others: str) -> Finding:
     return warned(
         host,
-        f"{host.node.ip} is in {net}, while {others} is in {common}",
+        f"{host.node.ip} is in {network}, while {others} is in {common}",
         fix=(
             f"set `ip:` of {host.name} to its address in {common}, or its prefix length on the"
             " interface; packets go through a router otherwise"
@@ -96,15 +96,15 @@ def _network(address: Address) -> str:
 def _one_nic(host: Host) -> Finding:
     if host.facts.addresses is None:
         return skipped(host, _NO_IP)
-    by_net: dict[str, dict[str, str]] = {}
+    interfaces: dict[str, dict[str, str]] = {}
     for address in filter(_in_subnet, host.facts.addresses):
-        by_net.setdefault(_network(address), {}).setdefault(address.interface, address.ip)
-    for net, nics in by_net.items():
-        if len(nics) > 1:
+        interfaces.setdefault(_network(address), {}).setdefault(address.interface, address.ip)
+    for network, ips in interfaces.items():
+        if len(ips) > 1:
             return warned(
                 host,
-                f"{' and '.join(f'`{name}`' for name in nics)} are both in {net}",
-                evidence="\n".join(f"{name} {ip}" for name, ip in nics.items()),
+                f"{' and '.join(f'`{name}`' for name in ips)} are both in {network}",
+                evidence="\n".join(f"{name} {ip}" for name, ip in ips.items()),
                 fix=(
                     f"give each a subnet of its own; until then, on {host.name}: `sudo sysctl -w"
                     " net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`"
@@ -171,12 +171,12 @@ def _bits(mbits: int) -> str:
 
 def _hostname(host: Host) -> Finding:
     """Judge that a node's own name resolves to an address on the cluster's network."""
-    node, own = host.node, host.survey.own_names if host.survey else None
-    if own is None:
+    node, resolved = host.node, host.survey.own_names if host.survey else None
+    if resolved is None:
         return skipped(node, "what its own name resolves to is not known")
     name = host.facts.hostname or node.name
     add = f"echo '{node.ip} {name}' | sudo tee -a /etc/hosts"
-    loopback = [address for address in own if _within(address, ("127.0.0.0/8", "::1/128"))]
+    loopback = [address for address in resolved if _within(address, ("127.0.0.0/8", "::1/128"))]
     if loopback:
         script = f"/^(127[.]|::1)/s/[[:space:]]{name}([[:space:]]|$)/ /g"
         return failed(
@@ -184,13 +184,13 @@ def _hostname(host: Host) -> Finding:
             f"its name `{name}` resolves to {', '.join(loopback)}",
             fix=f"run on {node.name}: `sudo sed -E -i '{script}' /etc/hosts; {add}`",
         )
-    if not own:
+    if not resolved:
         text = f"its name `{name}` resolves to nothing"
         return warned(node, text, fix=f"run on {node.name}: `{add}`")
     networks = [
         _network(address) for address in host.facts.addresses or () if address.ip == node.ip
     ]
-    if any(address == node.ip or _within(address, networks) for address in own):
+    if any(address == node.ip or _within(address, networks) for address in resolved):
         return passed(node, "its own name resolves to an address on the cluster's network")
     if not networks:
         return skipped(
@@ -198,7 +198,7 @@ def _hostname(host: Host) -> Finding:
         )
     return warned(
         node,
-        f"its name `{name}` resolves to {', '.join(own[:3])}, which is not on the network of"
+        f"its name `{name}` resolves to {', '.join(resolved[:3])}, which is not on the network of"
         f" {node.ip}",
         fix=f"run on {node.name}: `{add}`, and take out other lines of the name",
     )
@@ -217,26 +217,30 @@ def _interface(host: Host) -> Finding:
     names = {address.interface for address in facts.addresses or ()}
     if facts.survey is not None and facts.survey.nics:
         names = {nic.name for nic in facts.survey.nics}
-    given = {variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)}
-    if not given:
+    set_variables = {
+        variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)
+    }
+    if not set_variables:
         return passed(
             node, "no variable names an interface; vlaunch gives the one with the node's address"
         )
     if not names:
         return skipped(node, "its interfaces were not asked")
-    for variable, value in given.items():
+    for variable, value in set_variables.items():
         if unmatched := _unmatched(variable, value, names):
-            right = facts.interface_of(node.ip) or "the right one"
+            carrier = facts.interface_of(node.ip) or "the right one"
             return failed(
                 node,
                 f"{variable} names `{', '.join(unmatched)}`, which is not there",
                 evidence="interfaces: " + ", ".join(sorted(names - {"lo"})),
                 fix=(
                     f"take {variable} out of `env:` (vlaunch sets it for each node), or set it to"
-                    f" {right} under {node.name}'s own `env:`"
+                    f" {carrier} under {node.name}'s own `env:`"
                 ),
             )
-    return passed(node, ", ".join(f"{variable}={value}" for variable, value in given.items()))
+    return passed(
+        node, ", ".join(f"{variable}={value}" for variable, value in set_variables.items())
+    )
 
 
 def _unmatched(variable: str, value: str, names: set[str]) -> list[str]:
@@ -246,16 +250,16 @@ def _unmatched(variable: str, value: str, names: set[str]) -> list[str]:
     """
     if value.startswith("^"):
         return []
-    words = [word for word in value.lstrip("=").split(",") if word]
+    prefixes = [prefix for prefix in value.lstrip("=").split(",") if prefix]
     if variable != "NCCL_SOCKET_IFNAME" or value.startswith("="):
-        return [word for word in words if word not in names]
-    return [word for word in words if not any(name.startswith(word) for name in names)]
+        return [prefix for prefix in prefixes if prefix not in names]
+    return [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names)]
 
 
 def _names_none(inventory: Inventory) -> str:
-    given = any(node.env.get(variable) for node in inventory.nodes for variable in _VARIABLES)
-    none = "env: names no interface; vlaunch gives each node the one with its address"
-    return "" if given else none
+    is_set = any(node.env.get(variable) for node in inventory.nodes for variable in _VARIABLES)
+    reason = "env: names no interface; vlaunch gives each node the one with its address"
+    return "" if is_set else reason
 
 
 def _lookups(host: Host) -> Finding:
@@ -267,20 +271,20 @@ def _lookups(host: Host) -> Finding:
     slow = [lookup for lookup in survey.lookups if not lookup.answered or lookup.seconds >= _SLOW]
     if not slow:
         return passed(host, "names of nodes and its own are found within a second")
-    took = f"took {max(lookup.seconds for lookup in slow):.0f} s"
-    if silent := [lookup for lookup in slow if not lookup.answered]:
-        took = f"got no answer within {LOOKUP_DEADLINE} s"
-    text = f"looking up {_sought(silent or slow)} {took}"
+    outcome = f"took {max(lookup.seconds for lookup in slow):.0f} s"
+    if unanswered := [lookup for lookup in slow if not lookup.answered]:
+        outcome = f"got no answer within {LOOKUP_DEADLINE} s"
+    text = f"looking up {_sought(unanswered or slow)} {outcome}"
     return warned(host, text, evidence="\n".join(survey.asks), fix=_hosts_lines(host.evidence))
 
 
 def _sought(slow: Sequence[Lookup]) -> str:
     """Return in words what was looked up, the same on all nodes with the same trouble."""
     parts = []
-    for kind, of in (("reverse", "the name of"), ("forward", "the address of")):
-        if words := sorted({lookup.what for lookup in slow if lookup.kind == kind}):
-            more = f" and {len(words) - 3} more" if len(words) > 3 else ""
-            parts.append(f"{of} {', '.join(words[:3])}{more}")
+    for kind, label in (("reverse", "the name of"), ("forward", "the address of")):
+        if targets := sorted({lookup.what for lookup in slow if lookup.kind == kind}):
+            suffix = f" and {len(targets) - 3} more" if len(targets) > 3 else ""
+            parts.append(f"{label} {', '.join(targets[:3])}{suffix}")
     if any(lookup.kind == "own" for lookup in slow):
         parts.append("its own name")
     return " and ".join(parts)
@@ -288,14 +292,14 @@ def _sought(slow: Sequence[Lookup]) -> str:
 
 def _hosts_lines(evidence: Evidence) -> str:
     nodes = evidence.inventory.nodes
-    what = "a line `ADDRESS NAME` for each node in /etc/hosts"
+    instruction = "a line `ADDRESS NAME` for each node in /etc/hosts"
     if len(nodes) <= _MANY:
-        own = {host.name: host.facts.hostname for host in evidence.reached}
-        lines = " ".join(f"'{node.ip} {own.get(node.name) or node.name}'" for node in nodes)
-        what = f"`printf '%s\\n' {lines} | sudo tee -a /etc/hosts`"
+        hostnames = {host.name: host.facts.hostname for host in evidence.reached}
+        lines = " ".join(f"'{node.ip} {hostnames.get(node.name) or node.name}'" for node in nodes)
+        instruction = f"`printf '%s\\n' {lines} | sudo tee -a /etc/hosts`"
     return (
-        f"on every node: {what}; or correct the name server in /etc/resolv.conf. Then `vlaunch"
-        " down` and `vlaunch up`: containers take both files along as they start"
+        f"on every node: {instruction}; or correct the name server in /etc/resolv.conf. Then"
+        " `vlaunch down` and `vlaunch up`: containers take both files along as they start"
     )
 
 

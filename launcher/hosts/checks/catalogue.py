@@ -65,12 +65,12 @@ def select(
     """
     _known("check", (*only, *skip), _BY_ID)
     _known("group", group, GROUPS)
-    wanted = [
+    selected = [
         check
         for check in CATALOGUE
         if (not only and not group) or check.id in only or check.group in group
     ]
-    return tuple(check for check in wanted if check.id not in skip)
+    return tuple(check for check in selected if check.id not in skip)
 
 
 def run(evidence: Evidence, ids: Collection[str] | None = None) -> list[Result]:
@@ -81,37 +81,39 @@ def run(evidence: Evidence, ids: Collection[str] | None = None) -> list[Result]:
     A check that does not apply is one SKIP with its reason. A node that was not reached, or that
     failed a check that another one needs, is a SKIP there.
     """
-    known: dict[str, list[Finding]] = {}
+    cache: dict[str, list[Finding]] = {}
     return [
-        Result(check=check, findings=tuple(found), status=worst(found))
+        Result(check=check, findings=tuple(findings), status=worst(findings))
         for check in CATALOGUE
         if ids is None or check.id in ids
-        for found in [_findings(check, evidence, known)]
+        for findings in [_findings(check, evidence, cache)]
     ]
 
 
-def _findings(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) -> list[Finding]:
+def _findings(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -> list[Finding]:
     """Return what came of a check; `known` keeps it for the checks that need it."""
-    if check.id not in known:
-        known[check.id] = _judged(check, evidence, known)
-    return known[check.id]
+    if check.id not in cache:
+        cache[check.id] = _judged(check, evidence, cache)
+    return cache[check.id]
 
 
-def _judged(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) -> list[Finding]:
+def _judged(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -> list[Finding]:
     if reason := check.skip_reason(evidence.inventory):
         return [skipped("", reason)]
-    blocked = _blocked(check, evidence, known)
-    facts = {name: each for name, each in evidence.facts.items() if name not in blocked}
-    found = [_told(check, each) for each in check.judge(replace(evidence, facts=facts))]
-    judged = {each.node for each in found}
-    found += [skipped(name, reason) for name, reason in blocked.items() if name not in judged]
-    if not found:
+    blocked = _blocked(check, evidence, cache)
+    facts = {name: host_facts for name, host_facts in evidence.facts.items() if name not in blocked}
+    findings = [_told(check, finding) for finding in check.judge(replace(evidence, facts=facts))]
+    judged_nodes = {finding.node for finding in findings}
+    findings += [
+        skipped(name, reason) for name, reason in blocked.items() if name not in judged_nodes
+    ]
+    if not findings:
         return [skipped("", "nothing was there to judge")]
     order = {node.name: at for at, node in enumerate(evidence.inventory.nodes)}
-    return sorted(found, key=lambda each: order.get(each.node, len(order)))
+    return sorted(findings, key=lambda finding: order.get(finding.node, len(order)))
 
 
-def _blocked(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) -> dict[str, str]:
+def _blocked(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -> dict[str, str]:
     """Return the nodes that a check cannot judge, with the reason: not reached, or they failed what
     it needs.
     """
@@ -122,9 +124,9 @@ def _blocked(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) 
         for node in evidence.inventory.nodes
         if node.name not in evidence.facts
     }
-    for need in check.needs:
-        reason = f"it failed `{need}`, without which this cannot be judged"
-        for finding in _findings(_BY_ID[need], evidence, known):
+    for required_id in check.needs:
+        reason = f"it failed `{required_id}`, without which this cannot be judged"
+        for finding in _findings(_BY_ID[required_id], evidence, cache):
             if finding.status == "fail" and finding.node:
                 blocked.setdefault(finding.node, reason)
     return blocked
@@ -137,12 +139,13 @@ def _told(check: Check, finding: Finding) -> Finding:
     return finding
 
 
-def _known(kind: str, words: Iterable[str], known: Collection[str]) -> None:
-    strange = [word for word in words if word not in known]
-    if not strange:
+def _known(kind: str, ids: Iterable[str], valid: Collection[str]) -> None:
+    unknown = [name for name in ids if name not in valid]
+    if not unknown:
         return
-    near = difflib.get_close_matches(strange[0].lower(), list(known), n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(unknown[0].lower(), list(valid), n=1, cutoff=0.5)
     raise RequestError(
-        f"there is no {kind} `{strange[0]}`" + (f"; did you mean `{near[0]}`?" if near else ""),
-        hint=f"{kind}s: {', '.join(known)}",
+        f"there is no {kind} `{unknown[0]}`"
+        + (f"; did you mean `{similar[0]}`?" if similar else ""),
+        hint=f"{kind}s: {', '.join(valid)}",
     )

@@ -37,7 +37,7 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
     """Judge that the inventory's image is on every node, with the same layers and configuration."""
     image = evidence.inventory.image
     images = {host.name: host.facts.images.get(image) for host in evidence.reached}
-    there = {name: found for name, found in images.items() if found is not None}
+    present = {name: image_facts for name, image_facts in images.items() if image_facts is not None}
     findings = [
         failed(
             name,
@@ -48,19 +48,21 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
             ),
         )
         for name in images
-        if name not in there
+        if name not in present
     ]
     groups: dict[str, list[str]] = {}
-    for name, found in there.items():
-        groups.setdefault(found.identity, []).append(name)
-    usual, *others = sorted(groups.values(), key=len, reverse=True) or [[]]
+    for name, image_facts in present.items():
+        groups.setdefault(image_facts.identity, []).append(name)
+    majority, *others = sorted(groups.values(), key=len, reverse=True) or [[]]
     findings += [
         failed(
             name,
-            f"{image} is another image than on {fold(usual)}",
-            evidence="\n".join(f"{name}: {found.id[:19]}" for name, found in there.items()),
+            f"{image} is another image than on {fold(majority)}",
+            evidence="\n".join(
+                f"{name}: {image_facts.id[:19]}" for name, image_facts in present.items()
+            ),
             fix=(
-                f"bring one to all: `vlaunch image copy {image} --from {usual[0]}`; or give the"
+                f"bring one to all: `vlaunch image copy {image} --from {majority[0]}`; or give the"
                 " image by digest in the inventory"
             ),
         )
@@ -74,14 +76,17 @@ def _image(evidence: Evidence) -> Sequence[Finding]:
     """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
     image = evidence.inventory.image
     images = {host.name: host.facts.images.get(image) for host in evidence.reached}
-    have = {name: facts for name, facts in evidence.facts.items() if images.get(name) is not None}
-    findings = same_identity(replace(evidence, facts=have))
-    other = {finding.node: finding for finding in findings if finding.status != "pass"}
+    with_image = {
+        name: facts for name, facts in evidence.facts.items() if images.get(name) is not None
+    }
+    findings = same_identity(replace(evidence, facts=with_image))
+    odd = {finding.node: finding for finding in findings if finding.status != "pass"}
     return [
         skipped(name, f"{image} is not on this node yet: `vlaunch up` fetches it")
-        if found is None
-        else other.get(name) or passed(name, f"{image} is {found.id.removeprefix('sha256:')[:12]}")
-        for name, found in images.items()
+        if image_facts is None
+        else odd.get(name)
+        or passed(name, f"{image} is {image_facts.id.removeprefix('sha256:')[:12]}")
+        for name, image_facts in images.items()
     ]
 
 
@@ -100,13 +105,13 @@ def judge_gpus(nodes: Sequence[Node]) -> _AnswersJudge:
 
 def _versions(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:
     try:
-        said = untrusted.loads(answer.out.strip().splitlines()[-1]) if answer.ok else None
+        reported = untrusted.loads(answer.out.strip().splitlines()[-1]) if answer.ok else None
     except (ValueError, IndexError):
-        said = None
-    if said == expected:
+        reported = None
+    if reported == expected:
         return passed(node, f"Ray {expected['ray']}, Python {expected['python']}")
     text = f"the image does not run Ray {expected['ray']} and Python {expected['python']}"
-    evidence = str(said) if said else answer.tail
+    evidence = str(reported) if reported else answer.tail
     return failed(node, text, evidence=evidence, fix=_pull_again(node.name))
 
 
@@ -115,31 +120,31 @@ def _pull_again(name: str) -> str:
 
 
 def _gpus(node: Node, answer: Answer) -> Finding:
-    seen = sum(line.startswith("GPU ") for line in answer.out.splitlines())
+    gpu_count = sum(line.startswith("GPU ") for line in answer.out.splitlines())
     cuda = re.search(r"^cuInit (\d{1,4})$", answer.out, re.MULTILINE)
-    if seen == node.gpus and cuda is not None:
+    if gpu_count == node.gpus and cuda is not None:
         code = int(cuda[1])
         if code == 0:
-            return passed(node, f"{seen} GPUs in a container")
-        other = (
+            return passed(node, f"{gpu_count} GPUs in a container")
+        unknown_error = (
             f"CUDA does not start (cuInit: {code})",
             "look at `sudo dmesg | grep NVRM` on {node}",
         )
-        text, fix = _CUDA.get(code, other)
+        text, fix = _CUDA.get(code, unknown_error)
         return failed(node, text, fix=fix.format(node=node.name))
-    if seen == node.gpus and "libcuda.so" in answer.err:
+    if gpu_count == node.gpus and "libcuda.so" in answer.err:
         return warned(
             node,
-            f"{seen} GPUs in a container, but no CUDA driver library to try them with",
+            f"{gpu_count} GPUs in a container, but no CUDA driver library to try them with",
             evidence=answer.tail,
             fix="let the toolkit bring it: no `NVIDIA_DRIVER_CAPABILITIES` without `compute`",
         )
     fix = f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there"
-    text = f"a container sees {seen} GPUs, {node.gpus} declared"
-    if seen == node.gpus:
+    text = f"a container sees {gpu_count} GPUs, {node.gpus} declared"
+    if gpu_count == node.gpus:
         text, fix = "the GPUs could not be tried", f"try it on {node.name}: `nvidia-smi`"
-    if known := symptoms.first(answer.err + "\n" + answer.out):
-        text, fix = known.cause, known.fix
+    if symptom := symptoms.first(answer.err + "\n" + answer.out):
+        text, fix = symptom.cause, symptom.fix
     return failed(node, text, evidence=answer.tail, fix=fix)
 
 
@@ -155,10 +160,10 @@ def _view(host: Host) -> Inside | Finding:
     """Return what is known of a node's container, or a SKIP with its reason."""
     inside = host.evidence.inside.get(host.name)
     if inside is None:
-        why = "no container was looked into"
+        reason = "no container was looked into"
         if host.facts.images.get(host.inventory.image) is None:
-            why = "the image is not on this node yet: run `vlaunch up`"
-        return skipped(host, host.evidence.inside_missing.get(host.name) or why)
+            reason = "the image is not on this node yet: run `vlaunch up`"
+        return skipped(host, host.evidence.inside_missing.get(host.name) or reason)
     if inside.error:
         error = untrusted.shown(inside.error.strip().splitlines()[-1])
         return skipped(host, f"a container could not be looked into: {error}")
@@ -215,14 +220,14 @@ def _libibverbs(name: str, inside: Inside) -> Finding:
     )
 
 
-def _one_version(program: str, version: Callable[[Inside], str], lacking: str) -> Judge:
+def _one_version(program: str, version: Callable[[Inside], str], missing_text: str) -> Judge:
     """Make the judge of a version that must be one in all containers."""
 
     def value(host: Host) -> str | Finding:
         inside = _view(host)
         if isinstance(inside, Finding):
             return inside
-        return version(inside) or skipped(host, lacking.format(ray=host.inventory.ray.version))
+        return version(inside) or skipped(host, missing_text.format(ray=host.inventory.ray.version))
 
     def differs(host: Host, version: str, common: str, others: str) -> Finding:
         text = f"{program} {version}, while {others} has {common}"

@@ -36,8 +36,8 @@ _TERMINAL = "you must have a tty"
 
 def _sudo(host: Host) -> Finding:
     if host.facts.docker_version is None:
-        if (refused := _refused(host)) is not None:
-            return refused
+        if (refusal := _refused(host)) is not None:
+            return refusal
         if "docker" in host.facts.late:
             return skipped(host, "sudo was not done in time: see `docker`")
     if host.node.docker[:1] != ("sudo",):
@@ -47,25 +47,25 @@ def _sudo(host: Host) -> Finding:
 
 def _refused(host: Host) -> Finding | None:
     """Return what is wrong where sudo refused, None where it did not."""
-    node, (said, user) = host.node, _docker_said(host)
-    lowered, command = said.lower(), " ".join(node.docker)
-    if _TERMINAL in lowered:
+    node, (output, user) = host.node, _docker_said(host)
+    output_lower, command = output.lower(), " ".join(node.docker)
+    if _TERMINAL in output_lower:
         text = f"sudo runs `{command}` only from a terminal (`requiretty` in sudoers)"
         rule = f"Defaults:{user} !requiretty"
-    elif any(words in lowered for words in _PASSWORD):
+    elif any(message in output_lower for message in _PASSWORD):
         text = f"`{command}` may not be run by `{user}` without a password"
         rule = f"{user} ALL=(root) NOPASSWD: /usr/bin/docker"
     else:
         return None
     fix = f"run on {node.name}: `echo '{rule}' | sudo tee -a /etc/sudoers.d/vlaunch`"
-    return failed(node, text, evidence=said, fix=fix)
+    return failed(node, text, evidence=output, fix=fix)
 
 
 def _docker_said(host: Host) -> tuple[str, str]:
     """Return what Docker, or sudo in front of it, said on a node, and to whom."""
-    said = host.facts.said
+    messages = host.facts.said
     user = host.facts.user or host.node.ssh.user or "USER"
-    return said.get("docker", "") or said.get("info", ""), user
+    return messages.get("docker", "") or messages.get("info", ""), user
 
 
 def _no_sudo(inventory: Inventory) -> str:
@@ -79,39 +79,41 @@ def _docker(host: Host) -> Finding | None:
         return skipped(node, "Podman answers in its place: see `docker-engine`")
     if facts.docker_version is not None:
         return None
-    said, user = _docker_said(host)
-    lowered = said.lower()
+    output, user = _docker_said(host)
+    output_lower = output.lower()
     if "docker" in facts.late:
-        return _late(host, said)
-    if "permission denied" in lowered:
+        return _late(host, output)
+    if "permission denied" in output_lower:
         return failed(
             node,
             f"`{user}` may not talk to Docker",
-            evidence=said,
+            evidence=output,
             fix=(
                 "add `docker: [sudo, -n, docker]` to the inventory, or run `sudo usermod -aG"
                 f" docker {user}` on {node.name}"
             ),
         )
-    if (refused := _refused(host)) is not None:
-        return refused
+    if (refusal := _refused(host)) is not None:
+        return refusal
     # It is another matter when the program finds no socket.
-    if "not found" in lowered or ("no such file" in lowered and "docker.sock" not in lowered):
+    if "not found" in output_lower or (
+        "no such file" in output_lower and "docker.sock" not in output_lower
+    ):
         return failed(
             node,
             f"`{node.docker[-1]}` is not installed",
-            evidence=said,
+            evidence=output,
             fix="install Docker Engine: https://docs.docker.com/engine/install/",
         )
     return failed(
         node,
         "Docker does not answer",
-        evidence=said,
+        evidence=output,
         fix=f"run `sudo systemctl start docker` on {node.name}",
     )
 
 
-def _late(host: Host, said: str) -> Finding:
+def _late(host: Host, output: str) -> Finding:
     """Say of a Docker that was not ready in time what was asked, and how to see what takes so long;
     sudo looks the node's own name up before it runs anything.
     """
@@ -119,28 +121,30 @@ def _late(host: Host, said: str) -> Finding:
     text = f"`{command} version` did not answer within {DEADLINE} s"
     fix = f"see what takes so long: `{ssh_command(node)} time {command} version`"
     if node.docker[:1] != ("sudo",):
-        return failed(node, text, evidence=said, fix=f"{fix}; then `sudo systemctl status docker`")
+        return failed(
+            node, text, evidence=output, fix=f"{fix}; then `sudo systemctl status docker`"
+        )
     name = host.facts.hostname or node.name
-    if "unable to resolve host" in said:
+    if "unable to resolve host" in output:
         text = f"{text}: sudo cannot resolve the node's own name, `{name}`"
     fix = (
         f"run `echo '{node.ip} {name}' | sudo tee -a /etc/hosts` on {node.name}, for sudo looks up"
         f" the node's own name; {fix}"
     )
-    return failed(node, text, evidence=said, fix=fix)
+    return failed(node, text, evidence=output, fix=fix)
 
 
 def _engine(host: Host) -> Finding | None:
     """Refuse what answers as Docker and is not the daemon that containers of a cluster need."""
     node, facts = host.node, host.facts
-    own = "`docker: [sudo, -n, /usr/bin/docker, --host, unix:///var/run/docker.sock]`"
+    setting = "`docker: [sudo, -n, /usr/bin/docker, --host, unix:///var/run/docker.sock]`"
     if facts.podman:
         return failed(
             node,
             f"`{' '.join(node.docker)}` is Podman here, not Docker",
             fix=(
                 "install Docker Engine: https://docs.docker.com/engine/install/; where it is there"
-                f" besides, name it in the inventory: {own}"
+                f" besides, name it in the inventory: {setting}"
             ),
         )
     if facts.docker_version is None:
@@ -149,7 +153,7 @@ def _engine(host: Host) -> Finding | None:
         return failed(
             node,
             "Docker runs rootless here: its containers do not get the node's own network",
-            fix=f"use root's daemon: {own}",
+            fix=f"use root's daemon: {setting}",
         )
     return None
 
@@ -158,16 +162,16 @@ def _selinux(host: Host) -> Finding | None:
     labels = host.facts.selinux
     if not labels or "selinux" not in host.facts.security:
         return passed(host, "SELinux is not enforced for containers")
-    closed = sorted(path for path, label in labels.items() if label not in _CONTAINER_LABELS)
-    if not closed:
+    denied = sorted(path for path, label in labels.items() if label not in _CONTAINER_LABELS)
+    if not denied:
         return None
     return failed(
         host,
-        f"SELinux keeps containers from {' and '.join(closed)}",
-        evidence="\n".join(f"{path}: {labels[path]}" for path in closed),
+        f"SELinux keeps containers from {' and '.join(denied)}",
+        evidence="\n".join(f"{path}: {labels[path]}" for path in denied),
         fix=(
             f"label them for containers on {host.name}: `sudo chcon -Rt container_file_t"
-            f" {' '.join(closed)}`, and for good with `sudo semanage fcontext`"
+            f" {' '.join(denied)}`, and for good with `sudo semanage fcontext`"
         ),
     )
 
@@ -191,10 +195,10 @@ def _gpu_runtime(host: Host) -> Finding | None:
 
 def _version(host: Host) -> Finding:
     version = host.facts.docker_version
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)", version or "")
+    if match is None:
         return skipped(host, f"Docker's version cannot be read: {version or 'it did not answer'}")
-    if (int(found[1]), int(found[2])) < _OLDEST:
+    if (int(match[1]), int(match[2])) < _OLDEST:
         return failed(
             host,
             f"Docker {version} is older than 19.03, the first with `--gpus`",

@@ -36,16 +36,16 @@ def _accelerator(host: Host) -> Finding | None:
     node, facts = host.node, host.facts
     declared = f"{', '.join(node.gpu_ids) or node.gpus} declared"
     if host.inventory.accelerator == "amd":
-        there = len(facts.amd_renders or ())
+        visible = len(facts.amd_renders or ())
         needed = max((int(index) + 1 for index in node.gpu_ids), default=node.gpus)
-        if there < needed:
+        if visible < needed:
             return failed(
                 node,
-                f"{there} AMD GPUs visible, {declared}",
+                f"{visible} AMD GPUs visible, {declared}",
                 evidence=facts.said.get("gpus", ""),
                 fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
             )
-        return _privileged(host, there)
+        return _privileged(host, visible)
     if facts.lost_gpus:
         lost = len(facts.lost_gpus)
         return failed(
@@ -78,19 +78,19 @@ def _accelerator(host: Host) -> Finding | None:
     return _privileged(host, len(facts.gpus))
 
 
-def _privileged(host: Host, there: int) -> Finding | None:
+def _privileged(host: Host, visible: int) -> Finding | None:
     """Refuse a privileged container for some of a node's GPUs: no option of Docker's limits which
     ones it sees, and Ray and vLLM count from the first one.
     """
     node = host.node
-    if not host.inventory.privileged or node.gpus == there:
+    if not host.inventory.privileged or node.gpus == visible:
         return None
     return failed(
         node,
-        f"a container with `privileged: true` sees all {there} GPUs, {node.gpus} declared",
+        f"a container with `privileged: true` sees all {visible} GPUs, {node.gpus} declared",
         fix=(
-            f"set `gpus: {there}` for {node.name}, or replace `privileged: true` by `devices:` and"
-            " `cap_add:` (docs/reference/containers.md#more-permissions)"
+            f"set `gpus: {visible}` for {node.name}, or replace `privileged: true` by `devices:`"
+            " and `cap_add:` (docs/security.md)"
         ),
     )
 
@@ -138,12 +138,12 @@ def _errors(host: Host) -> Finding:
     node, survey = host.node, host.survey
     if survey is None:
         return skipped(host, UNSURVEYED)
-    used = {gpu.index for gpu in host.facts.used(node)}
-    others = {gpu.index for gpu in host.facts.gpus or ()} - used
+    used_indexes = {gpu.index for gpu in host.facts.used(node)}
+    unused_indexes = {gpu.index for gpu in host.facts.gpus or ()} - used_indexes
     counts = ", ".join(
         f"GPU {gpu.index}: {gpu.ecc_errors}"
         for gpu in survey.gpus
-        if gpu.ecc_errors and gpu.index not in others
+        if gpu.ecc_errors and gpu.index not in unused_indexes
     )
     if counts:
         text, lines = f"uncorrected memory errors ({counts})", "\n".join(survey.xid or ())
@@ -190,8 +190,8 @@ def _replace(node: Node) -> str:
 
 
 def _xid(line: str) -> int | None:
-    found = re.search(r"Xid \([^)]*\): (\d+)", line)
-    return int(found[1]) if found else None
+    match = re.search(r"Xid \([^)]*\): (\d+)", line)
+    return int(match[1]) if match else None
 
 
 def _mig(host: Host) -> Finding:
@@ -201,10 +201,10 @@ def _mig(host: Host) -> Finding:
     if not host.survey.gpus:
         return skipped(host, "`nvidia-smi` reported no MIG mode")
     declared = {gpu.index for gpu in host.facts.used(host.node)}
-    split = [str(gpu.index) for gpu in host.survey.gpus if gpu.mig and gpu.index in declared]
-    if not split:
+    mig_gpus = [str(gpu.index) for gpu in host.survey.gpus if gpu.mig and gpu.index in declared]
+    if not mig_gpus:
         return passed(host, "no GPU is in MIG mode")
-    numbers = ",".join(split)
+    numbers = ",".join(mig_gpus)
     judge = failed if host.node.gpus > 1 else warned
     return judge(
         host,
@@ -259,8 +259,8 @@ def tag_cuda(image: str) -> str:
     suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
     if suffix:
         return f"{suffix[1]}.{suffix[2]}"
-    own = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v(\d+)\.(\d+)(?:\.\d+)*", tag)
-    return "13" if own and (int(own[1]), int(own[2])) >= (0, 20) else ""
+    match = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v(\d+)\.(\d+)(?:\.\d+)*", tag)
+    return "13" if match and (int(match[1]), int(match[2])) >= (0, 20) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,8 +275,8 @@ class _Cuda:
     @property
     def major(self) -> int:
         """The major version, 0 where it is not known."""
-        found = re.match(r"\d+", self.version)
-        return int(found[0]) if found else 0
+        match = re.match(r"\d+", self.version)
+        return int(match[0]) if match else 0
 
 
 def _driver(host: Host) -> str | Finding:
@@ -286,15 +286,17 @@ def _driver(host: Host) -> str | Finding:
     branch = re.match(r"\d+", version)
     if branch is None:
         return skipped(host, f"the driver's version cannot be read: {version}")
-    need = NEEDS.get(cuda.major)
-    if need is not None and int(branch[0]) < need:
-        told = " of the image, which" if cuda.there else ", which the image's tag tells and which"
-        fix, image = f"install driver {need} or newer on {host.name}", host.inventory.image
+    required = NEEDS.get(cuda.major)
+    if required is not None and int(branch[0]) < required:
+        source = " of the image, which" if cuda.there else ", which the image's tag tells and which"
+        fix, image = f"install driver {required} or newer on {host.name}", host.inventory.image
         if re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v[\d.]+", image) and cuda.major == 13:
             fix += f", or set `image: {image}-cu129`"
         if expected is None or expected.datacenter:
             fix += "; on data-centre GPUs the image's `cuda-compat` may bridge it"
-        text = f"driver {version} is too old for CUDA {cuda.version}{told} needs {need} or newer"
+        text = (
+            f"driver {version} is too old for CUDA {cuda.version}{source} needs {required} or newer"
+        )
         return failed(host, text, fix=fix)
     if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
         return failed(
@@ -322,8 +324,8 @@ def _other_driver(host: Host, version: str, common: str, others: str) -> Finding
 def _usual_driver(host: Host, version: str) -> Finding:
     cuda = _cuda(host.evidence)
     if cuda.version:
-        told = "of the image" if cuda.there else "by the image's tag"
-        return passed(host, f"driver {version}, for CUDA {cuda.version} {told}")
+        source = "of the image" if cuda.there else "by the image's tag"
+        return passed(host, f"driver {version}, for CUDA {cuda.version} {source}")
     unknown = "the image is not here yet, so its CUDA is not known"
     if cuda.there:
         unknown = "the image does not say its CUDA"
@@ -357,16 +359,16 @@ def _imex(host: Host) -> Finding:
             ),
         )
     inventory, channels = host.inventory, ", ".join(host.survey.imex[:3])
-    given = inventory.privileged or any(name.startswith(_IMEX) for name in inventory.devices)
+    configured = inventory.privileged or any(name.startswith(_IMEX) for name in inventory.devices)
     fix = f"add `devices: [{_IMEX}/channel0]` to the inventory and run `vlaunch up`"
-    if given:
+    if configured:
         fix = "run `vlaunch up`, which starts the container with the channel"
     inside = host.evidence.inside.get(host.name)
     if inside is not None and not inside.error:
         if inside.imex:
             return passed(host, f"{', '.join(inside.imex[:3])}, in the container")
         return warned(host, "the container has no IMEX channel", fix=fix)
-    if given:
+    if configured:
         return passed(host, f"{channels}, given to the container")
     if _IMEX_VARIABLE not in host.node.env:
         return warned(host, "its IMEX channel is not given to the container", fix=fix)

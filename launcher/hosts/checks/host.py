@@ -50,8 +50,8 @@ def _ssh(evidence: Evidence) -> Sequence[Finding]:
     for node in evidence.inventory.nodes:
         if node.name in evidence.facts:
             user = evidence.facts[node.name].user
-            how = "is this machine" if node.connection == "local" else "answers"
-            findings.append(passed(node, f"{how}, as {user}" if user else how))
+            status = "is this machine" if node.connection == "local" else "answers"
+            findings.append(passed(node, f"{status}, as {user}" if user else status))
             continue
         reason = evidence.missing.get(node.name, "").strip() or "it gave no answer"
         first, _, rest = reason.partition("\n")
@@ -64,27 +64,31 @@ def _ssh(evidence: Evidence) -> Sequence[Finding]:
 
 
 def _skew(evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(evidence)
-    skews = {name: survey.skew for name, survey in found.items() if survey.skew is not None}
-    findings += [skipped(name, "its clock was not read") for name in found if name not in skews]
+    surveys_by_node, findings = surveys(evidence)
+    skews = {
+        name: survey.skew for name, survey in surveys_by_node.items() if survey.skew is not None
+    }
+    findings += [
+        skipped(name, "its clock was not read") for name in surveys_by_node if name not in skews
+    ]
     if not skews:
         return findings
     # Of two that disagree, the one nearer to this machine's is taken to be right.
-    right = median_low(skews.values()) if len(skews) > 2 else min(skews.values(), key=abs)
+    reference = median_low(skews.values()) if len(skews) > 2 else min(skews.values(), key=abs)
     for name, skew in skews.items():
-        apart = skew - right
-        if abs(apart) <= _WARN:
+        offset = skew - reference
+        if abs(offset) <= _WARN:
             agrees = "its clock agrees with the others"
             findings.append(passed(name, agrees if len(skews) > 1 else "its clock was read"))
             continue
-        judge = warned if abs(apart) <= _FAIL else failed
-        direction = "ahead of" if apart > 0 else "behind"
+        judge = warned if abs(offset) <= _FAIL else failed
+        direction = "ahead of" if offset > 0 else "behind"
         fix = f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where"
-        text = f"its clock is {abs(apart):.0f} s {direction} the other nodes'"
+        text = f"its clock is {abs(offset):.0f} s {direction} the other nodes'"
         findings.append(judge(name, text, fix=f"{fix} chrony runs"))
-    if abs(right) > _WARN:
-        direction = "behind" if right > 0 else "ahead of"
-        text = f"this machine's clock is {abs(right):.0f} s {direction} the nodes'"
+    if abs(reference) > _WARN:
+        direction = "behind" if reference > 0 else "ahead of"
+        text = f"this machine's clock is {abs(reference):.0f} s {direction} the nodes'"
         fix = "set this machine's clock: `sudo timedatectl set-ntp true`"
         findings.append(warned("", text, fix=fix))
     return findings
@@ -141,19 +145,19 @@ def _next_boot(node: Node, survey: Survey) -> Finding:
 
 def _shm(host: Host) -> Finding:
     """Judge that Ray's object store fits into shared memory."""
-    survey, shm, wanted = host.survey, host.inventory.shm, host.inventory.ray.object_store
+    survey, shm, requested = host.survey, host.inventory.shm, host.inventory.ray.object_store
     memory = survey.memory if survey is not None else None
-    if memory is None and wanted is None:
+    if memory is None and requested is None:
         return skipped(host, "the node's memory is not known, and so neither is Ray's object store")
     size: int | None
     if shm == "private":
-        size, whose = memory and memory // 2, "the container's /dev/shm, half of the memory,"
-        larger = "give `shm:` a size"
+        size, owner = memory and memory // 2, "the container's /dev/shm, half of the memory,"
+        remedy = "give `shm:` a size"
     elif shm == "host":
-        size, whose = survey.shm if survey is not None else None, "the host's /dev/shm"
-        larger = f"`sudo mount -o remount,size={{}}G /dev/shm` on {host.name}"
+        size, owner = survey.shm if survey is not None else None, "the host's /dev/shm"
+        remedy = f"`sudo mount -o remount,size={{}}G /dev/shm` on {host.name}"
     else:
-        size, whose, larger = shm, "`shm:`", "raise `shm:`"
+        size, owner, remedy = shm, "`shm:`", "raise `shm:`"
     if size is None:
         return skipped(host, "the size of /dev/shm is not known")
     free = size
@@ -161,27 +165,27 @@ def _shm(host: Host) -> Finding:
     running = any(container.running for container in host.facts.containers)
     if shm == "host" and survey is not None and survey.shm_free is not None and not running:
         free = survey.shm_free
-    store = object_store(wanted, memory or 0, size)
+    store = object_store(requested, memory or 0, size)
     if store < free:
         return passed(host, f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}")
-    smaller = max(int(free * 0.5) // 1024**2, 75)
+    suggested = max(int(free * 0.5) // 1024**2, 75)
     return failed(
         host,
-        f"Ray's object store of {_gib(store)} does not fit: {whose} has {_gib(size)}, {_gib(free)}"
+        f"Ray's object store of {_gib(store)} does not fit: {owner} has {_gib(size)}, {_gib(free)}"
         " of it free",
         fix=(
-            f"set `ray: {{object_store: {smaller}MiB}}` in the inventory, or make it larger:"
-            f" {larger.format(store * 2 // _GIB + 1)}"
+            f"set `ray: {{object_store: {suggested}MiB}}` in the inventory, or make it larger:"
+            f" {remedy.format(store * 2 // _GIB + 1)}"
         ),
     )
 
 
-def object_store(wanted: int | None, memory: int, shm: int) -> int:
+def object_store(requested: int | None, memory: int, shm: int) -> int:
     """Return the bytes that Ray's object store takes on a node with so much memory and shared
     memory.
     """
-    if wanted is not None:
-        return wanted
+    if requested is not None:
+        return requested
     return int(min(memory * _SHARE, _MOST, max(_LEAST_CAP, shm * _OF_SHM)))
 
 
@@ -190,24 +194,26 @@ def _gib(size: int) -> str:
 
 
 def _disk(host: Host) -> Finding:
-    node, facts, room = host.node, host.facts, _ROOM[host.inventory.accelerator]
-    missing, told = _model_size(host)
+    node, facts, min_free = host.node, host.facts, _ROOM[host.inventory.accelerator]
+    missing, model_text = _model_size(host)
     home = str(PurePosixPath(node.hf_home).parent)
     # Nothing must be pulled: an image that vlaunch made of the inventory's counts.
-    pulled = any(image is not None for image in facts.images.values()) or bool(facts.containers)
-    need = room if pulled else max(room, _IMAGE[host.inventory.accelerator])
+    has_image = any(image is not None for image in facts.images.values()) or bool(facts.containers)
+    docker_need = min_free if has_image else max(min_free, _IMAGE[host.inventory.accelerator])
     free, docker_free = facts.disk_free, facts.docker_disk_free
-    if free is not None and free < missing + room:
-        why = " for the model" if missing else ""
-        text = f"{_gib(free)} free under {home}, {(missing + room) / _GIB:.0f} GiB needed{why}"
+    if free is not None and free < missing + min_free:
+        purpose = " for the model" if missing else ""
+        text = (
+            f"{_gib(free)} free under {home}, {(missing + min_free) / _GIB:.0f} GiB needed{purpose}"
+        )
         fix = "set `hf_home:` to a larger disk, or free some space there"
         return failed(node, text, fix=fix)
-    if docker_free is not None and docker_free < need:
-        why = "" if pulled else " to pull the image"
+    if docker_free is not None and docker_free < docker_need:
+        purpose = "" if has_image else " to pull the image"
         return failed(
             node,
-            f"{_gib(docker_free)} free under Docker's own directory, {need / _GIB:.0f} GiB"
-            f" needed{why}",
+            f"{_gib(docker_free)} free under Docker's own directory, {docker_need / _GIB:.0f} GiB"
+            f" needed{purpose}",
             fix=(
                 "free some space (`docker image prune -a` removes images that no container uses), "
                 "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
@@ -215,15 +221,17 @@ def _disk(host: Host) -> Finding:
         )
     if free is None:
         return skipped(node, "`df` gave no answer; free space is not known")
-    if not pulled and docker_free is None:
+    if not has_image and docker_free is None:
         return skipped(
             node,
             "the image is not here yet, and what is free in Docker's own directory is not known",
         )
-    image = "the image is here" if pulled else f"room for the image ({need / _GIB:.0f} GiB)"
+    image = (
+        "the image is here" if has_image else f"room for the image ({docker_need / _GIB:.0f} GiB)"
+    )
     step = max((step for step in _STEPS if step * _GIB <= free), default=0)
-    more = f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
-    return passed(node, f"{image}, more than {more} free under {home}; {told}")
+    threshold = f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
+    return passed(node, f"{image}, more than {threshold} free under {home}; {model_text}")
 
 
 def _model_size(host: Host) -> tuple[int, str]:
@@ -233,64 +241,64 @@ def _model_size(host: Host) -> tuple[int, str]:
     evidence = host.evidence
     if not evidence.model:
         return 0, "no model is named, so its size is not known"
-    whole = max((sum(files.values()) for files in evidence.files.values() if files), default=0)
-    missing = whole - sum((evidence.files.get(host.name) or {}).values())
-    if whole and not missing:
+    full_size = max((sum(files.values()) for files in evidence.files.values() if files), default=0)
+    missing = full_size - sum((evidence.files.get(host.name) or {}).values())
+    if full_size and not missing:
         return 0, "the model is here"
     # A path is filled by hand, and need not be on the disk of the Hugging Face home.
-    if not whole or evidence.model.startswith("/"):
+    if not full_size or evidence.model.startswith("/"):
         return 0, "the model's size is not known"
     return missing, f"the model needs {missing / _GIB:.0f} GiB more"
 
 
 def _certificates(evidence: Evidence) -> list[Finding]:
     texts = [host.facts.certificates for host in evidence.reached]
-    end = certificates.ends(texts)
-    if end is None:
+    expiry = certificates.ends(texts)
+    if expiry is None:
         return [skipped("", "there are none: the cluster is not up")]
     if certificates.warning(texts, evidence.now):
-        text = f"the first ends on {end:%Y-%m-%d}"
+        text = f"the first ends on {expiry:%Y-%m-%d}"
         return [warned("", text, fix="run `vlaunch up`, which renews them and restarts nothing")]
-    return [passed("", f"until {end:%Y-%m-%d}")]
+    return [passed("", f"until {expiry:%Y-%m-%d}")]
 
 
 def _state_dir(host: Host) -> Finding:
-    node, seen = host.node, host.facts.state
-    folder = Site(host.inventory, host.evidence.facts).state_dir(node)
-    if seen is None:
-        return skipped(node, f"{folder} could not be looked at")
-    elsewhere = "or set `state_dir:` in the inventory to a folder that the login may write to"
-    if seen.read_only:
-        fix = f"remount it (`sudo mount -o remount,rw …`), {elsewhere}"
-        return failed(node, f"{folder} is on a read-only file system", fix=fix)
-    if not seen.writable:
+    node, state = host.node, host.facts.state
+    path = Site(host.inventory, host.evidence.facts).state_dir(node)
+    if state is None:
+        return skipped(node, f"{path} could not be looked at")
+    alternative = "or set `state_dir:` in the inventory to a folder that the login may write to"
+    if state.read_only:
+        fix = f"remount it (`sudo mount -o remount,rw …`), {alternative}"
+        return failed(node, f"{path} is on a read-only file system", fix=fix)
+    if not state.writable:
         user = host.facts.user or node.ssh.user or "the login"
-        fix = f"see `ls -ld` of it and of the folders above it on {node.name}, {elsewhere}"
-        return failed(node, f"{folder} cannot be written to by `{user}`", fix=fix)
-    if seen.free < _STATE:
-        fix = f"free some space there: `df -h` and `du -sh ~` on {node.name}, {elsewhere}"
-        text = f"{seen.free / 2**20:.0f} MiB free for {folder}, {_STATE / 2**20:.0f} MiB needed"
+        fix = f"see `ls -ld` of it and of the folders above it on {node.name}, {alternative}"
+        return failed(node, f"{path} cannot be written to by `{user}`", fix=fix)
+    if state.free < _STATE:
+        fix = f"free some space there: `df -h` and `du -sh ~` on {node.name}, {alternative}"
+        text = f"{state.free / 2**20:.0f} MiB free for {path}, {_STATE / 2**20:.0f} MiB needed"
         return failed(node, text, fix=fix)
     return passed(node, "the state directory can be written to")
 
 
 def _cache_dir(host: Host) -> Finding:
     """Judge where engines keep what they compile; that it is not there yet is no fault."""
-    found = host.facts.compiled
-    if found is None:
+    cache = host.facts.compiled
+    if cache is None:
         return skipped(host, "the file system of `cache_dir` is not known")
-    if found.remote:
+    if cache.remote:
         return warned(
             host,
-            f"what engines compile would lie on {found.kind}, a file system over the network",
+            f"what engines compile would lie on {cache.kind}, a file system over the network",
             fix=(
                 f"set `cache_dir:` of {host.name}, or `state_dir:` for all of its files, to a"
                 " folder on a disk of its own"
             ),
         )
-    if found.size is None or found.size < sizes.MIB:
-        return passed(host, f"{found.kind}, nothing compiled yet")
-    return passed(host, f"{found.kind}, {sizes.told(found.size)} compiled")
+    if cache.size is None or cache.size < sizes.MIB:
+        return passed(host, f"{cache.kind}, nothing compiled yet")
+    return passed(host, f"{cache.kind}, {sizes.told(cache.size)} compiled")
 
 
 CHECKS = (

@@ -17,26 +17,27 @@ Files = Mapping[str, int]
 def _model(evidence: Evidence) -> Sequence[Finding]:
     if not evidence.model:
         return [skipped(host, _UNNAMED) for host in evidence.reached]
-    asked = [host for host in evidence.reached if host.name in evidence.files]
+    queried = [host for host in evidence.reached if host.name in evidence.files]
     findings = [
         skipped(host, "could not be asked whether it has the model")
         for host in evidence.reached
         if host.name not in evidence.files
     ]
-    there = {host.name: files for host in asked if (files := evidence.files[host.name])}
-    if not there:
-        return [*findings, *(_nowhere(host.node, evidence.model) for host in asked)]
-    right = _right(there)
-    return [*findings, *(_judge(host, right, there) for host in asked)]
+    present = {host.name: files for host in queried if (files := evidence.files[host.name])}
+    if not present:
+        return [*findings, *(_nowhere(host.node, evidence.model) for host in queried)]
+    reference = _right(present)
+    return [*findings, *(_judge(host, reference, present) for host in queried)]
 
 
-def _right(there: Mapping[str, Files]) -> Files:
+def _right(present: Mapping[str, Files]) -> Files:
     """Return the files that most nodes have; of those that tie, the complete ones, then the
     largest.
     """
-    known = list(there.values())
+    file_sets = list(present.values())
     return max(
-        known, key=lambda files: (known.count(files), not _partial(files), sum(files.values()))
+        file_sets,
+        key=lambda files: (file_sets.count(files), not _partial(files), sum(files.values())),
     )
 
 
@@ -44,15 +45,15 @@ def _partial(files: Files) -> list[str]:
     return sorted(name for name in files if name.endswith(".incomplete"))
 
 
-def _judge(host: Host, right: Files, there: Mapping[str, Files]) -> Finding:
+def _judge(host: Host, reference: Files, present: Mapping[str, Files]) -> Finding:
     """Judge a node's files of the model against the right ones; `there` has those of all nodes that
     have some.
     """
-    model, files = host.evidence.model, there.get(host.name)
-    owners = [each for each, known in there.items() if known == right]
+    model, files = host.evidence.model, present.get(host.name)
+    owners = [owner for owner, owner_files in present.items() if owner_files == reference]
     fix = _copy(model, host.inventory.node(owners[0]), host.node)
     if not files:
-        return failed(host, f"has no {model}, while {fold(list(there))} has it", fix=fix)
+        return failed(host, f"has no {model}, while {fold(list(present))} has it", fix=fix)
     if partial := _partial(files):
         return failed(
             host,
@@ -60,22 +61,22 @@ def _judge(host: Host, right: Files, there: Mapping[str, Files]) -> Finding:
             evidence="\n".join(partial[:5]),
             fix=fix,
         )
-    if files != right:
-        lines = _differences(files, right, fold(owners))
-        more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        text = f"{model} differs from the one on {fold(owners)}: {lines[0]}{more}"
+    if files != reference:
+        lines = _differences(files, reference, fold(owners))
+        suffix = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+        text = f"{model} differs from the one on {fold(owners)}: {lines[0]}{suffix}"
         return failed(host, text, evidence="\n".join(lines[:5]), fix=fix)
     return passed(host, f"{model}: {len(files)} files, {_size(sum(files.values()))}")
 
 
-def _differences(files: Files, right: Files, owners: str) -> list[str]:
+def _differences(files: Files, reference: Files, owners: str) -> list[str]:
     """Say how a node's files differ from those of their owners: what is lacking comes first."""
-    lines = [f"lacks {each}" for each in sorted(set(right) - set(files))]
-    lines += [f"has {each} besides" for each in sorted(set(files) - set(right))]
+    lines = [f"lacks {name}" for name in sorted(set(reference) - set(files))]
+    lines += [f"has {name} besides" for name in sorted(set(files) - set(reference))]
     lines += [
-        f"{each} has {files[each]} bytes, {right[each]} on {owners}"
-        for each in sorted(set(files) & set(right))
-        if files[each] != right[each]
+        f"{name} has {files[name]} bytes, {reference[name]} on {owners}"
+        for name in sorted(set(files) & set(reference))
+        if files[name] != reference[name]
     ]
     return lines
 
@@ -109,8 +110,8 @@ def _nowhere(node: Node, model: str) -> Finding:
 def _copy(model: str, source: Node, target: Node) -> str:
     if source.name == target.name:
         return f"go on with the download: `vlaunch model pull {model}`"
-    line = f"vlaunch model copy {model} --from {source.name} --to {target.name}"
-    return f"copy it from {source.name}: `{line}`"
+    command = f"vlaunch model copy {model} --from {source.name} --to {target.name}"
+    return f"copy it from {source.name}: `{command}`"
 
 
 def _token(evidence: Evidence) -> Sequence[Finding]:

@@ -39,12 +39,12 @@ def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
     """
     ports = inventory.ports
     # The head has the workers' ports, too.
-    given = {*ports_of(inventory, inventory.head), ports.mp_master, ports.dp_rpc, ports.group}
-    given.add(ports.copy)
+    fixed = {*ports_of(inventory, inventory.head), ports.mp_master, ports.dp_rpc, ports.group}
+    fixed.add(ports.copy)
     return {
         port
         for port in probe.ports
-        if port in given or ports.worker_min <= port <= ports.worker_max
+        if port in fixed or ports.worker_min <= port <= ports.worker_max
     }
 
 
@@ -58,12 +58,13 @@ def _high_port(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
 def _closed(probe: PortProbe, ports: set[int]) -> tuple[str, str] | None:
     if not ports:
         return None
-    kinds: dict[str, list[int]] = {}
+    by_outcome: dict[str, list[int]] = {}
     for port in sorted(ports):
         if probe.ports[port] != "open":
-            kinds.setdefault(probe.ports[port], []).append(port)
+            by_outcome.setdefault(probe.ports[port], []).append(port)
     text = "; ".join(
-        f"TCP {', '.join(map(str, found))} {_MEANING[kind]}" for kind, found in kinds.items()
+        f"TCP {', '.join(map(str, closed_ports))} {_MEANING[kind]}"
+        for kind, closed_ports in by_outcome.items()
     )
     return text, "\n".join(
         f"{port}: {probe.errors[port]}" for port in sorted(ports) if port in probe.errors
@@ -76,18 +77,18 @@ def _full_size(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
     mtus = [
         mtu for name in (probe.source, probe.target) if (mtu := _mtu(evidence, name)) is not None
     ]
-    need = min([*mtus, *([] if probe.wanted is None else [probe.wanted])], default=None)
-    if need is not None and probe.largest is not None and probe.largest < need:
-        return f"packets of more than {probe.largest} bytes are lost; {need} should pass", ""
+    expected = min([*mtus, *([] if probe.wanted is None else [probe.wanted])], default=None)
+    if expected is not None and probe.largest is not None and probe.largest < expected:
+        return f"packets of more than {probe.largest} bytes are lost; {expected} should pass", ""
     if probe.bulk is False:
         return "a connection opens, but a megabyte does not come through", ""
-    return None if probe.largest is None or need is None else ("", "")
+    return None if probe.largest is None or expected is None else ("", "")
 
 
 def _mtu(evidence: Evidence, name: str) -> int | None:
     host = evidence.host(name)
-    carrier = nic_of(host) if host is not None else None
-    return carrier.mtu if carrier else None
+    nic = nic_of(host) if host is not None else None
+    return nic.mtu if nic else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,34 +106,38 @@ class _Question:
         """Judge every direction between nodes that answered, then each node that is not to blame
         for any.
         """
-        probes = {(each.source, each.target): each for each in _port_probes(evidence)}
-        seen = _Directions({pair: self.trouble(evidence, each) for pair, each in probes.items()})
+        probes = {(probe.source, probe.target): probe for probe in _port_probes(evidence)}
+        directions = _Directions(
+            {pair: self.trouble(evidence, probe) for pair, probe in probes.items()}
+        )
         findings = []
-        for (source, target), (text, words) in seen.bad.items():
+        for (source, target), (text, errors) in directions.bad.items():
             node, interface = evidence.inventory.node, _interface(evidence, source)
             findings.append(
                 failed(
-                    seen.culprits[source, target],
+                    directions.culprits[source, target],
                     f"{source} → {target}: {text}",
-                    evidence=words,
+                    evidence=errors,
                     fix=self.fix(node(source), node(target), interface, probes[source, target]),
                 )
             )
         blamed = {finding.node for finding in findings}
-        rest = [host for host in evidence.reached if host.name not in blamed]
-        return [*findings, *(self._blameless(host, seen) for host in rest)]
+        others = [host for host in evidence.reached if host.name not in blamed]
+        return [*findings, *(self._blameless(host, directions) for host in others)]
 
-    def _blameless(self, host: Host, seen: _Directions) -> Finding:
+    def _blameless(self, host: Host, directions: _Directions) -> Finding:
         """Judge a node that is not to blame for any direction: well with those of which that is
         proven.
         """
         evidence = host.evidence
         if host.name in evidence.probes_missing:
             return skipped(host, evidence.probes_missing[host.name])
-        if proven := seen.proven.get(host.name):
-            all_of_them = len(proven) + 1 >= len(evidence.facts)
-            return passed(host, self.well if all_of_them else f"{self.well} (with {fold(proven)})")
-        if host.name in seen.touched:
+        if verified_peers := directions.proven.get(host.name):
+            is_complete = len(verified_peers) + 1 >= len(evidence.facts)
+            return passed(
+                host, self.well if is_complete else f"{self.well} (with {fold(verified_peers)})"
+            )
+        if host.name in directions.touched:
             return skipped(host, "no pair with it is well; the findings name the other node")
         if evidence.port_probes is None:
             return skipped(host, "nobody knocked: this was not asked")
@@ -144,9 +149,9 @@ def _port_probes(evidence: Evidence) -> list[PortProbe]:
     the others either.
     """
     return [
-        each
-        for each in evidence.port_probes or ()
-        if each.source in evidence.facts and each.target in evidence.facts
+        probe
+        for probe in evidence.port_probes or ()
+        if probe.source in evidence.facts and probe.target in evidence.facts
     ]
 
 
@@ -161,7 +166,11 @@ class _Directions:
     @cached_property
     def bad(self) -> dict[tuple[str, str], tuple[str, str]]:
         """Those with which something is wrong."""
-        return {pair: told for pair, told in self.seen.items() if told is not None and told[0]}
+        return {
+            pair: trouble
+            for pair, trouble in self.seen.items()
+            if trouble is not None and trouble[0]
+        }
 
     @cached_property
     def touched(self) -> set[str]:
@@ -173,11 +182,12 @@ class _Directions:
         """The node to look at first for each of those: the source when it reaches nobody though
         others reach the target, else the target.
         """
-        out, into = (Counter(pair[end] for pair in self.seen) for end in (0, 1))
-        bad_out, bad_into = (Counter(pair[end] for pair in self.bad) for end in (0, 1))
+        total_out, total_into = (Counter(pair[end] for pair in self.seen) for end in (0, 1))
+        faulty_out, faulty_into = (Counter(pair[end] for pair in self.bad) for end in (0, 1))
         return {
             (source, target): source
-            if 1 < out[source] == bad_out[source] and bad_into[target] < into[target]
+            if 1 < total_out[source] == faulty_out[source]
+            and faulty_into[target] < total_into[target]
             else target
             for source, target in self.bad
         }
@@ -185,18 +195,20 @@ class _Directions:
     @cached_property
     def proven(self) -> dict[str, list[str]]:
         """The nodes that each node reaches and is reached by."""
-        well = {pair for pair, told in self.seen.items() if told is not None and not told[0]}
-        names = dict.fromkeys(each for pair in self.seen for each in pair)
+        healthy = {
+            pair for pair, trouble in self.seen.items() if trouble is not None and not trouble[0]
+        }
+        names = dict.fromkeys(peer for pair in self.seen for peer in pair)
         return {
-            name: [each for each in names if (name, each) in well and (each, name) in well]
+            name: [peer for peer in names if (name, peer) in healthy and (peer, name) in healthy]
             for name in names
         }
 
 
 def _interface(evidence: Evidence, name: str) -> str:
     node, host = evidence.inventory.node(name), evidence.host(name)
-    carrier = host.facts.interface_of(node.ip) if host is not None else None
-    return carrier or node.interface or "INTERFACE"
+    interface = host.facts.interface_of(node.ip) if host is not None else None
+    return interface or node.interface or "INTERFACE"
 
 
 def _open(source: Node, target: Node, _: str, __: PortProbe) -> str:
@@ -210,8 +222,10 @@ def _open(source: Node, target: Node, _: str, __: PortProbe) -> str:
 
 
 def _pass_large(source: Node, target: Node, interface: str, probe: PortProbe) -> str:
-    lost = probe.largest is not None and probe.wanted is not None and probe.largest < probe.wanted
-    size = probe.largest if lost and probe.largest is not None else 1400
+    is_lossy = (
+        probe.largest is not None and probe.wanted is not None and probe.largest < probe.wanted
+    )
+    size = probe.largest if is_lossy and probe.largest is not None else 1400
     return (
         f"raise the MTU of what lies between {source.name} and {target.name} (switch, bridge,"
         f" tunnel), or lower it on every node: `sudo ip link set {interface} mtu {size}`; try it"

@@ -32,7 +32,7 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
     of_ray = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client"}
     # The `mp` backend's ranks meet where the server's first one is, which is here unless the server
     # is put elsewhere.
-    meet = (
+    rendezvous = (
         {ports.dp_rpc: "the replicas' rendezvous"}
         if serve.dp > 1
         else {ports.mp_master: "vLLM's rendezvous"}
@@ -43,7 +43,7 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
         ports.metrics: "the agent's metrics",
         ports.api: "vLLM API",
         ports.probe: "network check",
-        **(meet if serve.backend == "mp" and len(inventory.nodes) > 1 else {}),
+        **(rendezvous if serve.backend == "mp" and len(inventory.nodes) > 1 else {}),
     }
     return {**({} if inventory.ray.off else common), **(head if node.head else {})}
 
@@ -52,18 +52,20 @@ def _ports(host: Host) -> Finding | None:
     node, listening = host.node, host.facts.listening
     if listening is None:
         return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
-    taken = {port for _, port in listening}
-    found = {port: use for port, use in ports_of(host.inventory, node).items() if port in taken}
-    own = _own(host)
-    clash = {port: use for port, use in found.items() if port not in own}
-    if not clash:
+    used = {port for _, port in listening}
+    in_use = {port: use for port, use in ports_of(host.inventory, node).items() if port in used}
+    own_ports = _own(host)
+    conflicts = {port: use for port, use in in_use.items() if port not in own_ports}
+    if not conflicts:
         return (
-            passed(node, "the ports are the cluster's own: its containers run") if found else None
+            passed(node, "the ports are the cluster's own: its containers run") if in_use else None
         )
-    first = min(clash)
+    first = min(conflicts)
     return failed(
         node,
-        "port " + ", ".join(f"{port} ({clash[port]})" for port in sorted(clash)) + " is taken",
+        "port "
+        + ", ".join(f"{port} ({conflicts[port]})" for port in sorted(conflicts))
+        + " is taken",
         fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
         "or choose others under `ports:` in the inventory",
     )
@@ -74,7 +76,7 @@ def _own(host: Host) -> set[int]:
     now.
     """
     running = [container for container in host.facts.containers if container.running]
-    own = {
+    ports_in_use = {
         int(value)
         for container in running
         if container.role in _LASTING
@@ -85,8 +87,8 @@ def _own(host: Host) -> set[int]:
         # A server or a batch may have these, and no command line of a container tells. `serve`
         # looks at them again.
         ports = host.inventory.ports
-        own |= {ports.api, ports.mp_master, ports.dp_rpc}
-    return own
+        ports_in_use |= {ports.api, ports.mp_master, ports.dp_rpc}
+    return ports_in_use
 
 
 def _port_range(host: Host) -> Finding:

@@ -74,39 +74,45 @@ def _name(device: RdmaDevice, port: RdmaPort) -> str:
 
 
 def _unused(evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(evidence)
+    surveys_by_node, findings = surveys(evidence)
     inventory = evidence.inventory
-    up = {name: active(survey) for name, survey in found.items()}
-    have, lacking = [name for name in up if up[name]], [name for name in up if not up[name]]
-    unseen = [node.name for node in inventory.nodes if node.name not in found]
+    active_by_node = {name: active(survey) for name, survey in surveys_by_node.items()}
+    with_ports, without = (
+        [name for name in active_by_node if active_by_node[name]],
+        [name for name in active_by_node if not active_by_node[name]],
+    )
+    unsurveyed = [node.name for node in inventory.nodes if node.name not in surveys_by_node]
     judge = warned if evidence.required == "any" else failed
-    for name, ports in up.items():
-        fabric, told = f"`network: {{fabric: {_fabric(found[name])}}}`", ", ".join(ports)
-        if well := _none_needed(inventory, ports, have):
-            findings.append(passed(name, well))
+    for name, ports in active_by_node.items():
+        fabric, port_list = (
+            f"`network: {{fabric: {_fabric(surveys_by_node[name])}}}`",
+            ", ".join(ports),
+        )
+        if reason := _none_needed(inventory, ports, with_ports):
+            findings.append(passed(name, reason))
         elif not ports:
             fix = (
                 f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out"
                 " or `--skip rdma-unused`"
             )
-            states = "\n".join(_state(*port) for port in _ports(found[name]))
-            text = f"no active RDMA port, while {fold(have)} has some: all are left to TCP"
+            states = "\n".join(_state(*port) for port in _ports(surveys_by_node[name]))
+            text = f"no active RDMA port, while {fold(with_ports)} has some: all are left to TCP"
             findings.append(judge(name, text, evidence=states, fix=fix))
-        elif lacking:
-            fix = f"mend {fold(lacking)}, then set {fabric} in the inventory"
-            why = f"which stay unused because {fold(lacking)} has none: {told}"
+        elif without:
+            fix = f"mend {fold(without)}, then set {fabric} in the inventory"
+            why = f"which stay unused because {fold(without)} has none: {port_list}"
             findings.append(judge(name, f"has active RDMA ports, {why}", fix=fix))
-        elif unseen:
-            text = f"has active RDMA ports; whether {fold(unseen)} has any is not known"
+        elif unsurveyed:
+            text = f"has active RDMA ports; whether {fold(unsurveyed)} has any is not known"
             findings.append(skipped(name, text))
         else:
-            fix = f"set {fabric} in the inventory{_plugin(found[name])}"
-            text = f"has active RDMA ports that the cluster will not use: {told}"
+            fix = f"set {fabric} in the inventory{_plugin(surveys_by_node[name])}"
+            text = f"has active RDMA ports that the cluster will not use: {port_list}"
             findings.append(judge(name, text, fix=fix))
     return findings
 
 
-def _none_needed(inventory: Inventory, ports: Sequence[str], have: Sequence[str]) -> str:
+def _none_needed(inventory: Inventory, ports: Sequence[str], with_ports: Sequence[str]) -> str:
     """Say why a node with these ports goes without RDMA rightly, and nothing where it does not;
     `have` are the nodes that have some.
     """
@@ -115,7 +121,7 @@ def _none_needed(inventory: Inventory, ports: Sequence[str], have: Sequence[str]
         return "processors talk over TCP (Gloo), which uses no RDMA"
     if ports and len(inventory.nodes) < 2:
         return "a single node needs no network"
-    return "no active RDMA port" if cpu or not have else ""
+    return "no active RDMA port" if cpu or not with_ports else ""
 
 
 def _state(device: RdmaDevice, port: RdmaPort) -> str:
@@ -130,8 +136,10 @@ def _plugin(survey: Survey) -> str:
     """Say what a fabric needs besides the devices when it is neither InfiniBand nor Ethernet, as
     AWS's EFA is.
     """
-    known = _layers(survey) & {"InfiniBand", "Ethernet", ""}
-    return "" if known else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
+    standard = _layers(survey) & {"InfiniBand", "Ethernet", ""}
+    return (
+        "" if standard else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
+    )
 
 
 def _layers(survey: Survey) -> set[str]:
@@ -140,14 +148,14 @@ def _layers(survey: Survey) -> set[str]:
 
 def in_use(node: Node, survey: Survey) -> list[_Port]:
     """Return the ports that NCCL may use on a node: those that are named, else all."""
-    words, exact = _named(node), _exact(node)
+    names, exact = _named(node), _exact(node)
     return [
         (device, port)
         for device, port in _ports(survey)
-        if not words
+        if not names
         or any(
-            _is(word, device, exact) and word.partition(":")[2] in ("", str(port.number))
-            for word in words
+            _is(name, device, exact) and name.partition(":")[2] in ("", str(port.number))
+            for name in names
         )
     ]
 
@@ -158,7 +166,7 @@ def _named(node: Node) -> tuple[str, ...]:
     """
     value = node.env.get("NCCL_IB_HCA", "")
     return node.hca or tuple(
-        word for word in value.lstrip("^=").split(",") if word and not value.startswith("^")
+        name for name in value.lstrip("^=").split(",") if name and not value.startswith("^")
     )
 
 
@@ -167,39 +175,39 @@ def _exact(node: Node) -> bool:
     return bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
 
 
-def _is(word: str, device: RdmaDevice, exact: bool) -> bool:
-    name = word.partition(":")[0]
+def _is(pattern: str, device: RdmaDevice, exact: bool) -> bool:
+    name = pattern.partition(":")[0]
     return device.name == name if exact else device.name.startswith(name)
 
 
 def _names(node: Node, survey: Survey) -> Finding:
-    words = _named(node)
-    if not words:
+    names = _named(node)
+    if not names:
         return passed(node, "no device is named; NCCL chooses")
-    lost = [word for word in words if not _has(survey, word, _exact(node))]
-    if not lost:
-        return passed(node, f"has {', '.join(words)}")
+    missing = [name for name in names if not _has(survey, name, _exact(node))]
+    if not missing:
+        return passed(node, f"has {', '.join(names)}")
     fix = (
         f"take `hca:` and NCCL_IB_HCA away from {node.name}, or load its driver: `sudo modprobe"
         " mlx5_ib`"
     )
     if survey.rdma:
-        there = ", ".join(device.name for device in survey.rdma)
-        fix = f"set `network: {{hca: [{there}]}}` for {node.name} alone"
+        available = ", ".join(device.name for device in survey.rdma)
+        fix = f"set `network: {{hca: [{available}]}}` for {node.name} alone"
     ports = sorted({_name(*port) for port in _ports(survey)})
     return failed(
         node,
-        f"has no RDMA device `{', '.join(lost)}`",
+        f"has no RDMA device `{', '.join(missing)}`",
         evidence="devices: " + (", ".join(ports) or "none"),
         fix=fix,
     )
 
 
-def _has(survey: Survey, word: str, exact: bool) -> bool:
+def _has(survey: Survey, name: str, exact: bool) -> bool:
     """True when a node has the device that a word names; where it is a whole name, the port too."""
-    if not any(_is(word, device, exact) for device in survey.rdma):
+    if not any(_is(name, device, exact) for device in survey.rdma):
         return False
-    return not exact or ":" not in word or word in {_name(*port) for port in _ports(survey)}
+    return not exact or ":" not in name or name in {_name(*port) for port in _ports(survey)}
 
 
 def _names_none(inventory: Inventory) -> str:
@@ -214,17 +222,17 @@ def _rates(host: Host) -> str | Finding:
     node, ports = host.node, in_use(host.node, host.survey)
     if not ports:
         return skipped(node, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`")
-    up = _active(ports)
+    active = _active(ports)
     # A port that nobody named may be unused on purpose.
-    if not up or (len(up) < len(ports) and _named(node)):
+    if not active or (len(active) < len(ports) and _named(node)):
         fix = (
             f"look at `ibstat` on {node.name}: Polling means no cable or no switch, INIT that no"
             " subnet manager runs"
         )
-        states = ", ".join(_state(*port) for port in ports if port not in up)
+        states = ", ".join(_state(*port) for port in ports if port not in active)
         return failed(node, f"no RDMA link: {states}", fix=fix)
-    counted = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in up)
-    return ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
+    counts = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in active)
+    return ", ".join(f"{count} × {text}" for text, count in sorted(counts.items()))
 
 
 def _other_rates(host: Host, rates: str, common: str, others: str) -> Finding:
@@ -259,9 +267,9 @@ def _gid(host: Host) -> int | Finding:
     ports = [(device, port) for device, port in used if port.link_layer == "Ethernet"]
     if not ports:
         return skipped(host, "no active RoCE port is there to judge")
-    given = host.node.env.get("NCCL_IB_GID_INDEX", "")
-    if re.fullmatch(r"\d+", given):
-        return _wrong_gid(host.name, ports, int(given)) or int(given)
+    configured = host.node.env.get("NCCL_IB_GID_INDEX", "")
+    if re.fullmatch(r"\d+", configured):
+        return _wrong_gid(host.name, ports, int(configured)) or int(configured)
     for device, port in ports:
         if _best(port) < 0:
             netdev = next(iter(device.netdevs), "its interface")
@@ -280,18 +288,20 @@ def _wrong_gid(name: str, ports: Sequence[_Port], index: int) -> Finding | None:
     for device, port in ports:
         gid = next((gid for gid in port.gids if gid.index == index), None)
         if gid is None:
-            what = "is empty"
+            problem = "is empty"
         elif gid.kind == "RoCE v2" and (not device.netdevs or gid.netdev in ("", *device.netdevs)):
             continue
         else:
-            what = f"is {gid.kind or 'of an unknown kind'}" + f" on {gid.netdev}" * bool(gid.netdev)
-        right = _best(port)
+            problem = f"is {gid.kind or 'of an unknown kind'}" + f" on {gid.netdev}" * bool(
+                gid.netdev
+            )
+        best = _best(port)
         fix = "take NCCL_IB_GID_INDEX out of `env:`"
         return failed(
             name,
-            f"NCCL_IB_GID_INDEX={index}, but GID {index} of {_name(device, port)} {what}",
+            f"NCCL_IB_GID_INDEX={index}, but GID {index} of {_name(device, port)} {problem}",
             evidence=_table(port.gids),
-            fix=f"{fix}, or set it to {right} for {name}" if right >= 0 else fix,
+            fix=f"{fix}, or set it to {best} for {name}" if best >= 0 else fix,
         )
     return None
 
@@ -335,9 +345,9 @@ def _gpudirect(host: Host) -> Finding:
         return skipped(node, f"{expected.model} has no GPUDirect RDMA, and none is expected")
     if survey is None or not survey.modules:
         return skipped(node, "which kernel modules are loaded is not known")
-    there = next((name for name in _PEER if name in survey.modules), None)
-    if there is not None:
-        return passed(node, f"`{there}` is loaded")
+    loaded = next((name for name in _PEER if name in survey.modules), None)
+    if loaded is not None:
+        return passed(node, f"`{loaded}` is loaded")
     judge = failed if host.evidence.required == "gdrdma" else warned
     text = "`nvidia_peermem` is not loaded"
     fix = f"run `sudo modprobe nvidia_peermem` on {node.name}, then `vlaunch check-nccl`"

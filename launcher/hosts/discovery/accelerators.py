@@ -42,81 +42,81 @@ class Accelerators:
     why: tuple[str, ...] = ()
 
 
-def choose(hosts: Sequence[Probed], wishes: Wishes) -> Accelerators:
+def choose(hosts: Sequence[Probed], options: Wishes) -> Accelerators:
     """Choose what the model runs on; raises RequestError when only some hosts have any."""
-    kind, counts = _kind(hosts, wishes.accelerator)
+    kind, counts = _kind(hosts, options.accelerator)
     if kind != "nvidia":
         return Accelerators(kind=kind, counts=tuple(counts), ids=tuple(() for _ in hosts))
-    out = [_left_out(host, wishes) for host in hosts]
-    kept = [
-        [gpu.index for gpu in host.facts.gpus or () if gpu.index not in others]
-        for host, others in zip(hosts, out, strict=True)
+    excluded_by_host = [_left_out(host, options) for host in hosts]
+    indexes_by_host = [
+        [gpu.index for gpu in host.facts.gpus or () if gpu.index not in excluded]
+        for host, excluded in zip(hosts, excluded_by_host, strict=True)
     ]
-    why = (
+    reasons = (
         (text, host.name)
-        for host, not_used in zip(hosts, out, strict=True)
-        for text in _told(not_used)
+        for host, excluded in zip(hosts, excluded_by_host, strict=True)
+        for text in _told(excluded)
     )
     return Accelerators(
         kind=kind,
-        counts=tuple(map(len, kept)),
+        counts=tuple(map(len, indexes_by_host)),
         ids=tuple(
             () if indexes == list(range(len(indexes))) else tuple(map(str, indexes))
-            for indexes in kept
+            for indexes in indexes_by_host
         ),
-        why=lines(why, hosts),
+        why=lines(reasons, hosts),
     )
 
 
-def _kind(hosts: Sequence[Probed], wished: Accelerator | None) -> tuple[Accelerator, list[int]]:
-    for kind, (word, hint) in _GPUS.items():
+def _kind(hosts: Sequence[Probed], requested: Accelerator | None) -> tuple[Accelerator, list[int]]:
+    for kind, (label, hint) in _GPUS.items():
         counts = [
             len(host.facts.gpus or ()) if kind == "nvidia" else host.amd_gpus for host in hosts
         ]
-        if wished != kind and (wished is not None or not any(counts)):
+        if requested != kind and (requested is not None or not any(counts)):
             continue
-        lacking = [host for host, count in zip(hosts, counts, strict=True) if not count]
-        if not lacking:
+        without = [host for host, count in zip(hosts, counts, strict=True) if not count]
+        if not without:
             return kind, counts
-        have = [host.name for host in hosts if host not in lacking]
-        others = f", while {fold(have)} has some" if have else ""
+        with_gpus = [host.name for host in hosts if host not in without]
+        others = f", while {fold(with_gpus)} has some" if with_gpus else ""
         raise RequestError(
-            f"{fold([host.name for host in lacking])}: no {word} found{others}",
+            f"{fold([host.name for host in without])}: no {label} found{others}",
             evidence=[
                 f"{host.name}: {_first_line(host.facts.said.get('gpus', '')) or 'none found'}"
-                for host in lacking
+                for host in without
             ],
             hint=hint,
         )
     return "cpu", [max(1, host.survey.numa_nodes or 1) for host in hosts]
 
 
-def _first_line(said: str) -> str:
-    return untrusted.shown(said.strip().partition("\n")[0])
+def _first_line(text: str) -> str:
+    return untrusted.shown(text.strip().partition("\n")[0])
 
 
-def _told(out: Mapping[int, str]) -> Iterator[str]:
+def _told(excluded: Mapping[int, str]) -> Iterator[str]:
     """Say once of all GPUs with the same reason that they are not used."""
-    for why in dict.fromkeys(out.values()):
-        which = [str(index) for index, other in out.items() if other == why]
-        yield f"not GPU {', '.join(which)}: {why}"
+    for shared_reason in dict.fromkeys(excluded.values()):
+        indexes = [str(index) for index, reason in excluded.items() if reason == shared_reason]
+        yield f"not GPU {', '.join(indexes)}: {shared_reason}"
 
 
-def _left_out(host: Probed, wishes: Wishes) -> dict[int, str]:
+def _left_out(host: Probed, options: Wishes) -> dict[int, str]:
     """Return the GPUs that others have, that drive a display, or that are split into instances.
 
     A host on which that would leave none keeps all of them: `vlaunch check` says what is wrong.
     """
-    there = host.facts.gpus or ()
-    out = {gpu.index: why for gpu in there if (why := _why_not(host, gpu, wishes))}
-    return out if len(out) < len(there) else {}
+    gpus = host.facts.gpus or ()
+    excluded = {gpu.index: why for gpu in gpus if (why := _why_not(host, gpu, options))}
+    return excluded if len(excluded) < len(gpus) else {}
 
 
-def _why_not(host: Probed, gpu: Gpu, wishes: Wishes) -> str:
+def _why_not(host: Probed, gpu: Gpu, options: Wishes) -> str:
     """Say why a GPU should be left to others; empty when it need not."""
-    for given in host.facts.given:
-        if given.cluster != wishes.cluster and given.has(gpu.index, gpu.uuid):
-            return f"cluster {given.cluster} has it"
+    for assignment in host.facts.given:
+        if assignment.cluster != options.cluster and assignment.has(gpu.index, gpu.uuid):
+            return f"cluster {assignment.cluster} has it"
     state = next(
         (state for state in host.survey.gpus if state.index == gpu.index), GpuState(index=0)
     )
@@ -124,11 +124,11 @@ def _why_not(host: Probed, gpu: Gpu, wishes: Wishes) -> str:
         return "split into instances (MIG)"
     if state.display:
         return "drives a display"
-    own = {container.id for container in host.facts.containers}
+    own_containers = {container.id for container in host.facts.containers}
     others = [
         process
         for process in host.facts.gpu_processes or ()
-        if process.gpu == gpu.uuid and not process.runs_in(own)
+        if process.gpu == gpu.uuid and not process.runs_in(own_containers)
     ]
     if sum(process.memory for process in others) < _HELD:
         return ""

@@ -23,7 +23,7 @@ _HOST = re.compile(
 )
 
 
-def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
+def asked(arguments: Sequence[str], options: Wishes, docker: Argv) -> Inventory:
     """Return the hosts as an inventory to connect with.
 
     `words` may be ranges (`gpu[01-16]`) and say `user@host:port`. The addresses in the result mean
@@ -31,28 +31,28 @@ def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
 
     Raises RequestError with every mistake at once.
     """
-    hosts = [one for word in words for one in _expanded(word)]
+    hosts = [login for argument in arguments for login in _expanded(argument)]
     if len(hosts) > ranges.MAX_NODES:
         raise RequestError(
             f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have"
         )
     counts = Counter(host for host, _ in hosts)
     document = {
-        "cluster": wishes.cluster,
-        "image": wishes.image or "vllm/vllm-openai",
-        "hf_home": wishes.hf_home,
-        "ssh": _login(wishes.ssh),
+        "cluster": options.cluster,
+        "image": options.image or "vllm/vllm-openai",
+        "hf_home": options.hf_home,
+        "ssh": _login(options.ssh),
         "docker": list(docker),
         "nodes": [
             {
                 "host": host,
                 "name": _name(host, ssh, alone=counts[host] == 1),
                 # A benchmarking network (RFC 2544), so that no real address is meant.
-                "ip": f"198.18.{at // 250}.{at % 250 + 1}",
+                "ip": f"198.18.{index // 250}.{index % 250 + 1}",
                 "gpus": 1,
                 "ssh": _login(ssh),
             }
-            for at, (host, ssh) in enumerate(hosts)
+            for index, (host, ssh) in enumerate(hosts)
         ],
     }
     try:
@@ -77,21 +77,21 @@ def _login(ssh: Ssh) -> dict[str, str | int]:
     return {key: value for key, value in asdict(ssh).items() if value is not None}
 
 
-def own_ssh(word: Ssh, common: Ssh) -> Ssh:
+def own_ssh(host_ssh: Ssh, common: Ssh) -> Ssh:
     """Return what a host says about its login that `common` does not."""
-    usual = asdict(common)
-    return Ssh(**{key: value for key, value in asdict(word).items() if value != usual[key]})
+    defaults = asdict(common)
+    return Ssh(**{key: value for key, value in asdict(host_ssh).items() if value != defaults[key]})
 
 
-def _expanded(word: str) -> list[tuple[str, Ssh]]:
+def _expanded(argument: str) -> list[tuple[str, Ssh]]:
     hint = "write NAME, user@NAME:PORT, or a range such as gpu[01-16]"
-    match = _HOST.fullmatch(word)
+    match = _HOST.fullmatch(argument)
     if match is None:
-        raise RequestError(f"`{word}` is not a host", hint=hint)
+        raise RequestError(f"`{argument}` is not a host", hint=hint)
     user, host, port = match[1], match[2], int(match[3]) if match[3] else None
     if host.startswith("[") and ":" in host:
         host = host[1:-1]
     try:
-        return [(each, Ssh(user=user, port=port)) for each in ranges.expand(host)]
+        return [(name, Ssh(user=user, port=port)) for name in ranges.expand(host)]
     except ValueError as error:
-        raise RequestError(f"`{word}` {error}", hint=hint) from None
+        raise RequestError(f"`{argument}` {error}", hint=hint) from None

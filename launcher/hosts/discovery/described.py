@@ -16,17 +16,17 @@ from launcher.tools.host import DEADLINE
 T = TypeVar("T", bound=Hashable)
 
 
-def grouped(pairs: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+def grouped(entries: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
     """Group the names of hosts by what is said of them."""
     groups: dict[T, list[str]] = {}
-    for text, name in pairs:
-        groups.setdefault(text, []).append(name)
+    for key, name in entries:
+        groups.setdefault(key, []).append(name)
     return groups
 
 
-def lines(pairs: Iterable[tuple[str, str]], hosts: Sequence[Probed]) -> tuple[str, ...]:
+def lines(entries: Iterable[tuple[str, str]], hosts: Sequence[Probed]) -> tuple[str, ...]:
     """Return each text once, with the names of its hosts where it is not said of all."""
-    return tuple(text + on_some(names, hosts) for text, names in grouped(pairs).items())
+    return tuple(text + on_some(names, hosts) for text, names in grouped(entries).items())
 
 
 def on_some(names: Sequence[str], hosts: Sequence[Probed]) -> str:
@@ -39,8 +39,8 @@ def size_of(count: int) -> str:
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
-    whole = value >= 10 or units[0] == "B"
-    return f"{value:.0f} {units[0]}" if whole else f"{value:.1f} {units[0]}"
+    is_whole = value >= 10 or units[0] == "B"
+    return f"{value:.0f} {units[0]}" if is_whole else f"{value:.1f} {units[0]}"
 
 
 def describe(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, ...]:
@@ -48,28 +48,32 @@ def describe(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, ...]:
     order.
     """
     groups = grouped((_parts(host, kind), host.name) for host in hosts)
-    usual = max(groups, key=lambda parts: len(groups[parts]))
-    told = [f"{fold(groups[usual])}: {', '.join(part for part in usual if part)}"]
+    common = max(groups, key=lambda parts: len(groups[parts]))
+    lines = [f"{fold(groups[common])}: {', '.join(part for part in common if part)}"]
     for parts, names in groups.items():
-        other = [
-            part or f"not {usually}"
-            for part, usually in zip(parts, usual, strict=True)
-            if part != usually
+        differing = [
+            part or f"not {common_value}"
+            for part, common_value in zip(parts, common, strict=True)
+            if part != common_value
         ]
-        if other:
-            told.append(f"{fold(names)}: differs: {', '.join(other)}")
-    return tuple(told)
+        if differing:
+            lines.append(f"{fold(names)}: differs: {', '.join(differing)}")
+    return tuple(lines)
 
 
 def health(hosts: Sequence[Probed]) -> list[str]:
     """Return what `vlaunch check` will find on hosts, as far as it shows already."""
-    silent = [(_silence(host), host.name) for host in hosts if host.facts.docker_version is None]
-    lost = [
+    unresponsive = [
+        (_silence(host), host.name) for host in hosts if host.facts.docker_version is None
+    ]
+    lost_gpus = [
         (f"the driver has lost a GPU ({host.facts.lost_gpus[0]}): reboot", host.name)
         for host in hosts
         if host.facts.lost_gpus
     ]
-    return [f"{fold(names)}: {text}" for text, names in grouped([*silent, *lost]).items()]
+    return [
+        f"{fold(names)}: {text}" for text, names in grouped([*unresponsive, *lost_gpus]).items()
+    ]
 
 
 def _silence(host: Probed) -> str:
@@ -78,8 +82,8 @@ def _silence(host: Probed) -> str:
         return f"`{command}` is Podman here, not Docker"
     if "docker" in facts.late:
         return f"`{command} version` did not answer within {DEADLINE} s"
-    words = (facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1]
-    return f"Docker does not answer: {untrusted.shown(words)}"
+    last_line = (facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1]
+    return f"Docker does not answer: {untrusted.shown(last_line)}"
 
 
 def _parts(host: Probed, kind: Accelerator) -> tuple[str, ...]:

@@ -21,63 +21,65 @@ _SMALLEST_STORE = 75 * _MIB
 _IMEX_CHANNEL = "channel0"  # the one that NVIDIA's guide to IMEX creates
 
 
-def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
+def discover(hosts: Sequence[Probed], options: Wishes) -> Discovery:
     """Decide what the inventory of these hosts says; the first is the head.
 
     Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
     some of them only.
     """
     hosts = [replace(host, name=name) for host, name in zip(hosts, names(hosts), strict=True)]
-    chosen = accelerators.choose(hosts, wishes)
-    kind = chosen.kind
+    accelerator = accelerators.choose(hosts, options)
+    kind = accelerator.kind
     fabric = rdma.choose(hosts) if kind != "cpu" else _no_rdma(hosts)
-    shared = subnets.choose(hosts, [devices.netdevs for devices in fabric.hosts])
+    network = subnets.choose(hosts, [devices.netdevs for devices in fabric.hosts])
     nodes = tuple(
         DiscoveredNode(
             host=host.host,
             name=host.name,
-            ip=place.ip,
+            ip=address.ip,
             gpus=count,
-            gpu_ids=ids,
-            interface=place.interface,
+            gpu_ids=gpu_ids,
+            interface=address.interface,
             hca=devices.hca,
             gid=devices.gid,
             docker=host.docker,
             ssh=host.ssh,
         )
-        for host, place, count, ids, devices in zip(
-            hosts, shared.places, chosen.counts, chosen.ids, fabric.hosts, strict=True
+        for host, address, count, gpu_ids, devices in zip(
+            hosts, network.places, accelerator.counts, accelerator.ids, fabric.hosts, strict=True
         )
     )
     state_dir, no_state_dir = software.state_dir(hosts)
-    args, why = _arguments(hosts, kind)
+    args, args_reason = _arguments(hosts, kind)
     env, gid_why = _roce_gid(nodes) if fabric.fabric == "roce" else ({}, ())
     if kind == "cpu":
-        env = _cpu_environment(hosts, chosen.counts)
-    behind = [host.name for host in hosts if host.docker[0] != "docker"]
+        env = _cpu_environment(hosts, accelerator.counts)
+    sudo_hosts = [host.name for host in hosts if host.docker[0] != "docker"]
     return Discovery(
-        cluster=wishes.cluster,
-        image=software.image(hosts, kind, wishes.image),
+        cluster=options.cluster,
+        image=software.image(hosts, kind, options.image),
         accelerator=kind,
         fabric=fabric.fabric,
-        hf_home=software.hf_home(hosts, wishes.hf_home),
+        hf_home=software.hf_home(hosts, options.hf_home),
         state_dir=state_dir,
         nodes=nodes,
-        ssh=wishes.ssh,
+        ssh=options.ssh,
         summary=described.describe(hosts, kind),
-        network=(*shared.why, *fabric.why),
-        docker=(f"{fold(behind)}: the login may not talk to Docker itself",) if behind else (),
-        gpus=chosen.why,
+        network=(*network.why, *fabric.why),
+        docker=(f"{fold(sudo_hosts)}: the login may not talk to Docker itself",)
+        if sudo_hosts
+        else (),
+        gpus=accelerator.why,
         object_store=_object_store(hosts, kind),
         rights=_rights(hosts, kind),
         env=env,
         engine_args=args,
-        engine_why=why,
+        engine_why=args_reason,
         gid_why=gid_why,
         warnings=(
             *described.health(hosts),
             *no_state_dir,
-            *shared.warnings,
+            *network.warnings,
             *fabric.warnings,
             *_unequal(hosts, nodes, kind),
         ),
@@ -103,18 +105,20 @@ def names(hosts: Sequence[Probed]) -> list[str]:
     """Name the nodes: as they were asked for, or, where that is an address, by the host's own name
     if it is a good one.
     """
-    wanted = [
+    preferred = [
         host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host for host in hosts
     ]
-    counts = Counter(wanted)
-    given = {name for name in wanted if counts[name] == 1 and _is_name(name)}
-    found = []
-    for at, name in enumerate(wanted, start=1):
-        own = counts[name] == 1 and _is_name(name)
-        free = (f"node{number}" for number in range(at, 10_000) if f"node{number}" not in given)
-        found.append(name if own else next(free))
-        given.add(found[-1])
-    return found
+    counts = Counter(preferred)
+    used = {name for name in preferred if counts[name] == 1 and _is_name(name)}
+    node_names = []
+    for position, name in enumerate(preferred, start=1):
+        is_usable = counts[name] == 1 and _is_name(name)
+        fallbacks = (
+            f"node{number}" for number in range(position, 10_000) if f"node{number}" not in used
+        )
+        node_names.append(name if is_usable else next(fallbacks))
+        used.add(node_names[-1])
+    return node_names
 
 
 def _is_name(text: str) -> bool:
@@ -126,9 +130,9 @@ def _is_address(host: str) -> bool:
 
 
 def _no_rdma(hosts: Sequence[Probed]) -> rdma.Rdma:
-    unused = any(host.survey.rdma for host in hosts)
-    which = ", which uses no RDMA device" if unused else ""
-    return rdma.ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){which}"])
+    has_rdma = any(host.survey.rdma for host in hosts)
+    suffix = ", which uses no RDMA device" if has_rdma else ""
+    return rdma.ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){suffix}"])
 
 
 def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
@@ -166,10 +170,10 @@ def _roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice], tuple
     """Return the GID index when it is the same on all nodes, or why it is not: where it differs,
     each node says its own.
     """
-    without = [node.name for node in nodes if node.gid is None]
-    if without:
+    without_gid = [node.name for node in nodes if node.gid is None]
+    if without_gid:
         why = "no index is RoCE v2 over IPv4 on all devices there"
-        return {}, (f"{GID} is left to NCCL on {fold(without)}: {why}",)
+        return {}, (f"{GID} is left to NCCL on {fold(without_gid)}: {why}",)
     if len({node.gid for node in nodes}) > 1:
         return {}, (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
     why = "RoCE v2 over IPv4 in the GID table of every device (`show_gids`)"
@@ -180,14 +184,14 @@ def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str
     """Say how much memory each slot may use for its cache, and leave threads unbound where NUMA
     nodes do not show.
     """
-    slots = [
+    slot_bytes = [
         host.survey.memory // count
         for host, count in zip(hosts, counts, strict=True)
         if host.survey.memory
     ]
-    room = max(1, min(32, min(slots, default=4 * _GIB) // (4 * _GIB)))
+    cache_gib = max(1, min(32, min(slot_bytes, default=4 * _GIB) // (4 * _GIB)))
     why = "GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it"
-    env = {"VLLM_CPU_KVCACHE_SPACE": Choice(value=str(room), why=(why,))}
+    env = {"VLLM_CPU_KVCACHE_SPACE": Choice(value=str(cache_gib), why=(why,))}
     if max(counts) == 1:
         why = "one slot a host: its threads may run on all processors"
         env["VLLM_CPU_OMP_THREADS_BIND"] = Choice(value="nobind", why=(why,))

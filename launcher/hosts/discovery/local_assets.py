@@ -61,26 +61,26 @@ def parse(text: str) -> LocalAssets:
     """Read the end of a probe's answer; raises UnreadableAnswer when it is cut short or is
     something else.
     """
-    head, mark, images = text[max(0, text.find(_MARK)) :].partition(f"{_MARK} images\n")
+    head, marker, images = text[max(0, text.find(_MARK)) :].partition(f"{_MARK} images\n")
     images, end, _ = images.partition(f"{_MARK} end")
-    if not mark or not end:
+    if not marker or not end:
         raise UnreadableAnswer(
             "the answer about images and models is incomplete",
             evidence=untrusted.shown(text, last=True),
         )
     homes: dict[str, Home] = {}
     disks, amd_gpus, home = list[Disk](), 0, ""
-    for kind, number, rest in _LINE.findall(untrusted.cut(head)):
+    for kind, number, value in _LINE.findall(untrusted.cut(head)):
         free = int(number) * 1024 if number else None
         if kind == "home":
-            home = rest
+            home = value
             homes.setdefault(home, Home(path=home, free=free))
         elif kind == "model" and home in homes:
-            name = rest.removeprefix("models--").replace("--", "/")
+            name = value.removeprefix("models--").replace("--", "/")
             models = dict.fromkeys((*homes[home].models, name))
             homes[home] = replace(homes[home], models=tuple(models))
-        elif kind == "disk" and free is not None and _PATH.fullmatch(rest):
-            disks.append(Disk(path=rest, free=free))
+        elif kind == "disk" and free is not None and _PATH.fullmatch(value):
+            disks.append(Disk(path=value, free=free))
         elif kind == "amd":
             amd_gpus = int(number or 0)
     return LocalAssets(

@@ -57,15 +57,15 @@ def choose(hosts: Sequence[Probed]) -> Rdma:
     for layer, fabric in _LAYERS.items():
         usable = [[pair for pair in _ports(host) if _fits(*pair, layer)] for host in hosts]
         if all(usable):
-            kept = [
+            selected = [
                 _beside_gpus(host, _fastest(pairs))
                 for host, pairs in zip(hosts, usable, strict=True)
             ]
             return Rdma(
                 fabric=fabric,
-                hosts=tuple(_devices(pairs, fabric) for pairs in kept),
-                why=(_all_kept(fabric, kept), *_each_port(hosts, fabric, kept)),
-                warnings=tuple(_warnings(hosts, fabric, kept)),
+                hosts=tuple(_devices(pairs, fabric) for pairs in selected),
+                why=(_all_kept(fabric, selected), *_each_port(hosts, fabric, selected)),
+                warnings=tuple(_warnings(hosts, fabric, selected)),
             )
     return _unusable(hosts)
 
@@ -107,48 +107,54 @@ def _beside_gpus(host: Probed, pairs: Sequence[_Pair]) -> list[_Pair]:
 
     What `nvidia-smi topo -m` does not tell of is kept.
     """
-    gpus = [gpu.affinity for gpu in host.survey.gpus]
+    affinities = [gpu.affinity for gpu in host.survey.gpus]
     # One that is down has its place all the same.
     down = [device for device, port in _ports(host) if port.state != "ACTIVE"]
-    there = [*(device for device, _ in pairs), *down]
-    best = [min((_distance(near, device) for device in there), default=0) for near in gpus]
+    devices = [*(device for device, _ in pairs), *down]
+    nearest = [
+        min((_distance(affinity, device) for device in devices), default=0)
+        for affinity in affinities
+    ]
     return [
         (device, port)
         for device, port in pairs
-        if not any(device.name in near for near in gpus)
-        or any(_distance(near, device) <= far for near, far in zip(gpus, best, strict=True))
+        if not any(device.name in affinity for affinity in affinities)
+        or any(
+            _distance(affinity, device) <= least
+            for affinity, least in zip(affinities, nearest, strict=True)
+        )
     ]
 
 
-def _distance(near: Mapping[str, str], device: RdmaDevice) -> int:
+def _distance(affinity: Mapping[str, str], device: RdmaDevice) -> int:
     """Return how far a GPU is from a device; one that it does not know is further than all."""
-    word = near.get(device.name, "")
-    return _NEAR.index(word) if word in _NEAR else len(_NEAR)
+    level = affinity.get(device.name, "")
+    return _NEAR.index(level) if level in _NEAR else len(_NEAR)
 
 
-def _devices(kept: Sequence[_Pair], fabric: Fabric) -> Devices:
+def _devices(ports: Sequence[_Pair], fabric: Fabric) -> Devices:
     # Of a bond, the GID table has the interface's name.
-    netdevs = {netdev for device, _ in kept for netdev in device.netdevs}
-    netdevs |= {gid.netdev for _, port in kept for gid in port.gids if gid.netdev}
-    common = set.intersection(*(_v2(port, _IPV4) for _, port in kept))
+    netdevs = {netdev for device, _ in ports for netdev in device.netdevs}
+    netdevs |= {gid.netdev for _, port in ports for gid in port.gids if gid.netdev}
+    common_indexes = set.intersection(*(_v2(port, _IPV4) for _, port in ports))
     return Devices(
-        hca=tuple(_spelled(device, port) for device, port in kept),
+        hca=tuple(_spelled(device, port) for device, port in ports),
         netdevs=frozenset(netdevs),
-        gid=min(common, default=None) if fabric == "roce" else None,
+        gid=min(common_indexes, default=None) if fabric == "roce" else None,
     )
 
 
-def _all_kept(fabric: Fabric, kept: Sequence[list[_Pair]]) -> str:
+def _all_kept(fabric: Fabric, selected: Sequence[list[_Pair]]) -> str:
     """Say how many ports of the fabric each host has, and how fast they are."""
     kind = "InfiniBand" if fabric == "infiniband" else "RoCE v2"
-    counts, rates = {len(pairs) for pairs in kept}, {_rate(pairs) for pairs in kept}
+    counts, rates = {len(pairs) for pairs in selected}, {_rate(pairs) for pairs in selected}
     ports = f"{kind} port" if counts == {1} else f"{kind} ports"
     return f"{fabric}: {_span(counts)} ACTIVE {ports} at {_span(rates)} Gbit/s on each host"
 
 
-def _rate(kept: Sequence[_Pair]) -> float:
+def _rate(ports: Sequence[_Pair]) -> float:
     """Return the rate of the ports that a host uses, which is that of each."""
-    return kept[0][1].rate
+    return ports[0][1].rate
 
 
 def _span(numbers: Set[float]) -> str:
@@ -157,83 +163,85 @@ def _span(numbers: Set[float]) -> str:
 
 
 def _each_port(
-    hosts: Sequence[Probed], fabric: Fabric, kept: Sequence[list[_Pair]]
+    hosts: Sequence[Probed], fabric: Fabric, selected: Sequence[list[_Pair]]
 ) -> tuple[str, ...]:
     """Say what is known of each port that is used, then why the others are not."""
-    used, left_out = list[tuple[str, str]](), list[tuple[str, str]]()
-    for host, pairs in zip(hosts, kept, strict=True):
+    included, excluded = list[tuple[str, str]](), list[tuple[str, str]]()
+    for host, pairs in zip(hosts, selected, strict=True):
         for device, port in _ports(host):
             if (device, port) in pairs:
-                used.append((_about(host, device, port), host.name))
+                included.append((_about(host, device, port), host.name))
             else:
                 reason = _reason(host, device, port, fabric, _rate(pairs))
-                left_out.append((f"not {_spelled(device, port)}: {reason}", host.name))
-    return lines([*used, *left_out], hosts)
+                excluded.append((f"not {_spelled(device, port)}: {reason}", host.name))
+    return lines([*included, *excluded], hosts)
 
 
 def _warnings(
-    hosts: Sequence[Probed], fabric: Fabric, kept: Sequence[list[_Pair]]
+    hosts: Sequence[Probed], fabric: Fabric, selected: Sequence[list[_Pair]]
 ) -> Iterator[str]:
-    bare = [host.name for host in hosts if not host.facts.infiniband]
-    if bare:
+    without_devices = [host.name for host in hosts if not host.facts.infiniband]
+    if without_devices:
         yield (
-            f"{fold(bare)}: RDMA ports are ACTIVE, but /dev/infiniband is not there: `sudo modprobe"
-            " ib_uverbs`"
+            f"{fold(without_devices)}: RDMA ports are ACTIVE, but /dev/infiniband is not there:"
+            " `sudo modprobe ib_uverbs`"
         )
-    better = [
+    with_infiniband = [
         host.name for host in hosts if any(_fits(*pair, "InfiniBand") for pair in _ports(host))
     ]
-    if fabric == "roce" and better:
-        lacking = [host.name for host in hosts if host.name not in better]
+    if fabric == "roce" and with_infiniband:
+        without = [host.name for host in hosts if host.name not in with_infiniband]
         yield (
-            f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(better)} has: RoCE is all"
-            " that they share"
+            f"{fold(without)}: no ACTIVE InfiniBand port, which {fold(with_infiniband)} has: RoCE"
+            " is all that they share"
         )
-    rates = {_rate(pairs) for pairs in kept}
-    if len(rates) > 1 or len({len(pairs) for pairs in kept}) > 1:
-        each = [
+    rates = {_rate(pairs) for pairs in selected}
+    if len(rates) > 1 or len({len(pairs) for pairs in selected}) > 1:
+        counts = [
             f"{host.name} {len(pairs)}" + f" at {_rate(pairs):g} Gbit/s" * (len(rates) > 1)
-            for host, pairs in zip(hosts, kept, strict=True)
+            for host, pairs in zip(hosts, selected, strict=True)
         ]
         yield (
-            f"the hosts have different numbers or rates of RDMA ports ({'; '.join(each)}): the"
+            f"the hosts have different numbers or rates of RDMA ports ({'; '.join(counts)}): the"
             " slowest sets the pace"
         )
 
 
 def _about(host: Probed, device: RdmaDevice, port: RdmaPort) -> str:
     """Say where a device is: its interface, its NUMA node, and the GPUs that it is nearest to."""
-    said = [f"{port.rate:g} Gbit/s", *sorted(device.netdevs)]
-    said += [f"NUMA node {device.numa}"] if device.numa is not None else []
-    said += filter(None, [_nearest(host, device)])
-    return f"{_spelled(device, port)}: {', '.join(said)}"
+    parts = [f"{port.rate:g} Gbit/s", *sorted(device.netdevs)]
+    parts += [f"NUMA node {device.numa}"] if device.numa is not None else []
+    parts += filter(None, [_nearest(host, device)])
+    return f"{_spelled(device, port)}: {', '.join(parts)}"
 
 
 def _nearest(host: Probed, device: RdmaDevice) -> str:
     """Return `PIX to GPU 0, 1`: how near it is to a GPU at best, and to which ones; empty when that
     is not known.
     """
-    near: dict[str, list[int]] = {}
+    gpus_by_level: dict[str, list[int]] = {}
     for gpu in host.survey.gpus:
         if device.name in gpu.affinity:
-            near.setdefault(gpu.affinity[device.name], []).append(gpu.index)
-    best = next((level for level in _NEAR if level in near), None)
-    return f"{best} to GPU {', '.join(map(str, near[best]))}" if best else ""
+            gpus_by_level.setdefault(gpu.affinity[device.name], []).append(gpu.index)
+    nearest = next((level for level in _NEAR if level in gpus_by_level), None)
+    return f"{nearest} to GPU {', '.join(map(str, gpus_by_level[nearest]))}" if nearest else ""
 
 
 def _spelled(device: RdmaDevice, port: RdmaPort) -> str:
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.number}"
 
 
-def _reason(host: Probed, device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
+def _reason(
+    host: Probed, device: RdmaDevice, port: RdmaPort, fabric: Fabric, fabric_rate: float
+) -> str:
     if _SOFTWARE.match(device.name):
         return "RDMA made of software, over the same network as TCP"
     if port.state != "ACTIVE":
         return f"its port is {port.state}"
     if _LAYERS.get(port.link_layer) != fabric:
         return f"its link is {port.link_layer} ({port.rate:g} Gbit/s), not the compute fabric"
-    if port.rate != own:
-        return f"{port.rate:g} Gbit/s, and the compute fabric has {own:g}"
+    if port.rate != fabric_rate:
+        return f"{port.rate:g} Gbit/s, and the compute fabric has {fabric_rate:g}"
     if fabric == "roce" and not _v2(port):
         return "it has no RoCE v2 address"
     return f"{_nearest(host, device)} at best, and every GPU has a nearer port"
@@ -241,12 +249,14 @@ def _reason(host: Probed, device: RdmaDevice, port: RdmaPort, fabric: Fabric, ow
 
 def _unusable(hosts: Sequence[Probed]) -> Rdma:
     """Say why there is no RDMA; a fabric that only some hosts have is worth a warning."""
-    real = [[pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)] for host in hosts]
-    if not any(real):
-        soft = any(host.survey.rdma for host in hosts)
-        but = " but those made of software (rxe, siw)" if soft else ""
-        return ethernet(hosts, [f"ethernet: no host has an RDMA device{but}"])
-    active = [[pair for pair in pairs if pair[1].state == "ACTIVE"] for pairs in real]
+    hardware = [
+        [pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)] for host in hosts
+    ]
+    if not any(hardware):
+        has_software = any(host.survey.rdma for host in hosts)
+        suffix = " but those made of software (rxe, siw)" if has_software else ""
+        return ethernet(hosts, [f"ethernet: no host has an RDMA device{suffix}"])
+    active = [[pair for pair in pairs if pair[1].state == "ACTIVE"] for pairs in hardware]
     if all(any(_is_efa(*pair) for pair in pairs) for pairs in active):
         text = (
             "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image"
@@ -257,20 +267,20 @@ def _unusable(hosts: Sequence[Probed]) -> Rdma:
             " {fabric: infiniband}`, which hands out the devices"
         )
         return ethernet(hosts, [f"ethernet: {text}"], [f"{text}: {fix}"])
-    have = [host.name for host, pairs in zip(hosts, active, strict=True) if pairs]
-    lacking = [host.name for host in hosts if host.name not in have]
+    with_ports = [host.name for host, pairs in zip(hosts, active, strict=True) if pairs]
+    without = [host.name for host in hosts if host.name not in with_ports]
     text = "the hosts' RDMA ports are not of one fabric"
-    if lacking:
-        which = f", which {fold(have)} has" if have else ""
-        text = f"no ACTIVE RDMA port on {fold(lacking)}{which}"
+    if without:
+        which = f", which {fold(with_ports)} has" if with_ports else ""
+        text = f"no ACTIVE RDMA port on {fold(without)}{which}"
     states = dict.fromkeys(
         f"{_spelled(device, port)}: {port.state} {port.link_layer}"
         + ("" if _v2(port) else ", no RoCE v2 address")
         for host in hosts
         for device, port in _ports(host)
     )
-    slow = "the network is left to TCP, which is many times slower; see `ibv_devinfo` there"
-    return ethernet(hosts, [f"ethernet: {text}", *states], [f"{text}: {slow}"])
+    consequence = "the network is left to TCP, which is many times slower; see `ibv_devinfo` there"
+    return ethernet(hosts, [f"ethernet: {text}", *states], [f"{text}: {consequence}"])
 
 
 def _is_efa(device: RdmaDevice, port: RdmaPort) -> bool:

@@ -30,12 +30,16 @@ _PATH = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%
 _TAG = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
-def image(hosts: Sequence[Probed], kind: Accelerator, wished: str | None) -> Choice:
+def image(hosts: Sequence[Probed], kind: Accelerator, requested: str | None) -> Choice:
     """Choose the image: the wish, else one of vLLM that all hosts have, else vLLM's own for the
     accelerator and driver.
     """
-    found = _image(hosts, kind)
-    return found if wished in (None, found.value) else Choice(value=wished or "", why=("as asked",))
+    choice = _image(hosts, kind)
+    return (
+        choice
+        if requested in (None, choice.value)
+        else Choice(value=requested or "", why=("as asked",))
+    )
 
 
 def _image(hosts: Sequence[Probed], kind: Accelerator) -> Choice:
@@ -45,21 +49,21 @@ def _image(hosts: Sequence[Probed], kind: Accelerator) -> Choice:
         for tag in host.assets.images
         if _TAG.fullmatch(tag) and _built_for(tag) == kind
     )
-    there: list[str] = []  # on all hosts, the newest last
-    not_there: list[str] = []
+    common: list[str] = []  # on all hosts, the newest last
+    rejected: list[str] = []
     for tag, names in sorted(owners.items(), key=lambda item: natural(item[0])):
         if len(names) < len(hosts):
-            not_there.append(f"not {tag}: only on {fold(names)}")
+            rejected.append(f"not {tag}: only on {fold(names)}")
         elif len({host.assets.images[tag] for host in hosts}) > 1:
-            not_there.append(f"not {tag}: on all hosts, but not the same image under this name")
+            rejected.append(f"not {tag}: on all hosts, but not the same image under this name")
         else:
-            there.append(tag)
-    if not there:
+            common.append(tag)
+    if not common:
         tag, why = _pulled(hosts, kind)
-        return Choice(value=tag, why=(why, *not_there[:_MANY]))
-    others = [f"not {tag}: also on all hosts" for tag in there[:-1]]
+        return Choice(value=tag, why=(why, *rejected[:_MANY]))
+    others = [f"not {tag}: also on all hosts" for tag in common[:-1]]
     why = "on all hosts already, the same on each"
-    return Choice(value=there[-1], why=(why, *others[-_MANY:], *not_there[:_MANY]))
+    return Choice(value=common[-1], why=(why, *others[-_MANY:], *rejected[:_MANY]))
 
 
 def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
@@ -69,11 +73,11 @@ def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
     oldest = min(drivers, default=0)
     if kind != "nvidia" or not 0 < oldest < _CUDA_13:
         return tag, why
-    older = f"driver {drivers[oldest]} is older than {_CUDA_13}, which CUDA 13 needs"
-    return f"{tag}-cu129", f"{why}; built for CUDA 12.9, because {older}"
+    reason = f"driver {drivers[oldest]} is older than {_CUDA_13}, which CUDA 13 needs"
+    return f"{tag}-cu129", f"{why}; built for CUDA 12.9, because {reason}"
 
 
-def hf_home(hosts: Sequence[Probed], wished: str | None) -> Choice:
+def hf_home(hosts: Sequence[Probed], requested: str | None) -> Choice:
     """Choose the Hugging Face home: the wish, else one that has models on all hosts, else the
     default.
     """
@@ -83,21 +87,23 @@ def hf_home(hosts: Sequence[Probed], wished: str | None) -> Choice:
         for host in hosts
     }
     paths = list(dict.fromkeys(chain.from_iterable(homes.values())))
-    full = [
-        path for path in paths if all(path in own and own[path].models for own in homes.values())
+    with_models = [
+        path
+        for path in paths
+        if all(path in own_homes and own_homes[path].models for own_homes in homes.values())
     ]
-    chosen = wished or next(iter(full), HF_HOME)
-    if chosen in full:
+    chosen = requested or next(iter(with_models), HF_HOME)
+    if chosen in with_models:
         reason = "has models on all hosts"
     elif chosen == HF_HOME:
-        reason = f"the default{'' if full else ': no cache with models is on all hosts'}"
+        reason = f"the default{'' if with_models else ': no cache with models is on all hosts'}"
     else:
         reason = "as asked"
     free = {}
     for host in hosts:
         if chosen in homes[host.name]:
             free[host.name] = homes[host.name][chosen].free
-        elif chosen == (wished or HF_HOME):  # the probe knows it before the home is there
+        elif chosen == (requested or HF_HOME):  # the probe knows it before the home is there
             free[host.name] = host.facts.disk_free
     contents = (_contents(path, homes, hosts) for path in paths)
     return Choice(value=chosen, why=tuple(filter(None, (reason, _least(free), *contents))))
@@ -105,13 +111,13 @@ def hf_home(hosts: Sequence[Probed], wished: str | None) -> Choice:
 
 def _least(free: Mapping[str, int | None]) -> str:
     """Say how much is free where it is least; empty when no host knows."""
-    known = [(size, name) for name, size in free.items() if size is not None]
-    if not known:
+    sizes = [(size, name) for name, size in free.items() if size is not None]
+    if not sizes:
         return ""
     # Of equal ones, the host that comes first.
-    least, where = min(known, key=lambda pair: pair[0])
-    differs = any(size != least for size, _ in known)
-    return f"{size_of(least)} free" + f", the least of all, on {where}" * differs
+    smallest, host = min(sizes, key=lambda pair: pair[0])
+    differs = any(size != smallest for size, _ in sizes)
+    return f"{size_of(smallest)} free" + f", the least of all, on {host}" * differs
 
 
 def _contents(path: str, homes: Mapping[str, Mapping[str, Home]], hosts: Sequence[Probed]) -> str:
@@ -119,11 +125,14 @@ def _contents(path: str, homes: Mapping[str, Mapping[str, Home]], hosts: Sequenc
     none.
     """
     owners = (
-        (model, name) for name, own in homes.items() if path in own for model in own[path].models
+        (model, name)
+        for name, own_homes in homes.items()
+        if path in own_homes
+        for model in own_homes[path].models
     )
-    told = lines(sorted(owners, key=lambda pair: pair[0]), hosts)
-    more = f" and {len(told) - _MANY} more" if len(told) > _MANY else ""
-    return f"in {path}: {', '.join(told[:_MANY])}{more}" if told else ""
+    models = lines(sorted(owners, key=lambda pair: pair[0]), hosts)
+    suffix = f" and {len(models) - _MANY} more" if len(models) > _MANY else ""
+    return f"in {path}: {', '.join(models[:_MANY])}{suffix}" if models else ""
 
 
 def state_dir(hosts: Sequence[Probed]) -> tuple[Choice | None, tuple[str, ...]]:
@@ -133,16 +142,16 @@ def state_dir(hosts: Sequence[Probed]) -> tuple[Choice | None, tuple[str, ...]]:
 
     Without a choice the login's home will do, or there is none better, which a warning tells.
     """
-    compiled = {host.name: host.facts.compiled for host in hosts}
-    kinds = {name: found.kind for name, found in compiled.items() if found and found.remote}
+    caches = {host.name: host.facts.compiled for host in hosts}
+    kinds = {name: cache.kind for name, cache in caches.items() if cache and cache.remote}
     if not kinds:
         return None, ()
     text = f"the login's home lies on {' and '.join(sorted(set(kinds.values())))}, over the network"
     disks = [{disk.path: disk.free for disk in host.assets.disks} for host in hosts]
     free = {
-        path: min(own[path] for own in disks)
+        path: min(own_disks[path] for own_disks in disks)
         for path in disks[0]
-        if all(path in own for own in disks)
+        if all(path in own_disks for own_disks in disks)
     }
     if not free:
         user = hosts[0].facts.user or "LOGIN"

@@ -82,28 +82,30 @@ def choose(hosts: Sequence[Probed], netdevs: Sequence[Set[str]]) -> Shared:
 
     Raises RequestError, with every host's networks, when there is none that all have.
     """
-    places = [
-        place for host, rdma in zip(hosts, netdevs, strict=True) for place in _places(host, rdma)
+    candidates = [
+        candidate
+        for host, rdma in zip(hosts, netdevs, strict=True)
+        for candidate in _places(host, rdma)
     ]
-    networks = _by_network(places)
+    networks = _by_network(candidates)
     common = {
-        network: on
-        for network, on in networks.items()
-        if len(on) == len(hosts) and _twice(on) is None
+        network: members
+        for network, members in networks.items()
+        if len(members) == len(hosts) and _twice(members) is None
     }
     if not common:
-        return _lone(hosts, places)
+        return _lone(hosts, candidates)
     best = max(common, key=lambda net: (_common(common[net]), -int(net.network_address)))
     others = [
-        f"not {', '.join(dict.fromkeys(place.interface for place in on))} {network}:"
-        f" {_why_not(on, common[best])}"
-        for network, on in sorted(networks.items())
+        f"not {', '.join(dict.fromkeys(candidate.interface for candidate in members))} {network}:"
+        f" {_why_not(members, common[best])}"
+        for network, members in sorted(networks.items())
         if network != best
     ]
     unfit = [
-        (f"not {place.interface} {place.network}: {place.unfit}", place.host)
-        for place in places
-        if place.unfit
+        (f"not {candidate.interface} {candidate.network}: {candidate.unfit}", candidate.host)
+        for candidate in candidates
+        if candidate.unfit
     ]
     return Shared(
         network=best,
@@ -113,15 +115,15 @@ def choose(hosts: Sequence[Probed], netdevs: Sequence[Set[str]]) -> Shared:
     )
 
 
-def _by_network(places: Sequence[Place]) -> dict[ipaddress.IPv4Network, list[Place]]:
+def _by_network(addresses: Sequence[Place]) -> dict[ipaddress.IPv4Network, list[Place]]:
     """Return the best place of each host on each network, in the order of the hosts."""
     networks: dict[ipaddress.IPv4Network, dict[str, Place]] = {}
-    for place in places:
-        if not place.unfit:
-            best = networks.setdefault(place.network, {}).setdefault(place.host, place)
-            if place.merit > best.merit:
-                networks[place.network][place.host] = place
-    return {network: list(on.values()) for network, on in networks.items()}
+    for address in addresses:
+        if not address.unfit:
+            best = networks.setdefault(address.network, {}).setdefault(address.host, address)
+            if address.merit > best.merit:
+                networks[address.network][address.host] = address
+    return {network: list(by_host.values()) for network, by_host in networks.items()}
 
 
 def _places(host: Probed, rdma: Set[str]) -> Iterator[Place]:
@@ -129,8 +131,8 @@ def _places(host: Probed, rdma: Set[str]) -> Iterator[Place]:
     nics = host.survey.nics
     if nics is None:  # of a host that was not surveyed, what the probe knows
         nics = tuple(
-            Nic(name=known.interface, up=known.up, mtu=0, addresses=(f"{known.ip}/{known.prefix}",))
-            for known in host.facts.addresses or ()
+            Nic(name=item.interface, up=item.up, mtu=0, addresses=(f"{item.ip}/{item.prefix}",))
+            for item in host.facts.addresses or ()
         )
     for nic in nics:
         merit = Merit(
@@ -182,9 +184,9 @@ def _backed(nic: Nic, nics: Sequence[Nic]) -> bool:
 
 
 def _unfit(nic: Nic, address: ipaddress.IPv4Interface) -> str:
-    own = next((text for pattern, text in _OWN if pattern.fullmatch(nic.name)), "")
-    if own:
-        return own
+    origin = next((text for pattern, text in _OWN if pattern.fullmatch(nic.name)), "")
+    if origin:
+        return origin
     if not nic.up:
         return "the link is down"
     if address.is_link_local:
@@ -194,20 +196,20 @@ def _unfit(nic: Nic, address: ipaddress.IPv4Interface) -> str:
     return _ALONE if address.network.prefixlen == 32 else ""
 
 
-def _lone(hosts: Sequence[Probed], places: Sequence[Place]) -> Shared:
+def _lone(hosts: Sequence[Probed], candidates: Sequence[Place]) -> Shared:
     """Take the addresses of the default route where each stands alone (/32), as on Google Cloud:
     its router joins them. Raises RequestError where hosts have none.
     """
     routed: dict[str, Place] = {}
-    for place in places:
-        if place.merit.default and place.unfit == _ALONE:
-            routed.setdefault(place.host, place)
-    kept = tuple(routed.values())
-    if len(hosts) < 2 or len(kept) < len(hosts) or _twice(kept) is not None:
-        raise _none(hosts, places)
-    around = kept[0].network
-    while not all(place.network.subnet_of(around) for place in kept):
-        around = around.supernet()
+    for candidate in candidates:
+        if candidate.merit.default and candidate.unfit == _ALONE:
+            routed.setdefault(candidate.host, candidate)
+    addresses = tuple(routed.values())
+    if len(hosts) < 2 or len(addresses) < len(hosts) or _twice(addresses) is not None:
+        raise _none(hosts, candidates)
+    network = addresses[0].network
+    while not all(candidate.network.subnet_of(network) for candidate in addresses):
+        network = network.supernet()
     text = (
         "the hosts share no subnet: each has an address of its own (/32) on the default route, and"
         " a router between them"
@@ -216,75 +218,77 @@ def _lone(hosts: Sequence[Probed], places: Sequence[Place]) -> Shared:
         "the hosts' addresses are in no common subnet (/32): `vlaunch check` tries whether they"
         " reach each other"
     )
-    return Shared(network=around, places=kept, why=(text,), warnings=(warning, *_mtus(kept)))
+    return Shared(
+        network=network, places=addresses, why=(text,), warnings=(warning, *_mtus(addresses))
+    )
 
 
-def _twice(places: Iterable[Place]) -> str | None:
+def _twice(addresses: Iterable[Place]) -> str | None:
     """Return an address that more than one host says it has."""
-    counts = Counter(place.ip for place in places)
+    counts = Counter(address.ip for address in addresses)
     return next((ip for ip, count in counts.items() if count > 1), None)
 
 
-def _common(places: Iterable[Place]) -> Merit:
+def _common(addresses: Iterable[Place]) -> Merit:
     """Return the merit that all places have."""
-    return Merit(*map(min, zip(*(place.merit for place in places), strict=True)))
+    return Merit(*map(min, zip(*(address.merit for address in addresses), strict=True)))
 
 
-def _about(places: Sequence[Place]) -> str:
-    merit = _common(places)
-    said = ["on all hosts" if len(places) > 1 else "an address of this host"]
-    said += ["on an interface of the RDMA devices"] if merit.rdma else []
-    said += [f"{merit.speed / 1000:g} Gbit/s"] if merit.speed else []
-    mtus = {place.mtu for place in places}
-    said += [f"MTU {mtus.pop()}"] if len(mtus) == 1 and 0 not in mtus else []
-    said += ["the default route"] if merit.default else []
-    return ", ".join(said)
+def _about(addresses: Sequence[Place]) -> str:
+    merit = _common(addresses)
+    parts = ["on all hosts" if len(addresses) > 1 else "an address of this host"]
+    parts += ["on an interface of the RDMA devices"] if merit.rdma else []
+    parts += [f"{merit.speed / 1000:g} Gbit/s"] if merit.speed else []
+    mtus = {address.mtu for address in addresses}
+    parts += [f"MTU {mtus.pop()}"] if len(mtus) == 1 and 0 not in mtus else []
+    parts += ["the default route"] if merit.default else []
+    return ", ".join(parts)
 
 
-def _why_not(places: Sequence[Place], chosen: Sequence[Place]) -> str:
+def _why_not(addresses: Sequence[Place], chosen: Sequence[Place]) -> str:
     """Say why a network was not chosen, by the places of the hosts on it."""
-    if len(places) < len(chosen):
-        return f"only on {fold([place.host for place in places])}"
-    twice = _twice(places)
-    if twice is not None:
-        return f"{twice} is on more than one host, so it is not one network"
-    less = _common(places)
-    slower = f"slower ({less.speed / 1000:g} Gbit/s)" if less.speed else "of unknown speed"
-    worse = (
+    if len(addresses) < len(chosen):
+        return f"only on {fold([address.host for address in addresses])}"
+    duplicate = _twice(addresses)
+    if duplicate is not None:
+        return f"{duplicate} is on more than one host, so it is not one network"
+    merit = _common(addresses)
+    slower = f"slower ({merit.speed / 1000:g} Gbit/s)" if merit.speed else "of unknown speed"
+    drawbacks = (
         "no interface of the RDMA devices",
         "not on physical interfaces",
         slower,
         "on top of another interface",
         "without the default route",
     )
-    pairs = zip(_common(chosen), less, worse, strict=True)
+    pairs = zip(_common(chosen), merit, drawbacks, strict=True)
     return "also on all hosts, but " + next(
-        (text for best, own, text in pairs if best != own), "one is enough"
+        (text for best, value, text in pairs if best != value), "one is enough"
     )
 
 
-def _mtus(places: Iterable[Place]) -> tuple[str, ...]:
-    sizes = grouped((place.mtu, place.host) for place in places)
+def _mtus(addresses: Iterable[Place]) -> tuple[str, ...]:
+    sizes = grouped((address.mtu, address.host) for address in addresses)
     if len(sizes) == 1:
         return ()
-    told = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
-    return (f"the MTU differs ({told}): large packets may be dropped without a word",)
+    listing = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
+    return (f"the MTU differs ({listing}): large packets may be dropped without a word",)
 
 
-def _none(hosts: Sequence[Probed], places: Sequence[Place]) -> RequestError:
-    told = grouped(
+def _none(hosts: Sequence[Probed], candidates: Sequence[Place]) -> RequestError:
+    listings = grouped(
         (
-            place.host,
-            f"{place.interface} {place.ip}/{place.network.prefixlen}"
-            + f" ({place.unfit})" * bool(place.unfit),
+            candidate.host,
+            f"{candidate.interface} {candidate.ip}/{candidate.network.prefixlen}"
+            + f" ({candidate.unfit})" * bool(candidate.unfit),
         )
-        for place in places
+        for candidate in candidates
     )
     return RequestError(
         "the hosts share no network, so they cannot be one cluster",
         evidence=[
             f"{host.name}: "
-            + (", ".join(told.get(host.name, ())) or "no IPv4 address besides loopback")
+            + (", ".join(listings.get(host.name, ())) or "no IPv4 address besides loopback")
             for host in hosts
         ],
         hint=(

@@ -30,78 +30,80 @@ _PLAIN = re.compile(
 )
 
 
-def write(found: Discovery) -> str:
+def write(discovery: Discovery) -> str:
     """Return the file's text; `launcher.inventory.load` reads it without a mistake."""
-    paragraphs = ("".join(f"{line}\n" for line in lines) for lines in _paragraphs(found))
+    paragraphs = ("".join(f"{line}\n" for line in lines) for lines in _paragraphs(discovery))
     return "\n".join(filter(None, paragraphs)).replace(" \n", "\n")
 
 
-def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
+def _paragraphs(discovery: Discovery) -> tuple[Iterable[str], ...]:
     """Return the lines of each paragraph; one about something that is as usual has none."""
-    docker = _usual([node.docker for node in found.nodes])
-    interface = _usual([node.interface for node in found.nodes])
-    hca = _usual([node.hca for node in found.nodes])
-    slots = "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
-    store = found.object_store
+    docker = _usual([node.docker for node in discovery.nodes])
+    interface = _usual([node.interface for node in discovery.nodes])
+    hca = _usual([node.hca for node in discovery.nodes])
+    slots = "   # `gpus` below are slots" if discovery.accelerator == "cpu" else ""
+    store = discovery.object_store
     return (
-        _head(found),
-        [f"cluster: {scalar(found.cluster)}"],
+        _head(discovery),
+        [f"cluster: {scalar(discovery.cluster)}"],
         [
-            *_choice("image", found.image),
-            *_entry("accelerator", f"{found.accelerator}{slots}", found.gpus),
+            *_choice("image", discovery.image),
+            *_entry("accelerator", f"{discovery.accelerator}{slots}", discovery.gpus),
         ],
-        _choice("hf_home", found.hf_home),
-        _choice("state_dir", found.state_dir) if found.state_dir else (),
-        _entry("docker", _list(docker), found.docker) if found.docker or docker != DOCKER else (),
-        [f"ssh: {_ssh(found.ssh)}"] if found.ssh != Ssh() else (),
+        _choice("hf_home", discovery.hf_home),
+        _choice("state_dir", discovery.state_dir) if discovery.state_dir else (),
+        _entry("docker", _list(docker), discovery.docker)
+        if discovery.docker or docker != DOCKER
+        else (),
+        [f"ssh: {_ssh(discovery.ssh)}"] if discovery.ssh != Ssh() else (),
         _entry("ray", f"{{object_store: {store.value}}}", store.why) if store else (),
         [
             line
-            for key, choice in found.rights.items()
+            for key, choice in discovery.rights.items()
             for line in _entry(key, f"[{choice.value}]", choice.why)
         ],
-        _network(found, interface, hca),
-        _environment(found),
-        _engine_args(found),
-        ["# The first is the head.", "nodes:", *_groups(found, interface, hca, docker)],
+        _network(discovery, interface, hca),
+        _environment(discovery),
+        _engine_args(discovery),
+        ["# The first is the head.", "nodes:", *_groups(discovery, interface, hca, docker)],
     )
 
 
-def _head(found: Discovery) -> Iterator[str]:
+def _head(discovery: Discovery) -> Iterator[str]:
     yield (
         "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check`"
         " judges the hosts;"
     )
     yield "# inventory/example.yaml explains every key."
     yield "#"
-    yield from _said(found.summary)
-    if found.warnings:
+    yield from _said(discovery.summary)
+    if discovery.warnings:
         yield "#"
-        yield from _said(f"! {warning}" for warning in found.warnings)
+        yield from _said(f"! {warning}" for warning in discovery.warnings)
 
 
-def _network(found: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
+def _network(discovery: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
     yield "network:"
-    yield from _entry("fabric", found.fabric, found.network, "  ")
+    yield from _entry("fabric", discovery.fabric, discovery.network, "  ")
     yield f"  interface: {scalar(interface)}"
     if hca:
         yield f"  hca: {_list(hca)}"
     yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
 
 
-def _environment(found: Discovery) -> Iterator[str]:
-    yield from _said(found.gid_why)
-    if found.env:
+def _environment(discovery: Discovery) -> Iterator[str]:
+    yield from _said(discovery.gid_why)
+    if discovery.env:
         yield "env:"
-    for name, choice in found.env.items():
+    for name, choice in discovery.env.items():
         yield from _entry(name, f'"{choice.value}"', choice.why, "  ")
 
 
-def _engine_args(found: Discovery) -> Iterator[str]:
-    if found.engine_args:
+def _engine_args(discovery: Discovery) -> Iterator[str]:
+    if discovery.engine_args:
         yield "engine_args:"
-        yield from _said(found.engine_why, "  ")
-    for name, value in found.engine_args.items():
+        yield from _said(discovery.engine_why, "  ")
+    for name, value in discovery.engine_args.items():
         yield f"  {name}: {json.dumps(value) if isinstance(value, dict) else value}"
 
 
@@ -115,9 +117,9 @@ def _said(lines: Iterable[str], indent: str = "") -> Iterator[str]:
     comment.
     """
     for line in lines:
-        words = untrusted.plain(" ".join(line.split()))
+        text = untrusted.plain(" ".join(line.split()))
         yield from textwrap.wrap(
-            "".join(each for each in words if each.isprintable()),
+            "".join(character for character in text if character.isprintable()),
             _WIDTH,
             initial_indent=f"{indent}# ",
             subsequent_indent=f"{indent}#   ",
@@ -135,8 +137,8 @@ def _choice(key: str, choice: Choice) -> Iterator[str]:
     return _entry(key, scalar(choice.value), choice.why)
 
 
-def _list(words: Sequence[str]) -> str:
-    return f"[{', '.join(map(scalar, words))}]"
+def _list(items: Sequence[str]) -> str:
+    return f"[{', '.join(map(scalar, items))}]"
 
 
 def _ssh(ssh: Ssh) -> str:
@@ -153,63 +155,63 @@ def _usual(values: Sequence[T]) -> T:
 
 
 def _groups(
-    found: Discovery, interface: str, hca: tuple[str, ...], docker: Sequence[str]
+    discovery: Discovery, interface: str, hca: tuple[str, ...], docker: Sequence[str]
 ) -> Iterator[str]:
     """Yield the items of `nodes`: alike ones that count in step become one with ranges."""
 
-    def own(node: DiscoveredNode) -> tuple[str, ...]:
+    def settings_of(node: DiscoveredNode) -> tuple[str, ...]:
         chosen = f"[{', '.join(node.gpu_ids)}]"
-        words = [f"gpus: {chosen if node.gpu_ids else node.gpus}"]
-        words += [f"docker: {_list(node.docker)}"] if node.docker != docker else []
-        words += [f"ssh: {_ssh(node.ssh)}"] if node.ssh != Ssh() else []
+        settings = [f"gpus: {chosen if node.gpu_ids else node.gpus}"]
+        settings += [f"docker: {_list(node.docker)}"] if node.docker != docker else []
+        settings += [f"ssh: {_ssh(node.ssh)}"] if node.ssh != Ssh() else []
         differs = [f"interface: {scalar(node.interface)}"] if node.interface != interface else []
         differs += [f"hca: {_list(node.hca)}"] if node.hca != hca else []
-        words += [f"network: {{{', '.join(differs)}}}"] if differs else []
+        settings += [f"network: {{{', '.join(differs)}}}"] if differs else []
         env = [f'env: {{{GID}: "{node.gid}"}}']
-        words += env if node.gid is not None and GID not in found.env else []
-        return tuple(words)
+        settings += env if node.gid is not None and GID not in discovery.env else []
+        return tuple(settings)
 
-    for words, alike in groupby(found.nodes, own):
-        nodes = list(alike)
-        for some in (nodes,) if _in_step(nodes) else ([node] for node in nodes):
-            yield from _item(some, words)
+    for settings, members in groupby(discovery.nodes, settings_of):
+        nodes = list(members)
+        for group in (nodes,) if _in_step(nodes) else ([node] for node in nodes):
+            yield from _item(group, settings)
 
 
 def _in_step(nodes: Sequence[DiscoveredNode]) -> bool:
     return all(_range(column) is not None for column in _columns(nodes))
 
 
-def _range(words: Sequence[str]) -> str | None:
+def _range(values: Sequence[str]) -> str | None:
     """Write the words as one range that stands for exactly them, in this order; None when there is
     none.
     """
-    if len(words) == 1:
-        return words[0]
-    fronts = {word.rpartition(".")[0] for word in words}
+    if len(values) == 1:
+        return values[0]
+    prefixes = {value.rpartition(".")[0] for value in values}
     # addresses: only the last number may count
-    if all(re.fullmatch(r"[0-9.]+", word) for word in words):
-        if len(fronts) > 1:
+    if all(re.fullmatch(r"[0-9.]+", value) for value in values):
+        if len(prefixes) > 1:
             return None
-        last = fold(["n" + word.rpartition(".")[2] for word in words])
-        text = f"{fronts.pop()}.{last[1:]}"
+        last = fold(["n" + value.rpartition(".")[2] for value in values])
+        text = f"{prefixes.pop()}.{last[1:]}"
     else:
-        text = fold(list(words))
+        text = fold(list(values))
     try:
-        return text if ranges.expand(text) == tuple(words) else None
+        return text if ranges.expand(text) == tuple(values) else None
     except ValueError:
         return None
 
 
-def _item(nodes: Sequence[DiscoveredNode], words: Sequence[str]) -> list[str]:
+def _item(nodes: Sequence[DiscoveredNode], settings: Sequence[str]) -> list[str]:
     hosts, names, ips = _columns(nodes)
     keys = [f"host: {scalar(_range(hosts) or '')}"]
     if names != hosts:
         keys.append(f"name: {scalar(_range(names) or '')}")
-    keys += [f"ip: {scalar(_range(ips) or '')}", *words]
+    keys += [f"ip: {scalar(_range(ips) or '')}", *settings]
     line = f"  - {{{', '.join(keys)}}}"
     if len(line) <= _WIDTH + 10:
         return [line]
-    return [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]
+    return [f"  {'- ' if index == 0 else '  '}{key}" for index, key in enumerate(keys)]
 
 
 def _columns(nodes: Sequence[DiscoveredNode]) -> tuple[list[str], list[str], list[str]]:

@@ -44,18 +44,18 @@ def names(folder: str) -> "list[str]":
 
 def verbs() -> str:
     """Return where the library is that NCCL needs for RDMA."""
-    own = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
-    for folder in [*own, *LIBRARIES.split(), "/opt/conda/lib"]:
-        found = sorted(glob.glob(os.path.join(folder, "libibverbs.so*")))
-        if found:
-            return found[0]
+    library_path = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for folder in [*library_path, *LIBRARIES.split(), "/opt/conda/lib"]:
+        matches = sorted(glob.glob(os.path.join(folder, "libibverbs.so*")))
+        if matches:
+            return matches[0]
     return ""
 
 
 def main() -> None:
     """Print it."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    said = {
+    view = {
         "memlock": None if soft == resource.RLIM_INFINITY else soft,
         "memlock_unlimited": soft == resource.RLIM_INFINITY,
         "ipc_lock": ipc_lock(),
@@ -65,7 +65,7 @@ def main() -> None:
         "python": platform.python_version(),
         "ray": ray(),
     }
-    print(json.dumps(said))
+    print(json.dumps(view))
 
 
 if __name__ == "__main__":

@@ -103,31 +103,31 @@ class Talk:
 
     def receive(self) -> None:
         """Hear line after line, until the other side ends or says what no probe of ours would."""
-        rest, counted = b"", 0
+        buffer, received = b"", 0
         while True:
             data = self.sock.recv(STEP)
             if not data:
                 return
             self.progress = time.monotonic()
-            lines = (rest + data).split(b"\n")
-            rest = lines.pop()
+            lines = (buffer + data).split(b"\n")
+            buffer = lines.pop()
             if any(not self.hear(line) for line in lines):
                 return
-            if self.greeted.is_set() and rest.startswith(b"bulk"):
-                counted += len(rest)
-                rest = b"bulk"
-                if counted >= STEP:
-                    counted = 0
+            if self.greeted.is_set() and buffer.startswith(b"bulk"):
+                received += len(buffer)
+                buffer = b"bulk"
+                if received >= STEP:
+                    received = 0
                     self.say("some")
-            elif len(rest) > 1000:
+            elif len(buffer) > 1000:
                 return  # no probe of ours: those greet first, in a short line
 
     def hear(self, line: bytes) -> bool:
         if not self.greeted.is_set():
-            words = line.decode("utf-8", "replace").split(" ", 2)
-            if words[:2] != ["vlaunch", self.probe.nonce] or (self.peer or words[2]) != words[2]:
+            fields = line.decode("utf-8", "replace").split(" ", 2)
+            if fields[:2] != ["vlaunch", self.probe.nonce] or (self.peer or fields[2]) != fields[2]:
                 return False
-            self.peer = words[2]
+            self.peer = fields[2]
             self.probe.met(self)
             self.greeted.set()
         elif line.startswith(b"bulk"):
@@ -138,7 +138,7 @@ class Talk:
             self.probe.over(self.peer)
         return True
 
-    def bulk(self, patience: float, until: float) -> bool:
+    def bulk(self, patience: float, deadline: float) -> bool:
         """Send a megabyte and tell whether all of it came; given up when nothing moves for
         `patience` seconds.
         """
@@ -151,7 +151,7 @@ class Talk:
         threading.Thread(target=send, daemon=True).start()
         while not self.arrived.wait(0.05):
             now = time.monotonic()
-            if self.ended.is_set() or now > until or now - self.progress > patience:
+            if self.ended.is_set() or now > deadline or now - self.progress > patience:
                 break
         return self.arrived.is_set()
 
@@ -159,28 +159,28 @@ class Talk:
 class Probe:
     """One node: what it holds open, whom it met, and what it saw of each peer."""
 
-    def __init__(self, asked: "dict[str, typing.Any]") -> None:
+    def __init__(self, request: "dict[str, typing.Any]") -> None:
         self.name, self.ip, self.port, self.nonce = (
-            asked["node"],
-            asked["ip"],
-            asked["port"],
-            asked["nonce"],
+            request["node"],
+            request["ip"],
+            request["port"],
+            request["nonce"],
         )
-        self.mtu: int = asked["mtu"]
-        self.patience: float = asked["patience"]
-        self.end = time.monotonic() + asked["deadline"]
-        self.peers: list[dict[str, typing.Any]] = asked["peers"]
+        self.mtu: int = request["mtu"]
+        self.patience: float = request["patience"]
+        self.end = time.monotonic() + request["deadline"]
+        self.peers: list[dict[str, typing.Any]] = request["peers"]
         self.state = threading.Condition()
         self.talks: dict[str, list[Talk]] = {}
         self.finished: set[str] = set()
         self.through = 0
         self.seen: dict[str, dict[str, typing.Any]] = {
-            each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
-            for each in self.peers
+            peer["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
+            for peer in self.peers
         }
         self.heard: set[str] = set()
         self.doors = selectors.DefaultSelector()
-        for port in asked["listen"]:
+        for port in request["listen"]:
             # In use is fine: a connection to whoever has it proves as much.
             with contextlib.suppress(OSError):
                 self.listen(port, "door")
@@ -194,11 +194,11 @@ class Probe:
         sock.bind((self.ip, port))
         return sock
 
-    def listen(self, port: int, what: str) -> None:
+    def listen(self, port: int, kind: str) -> None:
         sock = self.bind_socket(socket.SOCK_STREAM, port)
         sock.listen(1024)
         sock.setblocking(False)
-        self.doors.register(sock, selectors.EVENT_READ, what)
+        self.doors.register(sock, selectors.EVENT_READ, kind)
 
     def keep_doors(self) -> None:
         """Accept connections.
@@ -213,12 +213,12 @@ class Probe:
                         self.doors.unregister(sock)
                         sock.close()
                         continue
-                    guest = sock.accept()[0]
+                    client = sock.accept()[0]
                     if key.data == "high":
-                        Talk(self, guest)
+                        Talk(self, client)
                     else:
-                        guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                        self.doors.register(guest, selectors.EVENT_READ, "guest")
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                        self.doors.register(client, selectors.EVENT_READ, "guest")
                 except OSError:
                     # too many open files, or a guest that has gone: never a busy loop
                     time.sleep(0.01)
@@ -234,12 +234,12 @@ class Probe:
             except (OSError, ValueError):
                 continue
 
-    def met(self, talk: Talk) -> None:
+    def met(self, connection: Talk) -> None:
         with self.state:
-            self.talks.setdefault(talk.peer, []).append(talk)
-            through = self.through == len(self.peers)
-        if through:
-            talk.say("over")
+            self.talks.setdefault(connection.peer, []).append(connection)
+            completed = self.through == len(self.peers)
+        if completed:
+            connection.say("over")
 
     def over(self, name: str) -> None:
         with self.state:
@@ -247,55 +247,57 @@ class Probe:
             self.state.notify_all()
 
     def knock(self, peer: "dict[str, typing.Any]") -> None:
-        seen = self.seen[peer["name"]]
+        result = self.seen[peer["name"]]
         # Datagrams come after the connections and need two seconds at most; their time is kept
         # free.
-        until = max(self.end - 2.5, time.monotonic() + 0.5)
-        talk = None
+        deadline = max(self.end - 2.5, time.monotonic() + 0.5)
+        connection = None
         try:
-            talk = self.connect(peer, seen, until)
-            if talk is not None:
-                seen["bulk"] = talk.bulk(self.patience, until)
-            seen["largest"] = self.largest(peer["ip"])
+            connection = self.connect(peer, result, deadline)
+            if connection is not None:
+                result["bulk"] = connection.bulk(self.patience, deadline)
+            result["largest"] = self.largest(peer["ip"])
         except OSError as error:
-            seen["errors"]["0"] = error.strerror or str(error)
+            result["errors"]["0"] = error.strerror or str(error)
         with self.state:
             self.through += 1
-            through = self.through == len(self.peers)
-            told = [talk for talks in self.talks.values() for talk in talks if through]
+            completed = self.through == len(self.peers)
+            connections = [
+                connection for talks in self.talks.values() for connection in talks if completed
+            ]
             self.state.notify_all()
-        for talk in told:
-            talk.say("over")
+        for connection in connections:
+            connection.say("over")
 
     def connect(
-        self, peer: "dict[str, typing.Any]", seen: "dict[str, typing.Any]", until: float
+        self, peer: "dict[str, typing.Any]", result: "dict[str, typing.Any]", deadline: float
     ) -> "Talk | None":
         """Try all ports at once until each has its answer; return the talk at the high port, if
         there is one.
         """
-        left = dict.fromkeys([self.port, *peer["ports"]], 0.0)
-        flying: dict[socket.socket, Flight] = {}
-        talk = None
-        while (left or flying) and time.monotonic() < until:
+        remaining = dict.fromkeys([self.port, *peer["ports"]], 0.0)
+        pending: dict[socket.socket, Flight] = {}
+        connection = None
+        while (remaining or pending) and time.monotonic() < deadline:
             now = time.monotonic()
             # Refused may only mean that the peer had not begun: unless we had met it before we
             # knocked, we come again.
-            again = None if peer["name"] in self.talks else left
-            for port in due(left, now):
-                del left[port]
+            retry = None if peer["name"] in self.talks else remaining
+            for port in due(remaining, now):
+                del remaining[port]
                 sock, code = self.dial(peer["ip"], port)
                 if code in (0, errno.EINPROGRESS):
-                    flying[sock] = (port, now, again)
+                    pending[sock] = (port, now, retry)
                 else:
-                    self.landed(seen, port, code, again)
+                    self.landed(result, port, code, retry)
                     sock.close()
-            for sock in ready(list(flying), 0.02):
-                talk = self.answered(peer, seen, sock, flying.pop(sock)) or talk
-            self.drop_slow(flying, seen)
-        for sock, (port, _, _) in flying.items():
-            seen["ports"].setdefault(str(port), "timed out")
+            for sock in ready(list(pending), 0.02):
+                connection = self.answered(peer, result, sock, pending.pop(sock)) or connection
+            self.drop_slow(pending, result)
+        for sock, (port, _, _) in pending.items():
+            result["ports"].setdefault(str(port), "timed out")
             sock.close()
-        return talk
+        return connection
 
     def dial(self, ip: str, port: int) -> "tuple[socket.socket, int]":
         """Begin a connection; return its socket, and how far it came as an error number."""
@@ -307,59 +309,63 @@ class Probe:
     def answered(
         self,
         peer: "dict[str, typing.Any]",
-        seen: "dict[str, typing.Any]",
+        result: "dict[str, typing.Any]",
         sock: socket.socket,
-        flight: "Flight",
+        pending: "Flight",
     ) -> "Talk | None":
         """Note what became of a connection that was begun; return the talk, where it stands at the
         high port.
         """
-        port, _, again = flight
+        port, _, retry = pending
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self.landed(seen, port, code, again)
+        self.landed(result, port, code, retry)
         if port == self.port and not code:
-            return self.greet(peer, seen, sock)
+            return self.greet(peer, result, sock)
         sock.close()
         return None
 
     def drop_slow(
-        self, flying: "dict[socket.socket, Flight]", seen: "dict[str, typing.Any]"
+        self, pending: "dict[socket.socket, Flight]", result: "dict[str, typing.Any]"
     ) -> None:
         """Give up those connections that have had no answer for as long as we are patient."""
-        for sock, (port, begun, _) in list(flying.items()):
-            if time.monotonic() - begun > self.patience:
-                del flying[sock]
-                seen["ports"][str(port)] = "timed out"
+        for sock, (port, started, _) in list(pending.items()):
+            if time.monotonic() - started > self.patience:
+                del pending[sock]
+                result["ports"][str(port)] = "timed out"
                 sock.close()
 
     def landed(
-        self, seen: "dict[str, typing.Any]", port: int, code: int, again: "dict[int, float] | None"
+        self,
+        result: "dict[str, typing.Any]",
+        port: int,
+        code: int,
+        retry: "dict[int, float] | None",
     ) -> None:
         """Note what became of a connection; `again` takes the port of one that was refused, if it
         may be tried once more.
         """
-        seen["errors"].pop(str(port), None)
+        result["errors"].pop(str(port), None)
         if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
-            seen["ports"][str(port)] = "open"
+            result["ports"][str(port)] = "open"
             return
-        seen["errors"][str(port)] = os.strerror(code)
-        words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timed out"}
+        result["errors"][str(port)] = os.strerror(code)
+        states = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timed out"}
         routes = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-        seen["ports"][str(port)] = words.get(code, "no route" if code in routes else "error")
-        if code == errno.ECONNREFUSED and again is not None:
-            again[port] = time.monotonic() + 0.05
+        result["ports"][str(port)] = states.get(code, "no route" if code in routes else "error")
+        if code == errno.ECONNREFUSED and retry is not None:
+            retry[port] = time.monotonic() + 0.05
 
     def greet(
-        self, peer: "dict[str, typing.Any]", seen: "dict[str, typing.Any]", sock: socket.socket
+        self, peer: "dict[str, typing.Any]", result: "dict[str, typing.Any]", sock: socket.socket
     ) -> "Talk | None":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-        talk = Talk(self, sock, peer["name"])
-        if talk.greeted.wait(self.patience) and not talk.stranger:
-            return talk
-        seen["ports"][str(self.port)] = "error"
-        seen["errors"][str(self.port)] = (
+        connection = Talk(self, sock, peer["name"])
+        if connection.greeted.wait(self.patience) and not connection.stranger:
+            return connection
+        result["ports"][str(self.port)] = "error"
+        result["errors"][str(self.port)] = (
             "something else answers there"
-            if talk.stranger
+            if connection.stranger
             else "connected, but the probe there did not answer"
         )
         return None
@@ -372,12 +378,12 @@ class Probe:
             sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
             if self.passed(sock, ip, [self.mtu]):
                 return self.mtu
-            smaller = self.largest_below(sock, ip)
+            below = self.largest_below(sock, ip)
             # A loaded node may have lost all three of the first: nothing is called broken that
             # passes now.
-            if smaller is not None and self.passed(sock, ip, [self.mtu]):
+            if below is not None and self.passed(sock, ip, [self.mtu]):
                 return self.mtu
-            return smaller
+            return below
 
     def largest_below(self, sock: socket.socket, ip: str) -> "int | None":
         """Return the largest size below the MTU that passes: a usual one first, then sixteen
@@ -386,10 +392,10 @@ class Probe:
         low, high = 0, self.mtu
         sizes = [SMALL] + [size for size in USUAL if SMALL < size < self.mtu]
         while high - low > 1 and time.monotonic() < self.end:
-            through = self.passed(sock, ip, sizes)
-            if not through and not low:
+            acknowledged = self.passed(sock, ip, sizes)
+            if not acknowledged and not low:
                 return None
-            low = max([*through, low])
+            low = max([*acknowledged, low])
             high = min([size for size in sizes if size > low] + [high])
             sizes = sorted(
                 {low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high}
@@ -400,7 +406,7 @@ class Probe:
         """Send a datagram of each size, up to three times, and return those that were
         acknowledged.
         """
-        missing, begun = set(sizes), time.monotonic()
+        missing, deadline = set(sizes), time.monotonic()
         for wait in (0.1, 0.2, 0.4):
             for size in sorted(missing):
                 packet = f"{self.nonce}|{self.name}|{size}|".encode()
@@ -410,15 +416,15 @@ class Probe:
                 if len(missing) > 1:
                     # a burst of large ones would overflow the other side's buffer
                     time.sleep(0.001)
-            begun += wait
-            self.hear_back(sock, missing, begun)
+            deadline += wait
+            self.hear_back(sock, missing, deadline)
             if not missing:
                 break
         return [size for size in sizes if size not in missing]
 
-    def hear_back(self, sock: socket.socket, missing: "set[int]", until: float) -> None:
+    def hear_back(self, sock: socket.socket, missing: "set[int]", deadline: float) -> None:
         """Take the sizes that are acknowledged out of `missing`, as long as there are some."""
-        while missing and ready_to_read(sock, until - time.monotonic()):
+        while missing and ready_to_read(sock, deadline - time.monotonic()):
             try:
                 nonce, size = sock.recv(1 << 16).split(b"|")
             except (OSError, ValueError):
@@ -433,24 +439,24 @@ class Probe:
             threading.Thread(target=self.knock, args=(peer,), daemon=True).start()
         with self.state:
             self.wait_for_all()
-        for name, seen in self.seen.items():
-            seen["heard"] = name in self.heard or name in self.talks
+        for name, result in self.seen.items():
+            result["heard"] = name in self.heard or name in self.talks
         return {"node": self.name, "mtu": self.mtu, "peers": self.seen}
 
     def wait_for_all(self) -> None:
         """Wait until we and all peers are through, or the time is over; `state` is held."""
-        names = {each["name"] for each in self.peers}
+        names = {peer["name"] for peer in self.peers}
         while self.through < len(self.peers) or not names <= self.finished:
-            left = self.end - time.monotonic()
-            if left <= 0:
+            remaining = self.end - time.monotonic()
+            if remaining <= 0:
                 return
             # In short turns: a signal's handler runs only while this thread does.
-            self.state.wait(min(left, 0.2))
+            self.state.wait(min(remaining, 0.2))
 
 
 def due(times: "dict[int, float]", now: float) -> "list[int]":
     """Return the keys whose time has come, as a list: `times` may change meanwhile."""
-    return [key for key, at in times.items() if at <= now]
+    return [key for key, time_due in times.items() if time_due <= now]
 
 
 def ready(socks: "list[socket.socket]", seconds: float) -> "list[socket.socket]":
@@ -478,18 +484,18 @@ def end_with_input() -> None:
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     threading.Thread(target=end_with_input, daemon=True).start()
     try:
-        answer = Probe(asked).run()
+        report = Probe(request).run()
     except OSError as error:
-        answer = {
-            "node": asked["node"],
-            "error": f"cannot listen at {asked['ip']}: {error.strerror or error}",
+        report = {
+            "node": request["node"],
+            "error": f"cannot listen at {request['ip']}: {error.strerror or error}",
         }
-    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     os._exit(0)  # threads that wait for the network do not keep the process
 
