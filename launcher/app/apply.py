@@ -122,20 +122,20 @@ class _Run:
 
     def _gate(self, stage: Stage, gate: Gate) -> Iterator[Event]:
         began = self._clock()
-        green_since: float | None = None
-        said = ""
+        holding_since: float | None = None
+        last_text = ""
         if gate.doing:
             yield Event(kind="wait", stage=stage.id, text=gate.doing, state="running")
         while True:
             findings = gate.judge(by_node(self._transport, gate.ask))
             now, status = self._clock(), worst(findings)
             if status in ("pass", "skip", "warn"):
-                green_since = now if green_since is None else green_since
-                if now - green_since >= gate.hold:
+                holding_since = now if holding_since is None else holding_since
+                if now - holding_since >= gate.hold:
                     yield from _report(stage, gate, findings, now - began)
                     return
             else:
-                green_since = None
+                holding_since = None
             if status == "fail" or (status == "wait" and now - began >= gate.deadline):
                 raise _gate_error(gate, self._explained(gate, findings), findings)
             text = _awaited(gate, findings)
@@ -143,20 +143,20 @@ class _Run:
                 kind="wait",
                 stage=stage.id,
                 text=text,
-                state="running" if text != said else "",
+                state="running" if text != last_text else "",
                 seconds=now - began,
                 deadline=gate.deadline,
             )
-            said = text
+            last_text = text
             self._sleep(gate.every)
 
     def _explained(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:
         """Return what is not so, with what the logs of its nodes say of it."""
-        bad = {each.node for each in findings if each.status in _BAD}
-        wanted = [command for command in gate.evidence if command.node in bad]
-        logs = {answer.node: answer for answer in self._transport.run(wanted)} if wanted else {}
-        said = folded(ray_checks.explain_logs(findings, logs))
-        return [each for each in said if each.status in _BAD]
+        bad = {finding.node for finding in findings if finding.status in _BAD}
+        commands = [command for command in gate.evidence if command.node in bad]
+        logs = {answer.node: answer for answer in self._transport.run(commands)} if commands else {}
+        explained = folded(ray_checks.explain_logs(findings, logs))
+        return [finding for finding in explained if finding.status in _BAD]
 
 
 def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
@@ -164,8 +164,11 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
     first, *others = failed
     if not others:
         return first
-    lines = [first.evidence, *(line for each in others for line in (each.message, each.evidence))]
-    hints = dict.fromkeys(line for each in failed for line in each.hint.splitlines())
+    lines = [
+        first.evidence,
+        *(line for error in others for line in (error.message, error.evidence)),
+    ]
+    hints = dict.fromkeys(line for error in failed for line in error.hint.splitlines())
     return GateError(
         first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints)
     )
@@ -185,22 +188,22 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     failed = sorted(failed, key=lambda answer: natural(answer.node))
     first = failed[0]
     title = steps[first.node].title
-    same = [each.node for each in failed if steps[each.node].title == title]
-    known = symptoms.first(first.err + "\n" + first.out)
-    how = _how(first, steps[first.node])
+    same_step = [answer.node for answer in failed if steps[answer.node].title == title]
+    symptom = symptoms.first(first.err + "\n" + first.out)
+    outcome = _how(first, steps[first.node])
     others = [
-        f"{each.node}: {each.tail}"
-        if each.node in same
-        else f"{each.node}: {steps[each.node].title} failed: {each.tail}"
-        for each in failed
-        if each.node not in same or each.tail != first.tail
+        f"{answer.node}: {answer.tail}"
+        if answer.node in same_step
+        else f"{answer.node}: {steps[answer.node].title} failed: {answer.tail}"
+        for answer in failed
+        if answer.node not in same_step or answer.tail != first.tail
     ]
     return NodeError(
-        fold(same),
-        f"{title} failed ({known.cause if known else how})",
-        evidence=[first.tail or how, *others],
-        hint=known.fix
-        if known
+        fold(same_step),
+        f"{title} failed ({symptom.cause if symptom else outcome})",
+        evidence=[first.tail or outcome, *others],
+        hint=symptom.fix
+        if symptom
         else "look at every node: `vlaunch doctor`; `--verbose` shows what was sent",
     )
 
@@ -213,7 +216,7 @@ def _how(answer: Answer, step: Step) -> str:
 
 def _awaited(gate: Gate, findings: Sequence[Finding]) -> str:
     """Say what a gate waits for: for what is not so yet, or, where all is well, to see it last."""
-    waiting = [_line(each) for each in folded(findings) if each.status == "wait"]
+    waiting = [_line(finding) for finding in folded(findings) if finding.status == "wait"]
     return "; ".join(waiting) or f"{gate.what}; seeing that it lasts"
 
 
@@ -224,23 +227,23 @@ def _line(finding: Finding) -> str:
 def _report(
     stage: Stage, gate: Gate, findings: Sequence[Finding], seconds: float
 ) -> Iterator[Event]:
-    for each in folded(findings):
+    for finding in folded(findings):
         yield Event(
             kind="finding",
             stage=stage.id,
-            node=each.node,
-            text=each.text or gate.what,
-            state=_STATES[each.status],
+            node=finding.node,
+            text=finding.text or gate.what,
+            state=_STATES[finding.status],
             seconds=seconds,
-            data={"check": gate.id, **({"fix": each.fix} if each.fix else {})},
+            data={"check": gate.id, **({"fix": finding.fix} if finding.fix else {})},
         )
 
 
 def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Finding]) -> GateError:
-    late = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
-    where = [_line(each) for each in explained]
-    evidence = [line for each in explained for line in each.evidence.splitlines()]
-    hint = "\n".join(dict.fromkeys(each.fix for each in explained if each.fix))
-    if len(where) == 1:
-        return GateError(f"{where[0]}{late}", evidence=evidence, hint=hint)
-    return GateError(f"not true{late}: {gate.what}", evidence=[*where, *evidence], hint=hint)
+    timeout = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
+    lines = [_line(finding) for finding in explained]
+    evidence = [line for finding in explained for line in finding.evidence.splitlines()]
+    hint = "\n".join(dict.fromkeys(finding.fix for finding in explained if finding.fix))
+    if len(lines) == 1:
+        return GateError(f"{lines[0]}{timeout}", evidence=evidence, hint=hint)
+    return GateError(f"not true{timeout}: {gate.what}", evidence=[*lines, *evidence], hint=hint)

@@ -75,9 +75,9 @@ class Happened:
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
-        said = asdict(self.entry)
-        del said["node"]
-        return {**said, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
+        payload = asdict(self.entry)
+        del payload["node"]
+        return {**payload, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
 
 
 def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
@@ -115,14 +115,14 @@ def line(entry: Entry) -> str:
     room are counted.
     """
     changes = counted(entry.changes)
-    kept = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
-    while len(text := json.dumps(asdict(kept))) > LONGEST and changes:
+    short = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
+    while len(text := json.dumps(asdict(short))) > LONGEST and changes:
         changes.pop()
-        kept = replace(kept, changes=(*changes, f"… {len(entry.changes)} in all"))
+        short = replace(short, changes=(*changes, f"… {len(entry.changes)} in all"))
     return (
         text
         if len(text) <= LONGEST
-        else json.dumps(asdict(replace(kept, command=kept.command[:100])))
+        else json.dumps(asdict(replace(short, command=short.command[:100])))
     )
 
 
@@ -142,14 +142,14 @@ def parse(answer: Answer) -> tuple[list[Entry], int]:
         raise UnreadableAnswer(
             f"{answer.node}: its audit trail cannot be read", evidence=answer.tail
         )
-    entries, strange = [], 0
+    entries, unreadable = [], 0
     for text in answer.out.splitlines():
         entry = _entry(text, answer.node)
         if entry is not None:
             entries.append(entry)
         elif text.strip():
-            strange += 1
-    return entries, strange
+            unreadable += 1
+    return entries, unreadable
 
 
 def merge(entries: Iterable[Entry]) -> list[Happened]:
@@ -161,28 +161,28 @@ def merge(entries: Iterable[Entry]) -> list[Happened]:
     same: dict[Entry, list[str]] = {}
     for entry in dict.fromkeys(entries):
         same.setdefault(replace(entry, node=""), []).append(entry.node)
-    found = [
+    merged = [
         Happened(entry=entry, nodes=tuple(sorted(nodes, key=natural)))
         for entry, nodes in same.items()
     ]
-    return sorted(found, key=lambda each: each.entry.at)
+    return sorted(merged, key=lambda item: item.entry.at)
 
 
-def command_line(words: Sequence[str]) -> str:
+def command_line(argv: Sequence[str]) -> str:
     """Return a command line as people read it, without what looks like a secret."""
-    shown: list[str] = []
+    redacted: list[str] = []
     hide = False
-    for word in words:
-        option = _OPTION.fullmatch(word)
-        if hide and not word.startswith("-"):
-            shown.append("***")
+    for argument in argv:
+        option = _OPTION.fullmatch(argument)
+        if hide and not argument.startswith("-"):
+            redacted.append("***")
         elif option is not None:
-            shown.append(f"{option[1]}=***" if option[2] else word)
+            redacted.append(f"{option[1]}=***" if option[2] else argument)
         else:
-            shown.append(_ADDRESS.sub(r"\1***@", secret_patterns.VALUE.sub("***", word)))
+            redacted.append(_ADDRESS.sub(r"\1***@", secret_patterns.VALUE.sub("***", argument)))
         # One option may have several values (`--api-key A B`).
-        hide = not option[2] if option is not None else hide and not word.startswith("-")
-    return " ".join(shown)
+        hide = not option[2] if option is not None else hide and not argument.startswith("-")
+    return " ".join(redacted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +199,12 @@ class Author:
 def author() -> Author:
     """Return who runs the present command."""
     context = click.get_current_context(silent=True)
-    words = context.obj if context is not None and isinstance(context.obj, list) else sys.argv[1:]
+    argv = context.obj if context is not None and isinstance(context.obj, list) else sys.argv[1:]
     return Author(
         who=_user(),
         host=socket.gethostname(),
         verb=context.command_path.partition(" ")[2] if context is not None else "",
-        command=secret_patterns.clean(command_line(("vlaunch", *words))),
+        command=secret_patterns.clean(command_line(("vlaunch", *argv))),
         id=secrets.token_hex(4),
     )
 
@@ -214,8 +214,8 @@ class Recorder:
     round trip.
     """
 
-    def __init__(self, inner: Transport, inventory: Inventory, by: Author) -> None:
-        self._inner, self._inventory, self._by = inner, inventory, by
+    def __init__(self, inner: Transport, inventory: Inventory, operator: Author) -> None:
+        self._inner, self._inventory, self._by = inner, inventory, operator
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands; see `Transport.run`."""
@@ -230,30 +230,33 @@ class Recorder:
 
     def words(self, node: Node, titles: Sequence[str], verb: str = "") -> Argv:
         """Return the words that append one node's line, and then run what follows them."""
-        by = self._by
+        operator = self._by
         entry = Entry(
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            who=by.who,
-            host=by.host,
-            verb=by.verb or verb,
-            command=by.command,
+            who=operator.who,
+            host=operator.host,
+            verb=operator.verb or verb,
+            command=operator.command,
             node=node.name,
             changes=tuple(redact(title) for title in titles),
-            id=by.id,
+            id=operator.id,
             inventory=_digest(self._inventory),
             vlaunch=__version__,
         )
         return append(
-            node.state_dir or "", self._inventory.cluster, entry, strict=by.verb not in _LENIENT
+            node.state_dir or "",
+            self._inventory.cluster,
+            entry,
+            strict=operator.verb not in _LENIENT,
         )
 
 
 def _entry(text: str, node: str) -> Entry | None:
     try:
-        found = decode.read(Entry, text, "the line")
+        entry = decode.read(Entry, text, "the line")
     except UnreadableAnswer:
         return None
-    return replace(found, node=found.node or node)
+    return replace(entry, node=entry.node or node)
 
 
 def _user() -> str:
@@ -261,8 +264,8 @@ def _user() -> str:
         name = getpass.getuser()
     except (OSError, KeyError):  # this user has no name
         name = str(os.getuid())
-    asked = os.environ.get("SUDO_USER", "")
-    return f"{name} ({asked})" if asked and asked != name else name
+    sudo_user = os.environ.get("SUDO_USER", "")
+    return f"{name} ({sudo_user})" if sudo_user and sudo_user != name else name
 
 
 def _digest(inventory: Inventory) -> str:

@@ -32,52 +32,55 @@ def audit(call: Call, last: int) -> int:
     """
     with call.session(partial=True) as session:
         silent = {name: error.reason for name, error in session.missing.items()}
-        entries, strange = [], {}
+        entries, unreadable = [], {}
         for answer in session.transport.run(
             trail.ask(call.inventory.cluster, session.reached, last)
         ):
             try:
-                found, odd = trail.parse(answer)
+                node_entries, unreadable_count = trail.parse(answer)
             except UnreadableAnswer as error:
                 silent[answer.node] = "; ".join(
                     filter(None, (error.message.partition(": ")[2], error.evidence.strip()))
                 )
                 continue
-            entries += found
-            if odd:
-                strange[answer.node] = odd
-    happened = trail.merge(entries)[-last:]
+            entries += node_entries
+            if unreadable_count:
+                unreadable[answer.node] = unreadable_count
+    history = trail.merge(entries)[-last:]
     if call.as_json:
-        said = [each.as_json() for each in happened]
+        payload = [entry.as_json() for entry in history]
         click.echo(
             dump_json(
                 {
                     "cluster": call.inventory.cluster,
-                    "entries": said,
+                    "entries": payload,
                     "silent": silent,
-                    "unreadable": strange,
+                    "unreadable": unreadable,
                 }
             )
         )
     else:
-        _print(happened, silent, strange)
+        _print(history, silent, unreadable)
     return 1 if silent else 0
 
 
 def _print(
-    happened: Sequence[trail.Happened], silent: Mapping[str, str], strange: Mapping[str, int]
+    history: Sequence[trail.Happened], silent: Mapping[str, str], unreadable: Mapping[str, int]
 ) -> None:
 
-    for each in happened:
-        entry = each.entry
+    for item in history:
+        entry = item.entry
         changes = "; ".join(entry.changes)
         line = (
-            f"{entry.at}  {entry.who}@{entry.host}  {fold(each.nodes)}  {entry.command}: {changes}"
+            f"{entry.at}  {entry.who}@{entry.host}  {fold(item.nodes)}  {entry.command}: {changes}"
         )
         click.echo(untrusted.plain(line.replace("\n", " ")))
-    if not happened:
+    if not history:
         say("no node has a line about this cluster")
-    for name, count in strange.items():
+    for name, count in unreadable.items():
         say(f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read")
-    for name, why in silent.items():
-        say(untrusted.plain(why.splitlines()[0] if why else "gave no answer"), lead=f"{name}: ")
+    for name, reason in silent.items():
+        say(
+            untrusted.plain(reason.splitlines()[0] if reason else "gave no answer"),
+            lead=f"{name}: ",
+        )

@@ -20,13 +20,13 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
     """Return the named nodes in inventory order, all when none is named; raises RequestError for a
     name that is not one.
     """
-    known = [node.name for node in inventory.nodes]
-    unknown = [name for name in names if name not in known]
+    names_of_nodes = [node.name for node in inventory.nodes]
+    unknown = [name for name in names if name not in names_of_nodes]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
+        near = difflib.get_close_matches(unknown[0], names_of_nodes, n=1)
         raise RequestError(
             f"no node `{unknown[0]}` in {inventory.path.name}",
-            evidence=f"nodes: {fold(known)}",
+            evidence=f"nodes: {fold(names_of_nodes)}",
             hint=f"did you mean `{near[0]}`?" if near else "",
         )
     return tuple(node for node in inventory.nodes if not names or node.name in names)
@@ -34,12 +34,12 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
 
 def chosen_model(named: str | None, inventory: Inventory) -> str:
     """Return the named model, else the inventory's; raises RequestError when there is neither."""
-    found = named or inventory.serve.model
-    if found is None:
+    model = named or inventory.serve.model
+    if model is None:
         raise RequestError(
             "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
         )
-    return found
+    return model
 
 
 def kept(session: Session) -> Kept:
@@ -56,7 +56,7 @@ def kept(session: Session) -> Kept:
         ) from None
 
 
-def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]:
+def api(session: Session, head_state: Kept, name: str | None) -> tuple[Desired, Node]:
     """Return the server that is meant, as it is wanted, and the node that has its API, which is
     connected to; of several the first that answers, as the keeper says, and that is reached.
 
@@ -65,17 +65,17 @@ def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]
             being stopped.
         ConnectError: no such node can be reached.
     """
-    server = servers.choose(found.running, name)
-    wanted = server.desired
-    if wanted is None:
+    server = servers.choose(head_state.running, name)
+    spec = server.desired
+    if spec is None:
         raise RequestError(f"{server.what} is being stopped", hint="look at `vlaunch status`")
-    judged = server.observed.endpoints if server.observed else {}
-    answer = [node for node, health in judged.items() if health.verdict in servers.GOOD]
-    nodes = chosen(session.inventory, [each.node for each in wanted.apis])
+    endpoints = server.observed.endpoints if server.observed else {}
+    healthy = [node for node, health in endpoints.items() if health.verdict in servers.GOOD]
+    nodes = chosen(session.inventory, [process.node for process in spec.apis])
     failed: list[NodeError] = []
-    for node in sorted(nodes, key=lambda node: node.name not in answer):
+    for node in sorted(nodes, key=lambda node: node.name not in healthy):
         error = session.fleet.connect([node.name]).get(node.name)
         if error is None:
-            return wanted, node
+            return spec, node
         failed.append(error)
     raise together(failed)

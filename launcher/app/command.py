@@ -65,8 +65,8 @@ class Call:
         nodes: Sequence[Node] | None = None,
         partial: bool = False,
         hooks_of: str = "",
-        about: Mapping[str, str] | None = None,
-        to: Printer | None = None,
+        hook_about: Mapping[str, str] | None = None,
+        printer: Printer | None = None,
         inventory: Inventory | None = None,
     ) -> Iterator[Session]:
         """Connect to every node of the inventory, or to `nodes` (see `reach`); events go to `to`,
@@ -82,8 +82,8 @@ class Call:
         with ExitStack() as stack:
             if self.shows == "all" and not self.dry_run:
                 stack.enter_context(recorded(inventory.cluster))
-            shown = stack.enter_context(self.printer()) if to is None else to
-            told = stack.enter_context(programs.watching(shown, **(about or {})))
+            shown = stack.enter_context(self.printer()) if printer is None else printer
+            hook_values = stack.enter_context(programs.watching(shown, **(hook_about or {})))
             yield stack.enter_context(
                 reach(
                     inventory,
@@ -93,7 +93,7 @@ class Call:
                     partial=partial,
                     nodes=nodes,
                     hooks=programs,
-                    told=told,
+                    hook_values=hook_values,
                 )
             )
 
@@ -120,7 +120,7 @@ def command(
     inventory: bool = True,
     path: bool = False,
     flags: Sequence[click.Option] = (),
-    **more: Any,
+    **attributes: Any,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function that takes a `Call` and what its own flags say.
 
@@ -134,18 +134,18 @@ def command(
         options.ACCEPT_NEW,
         options.VERBOSE,
     ]
-    shared = {str(each.name) for each in (*first, *last)}
+    shared = {str(option.name) for option in (*first, *last)}
 
     def make(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def called(**given: Any) -> Any:
-            said = {key: given.pop(key) for key in shared}
-            return function(Call(shows=shows, **said), **given)
+        def called(**own: Any) -> Any:
+            shared_values = {key: own.pop(key) for key in shared}
+            return function(Call(shows=shows, **shared_values), **own)
 
-        made = click.command(name, cls=kind, **more)(called)
-        made.params = [*first, *made.params, *last]
+        built = click.command(name, cls=kind, **attributes)(called)
+        built.params = [*first, *built.params, *last]
         if under is not None:
-            under.add_command(made)
-        return made
+            under.add_command(built)
+        return built
 
     return make

@@ -43,17 +43,17 @@ def _named(argument: str | None, option: str | None) -> str | None:
     return argument or option or os.environ.get(ENVIRONMENT)
 
 
-def _nothing_found(last: Path | None) -> RequestError:
-    looked = [
+def _nothing_found(last_path: Path | None) -> RequestError:
+    evidence = [
         "no path was given, as an argument or with -i",
         f"{ENVIRONMENT} is not set",
         f"{Path.cwd() / DEFAULT} does not exist",
-        f"the one last brought up, {last}, does not exist any more"
-        if last
+        f"the one last brought up, {last_path}, does not exist any more"
+        if last_path
         else "none was brought up from here before",
     ]
     return RequestError(
-        "no inventory found", evidence=looked, hint="name one with -i, or write ./inventory.yaml"
+        "no inventory found", evidence=evidence, hint="name one with -i, or write ./inventory.yaml"
     )
 
 

@@ -25,8 +25,8 @@ def render(findings: Iterable[Finding], *, indent: int = 0) -> list[Line]:
     """Return findings as lines, equal ones of several nodes folded, the worst first."""
     order = ["fail", "wait", "warn", "skip", "pass"]
     lines: list[Line] = []
-    for each in sorted(folded(list(findings)), key=lambda finding: order.index(finding.status)):
-        lines += one(each, indent=indent)
+    for finding in sorted(folded(list(findings)), key=lambda item: order.index(item.status)):
+        lines += one(finding, indent=indent)
     return lines
 
 
@@ -34,15 +34,15 @@ def one(finding: Finding, *, indent: int = 0) -> list[Line]:
     """Return one finding: its line, and below it, where something is wrong, the evidence and the
     fix.
     """
-    word, colour = WORDS[finding.status]
-    mark = plain(" " * indent).append(word, style=colour).append("  ")
+    label, colour = WORDS[finding.status]
+    mark = plain(" " * indent).append(label, style=colour).append("  ")
     return [first(mark, finding, finding.text), *below(finding, margin=len(mark), most=8)]
 
 
-def first(mark: Text, finding: Finding, words: str) -> Line:
+def first(mark: Text, finding: Finding, text: str) -> Line:
     """Return a finding's line: its mark, its nodes, and what was found there."""
     where = plain(finding.node).append(": ") if finding.node else plain("")
-    return line(words, lead=plain("").append_text(mark).append_text(where))
+    return line(text, lead=plain("").append_text(mark).append_text(where))
 
 
 def below(finding: Finding, *, margin: int, most: int) -> list[Line]:
@@ -52,15 +52,15 @@ def below(finding: Finding, *, margin: int, most: int) -> list[Line]:
     if finding.status == "pass":
         return []
     return [
-        *(log(each, margin=margin) for each in finding.evidence.splitlines()[:most]),
+        *(log(line_text, margin=margin) for line_text in finding.evidence.splitlines()[:most]),
         *(
-            line(each, lead=plain(" " * margin).append("fix: ", style="cyan"))
-            for each in finding.fix.splitlines()
+            line(line_text, lead=plain(" " * margin).append("fix: ", style="cyan"))
+            for line_text in finding.fix.splitlines()
         ),
     ]
 
 
 def show(findings: Iterable[Finding]) -> None:
     """Print findings on standard output."""
-    for each in render(findings):
-        terminal.show(each)
+    for rendered in render(findings):
+        terminal.show(rendered)

@@ -45,55 +45,66 @@ class Hooks:
     verb: str
     files: Mapping[str, Path] = field(default_factory=dict)
 
-    def pre(self, to: Printer, **more: str) -> None:
+    def pre(self, printer: Printer, **details: str) -> None:
         """Run `pre-VERB`; raises HookError when it fails, before anything is touched."""
-        self._run(f"pre-{self.verb}", to, more)
+        self._run(f"pre-{self.verb}", printer, details)
 
-    def post(self, to: Printer, **more: str) -> None:
+    def post(self, printer: Printer, **details: str) -> None:
         """Run `post-VERB`; that it fails is told, and changes nothing."""
-        self._leniently(f"post-{self.verb}", to, more)
+        self._leniently(f"post-{self.verb}", printer, details)
 
     @contextlib.contextmanager
-    def watching(self, to: Printer, **more: str) -> Iterator[dict[str, str]]:
+    def watching(self, printer: Printer, **details: str) -> Iterator[dict[str, str]]:
         """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is
         somebody else's or lost.
 
         The block may add to what the hook is told.
         """
         try:
-            yield more
+            yield details
         except (VlaunchError, OSError) as error:
             if not isinstance(error, (RequestError, LockError)):
                 text = error.message if isinstance(error, VlaunchError) else str(error)
-                self._leniently(FAILURE, to, {**more, "error": redact(text)})
+                self._leniently(FAILURE, printer, {**details, "error": redact(text)})
             raise
 
-    def _leniently(self, name: str, to: Printer, more: Mapping[str, str]) -> None:
+    def _leniently(self, name: str, printer: Printer, details: Mapping[str, str]) -> None:
         try:
-            self._run(name, to, more)
+            self._run(name, printer, details)
         except HookError as error:
-            to.show(Event(kind="warning", stage="hook", text=error.message, state="warn"))
+            printer.show(Event(kind="warning", stage="hook", text=error.message, state="warn"))
 
-    def _run(self, name: str, to: Printer, more: Mapping[str, str]) -> None:
+    def _run(self, name: str, printer: Printer, details: Mapping[str, str]) -> None:
         path = self.files.get(name)
         if path is None:
             return
         began = time.monotonic()
-        to.show(Event(kind="stage", stage="hook", text=f"Run the hook {name}", state="running"))
+        printer.show(
+            Event(kind="stage", stage="hook", text=f"Run the hook {name}", state="running")
+        )
         code = _execute(
-            path, self._environment(name, more), self.inventory.path.parent, DEADLINE, name, to
+            path,
+            self._environment(name, details),
+            self.inventory.path.parent,
+            DEADLINE,
+            name,
+            printer,
         )
         if code is None:
             raise HookError(
                 f"hook {name} did not end within {DEADLINE:g}s, and was ended", hint=_skip(path)
             )
         if code != 0:
-            how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            raise HookError(f"hook {name} {how}", hint=_skip(path))
+            outcome = (
+                f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+            )
+            raise HookError(f"hook {name} {outcome}", hint=_skip(path))
         seconds = time.monotonic() - began
-        to.show(Event(kind="step", stage="hook", text=f"hook {name}", state="ok", seconds=seconds))
+        printer.show(
+            Event(kind="step", stage="hook", text=f"hook {name}", state="ok", seconds=seconds)
+        )
 
-    def _environment(self, name: str, more: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, name: str, details: Mapping[str, str]) -> dict[str, str]:
         """Return what a hook is told; variables that the inventory takes secrets from are not
         handed on.
         """
@@ -107,7 +118,7 @@ class Hooks:
             "VLAUNCH_INVENTORY": str(inventory.path.absolute()),
             "VLAUNCH_NODES": " ".join(node.name for node in inventory.nodes),
             "VLAUNCH_HEAD": inventory.head.name,
-            **{f"VLAUNCH_{key.upper()}": value.replace("\0", "") for key, value in more.items()},
+            **{f"VLAUNCH_{key.upper()}": value.replace("\0", "") for key, value in details.items()},
         }
 
 
@@ -121,29 +132,29 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
     folder = inventory.path.absolute().parent / FOLDER
     if not skip:
         _odd(folder)
-    found = {name: folder / name for name in names if os.path.lexists(folder / name)}
-    if skip or not found:
+    files = {name: folder / name for name in names if os.path.lexists(folder / name)}
+    if skip or not files:
         return Hooks(inventory=inventory, verb=verb)
     if inside := os.environ.get(INSIDE):
         say(f"no hooks within the hook {inside}")
         return Hooks(inventory=inventory, verb=verb)
-    _require_programs(found.values())
+    _require_programs(files.values())
     if dry_run:
-        say(f"dry run: no hook is run; the run would know {', '.join(found)}")
+        say(f"dry run: no hook is run; the run would know {', '.join(files)}")
         return Hooks(inventory=inventory, verb=verb)
-    return Hooks(inventory=inventory, verb=verb, files=found)
+    return Hooks(inventory=inventory, verb=verb, files=files)
 
 
 def _require_programs(paths: Iterable[Path]) -> None:
-    wrong = [path for path in paths if not _is_program(path)]
-    if wrong:
+    unusable = [path for path in paths if not _is_program(path)]
+    if unusable:
         raise RequestError(
             "a hook cannot be run",
             evidence=[
                 f"{path} {'is not executable' if path.is_file() else 'is no file'}"
-                for path in wrong
+                for path in unusable
             ],
-            hint=f"`chmod +x {wrong[0]}`, take it away, or leave hooks out with `--no-hooks`",
+            hint=f"`chmod +x {unusable[0]}`, take it away, or leave hooks out with `--no-hooks`",
         )
 
 
@@ -156,10 +167,10 @@ def _odd(folder: Path) -> None:
     would know.
     """
     try:
-        there = sorted(folder.iterdir())
+        paths = sorted(folder.iterdir())
     except OSError:
         return
-    for path in there:
+    for path in paths:
         if path.stem in NAMES and path.name not in NAMES and _is_program(path):
             say(f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}")
 
@@ -169,7 +180,7 @@ def _skip(path: Path) -> str:
 
 
 def _execute(
-    path: Path, env: Mapping[str, str], folder: Path, deadline: float, name: str, to: Printer
+    path: Path, env: Mapping[str, str], folder: Path, deadline: float, name: str, printer: Printer
 ) -> int | None:
     """Run a program to its end, showing its lines; returns its exit code, or None when it took too
     long.
@@ -197,15 +208,15 @@ def _execute(
                 " hooks out"
             ),
         ) from None
-    over = threading.Event()
+    finished = threading.Event()
 
     def show_lines() -> None:
         """Show what the program prints, and drop what a child that it left behind prints later."""
         with process.stdout as out:  # type: ignore[union-attr]
             for line in iter(lambda: out.readline(_LINE), ""):
-                if not over.is_set():
+                if not finished.is_set():
                     text = f"{name}: {line.rstrip()}"
-                    to.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))
+                    printer.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))
 
     reader = threading.Thread(target=show_lines, daemon=True)
     reader.start()
@@ -215,7 +226,7 @@ def _execute(
     except subprocess.TimeoutExpired:
         return None
     finally:
-        over.set()
+        finished.set()
         if process.poll() is None:
             _end(process)
     return process.returncode
@@ -225,8 +236,8 @@ def _end(process: subprocess.Popen[str]) -> None:
     """End the whole group: politely, then for certain, for a child may ignore what its parent
     obeys.
     """
-    for sign, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
+    for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, sign)
+            os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)

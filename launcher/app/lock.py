@@ -72,14 +72,14 @@ def break_(state_dir: str, cluster: str, owner: Owner) -> Argv:
     Prints `freed`; `free` when nobody holds it, `changed` when somebody else does, `stranger` when
     the process is another one.
     """
-    words = (state_dir, cluster, str(owner.pid), owner.raw)
-    return ("sh", "-c", shell.program("lock_break"), "lock-break", *words)
+    arguments = (state_dir, cluster, str(owner.pid), owner.raw)
+    return ("sh", "-c", shell.program("lock_break"), "lock-break", *arguments)
 
 
-def said(who: str, host: str, command: str, launcher: str = "") -> bytes:
+def said(user: str, host: str, command: str, launcher: str = "") -> bytes:
     """Return what `hold` and `break_` read: the owner's line without what only the head knows."""
     text = json.dumps(
-        {"who": who, "host": host, "command": command[:_COMMAND], "launcher": launcher}
+        {"who": user, "host": host, "command": command[:_COMMAND], "launcher": launcher}
     )
     return (text[1:] + "\n").encode()
 
@@ -89,10 +89,10 @@ def owner(text: str) -> Owner:
     but its form.
     """
     try:
-        found = decode.read(Owner, text, "the lock's owner")
+        parsed = decode.read(Owner, text, "the lock's owner")
     except UnreadableAnswer:
-        found = Owner()
-    return replace(found, raw=text)
+        parsed = Owner()
+    return replace(parsed, raw=text)
 
 
 def breaker(text: str) -> Owner:
@@ -106,10 +106,10 @@ def parse_look(answer: Answer) -> Owner | None:
     Raises:
         UnreadableAnswer: the head could not say.
     """
-    word, _, rest = answer.out.strip().partition(" ")
-    if answer.ok and word == "free":
+    state, _, rest = answer.out.strip().partition(" ")
+    if answer.ok and state == "free":
         return None
-    if answer.ok and word == "held":
+    if answer.ok and state == "held":
         return owner(rest)
     raise UnreadableAnswer(f"{answer.node}: does not say who holds the lock", evidence=answer.tail)
 
@@ -118,8 +118,8 @@ def identify_process() -> str:
     """Return what tells this process from all others; empty where the system does not say
     enough.
     """
-    place = _place()
-    return f"{place}:{os.getpid()}:{_start_of(os.getpid())}" if place else ""
+    machine = _place()
+    return f"{machine}:{os.getpid()}:{_start_of(os.getpid())}" if machine else ""
 
 
 def process_ended(text: str) -> bool:
@@ -128,9 +128,9 @@ def process_ended(text: str) -> bool:
 
     Of other machines, and of other containers of this one, nothing is known.
     """
-    place, _, rest = text.rpartition(":")[0].rpartition(":")
+    machine, _, rest = text.rpartition(":")[0].rpartition(":")
     started = text.rpartition(":")[2]
-    if not place or place != _place() or not rest.isascii() or not rest.isdigit():
+    if not machine or machine != _place() or not rest.isascii() or not rest.isdigit():
         return False
     return _start_of(int(rest)) != started
 
@@ -144,8 +144,8 @@ def _place() -> str:
     """
     try:
         (_PROC / "1/stat").read_bytes()
-        run = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{run}:{(_PROC / 'self/ns/pid').readlink()}"
+        boot_id = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot_id}:{(_PROC / 'self/ns/pid').readlink()}"
     except (OSError, ValueError):
         return ""
 

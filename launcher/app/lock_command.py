@@ -76,7 +76,7 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
 
 def _break(session: Session, owner: Owner) -> bool:
     """End the holder's process; returns whether that was needed. An audit line says who did it."""
-    head, cluster, by = session.inventory.head, session.inventory.cluster, session.author
+    head, cluster, operator = session.inventory.head, session.inventory.cluster, session.author
     record = session.transport.record(
         "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}
     )
@@ -84,14 +84,14 @@ def _break(session: Session, owner: Owner) -> bool:
         node=head.name,
         argv=tool.break_(head.state_dir or "", cluster, owner),
         timeout=40,
-        stdin=partial(tool.said, by.who, by.host, by.command),
+        stdin=partial(tool.said, operator.who, operator.host, operator.command),
         before=record[head.name],
     )
     (answer,) = session.transport.run([command])
-    word = answer.out.strip()
-    if answer.ok and word in ("freed", "free"):
-        return word == "freed"
-    if answer.ok and word in ("changed", "stranger"):
+    result = answer.out.strip()
+    if answer.ok and result in ("freed", "free"):
+        return result == "freed"
+    if answer.ok and result in ("changed", "stranger"):
         raise LockError(
             head.name, "the lock has changed hands meanwhile", hint="look again: `vlaunch lock`"
         )
@@ -111,8 +111,10 @@ def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> 
             if owner is None
             else {key: value for key, value in asdict(owner).items() if key != "raw"}
         )
-        held = owner is not None and not freed
-        click.echo(dump_json({"cluster": cluster, "held": held, "broken": freed, "owner": fields}))
+        locked = owner is not None and not freed
+        click.echo(
+            dump_json({"cluster": cluster, "held": locked, "broken": freed, "owner": fields})
+        )
     elif owner is None:
         say(f"{cluster}: nobody holds the lock", err=False)
     elif freed:

@@ -52,42 +52,42 @@ def locked(
         _unlocked(session, f"{head.name} is not reached")
         yield session
         return
-    held = _ask(session, head, wait)
-    why = ""
+    channel = _ask(session, head, wait)
+    reason = ""
     try:
         try:
-            if (dead := _taken(session, head, held, wait)) is not None:
-                held.end()
-                _bury(session, head, dead)
-                held = _ask(session, head, wait)
-                _taken(session, head, held, wait, again=True)
+            if (dead_owner := _taken(session, head, channel, wait)) is not None:
+                channel.end()
+                _bury(session, head, dead_owner)
+                channel = _ask(session, head, wait)
+                _taken(session, head, channel, wait, again=True)
         except LockError:
             raise
         except NodeError as error:
             if needed:
                 raise
-            why = (error.evidence.strip() or error.message).splitlines()[-1]
-        if why:
-            _unlocked(session, why)
+            reason = (error.evidence.strip() or error.message).splitlines()[-1]
+        if reason:
+            _unlocked(session, reason)
             yield session
         else:
-            yield replace(session, transport=Guarded(session.transport, head, held))
+            yield replace(session, transport=Guarded(session.transport, head, channel))
     finally:
-        held.end()
+        channel.end()
 
 
 class Guarded:
     """A transport that sends nothing any more once the lock is lost."""
 
-    def __init__(self, inner: Recording, head: Node, held: Held) -> None:
-        self._inner, self._head, self._held = inner, head, held
+    def __init__(self, inner: Recording, head: Node, channel: Held) -> None:
+        self._inner, self._head, self._held = inner, head, channel
         self._breaker: lock.Owner | None = None
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands, if the lock is still ours; see `Transport.run`. Raises LockError."""
-        while (said := self._held.next(0)) is not None and not isinstance(said, Answer):
-            word, _, rest = said.text.partition(" ")
-            if word == "broken" and not said.error:
+        while (message := self._held.next(0)) is not None and not isinstance(message, Answer):
+            state, _, rest = message.text.partition(" ")
+            if state == "broken" and not message.error:
                 self._breaker = lock.breaker(rest)
         if self._breaker is not None or self._held.over is not None:
             raise _lost(self._head, self._breaker, self._held.over)
@@ -99,51 +99,53 @@ class Guarded:
 
 
 def _ask(session: Session, head: Node, wait: float) -> Held:
-    by = session.author
-    said = partial(lock.said, by.who, by.host, by.command, lock.identify_process())
+    operator = session.author
+    stdin = partial(
+        lock.said, operator.who, operator.host, operator.command, lock.identify_process()
+    )
     argv = lock.hold(head.state_dir or "", session.inventory.cluster, wait)
     return session.fleet.hold(
-        Command(node=head.name, argv=argv, timeout=math.inf, stdin=said, hold_stdin=True)
+        Command(node=head.name, argv=argv, timeout=math.inf, stdin=stdin, hold_stdin=True)
     )
 
 
-def _bury(session: Session, head: Node, dead: lock.Owner) -> None:
+def _bury(session: Session, head: Node, owner: lock.Owner) -> None:
     """Take the lock away from a launcher of this machine that is dead, and of which the head has
     not heard yet.
     """
-    text = f"the lock is left of a launcher that is dead: {dead.words}; it is taken over"
+    text = f"the lock is left of a launcher that is dead: {owner.words}; it is taken over"
     session.note("lock", text, node=head.name)
-    by = session.author
-    argv = lock.break_(head.state_dir or "", session.inventory.cluster, dead)
-    said = partial(lock.said, by.who, by.host, by.command)
-    list(session.transport.run([Command(node=head.name, argv=argv, timeout=40, stdin=said)]))
+    operator = session.author
+    argv = lock.break_(head.state_dir or "", session.inventory.cluster, owner)
+    stdin = partial(lock.said, operator.who, operator.host, operator.command)
+    list(session.transport.run([Command(node=head.name, argv=argv, timeout=40, stdin=stdin)]))
 
 
 def _taken(
-    session: Session, head: Node, held: Held, wait: float, *, again: bool = False
+    session: Session, head: Node, channel: Held, wait: float, *, again: bool = False
 ) -> lock.Owner | None:
     """Return None when the lock is ours, or its owner when that is dead, which is looked for
     once.
     """
     began = time.monotonic()
-    owner, complained = lock.Owner(), list[str]()
+    owner, complaints = lock.Owner(), list[str]()
     while True:
-        said = _next(head, held, wait, began + wait + _ANSWERS)
-        if isinstance(said, Answer):
-            over = replace(said, err="\n".join((*complained[-_TOLD:], said.err)))
-            raise _refused(session, head, over, owner, wait)
-        word, _, rest = said.text.partition(" ")
-        if said.error:
-            complained.append(said.text)
+        message = _next(head, channel, wait, began + wait + _ANSWERS)
+        if isinstance(message, Answer):
+            answer = replace(message, err="\n".join((*complaints[-_TOLD:], message.err)))
+            raise _refused(session, head, answer, owner, wait)
+        state, _, rest = message.text.partition(" ")
+        if message.error:
+            complaints.append(message.text)
             continue
-        if word == "held":
+        if state == "held":
             owner = lock.owner(rest)
             if not again and _dead(owner):
                 return owner
             if wait:
                 text = f"the cluster's lock, which {owner.words} holds"
                 session.wait("lock", text, deadline=wait)
-        elif word == "locked":
+        elif state == "locked":
             if owner.raw:
                 _tell_ours(session, head, time.monotonic() - began)
             return None
@@ -154,18 +156,18 @@ def _dead(owner: lock.Owner) -> bool:
     return bool(owner.pid) and lock.process_ended(owner.launcher)
 
 
-def _next(head: Node, held: Held, wait: float, until: float) -> Line | Answer:
+def _next(head: Node, channel: Held, wait: float, until: float) -> Line | Answer:
     """Return what the head says next about the lock; raises NodeError when it says nothing until
     then.
     """
-    left = until - time.monotonic()
-    said: Line | Answer | None = held.next(left) if left > 0 else None
-    if said is None:
+    remaining = until - time.monotonic()
+    message: Line | Answer | None = channel.next(remaining) if remaining > 0 else None
+    if message is None:
         raise NodeError(
             head.name,
             f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock",
         )
-    return said
+    return message
 
 
 def _tell_ours(session: Session, head: Node, seconds: float) -> None:
@@ -195,15 +197,15 @@ def _refused(
     )
 
 
-def _lost(head: Node, breaker: lock.Owner | None, over: Answer | None) -> LockError:
+def _lost(head: Node, breaker: lock.Owner | None, answer: Answer | None) -> LockError:
     text, evidence = (
         "the cluster's lock was lost with the connection; nothing more was done",
-        over.tail if over else "",
+        answer.tail if answer else "",
     )
     if breaker is not None:
-        who = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
+        breaker_name = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
         text, evidence = (
-            f"{who} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
+            f"{breaker_name} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
             "",
         )
     return LockError(
@@ -214,9 +216,9 @@ def _lost(head: Node, breaker: lock.Owner | None, over: Answer | None) -> LockEr
     )
 
 
-def _unlocked(session: Session, why: str) -> None:
+def _unlocked(session: Session, reason: str) -> None:
     text = (
-        f"goes on without the cluster's lock ({why}): nobody else is kept from changing it"
+        f"goes on without the cluster's lock ({reason}): nobody else is kept from changing it"
         " meanwhile"
     )
     session.warn("lock", text)

@@ -116,7 +116,9 @@ def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -
     )
 
 
-def key(section: type, name: str, *flags: str, default: str = "", **more: Any) -> Callable[[F], F]:
+def key(
+    section: type, name: str, *flags: str, default: str = "", **attributes: Any
+) -> Callable[[F], F]:
     """Return the option of a key of the inventory, with the key's type, bounds and description;
     `default` says what holds without the option. What `more` gives goes over these.
     """
@@ -125,7 +127,7 @@ def key(section: type, name: str, *flags: str, default: str = "", **more: Any) -
     if default:
         text = f"{text.rstrip('.')} (default: {default})."
     kind = _kind(annotation)
-    return click.option(*(flags or [f"--{name}"]), **{"type": kind, "help": text, **more})
+    return click.option(*(flags or [f"--{name}"]), **{"type": kind, "help": text, **attributes})
 
 
 def _kind(annotation: Any) -> Any:
@@ -137,8 +139,8 @@ def _kind(annotation: Any) -> Any:
         return _kind(inner[0]) if inner else click.STRING
     for bounds in inner[1:]:
         if isinstance(bounds, Bounds):
-            of: Any = click.IntRange if inner[0] is int else click.FloatRange
-            return of(bounds.ge, bounds.le)
+            number_type: Any = click.IntRange if inner[0] is int else click.FloatRange
+            return number_type(bounds.ge, bounds.le)
     return click.STRING
 
 

@@ -172,17 +172,17 @@ def cleaned(event: Event) -> Event:
 
 def plain_line(event: Event) -> str:
     """Return an event as one line of text without colour; empty when it is not worth a line."""
-    where = f"{event.node}: " if event.node else ""
-    took = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
+    prefix = f"{event.node}: " if event.node else ""
+    duration = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
     text = event.text
     if event.kind == "stage":
         return f"== {text}" if event.state == "running" else ""
     if event.kind == "wait":
         return _waiting(event)
     if event.kind == "step" and event.state == "running":
-        return f"  {where}{text} …" if event.data.get("slow") else ""
-    word = _SIGNS[event.state][1]
-    return f"  {word + ' ' if word else ''}{where}{text}{took}"
+        return f"  {prefix}{text} …" if event.data.get("slow") else ""
+    label = _SIGNS[event.state][1]
+    return f"  {label + ' ' if label else ''}{prefix}{text}{duration}"
 
 
 def _waiting(event: Event) -> str:
@@ -307,17 +307,17 @@ class LiveLines(Silent):
         return Text("\n", style="cyan").join(rows)
 
 
-def show_all(events: Iterable[Event], to: Printer) -> None:
+def show_all(events: Iterable[Event], printer: Printer) -> None:
     """Show every event of a stream."""
     for event in events:
-        to.show(event)
+        printer.show(event)
 
 
-def show_through(events: Generator[Event, None, T], to: Printer) -> T:
+def show_through(events: Generator[Event, None, T], printer: Printer) -> T:
     """Show every event of a stream, and return what comes of it."""
     while True:
         try:
-            to.show(next(events))
-        except StopIteration as over:
-            result: T = over.value
+            printer.show(next(events))
+        except StopIteration as stop:
+            result: T = stop.value
             return result

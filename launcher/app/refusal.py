@@ -43,10 +43,10 @@ def recorded(cluster: str) -> Iterator[None]:
 def load(cluster: str) -> Log | None:
     """Return the refusal as a log, or None when there is none that can be read."""
     try:
-        kept = json.loads(_path(cluster).read_text(encoding="utf-8"))
-        lines = tuple(f"vlaunch: {line}" for line in kept["lines"])
-        stamps = dict.fromkeys(range(len(lines)), format_time(float(kept["at"])))
-        return Log(part="command", what=f"vlaunch {kept['verb']}", lines=lines, stamps=stamps)
+        payload = json.loads(_path(cluster).read_text(encoding="utf-8"))
+        lines = tuple(f"vlaunch: {line}" for line in payload["lines"])
+        stamps = dict.fromkeys(range(len(lines)), format_time(float(payload["at"])))
+        return Log(part="command", what=f"vlaunch {payload['verb']}", lines=lines, stamps=stamps)
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

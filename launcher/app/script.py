@@ -76,16 +76,16 @@ def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
         return []
     head = inventory.head
     if any(command.node == head.name for command in writes):
-        said = (
+        comment = (
             "The run takes the token that the head has, or makes one; labels that hash secrets"
             " depend on it."
         )
         source = "openssl rand -hex 32"
     else:
-        said = "The head keeps running, and its token is the cluster's."
+        comment = "The head keeps running, and its token is the cluster's."
         path = f"{containers.SECRETS}/{ray.TOKEN}"
         source = shlex.join(("on", head.name, *Site(inventory).inside(head, ("cat", path)).argv))
-    return ["", f"# {said}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
+    return ["", f"# {comment}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
 
 
 # What launcher/app/issue_certificates.py does, for OpenSSL 3.

@@ -106,8 +106,8 @@ def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
     """Replace every value of at least six characters by `***`, the longest first, whether or not
     the program knows it.
     """
-    known = secrets.values() if isinstance(secrets, Mapping) else secrets
-    pattern = redaction.matching(secret.reveal() for secret in known)
+    values = secrets.values() if isinstance(secrets, Mapping) else secrets
+    pattern = redaction.matching(secret.reveal() for secret in values)
     return text if pattern is None else pattern.sub(redaction.MASK, text)
 
 
@@ -237,12 +237,12 @@ def _reason(out: bytes, err: bytes) -> str:
     answer.
     """
     lines = err.decode(errors="replace").strip().splitlines()
-    said = (
-        redact(lines[-1], [Secret(word) for word in out.decode(errors="replace").split()])
+    line = (
+        redact(lines[-1], [Secret(chunk) for chunk in out.decode(errors="replace").split()])
         if lines
         else ""
     )
-    return f": {said[:200]}" if said.isprintable() and said else ""
+    return f": {line[:200]}" if line.isprintable() and line else ""
 
 
 def _text(content: bytes) -> str:

@@ -55,16 +55,16 @@ def look(
 
 
 def look_updated(
-    session: Session, *, verb: str, dry_run: bool, **what: Any
+    session: Session, *, verb: str, dry_run: bool, **options: Any
 ) -> tuple[ClusterSnapshot, Plan]:
     """Observe as `look` does, with the node programs brought up to date before, for they are
     queried; return the plan that does it, which a dry run only shows.
     """
-    snapshot = look(session, **what)
+    snapshot = look(session, **options)
     files = plan_files(snapshot.site, verb=verb)
     if files.steps and not dry_run:
         session.apply(files)
-        snapshot = look(session, **what)
+        snapshot = look(session, **options)
     return snapshot, files
 
 

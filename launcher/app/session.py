@@ -127,8 +127,8 @@ class Session:
         """Tell what has come of the command."""
         self._tell("done", stage, text, state=state, seconds=seconds, data=data or {})
 
-    def _tell(self, kind: Kind, stage: str, text: str, **more: Any) -> None:
-        self.to.show(Event(kind=kind, stage=stage, text=text, **more))
+    def _tell(self, kind: Kind, stage: str, text: str, **fields: Any) -> None:
+        self.to.show(Event(kind=kind, stage=stage, text=text, **fields))
 
 
 def read(argument: str | None, option: str | None) -> Inventory:
@@ -145,14 +145,14 @@ def read(argument: str | None, option: str | None) -> Inventory:
 @contextmanager
 def reach(
     inventory: Inventory,
-    to: Printer,
+    printer: Printer,
     *,
     accept_new_host_keys: bool = False,
     verbose: bool = False,
     partial: bool = False,
     nodes: Sequence[Node] | None = None,
     hooks: Hooks | None = None,
-    told: dict[str, str] | None = None,
+    hook_values: dict[str, str] | None = None,
 ) -> Iterator[Session]:
     """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop
     it.
@@ -165,12 +165,12 @@ def reach(
     with Fleet(
         inventory,
         accept_new_host_keys=accept_new_host_keys,
-        terminal=to.paused if sys.stdin.isatty() else None,
+        terminal=printer.paused if sys.stdin.isatty() else None,
         explain=symptoms.docker_error,
     ) as fleet:
         began = time.monotonic()
         names = [node.name for node in (inventory.nodes if nodes is None else nodes)]
-        to.show(
+        printer.show(
             Event(
                 kind="stage",
                 stage="connect",
@@ -181,7 +181,7 @@ def reach(
         missing = fleet.connect(names)
         reached = [name for name in names if name not in missing]
         if reached:
-            to.show(
+            printer.show(
                 Event(
                     kind="step",
                     stage="connect",
@@ -194,16 +194,16 @@ def reach(
         if missing and not partial:
             raise together(list(missing.values()))
         transport: Transport = Verbose(fleet) if verbose else fleet
-        by = author()
-        recorder = Recorder(transport, inventory, by)
+        operator = author()
+        recorder = Recorder(transport, inventory, operator)
         yield Session(
             inventory=inventory,
             fleet=fleet,
             transport=recorder,
-            to=to,
+            to=printer,
             hooks=hooks or Hooks(inventory=inventory, verb=""),
-            told={} if told is None else told,
-            author=by,
+            told={} if hook_values is None else hook_values,
+            author=operator,
             missing=missing,
         )
 
@@ -217,8 +217,9 @@ class Verbose:
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Show each command, then run all of them."""
         for command in commands:
-            words = " ".join(
-                untrusted.plain(word) if len(word) < 200 else "'…'" for word in command.argv
+            line = " ".join(
+                untrusted.plain(argument) if len(argument) < 200 else "'…'"
+                for argument in command.argv
             )
-            click.echo(f"  + {command.node}: {words}", err=True)
+            click.echo(f"  + {command.node}: {line}", err=True)
         yield from self._inner.run(commands)

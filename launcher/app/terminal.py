@@ -44,15 +44,15 @@ def rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
     indent = min(cell_len(line[:lead]), width // 2)
     begin = margin = 0
     end = len(line[:lead].rstrip())
-    for word in _WORD.finditer(line, lead):
-        cells = cell_len(word[0])
-        column = margin + cell_len(line[begin : word.start()])
+    for chunk in _WORD.finditer(line, lead):
+        cells = cell_len(chunk[0])
+        column = margin + cell_len(line[begin : chunk.start()])
         below = indent if cells > width else min(indent, width - cells)
         if column + cells > width and below < column:
             if begin < end:
                 yield begin, end, margin
-            begin, margin = word.start(), below
-        end = word.end()
+            begin, margin = chunk.start(), below
+        end = chunk.end()
     yield begin, len(line), margin
 
 
@@ -66,9 +66,9 @@ class Line:
     lead: int | None = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left = options.overflow == "ignore"
+        keep_lines = options.overflow == "ignore"
         for row in self._rows(options.max_width):
-            row.no_wrap, row.overflow = left, "ignore" if left else "fold"
+            row.no_wrap, row.overflow = keep_lines, "ignore" if keep_lines else "fold"
             yield row
 
     def _rows(self, width: int) -> Iterator[Text]:
@@ -91,11 +91,11 @@ def console() -> Console:
     return wide if wide.is_terminal else Console(highlight=False, width=_PIPE)
 
 
-def show(what: RenderableType, to: Console | None = None) -> None:
+def show(renderable: RenderableType, target: Console | None = None) -> None:
     """Print on a console, by default standard output; what is wider is left to the terminal to
     wrap.
     """
-    (to or console()).print(what, crop=False, overflow="ignore")
+    (target or console()).print(renderable, crop=False, overflow="ignore")
 
 
 def show_live(frames: Iterable[RenderableType]) -> None:
@@ -113,9 +113,9 @@ def say(text: str, *, lead: str = "", err: bool = True) -> None:
     """
     before = click.unstyle(lead)
     line = before + text
-    for place, (begin, end, margin) in enumerate(rows(line, len(before), _columns(err=err))):
+    for number, (begin, end, margin) in enumerate(rows(line, len(before), _columns(err=err))):
         row = " " * margin + line[begin:end]
-        click.echo(row if place else lead + row[len(before) :], err=err, color=_colour())
+        click.echo(row if number else lead + row[len(before) :], err=err, color=_colour())
 
 
 def field(row: str) -> None:
@@ -137,22 +137,22 @@ def dump_json(value: object) -> str:
     return text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
 
 
-def plain(words: str, style: str = "") -> Text:
+def plain(text: str, style: str = "") -> Text:
     """Return words as they are, on one line: neither rich's markup nor a terminal's codes."""
     from rich.text import Text
 
-    return Text(untrusted.brief(words), style=style)
+    return Text(untrusted.brief(text), style=style)
 
 
-def line(words: str, style: str = "", *, lead: Text | str = "") -> Line:
+def line(text: str, style: str = "", *, lead: Text | str = "") -> Line:
     """Return words as a line that goes on below their beginning, after a `lead`."""
     before = plain(lead) if isinstance(lead, str) else lead
-    return Line(plain("").append_text(before).append_text(plain(words, style)), len(before))
+    return Line(plain("").append_text(before).append_text(plain(text, style)), len(before))
 
 
-def log(words: str, style: str = "dim", *, margin: int) -> Line:
+def log(text: str, style: str = "dim", *, margin: int) -> Line:
     """Return a line of evidence behind `margin` spaces; it is left as it is."""
-    return Line(plain(" " * margin + words, style), None)
+    return Line(plain(" " * margin + text, style), None)
 
 
 def make_table(*names: str) -> Table:
@@ -177,9 +177,9 @@ def show_error(error: VlaunchError) -> None:
             f"… {len(lines) - _EVIDENCE_LINES} lines more …",
             *lines[-_EVIDENCE_LINES // 2 :],
         ]
-    ours = isinstance(error, (RequestError, ConnectError))  # words of our own, and no log's
+    is_own_text = isinstance(error, (RequestError, ConnectError))  # words of our own, and no log's
     for line in lines:
-        if ours:
+        if is_own_text:
             say(line, lead="  ")
         else:
             click.echo("  " + line, err=True)

@@ -134,17 +134,17 @@ def prometheus(
     """
     from launcher.export import prometheus as monitoring
 
-    wanted = session.read(path, named)
-    found = monitoring.files(
-        wanted,
-        [_api(wanted, each) for each in apis],
+    inventory = session.read(path, named)
+    files = monitoring.files(
+        inventory,
+        [_api(inventory, api) for api in apis],
         node_exporter=node_exporter,
         dcgm_exporter=dcgm_exporter,
     )
     if folder is None:
-        click.echo(found[monitoring.SCRAPE], nl=False)
+        click.echo(files[monitoring.SCRAPE], nl=False)
         return
-    write(folder, {name: text.encode() for name, text in found.items()})
+    write(folder, {name: text.encode() for name, text in files.items()})
     say(f"check them: `promtool check config {folder}/{monitoring.SCRAPE}`")
 
 
@@ -180,7 +180,7 @@ def kubernetes(
     skip_network_check: bool,
     output: str | None,
     args: tuple[str, ...],
-    **said: Any,
+    **parallelism: Any,
 ) -> None:
     """Print a server as manifests for Kubernetes: a group of pods that check the network and then
     run the ranks, a Service and a NetworkPolicy.
@@ -189,9 +189,9 @@ def kubernetes(
     check, apply and test it, and what is not carried over. Everything after `--` goes to `vllm
     serve`.
     """
-    from launcher.export import kubernetes as made
+    from launcher.export import kubernetes as renderer
 
-    pods = pod_options.taken(said)
+    pods = pod_options.taken(parallelism)
     inventory, image = session.read(None, named), pods.pop("image")
     inventory = replace(inventory, image=image or inventory.image)
     spec = StartSpec(
@@ -202,24 +202,26 @@ def kubernetes(
         port=inventory.ports.api,
         args=vllm_arguments(inventory, args),
         policy=policy(inventory, timeout),
-        **said,
+        **parallelism,
     )
     target = Target(
         name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
     )
-    manifests = made.manifests(group(inventory, spec.request(inventory, None), spec.policy, target))
+    manifests = renderer.manifests(
+        group(inventory, spec.request(inventory, None), spec.policy, target)
+    )
     if output is None:
         click.echo(manifests.text, nl=False)
     else:
         write(output, manifests.folder())
 
 
-def _api(inventory: Inventory, said: str) -> tuple[str, int]:
+def _api(inventory: Inventory, text: str) -> tuple[str, int]:
     """Read NODE[:PORT]; raises RequestError where that is no node, or no port."""
-    name, colon, number = said.partition(":")
+    name, colon, number = text.partition(":")
     (node,) = chosen(inventory, [name])
     if not colon:
         return node.name, inventory.ports.api
     if not number.isdigit() or not 0 < int(number) < 65536:
-        raise RequestError(f"`--api {said}`: `{number}` is no port", hint="write NODE:PORT")
+        raise RequestError(f"`--api {text}`: `{number}` is no port", hint="write NODE:PORT")
     return node.name, int(number)

@@ -105,7 +105,7 @@ def _closed(inventory: Inventory) -> Iterator[PortRule]:
     ports = inventory.ports
     last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
     everywhere = ipaddress.ip_address(inventory.serve.bind).is_unspecified
-    for name in (each.name for each in fields(Ports) if each.name != "worker_max"):
+    for name in (item.name for item in fields(Ports) if item.name != "worker_max"):
         if inventory.ray.off and WHAT[name].startswith("Ray"):
             continue
         if name == "api" and everywhere:
@@ -117,10 +117,10 @@ def _closed(inventory: Inventory) -> Iterator[PortRule]:
 def nft(filter: Filter) -> str:
     """Return a file for `nft -f`: one table of its own, replaced as a whole."""
     table = f"inet vlaunch_{re.sub(r'[^a-z0-9]', '_', filter.cluster)}"
-    how = f"load it on every node: nft -f FILE; take it away: nft delete table {table}"
+    usage = f"load it on every node: nft -f FILE; take it away: nft delete table {table}"
     lines = [
         "#!/usr/sbin/nft -f",
-        *_said(filter, how),
+        *_said(filter, usage),
         "",
         f"table {table}",
         f"delete table {table}",
@@ -155,8 +155,8 @@ def iptables(filter: Filter) -> str:
     first in INPUT.
     """
     chain = _chain(filter.cluster)
-    how = f"run it as root on every node; take it away: ip(6)tables -D INPUT -j {chain}"
-    lines = ["#!/bin/sh", *_said(filter, how), "set -eu"]
+    usage = f"run it as root on every node; take it away: ip(6)tables -D INPUT -j {chain}"
+    lines = ["#!/bin/sh", *_said(filter, usage), "set -eu"]
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
         opened = [
@@ -183,10 +183,10 @@ def iptables(filter: Filter) -> str:
 
 def ufw(filter: Filter) -> str:
     """Return `ufw` commands; its first rule that matches counts, so what is open comes first."""
-    how = "run them as root on every node; take one away: `ufw delete` instead of `ufw`"
+    usage = "run them as root on every node; take one away: `ufw delete` instead of `ufw`"
     lines = [
         "#!/bin/sh",
-        *_said(filter, how),
+        *_said(filter, usage),
         "set -eu",
         "",
         *(f"ufw allow from {ip} comment 'vlaunch {filter.cluster}: a node'" for ip in filter.nodes),
@@ -201,11 +201,11 @@ def ufw(filter: Filter) -> str:
 FORMATS: Mapping[str, Callable[[Filter], str]] = {"nft": nft, "iptables": iptables, "ufw": ufw}
 
 
-def _said(filter: Filter, how: str) -> list[str]:
+def _said(filter: Filter, usage: str) -> list[str]:
     nodes = ", ".join(filter.nodes)
     return [
         f"# Cluster {filter.cluster}, nodes {nodes}. The same on every node.",
-        f"# {how}",
+        f"# {usage}",
         "# Between the nodes everything is open, for ranks take ports that the kernel chooses.",
         "# From elsewhere only SSH, and the endpoint if it is bound to more than loopback. Other",
         "# services of the nodes are left as they are. Nodes are known by the inventory's `ip`:",
@@ -224,8 +224,8 @@ def _nft_to(rule: PortRule) -> str:
 
 
 def _ipt(rule: PortRule) -> str:
-    to = f"-d {rule.address} " if rule.address else ""
-    return f'{to}-p tcp --dport {_span(rule, ":")} -m comment --comment "{rule.what}"'
+    destination = f"-d {rule.address} " if rule.address else ""
+    return f'{destination}-p tcp --dport {_span(rule, ":")} -m comment --comment "{rule.what}"'
 
 
 def _ufw(rule: PortRule) -> str:

@@ -70,20 +70,20 @@ def group(inventory: Inventory, request: Request, policy: Policy, target: Target
     """
     _refuse(inventory, request, target)
     request = replace(request, host=_ANY[0])  # a Service forwards to the pod's address
-    seen = _as_pods(inventory, request, target)
+    pod_inventory = _as_pods(inventory, request, target)
     if request.backend == "mp":
-        seen = replace(seen, ray=RaySettings(version="none"))
+        pod_inventory = replace(pod_inventory, ray=RaySettings(version="none"))
     else:
-        ranks = request.nodes_with_ranks(seen)
+        ranks = request.nodes_with_ranks(pod_inventory)
         heads = tuple(replace(node, head=node is ranks[0]) for node in ranks)
-        seen = replace(seen, nodes=heads)
+        pod_inventory = replace(pod_inventory, nodes=heads)
     if target.rdma_resource is None and not inventory.privileged:
         # Ranks that meet inside a node need neither the devices nor a right to them.
-        seen = replace(seen, fabric="ethernet")
-    snapshot = ClusterSnapshot(site=Site(seen))
+        pod_inventory = replace(pod_inventory, fabric="ethernet")
+    snapshot = ClusterSnapshot(site=Site(pod_inventory))
     return Group(
         original=inventory,
-        inventory=seen,
+        inventory=pod_inventory,
         request=request,
         desired=wanted.desired(snapshot, request, asked=0.0, policy=policy),
         target=target,
@@ -99,12 +99,12 @@ def _as_pods(inventory: Inventory, request: Request, target: Target) -> Inventor
     home, common = nodes[0].hf_home, _common_env(nodes)
 
     def seen(node: Node) -> Node:
-        own = replace(node, ip=leader, state_dir=None, cache_dir=None)
+        changed = replace(node, ip=leader, state_dir=None, cache_dir=None)
         if target.model_volume is not None:
-            own = replace(own, hf_home=home)
+            changed = replace(changed, hf_home=home)
         if target.host_network:
-            return own
-        return replace(own, interface=POD_INTERFACE, hca=(), env=common)
+            return changed
+        return replace(changed, interface=POD_INTERFACE, hca=(), env=common)
 
     return replace(inventory, nodes=tuple(seen(node) for node in inventory.nodes))
 
@@ -120,7 +120,7 @@ def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
     if mistakes:
         raise RequestError(
             "this server cannot be written for Kubernetes",
-            evidence=[wrong for wrong, _ in mistakes],
+            evidence=[problem for problem, _ in mistakes],
             hint="\n".join(dict.fromkeys(hint for _, hint in mistakes)),
         )
 
@@ -157,14 +157,14 @@ def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterato
             "give the pods one volume: `--model-volume pvc:NAME` or `hostPath:/PATH`",
         )
     # KubeRay has a template for each node.
-    alike = nodes[1:] if target.kind == "lws" else []
-    if len({shares[node.name] for node in alike}) > 1:
+    workers = nodes[1:] if target.kind == "lws" else []
+    if len({shares[node.name] for node in workers}) > 1:
         yield (
             "the nodes behind the first one take different numbers of GPUs",
             "name a split that is equal on them: `--tp N --pp N`",
         )
     keys = ("env", "interface", "hca") if target.host_network else ()
-    different = [key for key in keys if len({str(getattr(node, key)) for node in alike}) > 1]
+    different = [key for key in keys if len({str(getattr(node, key)) for node in workers}) > 1]
     if different:
         yield (
             f"the nodes behind the first one differ in {', '.join(different)}, and their pods come"
@@ -193,4 +193,4 @@ def left_out(group: Group) -> list[str]:
         (inventory.logging != Logging(), "`logging:`: the kubelet rotates logs"),
         (inventory.serve.bind not in _ANY, "`bind:`: the server listens on its pod's address"),
     )
-    return [*lines, *(text for given, text in settings if given)]
+    return [*lines, *(text for applies, text in settings if applies)]

@@ -75,7 +75,7 @@ def job(group: Group, command: str, env: Mapping[str, str], *, retries: int) -> 
 
 def _cluster(group: Group, env: Mapping[str, str]) -> Object:
     head, *workers = group.nodes
-    groups = [
+    worker_groups = [
         {
             # A group for each node, so that each pod knows its number in the network check.
             "groupName": f"node-{rank}",
@@ -90,7 +90,7 @@ def _cluster(group: Group, env: Mapping[str, str]) -> Object:
         "rayVersion": group.inventory.ray.version,
         "authOptions": {"mode": "token"},
         "headGroupSpec": _node(group, head, _head_script(group), env, {"ports": _ports(group)}),
-        **({"workerGroupSpecs": groups} if groups else {}),
+        **({"workerGroupSpecs": worker_groups} if worker_groups else {}),
     }
 
 
@@ -111,9 +111,9 @@ def _worker_script(group: Group, rank: int) -> str:
 
 
 def _node(
-    group: Group, node: Node, commands: str, env: Mapping[str, str], more: Mapping[str, object]
+    group: Group, node: Node, commands: str, env: Mapping[str, str], extra: Mapping[str, object]
 ) -> Object:
-    template = pods.template(group, [node], commands, env, more)
+    template = pods.template(group, [node], commands, env, extra)
     metadata = {**template["metadata"], "annotations": _OVERWRITE}
     return {"rayStartParams": _params(group, node), "template": {**template, "metadata": metadata}}
 
@@ -121,17 +121,17 @@ def _node(
 def _params(group: Group, node: Node) -> Mapping[str, str]:
     """Return the options of `ray start`; the operator adds addresses."""
     ports, store = group.inventory.ports, group.inventory.ray.object_store
-    told = {"port": ports.gcs, "dashboard-port": ports.dashboard} if node.head else {}
-    told |= {"num-gpus": group.shares[node.name], "metrics-export-port": ports.metrics_export}
-    told |= {} if store is None else {"object-store-memory": store}
-    return {**{name: str(value) for name, value in told.items()}, "disable-usage-stats": "true"}
+    params = {"port": ports.gcs, "dashboard-port": ports.dashboard} if node.head else {}
+    params |= {"num-gpus": group.shares[node.name], "metrics-export-port": ports.metrics_export}
+    params |= {} if store is None else {"object-store-memory": store}
+    return {**{name: str(value) for name, value in params.items()}, "disable-usage-stats": "true"}
 
 
 def _ports(group: Group) -> list[Object]:
     ports = group.inventory.ports
-    named = {"gcs-server": ports.gcs, "dashboard": ports.dashboard}
+    numbers = {"gcs-server": ports.gcs, "dashboard": ports.dashboard}
     if group.gated:
-        named["network-check"] = ports.probe
+        numbers["network-check"] = ports.probe
     if not group.batch:
-        named["http"] = group.request.port
-    return [{"name": name, "containerPort": number} for name, number in named.items()]
+        numbers["http"] = group.request.port
+    return [{"name": name, "containerPort": number} for name, number in numbers.items()]

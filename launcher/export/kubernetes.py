@@ -40,10 +40,10 @@ class Manifests:
     @property
     def text(self) -> str:
         """One file, for `kubectl apply -f`."""
-        data = {name: base64.b64encode(each).decode() for name, each in self.programs.items()}
+        data = {name: base64.b64encode(program).decode() for name, program in self.programs.items()}
         metadata = pods.metadata(self.group, "-programs")
-        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
-        return self._yaml(*self.objects, *([made] if data else []))
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
+        return self._yaml(*self.objects, *([config] if data else []))
 
     def folder(self) -> Mapping[str, bytes]:
         """Files by name, for `kubectl apply -k`: programs stay files."""
@@ -153,7 +153,7 @@ def listed(title: str, lines: Sequence[str]) -> list[str]:
     return [title, *(f"- {line}" for line in lines)]
 
 
-def needs(group: Group, *more: str) -> list[str]:
+def needs(group: Group, *extra: str) -> list[str]:
     """Return what the cluster must have."""
     target, inventory = group.target, group.inventory
     counts = " or ".join(map(str, sorted(set(group.shares.values()))))
@@ -165,30 +165,30 @@ def needs(group: Group, *more: str) -> list[str]:
     if target.host_network:
         names = ", ".join(node.name for node in group.nodes)
         lines.append(f"nodes called {names} (`kubernetes.io/hostname`), for their own network")
-    lines += [f"the image {inventory.image}{ray}", _model(group), *more]
+    lines += [f"the image {inventory.image}{ray}", _model(group), *extra]
     secret = ["- the secret, once:", f"    {_secret(group)}"] if group.secrets else []
     return [*listed("The cluster must have:", lines), *secret]
 
 
 def _model(group: Group) -> str:
-    at, volume, model = pods.model_at(group), group.target.model_volume, group.request.model
-    place = f"the claim {volume.claim}" if volume and volume.claim else "a folder of every node"
-    inside = f"with {model}" if model.startswith("/") else f"a Hugging Face cache, for {model}"
+    mount_path, volume, model = pods.model_at(group), group.target.model_volume, group.request.model
+    source = f"the claim {volume.claim}" if volume and volume.claim else "a folder of every node"
+    contents = f"with {model}" if model.startswith("/") else f"a Hugging Face cache, for {model}"
     access = "only read" if pods.reads_only(group) else "written where something is missing"
-    return f"{place}, mounted at {at}: {inside}; it is {access}"
+    return f"{source}, mounted at {mount_path}: {contents}; it is {access}"
 
 
 def _secret(group: Group) -> str:
     """Return the line that creates the secret; no value becomes an argument."""
     target = group.target
-    words = [
+    steps = [
         "d=$(mktemp -d)",
         "trap 'rm -rf \"$d\"' EXIT",
         *(f'{node_files.shown(group.original, name)} >"$d/{name}"' for name in group.secrets),
         '! find "$d" -type f -empty | grep .',
         f'{target.kubectl} create secret generic {target.name}-secrets --from-file="$d"',
     ]
-    return f"(umask 077; {' && '.join(words)})"
+    return f"(umask 077; {' && '.join(steps)})"
 
 
 def apply(group: Group) -> list[str]:
@@ -208,8 +208,10 @@ def _chat(group: Group) -> list[str]:
     model = names[-1] if names else request.model
     line = endpoints.curl_line(f"http://localhost:{request.port}/v1", CHAT, model, key=with_key)
     line = line.replace("curl", "curl --retry 10 --retry-connrefused", 1)
-    read = f"{target.kubectl} get secret {target.name}-secrets -o jsonpath='{{.data.VLLM_API_KEY}}'"
-    return [*([f'  VLLM_API_KEY="$({read} | base64 -d)"'] if with_key else []), f"  {line}"]
+    secret_query = (
+        f"{target.kubectl} get secret {target.name}-secrets -o jsonpath='{{.data.VLLM_API_KEY}}'"
+    )
+    return [*([f'  VLLM_API_KEY="$({secret_query} | base64 -d)"'] if with_key else []), f"  {line}"]
 
 
 def logs(group: Group) -> list[str]:

@@ -65,8 +65,11 @@ def selector(group: Group) -> Object:
 def _template(group: Group, process: Process, *, leads: bool) -> Object:
     nodes = group.nodes[:1] if leads else group.nodes[1:]
     command = pods.script(("exec", *pods.gate(group, LWS_INDEX, LWS_LEADER), *process.argv))
-    more = {"ports": [{"name": "http", "containerPort": group.request.port}], **_probes(group)}
-    return pods.template(group, nodes, command, process.env, more if leads else {})
+    container_fields = {
+        "ports": [{"name": "http", "containerPort": group.request.port}],
+        **_probes(group),
+    }
+    return pods.template(group, nodes, command, process.env, container_fields if leads else {})
 
 
 def _probes(group: Group) -> Object:
@@ -95,9 +98,9 @@ def _any_worker(processes: Sequence[Process]) -> Process:
     Raises RequestError where it is not.
     """
     first = processes[0]
-    words = [int(word) if before in _OWN else word for before, word in pairwise(("", *first.argv))]
+    parts = [int(part) if before in _OWN else part for before, part in pairwise(("", *first.argv))]
     for index, process in enumerate(processes, start=1):
-        argv = [str(word * index) if isinstance(word, int) else word for word in words]
+        argv = [str(part * index) if isinstance(part, int) else part for part in parts]
         if tuple(argv) != process.argv:
             raise RequestError(
                 "the processes behind the first one differ in more than their number",
@@ -105,7 +108,7 @@ def _any_worker(processes: Sequence[Process]) -> Process:
             )
     counted = {1: LWS_INDEX}
     argv = [
-        counted.get(word, f"$((LWS_WORKER_INDEX * {word}))") if isinstance(word, int) else word
-        for word in words
+        counted.get(part, f"$((LWS_WORKER_INDEX * {part}))") if isinstance(part, int) else part
+        for part in parts
     ]
     return replace(first, argv=tuple(argv))

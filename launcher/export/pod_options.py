@@ -68,18 +68,18 @@ def _read(_: click.Context, parameter: click.Parameter, text: str | None) -> obj
     return None if text is None else getattr(target, str(parameter.name))(text)
 
 
-def taken(said: dict[str, Any]) -> dict[str, Any]:
+def taken(values: dict[str, Any]) -> dict[str, Any]:
     """Take the values of these flags out of a command line's."""
-    return {name: said.pop(name) for name in NAMES}
+    return {name: values.pop(name) for name in NAMES}
 
 
 def batch_flags(function: F) -> F:
     """Add `--export` and the flags of its pods; the function gets what they say as `exporter`."""
 
     @functools.wraps(function)
-    def called(*args: Any, export: str | None, **given: Any) -> Any:
-        exporter = functools.partial(_exporter, export, taken(given))
-        return function(*args, exporter=exporter, **given)
+    def called(*args: Any, export: str | None, **values: Any) -> Any:
+        exporter = functools.partial(_exporter, export, taken(values))
+        return function(*args, exporter=exporter, **values)
 
     option = click.option(
         "--export",
@@ -106,11 +106,13 @@ def _exporter(
     return functools.partial(_show, pods) if export else None
 
 
-def _show(pods: dict[str, Any], inventory: Inventory, asked: Request) -> None:
+def _show(pods: dict[str, Any], inventory: Inventory, job_request: Request) -> None:
     """Print a job as manifests for Kubernetes; raises RequestError where pods cannot run it."""
     from launcher.export import kuberay_batch
 
     inventory = replace(inventory, image=pods.pop("image") or inventory.image)
-    pod_target = target.Target(name=target.object_name(asked.job.name), kind="kuberay", **pods)
-    group = kuberay_batch.group(inventory, asked, pod_target)
-    click.echo(kuberay_batch.manifests(group, asked).text, nl=False)
+    pod_target = target.Target(
+        name=target.object_name(job_request.job.name), kind="kuberay", **pods
+    )
+    group = kuberay_batch.group(inventory, job_request, pod_target)
+    click.echo(kuberay_batch.manifests(group, job_request).text, nl=False)

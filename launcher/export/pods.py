@@ -56,14 +56,14 @@ def gpu_resource(group: Group) -> str:
 def script(argv: Argv) -> str:
     """Return a command as a shell reads it, broken before options and behind `--`."""
     lines, line, before = list[str](), "", ""
-    for word in argv:
-        variable = word in _VARIABLES or word.startswith("$((LWS_WORKER_INDEX")
-        quoted = f'"{word}"' if variable else shlex.quote(word)
-        full = word.startswith("-") and len(line) + len(quoted) > _WIDTH
+    for argument in argv:
+        variable = argument in _VARIABLES or argument.startswith("$((LWS_WORKER_INDEX")
+        quoted = f'"{argument}"' if variable else shlex.quote(argument)
+        full = argument.startswith("-") and len(line) + len(quoted) > _WIDTH
         if before == "--" or full:
             lines.append(f"{line} \\")
             line = " "
-        line, before = f"{line} {quoted}" if line else quoted, word
+        line, before = f"{line} {quoted}" if line else quoted, argument
     return "\n".join([*lines, line])
 
 
@@ -83,7 +83,7 @@ def gate(group: Group, rank: str, master: str) -> Argv:
         return ()
     inventory = replace(group.inventory, nodes=group.nodes)
     rdma = [node.name for node in group.nodes] if group.target.rdma_resource is not None else []
-    level, _ = required_level(inventory, gpus=(), rdma=rdma, known=Expectations())
+    level, _ = required_level(inventory, gpus=(), rdma=rdma, expectations=Expectations())
     wait = group.desired.policy.start_timeout
     options = {
         "--rank": rank,
@@ -106,7 +106,7 @@ def template(
     nodes: Sequence[Node],
     commands: str,
     env: Mapping[str, str],
-    more: Mapping[str, object],
+    container_fields: Mapping[str, object],
 ) -> Object:
     """Return the template of pods that may run on `nodes`, whose container runs a shell's commands
     and has `more` fields.
@@ -125,9 +125,9 @@ def template(
         "resources": _resources(group, group.shares.get(nodes[0].name, 0)),
         "volumeMounts": [mount for _, mount in volumes],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        **more,
+        **container_fields,
     }
-    made = {
+    pod_spec = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         **(host if target.host_network else {}),
@@ -137,7 +137,7 @@ def template(
         "containers": [{name: field for name, field in container.items() if field}],
         "volumes": [volume for volume, _ in volumes],
     }
-    return {"metadata": {"labels": labels(group)}, "spec": made}
+    return {"metadata": {"labels": labels(group)}, "spec": pod_spec}
 
 
 def model_at(group: Group) -> str:
@@ -248,23 +248,25 @@ def _volumes(group: Group, spec: ContainerSpec) -> list[tuple[Object, Object]]:
 
 def _mounts(group: Group, spec: ContainerSpec) -> list[Mount]:
     """Return the mounts, with one for the model's volume where the inventory has none there."""
-    own = (containers.PAYLOAD, containers.SECRETS, containers.SERVERS, containers.COMPILED)
-    mounts = [mount for mount in spec.mounts if mount.target not in own]
-    at = model_at(group)
-    if group.target.model_volume is not None and at not in [mount.target for mount in mounts]:
-        mounts.append(Mount(source=at, target=at, read_only=True))
+    reserved = (containers.PAYLOAD, containers.SECRETS, containers.SERVERS, containers.COMPILED)
+    mounts = [mount for mount in spec.mounts if mount.target not in reserved]
+    mount_path = model_at(group)
+    if group.target.model_volume is not None and mount_path not in [
+        mount.target for mount in mounts
+    ]:
+        mounts.append(Mount(source=mount_path, target=mount_path, read_only=True))
     return mounts
 
 
 def _volume(group: Group, mount: Mount) -> tuple[Object, Object]:
     volume, home = group.target.model_volume, group.nodes[0].hf_home
     if volume is not None and mount.target == model_at(group):
-        where = replace(mount, read_only=mount.read_only or reads_only(group))
+        model_mount = replace(mount, read_only=mount.read_only or reads_only(group))
         if not volume.claim:
-            return _on_node("model", replace(where, source=volume.path), "Directory")
-        claim = {"claimName": volume.claim, **({"readOnly": True} if where.read_only else {})}
-        source, at = _mounted("model", {"persistentVolumeClaim": claim}, where)
-        return source, {**at, **({"subPath": volume.path} if volume.path else {})}
+            return _on_node("model", replace(model_mount, source=volume.path), "Directory")
+        claim = {"claimName": volume.claim, **({"readOnly": True} if model_mount.read_only else {})}
+        source, volume_mount = _mounted("model", {"persistentVolumeClaim": claim}, model_mount)
+        return source, {**volume_mount, **({"subPath": volume.path} if volume.path else {})}
     if mount.target == home and volume is not None:
         # The model lies elsewhere; what is fetched beside it needs a place to be written.
         return _mounted("hf-home", {"emptyDir": {}}, mount)
@@ -286,5 +288,8 @@ def _shared_memory(group: Group, spec: ContainerSpec) -> tuple[Object, Object]:
 
 
 def _mounted(name: str, source: Object, mount: Mount) -> tuple[Object, Object]:
-    at = {"name": name, "mountPath": mount.target}
-    return {"name": name, **source}, {**at, "readOnly": True} if mount.read_only else at
+    volume_mount = {"name": name, "mountPath": mount.target}
+    return {"name": name, **source}, {
+        **volume_mount,
+        "readOnly": True,
+    } if mount.read_only else volume_mount

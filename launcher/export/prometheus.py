@@ -56,9 +56,9 @@ def _scrape(
     def everywhere(port: int) -> list[dict[str, object]]:
         return [target(node.ip, port, node.name) for node in inventory.nodes]
 
-    asked = apis or [(head.name, ports.api)]
+    endpoints = apis or [(head.name, ports.api)]
     jobs = {
-        "vllm": [target(_listens(inventory, node), port, node) for node, port in asked],
+        "vllm": [target(_listens(inventory, node), port, node) for node, port in endpoints],
         "vlaunch": [target(head.ip, ports.metrics)],  # its samples name their nodes
     }
     if not inventory.ray.off:
@@ -87,8 +87,12 @@ _WHAT = {
 
 def _said(inventory: Inventory) -> Iterator[str]:
     ports = inventory.ports
-    asked = [ports.api, ports.metrics, *([] if inventory.ray.off else [ports.metrics_export])]
-    numbers = ", ".join(map(str, asked))
+    ports_scraped = [
+        ports.api,
+        ports.metrics,
+        *([] if inventory.ray.off else [ports.metrics_export]),
+    ]
+    numbers = ", ".join(map(str, ports_scraped))
     yield f"Prometheus for cluster {inventory.cluster}."
     yield "Check it: promtool check config --syntax-only prometheus.yml"
     yield "Start it: prometheus --config.file=prometheus.yml"

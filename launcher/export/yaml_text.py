@@ -61,10 +61,10 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def _explained(text: str, why: Mapping[str, str]) -> str:
-    lines, left = list[str](), dict(why)
+    lines, pending = list[str](), dict(why)
     for line in text.splitlines():
         match = re.match(r"( *)(?:- )?(.*)", line)
-        reason = left.pop(match[2], "") if match else ""
+        reason = pending.pop(match[2], "") if match else ""
         if match and reason:
             lines.append(f"{match[1]}# {reason}")
         lines.append(line)
